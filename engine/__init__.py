@@ -1,0 +1,1 @@
+"""What the backward does: scheduling policies and the two engines. Needs `inspector` and torch alone."""

@@ -1,0 +1,58 @@
+"""What kinds of node a graph can hold, and how to tell them apart."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+
+
+class Kind(StrEnum):
+    """The kind of a task's node; the value is what exports and style sheets call it."""
+
+    CPP = "cpp"  # generated C++ nodes: MmBackward0, ReluBackward0, ...
+    FUNCTION = "function"  # a user's torch.autograd.Function
+    ACCUMULATE_GRAD = "accumulate_grad"  # writes .grad of a leaf
+    COPY_SLICES = "copy_slices"  # an in-place write into a view
+    COMPILED = "compiled"  # a torch.compile region: one opaque node
+    CHECKPOINT = "checkpoint"  # torch.utils.checkpoint(use_reentrant=True)
+    MODULE_HOOK = "module_hook"  # the identity nodes of nn.Module full backward hooks
+    ERROR = "error"  # nodes that raise when they run: not implemented, not differentiable
+
+
+KIND_TITLES = {
+    Kind.CPP: "C++ node",
+    Kind.FUNCTION: "custom Function",
+    Kind.ACCUMULATE_GRAD: "AccumulateGrad",
+    Kind.COPY_SLICES: "CopySlices (in-place write)",
+    Kind.COMPILED: "compiled region",
+    Kind.CHECKPOINT: "reentrant checkpoint",
+    Kind.MODULE_HOOK: "module backward hook",
+    Kind.ERROR: "raises when run",
+}
+
+_KIND_BY_NAME = {
+    "AccumulateGrad": Kind.ACCUMULATE_GRAD,
+    "CopySlices": Kind.COPY_SLICES,
+    "CompiledFunctionBackward": Kind.COMPILED,
+    "CheckpointFunctionBackward": Kind.CHECKPOINT,
+    "BackwardHookFunctionBackward": Kind.MODULE_HOOK,
+    "Error": Kind.ERROR,
+    "DelayedError": Kind.ERROR,
+    "NotImplemented": Kind.ERROR,
+}
+
+
+def kind_of(node: Node, name: str) -> Kind:
+    """The kind of `node`, whose `name()` is `name`."""
+    known = _KIND_BY_NAME.get(name.rsplit("::", 1)[-1])
+    if known is not None:
+        return known
+    return Kind.FUNCTION if isinstance(node, BackwardCFunction) else Kind.CPP
+
+
+def short_name(name: str) -> str:
+    """The name without what every node has: `torch::autograd::CopySlices` -> `CopySlices`, `MmBackward0` -> `Mm`."""
+    name = name.rsplit("::", 1)[-1].rstrip("0123456789")
+    return name.removesuffix("Backward") or name

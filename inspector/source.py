@@ -1,0 +1,1 @@
+"""Source lines of the forward, resolved only when somebody asks."""

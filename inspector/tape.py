@@ -1,0 +1,1 @@
+"""What a capture wrote down."""
