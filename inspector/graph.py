@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -14,17 +14,18 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from .kinds import Kind, kind_of
+from .tape import CallRecord, Operation, Tape, operations_of
 from .torch_internals import input_metadata
 
 if TYPE_CHECKING:
     import graphviz
 
     from .source import Source
-    from .tape import Operation, Tape
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor | GradientEdge]
 Fold = Literal["repeats", "none"] | int | Collection[str]
 Theme = Literal["auto", "light", "dark"]
+Found = dict[Node, tuple[tuple[Node | None, int], ...]]
 ParameterNames = torch.nn.Module | Mapping[str, Tensor]
 
 
@@ -222,8 +223,14 @@ def graph(outputs: Outputs, names: ParameterNames | None = None) -> Graph:
         ValueError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
     """
     roots = root_edges(outputs)
-    nodes = _walk([node for node, _ in roots])
-    return _build(nodes, roots, names)
+    return _build(_walk([node for node, _ in roots]), roots, names)
+
+
+def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
+    """The graph below nodes at hand, from those which no other leads to."""
+    found = _walk(nodes)
+    reached = {child for nexts in found.values() for child, _ in nexts}
+    return _build(found, [(node, 0) for node in nodes if node not in reached], None)
 
 
 def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
@@ -248,9 +255,9 @@ def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
     return roots
 
 
-def _walk(starts: Iterable[Node]) -> dict[Node, tuple[tuple[Node | None, int], ...]]:
+def _walk(starts: Iterable[Node]) -> Found:
     """All nodes below `starts` with their next functions, in an order of discovery that depends on the graph alone."""
-    found: dict[Node, tuple[tuple[Node | None, int], ...]] = {}
+    found: Found = {}
     stack = list(reversed(list(starts)))
     while stack:
         node = stack.pop()
@@ -261,7 +268,7 @@ def _walk(starts: Iterable[Node]) -> dict[Node, tuple[tuple[Node | None, int], .
     return found
 
 
-def _number(found: dict[Node, Any]) -> tuple[dict[Node, int], dict[Node, tuple[str, Kind]]]:
+def _number(found: Found) -> tuple[dict[Node, int], dict[Node, tuple[str, Kind]]]:
     """Gives each node its task id (ascending in the returned dict), name and kind."""
     kinds = {}
     for node in found:
@@ -279,12 +286,14 @@ def _number(found: dict[Node, Any]) -> tuple[dict[Node, int], dict[Node, tuple[s
     return ids, kinds
 
 
-def _leaf_names(names: ParameterNames | None) -> dict[int, str]:
-    """Names by the id() of their tensor, which `names` keeps alive."""
-    if names is None:
-        return {}
-    pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else names.items()
-    return {id(tensor): name for name, tensor in pairs}
+def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operation]) -> Callable[[Tensor], str | None]:
+    """A function from a leaf to its name: from `names`, else from the captures that saw the graph."""
+    if names is not None:
+        pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else names.items()
+        given = {id(tensor): name for name, tensor in pairs}
+        return lambda leaf: given.get(id(leaf))
+    tapes = list(dict.fromkeys(operation.tape for operation in operations.values()))
+    return lambda leaf: next((name for tape in tapes if (name := tape.leaf_name(leaf))), None)
 
 
 def _metas(node: Node, known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...]:
@@ -298,18 +307,29 @@ def _metas(node: Node, known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...
     return tuple(found)
 
 
-def _build(
-    found: dict[Node, tuple[tuple[Node | None, int], ...]], roots: list[tuple[Node, int]], names: ParameterNames | None
-) -> Graph:
+def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | None) -> Graph:
     ids, kinds = _number(found)
-    leaf_names = _leaf_names(names)
+    operations = operations_of(found, ids) if Tape.alive() else {}
+    calls = _Calls()
+    leaf_name = _leaf_namer(names, operations)
     metas: dict[object, TensorMeta] = {}
     tasks = []
     edges = []
     for node, task_id in ids.items():
         name, kind = kinds[node]
-        parameter = leaf_names.get(id(node.variable)) if leaf_names and kind is Kind.ACCUMULATE_GRAD else None
-        tasks.append(Task(task_id, name, kind, node._sequence_nr(), _metas(node, metas), parameter))
+        operation = operations.get(node)
+        tasks.append(
+            Task(
+                task_id,
+                name,
+                kind,
+                node._sequence_nr(),
+                _metas(node, metas),
+                leaf_name(node.variable) if kind is Kind.ACCUMULATE_GRAD else None,
+                calls.id_of(operation.call) if operation else None,
+                operation,
+            )
+        )
         for output, (child, number) in enumerate(found[node]):
             if child is not None:
                 edges.append(Edge(task_id, output, ids[child], number))
@@ -317,5 +337,60 @@ def _build(
         tasks=tuple(tasks),
         edges=tuple(edges),
         roots=tuple(Root(ids[node], number) for node, number in roots),
+        calls=tuple(calls.found),
+        saved=_saved_tensors(ids, operations),
         nodes=tuple(ids),
     )
+
+
+class _Calls:
+    """Numbers the module calls which a graph's tasks need, parents first."""
+
+    def __init__(self) -> None:
+        self.found: list[ModuleCall] = []
+        self._ids: dict[CallRecord, int] = {}
+
+    def id_of(self, record: CallRecord | None) -> int | None:
+        if record is None:
+            return None
+        known = self._ids.get(record)
+        if known is not None:
+            return known
+        parent = self.id_of(record.parent)  # as deep as modules are nested
+        call = ModuleCall(len(self.found), record.full_path, record.class_name, parent, record.index)
+        self.found.append(call)
+        self._ids[record] = call.id
+        return call.id
+
+
+def _saved_tensors(ids: dict[Node, int], operations: dict[Node, Operation]) -> tuple[SavedTensor, ...]:
+    """What the captured nodes still hold. A CopySlices holds what the node inside it saved just before it was made."""
+    saved = []
+    storages: dict[int, int] = {}
+    for node, operation in operations.items():
+        tape = operation.tape
+        number = node._sequence_nr()
+        records = tape.saved.get(number, ())
+        if not records and ids[node] is not None and node.name().endswith("CopySlices"):
+            records = tape.saved.get(number - 1, ())
+        for reference in records:
+            record = reference()
+            if record is None:  # freed, or saved by a node that nothing leads to
+                continue
+            tensor = record.tensor
+            storage = tensor.untyped_storage()
+            parameter = tape.leaf_of_storage(storage)
+            saved.append(
+                SavedTensor(
+                    ids[node],
+                    storages.setdefault(storage._cdata, len(storages)),
+                    storage.nbytes(),
+                    tuple(tensor.shape),
+                    tensor.dtype,
+                    tensor.device,
+                    record.version,
+                    parameter,
+                )
+            )
+    saved.sort(key=lambda each: each.task)
+    return tuple(saved)

@@ -1,1 +1,55 @@
-"""Source lines of the forward, resolved only when somebody asks."""
+"""Source lines of the forward: the user's line that made a node, found only when somebody asks."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+_LIBRARY_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
+
+
+class Frame(Protocol):
+    """What a `traceback.FrameSummary` has of a frame."""
+
+    filename: str
+    name: str
+
+    @property
+    def lineno(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of a source file."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def short(self) -> str:
+        """`model.py:120`, as a person would say it."""
+        return f"{Path(self.file).name}:{self.line}"
+
+    def code(self, before: int = 0, after: int = 0) -> tuple[str, ...]:
+        """The line's text with its neighbours; empty where the file can't be read. Cells of a notebook can be."""
+        lines = linecache.getlines(self.file)
+        return tuple(line.rstrip("\n") for line in lines[max(self.line - 1 - before, 0) : self.line + after])
+
+
+def innermost_user_line(frames: Iterable[Frame]) -> Source | None:
+    """Of frames from the outermost to the innermost, the innermost outside torch."""
+    for frame in reversed(list(frames)):
+        if frame.lineno is not None and not is_library(frame.filename):
+            return Source(frame.filename, frame.lineno, frame.name)
+    return None
+
+
+def is_library(filename: str) -> bool:
+    """Whether a frame's file belongs to torch or to the capture itself, and so is not the user's line."""
+    return filename.startswith(_LIBRARY_FOLDERS)

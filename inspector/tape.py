@@ -1,1 +1,236 @@
-"""What a capture wrote down."""
+"""What a capture writes down of a forward, and how a node finds its line in it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, ref
+
+from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import Node
+from torch.overrides import resolve_name
+
+from .source import Source, innermost_user_line
+from .torch_internals import UNNUMBERED, Traceback, sequence_nr
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+_alive: WeakSet[Tape] = WeakSet()
+_MARK = "tapehead"  # the key in a node's own metadata dict under which its Operation stands
+
+
+class CallRecord:
+    """One call of a module, as it happens. `root` numbers the outermost modules; `path` is the name below that one."""
+
+    __slots__ = ("class_name", "index", "parent", "path", "root", "tape")
+
+    def __init__(self, tape: Tape, root: int, path: str, class_name: str, parent: CallRecord | None, index: int) -> None:
+        self.tape, self.root, self.path = tape, root, path
+        self.class_name, self.parent, self.index = class_name, parent, index
+
+    @property
+    def full_path(self) -> str:
+        return self.tape.full_path(self.root, self.path)
+
+
+class Operation:
+    """One call of a torch function (or of a custom Function, or of a whole module where torch saw no more) in the forward.
+
+    It made the nodes whose sequence numbers lie in [start, end) of its thread. Of its traceback nothing is resolved
+    until `source` is asked for.
+    """
+
+    __slots__ = ("_function", "_source", "_traceback", "call", "created_ns", "end", "start", "tape")
+
+    def __init__(
+        self, tape: Tape, function: Callable[..., Any] | type, start: int, call: CallRecord | None, traceback: Traceback | None
+    ) -> None:
+        self.tape = tape
+        self.start = start
+        self.end = sequence_nr()
+        self.created_ns = time.perf_counter_ns()
+        self.call = call
+        self._function = function
+        self._traceback = traceback
+        self._source: Source | None = None
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """`torch.nn.functional.linear`, `torch.Tensor.add`; the class of a custom Function or module."""
+        function = self._function
+        if isinstance(function, type):
+            return function.__qualname__
+        return resolve_name(function) or getattr(function, "__name__", repr(function))
+
+    @property
+    def source(self) -> Source | None:
+        """The user's line that called it."""
+        if self._traceback is not None:
+            self._source = innermost_user_line(self._traceback.summary())
+            self._traceback = None
+        return self._source
+
+
+class SavedRecord:
+    """What autograd holds of a saved tensor during a capture: the tensor, and its version when it was saved."""
+
+    __slots__ = ("__weakref__", "tensor", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()  # not the tensor itself: an output saved by its own node would be a cycle
+        self.version = tensor._version
+
+    def unpack(self) -> Tensor:
+        """The tensor, checked as autograd checks it where no hooks are in the way (saved_variable.cpp, unpack)."""
+        now = self.tensor._version
+        if now != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {now}; expected version {self.version} "
+                "instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+                "torch.autograd.set_detect_anomaly(True)."
+            )
+        return self.tensor
+
+
+class Tape:
+    """The record of one captured forward. Made by `th.capture()`; `th.graph(loss)` finds it through the nodes.
+
+    Facts hold for the thread that entered the capture; sequence numbers are counted per thread, so a node is matched by
+    a mark in its own metadata or by lying inside the operation whose output it leads to, never by its number alone.
+
+    Attributes:
+        started_ns: `time.perf_counter_ns()` when the capture began.
+        error: the exception that ended it, if one did. Then `graph()` gives the graph up to it.
+        saves_seen: False where the saved tensors could not be watched: `torch.autograd.graph.saved_tensors_hooks` of the
+            user were active around the capture (they keep working, untouched), or such hooks were disabled.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        _alive.add(self)
+        self.thread = threading.get_ident()
+        self.started_ns = time.perf_counter_ns()
+        self.error: BaseException | None = None
+        self.saves_seen = True
+        self.saved: dict[int, list[ref[SavedRecord]]] = {}
+        self.leaf_names: dict[int, tuple[ref[Tensor], int, str]] = {}
+        self._leaf_storages: dict[int, tuple[int, str]] = {}
+        self.frontier: tuple[Node, ...] = ()
+        self._root_classes: list[tuple[str, bool]] = []  # class name of each outermost module, whether it has parameters
+        self._named_root: int | None = None
+        if module is not None:
+            self._named_root = self.add_root(module)
+
+    def __repr__(self) -> str:
+        ended = f", ended by {type(self.error).__name__}" if self.error else ""
+        return f"<Tape of {', '.join(name for name, _ in self._root_classes) or 'no module'}{ended}>"
+
+    @staticmethod
+    def alive() -> bool:
+        """Whether any capture's record is left, so that looking for marks is worth it."""
+        return bool(_alive)
+
+    def graph(self) -> Graph:
+        """The graph which a forward that raised had built when it raised.
+
+        Raises:
+            ValueError: the forward did not raise (pass its loss to `th.graph` instead), or had built nothing.
+        """
+        from .graph import graph_of_nodes
+
+        if self.error is None:
+            raise ValueError("the captured forward did not raise: pass its result to th.graph(loss)")
+        if not self.frontier:
+            raise ValueError(f"the forward raised {type(self.error).__name__} before it had built any graph")
+        return graph_of_nodes(self.frontier)
+
+    def add_root(self, module: nn.Module) -> int:
+        """Takes down an outermost module; its parameters get their names from it."""
+        root = len(self._root_classes)
+        self._root_classes.append((type(module).__name__, next(module.parameters(), None) is not None))
+        for name, parameter in module.named_parameters():
+            self.leaf_names.setdefault(id(parameter), (ref(parameter), root, name))
+            self._leaf_storages.setdefault(parameter.untyped_storage()._cdata, (root, name))
+        return root
+
+    def leaf_name(self, leaf: Tensor) -> str | None:
+        """The name of a parameter of one of the modules seen."""
+        found = self.leaf_names.get(id(leaf))
+        if found is None or found[0]() is not leaf:
+            return None
+        return self.full_path(found[1], found[2])
+
+    def leaf_of_storage(self, storage: UntypedStorage) -> str | None:
+        """The name of the parameter whose bytes these are."""
+        found = self._leaf_storages.get(storage._cdata)
+        return self.full_path(*found) if found else None
+
+    def full_path(self, root: int, path: str) -> str:
+        """The path below outermost module `root`, which is named only where several have parameters or it has none."""
+        prefix = self._prefix(root)
+        return f"{prefix}.{path}" if prefix and path else prefix or path
+
+    def _prefix(self, root: int) -> str:
+        class_name, has_parameters = self._root_classes[root]
+        with_parameters = [index for index, (_, has) in enumerate(self._root_classes) if has]
+        if root == self._named_root or (has_parameters and len(with_parameters) == 1):
+            return ""
+        twins = [index for index, (name, _) in enumerate(self._root_classes) if name == class_name]
+        return class_name if len(twins) == 1 else f"{class_name}#{twins.index(root) + 1}"
+
+
+def nodes_of(value: object, depth: int = 3) -> Iterator[Node]:
+    """The nodes of the tensors in a value: a tensor, or tuples, lists and mappings of them."""
+    if isinstance(value, Tensor):
+        if value.grad_fn is not None:
+            yield value.grad_fn
+    elif depth and isinstance(value, tuple | list):
+        for each in value:
+            yield from nodes_of(each, depth - 1)
+    elif depth and isinstance(value, Mapping):
+        for each in list(value.values()):
+            yield from nodes_of(each, depth - 1)
+
+
+def mark(result: object, operation: Operation) -> None:
+    """Marks the nodes of a function's result. A mark that is there already, of an inner call, stays."""
+    for node in nodes_of(result):
+        node.metadata.setdefault(_MARK, operation)
+
+
+def seen_by(tape: Tape, node: Node) -> bool:
+    """Whether the node was made in the tape's capture."""
+    operation = node.metadata.get(_MARK)
+    return operation is not None and operation.tape is tape
+
+
+def operations_of(
+    found: Mapping[Node, tuple[tuple[Node | None, int], ...]], oldest_first: Collection[Node]
+) -> dict[Node, Operation]:
+    """The operation that made each node, for those that a capture saw.
+
+    Only nodes of an operation's results carry a mark. What lies below them within the operation's own interval of
+    sequence numbers (the TBackward0 of a linear) was made by it too, and takes it over from its user, which is newer. A
+    leaf's AccumulateGrad was made by the first operation that used the leaf.
+    """
+    operations: dict[Node, Operation] = {}
+    for node in reversed(list(oldest_first)):
+        operation = node.metadata.get(_MARK) or operations.get(node)
+        if operation is None:
+            continue
+        operations[node] = operation
+        for child, _ in found[node]:
+            if child is None:
+                continue
+            number = child._sequence_nr()
+            if operation.start <= number < operation.end:
+                operations.setdefault(child, operation)
+            elif number == UNNUMBERED:
+                operations[child] = operation  # the last to say so is the oldest user
+    return operations

@@ -1,0 +1,182 @@
+"""Watching a forward: `with th.capture() as tape: loss = model(x).sum()`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from .tape import CallRecord, Operation, SavedRecord, Tape, mark, nodes_of, seen_by
+from .torch_internals import (
+    ApplyWatcher,
+    capture_traceback,
+    saved_tensor_hooks_in_use,
+    sequence_nr,
+    watch_function_apply,
+)
+
+
+class capture:
+    """Records, while it is open, what the forward does in this thread.
+
+    `th.graph(loss)` then knows for each task its module path, source line, forward operation, time of creation and the
+    tensors it saved. Works for shared modules, several calls of one module, code outside modules, custom Functions, and
+    with other captures inside or around. On leaving, also by an exception, it takes all its hooks away.
+
+    Args:
+        module: names the parameters and modules after this module; without it, after each outermost module that is
+            called. Give it where the forward calls parts of a model and never the model itself.
+
+    Known limitations: another thread's forward is not seen (open a capture there). A compiled region is one node with
+    the module call around it. Tensors saved under the user's own `saved_tensors_hooks` (checkpoint is such a user) are not
+    listed: reading them would run those hooks.
+    """
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        self._module = module
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Tape:
+        tape = Tape(self._module)
+        with ExitStack() as stack:
+            calls = _CallWatcher(tape, self._module)
+            for handle in calls.register():
+                stack.callback(handle.remove)
+            tape.saves_seen = not saved_tensor_hooks_in_use()
+            if tape.saves_seen:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_saver(tape), SavedRecord.unpack))
+            stack.enter_context(_OperationWatcher(tape, calls))
+            stack.enter_context(watch_function_apply(_apply_watcher(tape, calls)))
+            stack.push(_note_error(tape))
+            self._exits = stack.pop_all()
+        return tape
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._exits.__exit__(kind, error, traceback)
+
+
+class _CallWatcher:
+    """Global module hooks which keep the stack of module calls that are running."""
+
+    def __init__(self, tape: Tape, module: nn.Module | None) -> None:
+        self._tape = tape
+        self._running: list[tuple[nn.Module, CallRecord, int]] = []
+        self._roots: dict[nn.Module, tuple[int, dict[nn.Module, str]]] = {}
+        self._counts: dict[nn.Module, int] = {}
+        if module is not None:
+            self._roots[module] = 0, {part: path for path, part in module.named_modules()}
+
+    def register(self) -> Iterator[RemovableHandle]:
+        yield nn.modules.module.register_module_forward_pre_hook(self._entered)
+        yield nn.modules.module.register_module_forward_hook(self._left, always_call=True)
+
+    @property
+    def current(self) -> CallRecord | None:
+        return self._running[-1][1] if self._running else None
+
+    def _entered(self, module: nn.Module, args: object) -> None:
+        if threading.get_ident() != self._tape.thread:
+            return
+        index = self._counts[module] = self._counts.get(module, -1) + 1
+        parent = self.current
+        root, path = self._place(module, parent)
+        record = CallRecord(self._tape, root, path, type(module).__name__, parent, index)
+        self._running.append((module, record, sequence_nr()))
+
+    def _left(self, module: nn.Module, args: object, result: object) -> None:
+        if threading.get_ident() != self._tape.thread:
+            return
+        while self._running:  # a call that an exception left may still be on top
+            running, record, start = self._running.pop()
+            if running is module:
+                if sequence_nr() != start:
+                    mark(result, Operation(self._tape, type(module), start, record, None))
+                return
+
+    def _place(self, module: nn.Module, parent: CallRecord | None) -> tuple[int, str]:
+        """The outermost module under which this one is known, and its path there."""
+        if parent is not None:
+            for root, paths in self._roots.values():
+                if root == parent.root and module in paths:
+                    return root, paths[module]
+            path = f"{parent.path}.{type(module).__name__}" if parent.path else type(module).__name__
+            return parent.root, path
+        for root, paths in self._roots.values():
+            if module in paths:
+                return root, paths[module]
+        root = self._tape.add_root(module)
+        self._roots[module] = root, {part: path for path, part in module.named_modules()}
+        return root, ""
+
+
+class _OperationWatcher(TorchFunctionMode):
+    """Sees each call of torch from Python, and marks the nodes it made."""
+
+    def __init__(self, tape: Tape, calls: _CallWatcher) -> None:
+        super().__init__()
+        self._tape = tape
+        self._calls = calls
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        start = sequence_nr()
+        result = function(*args, **(kwargs or {}))
+        if sequence_nr() != start:
+            operation = Operation(self._tape, function, start, self._calls.current, capture_traceback())
+            mark(result, operation)
+            if args and isinstance(args[0], Tensor) and _writes_in_place(function):
+                mark([args[0], args[0]._base], operation)
+        return result
+
+
+def _writes_in_place(function: Callable[..., Any]) -> bool:
+    name = getattr(function, "__name__", "")
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _apply_watcher(tape: Tape, calls: _CallWatcher) -> ApplyWatcher:
+    """Marks the nodes of custom Functions, which the function mode doesn't see."""
+
+    def watch(function: type[Function], start: int, result: object) -> None:
+        if threading.get_ident() == tape.thread and sequence_nr() != start:
+            mark(result, Operation(tape, function, start, calls.current, capture_traceback()))
+
+    return watch
+
+
+def _saver(tape: Tape) -> Callable[[Tensor], SavedRecord]:
+    def pack(tensor: Tensor) -> SavedRecord:
+        record = SavedRecord(tensor)
+        # The node took its number just before it saves.
+        tape.saved.setdefault(sequence_nr() - 1, []).append(ref(record))
+        return record
+
+    return pack
+
+
+def _note_error(tape: Tape) -> Callable[..., None]:
+    """An exit callback which keeps the nodes that the frames of an exception still hold, so that they can be drawn."""
+
+    def note(kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        tape.error = error
+        nodes: dict[Node, None] = {}
+        while traceback is not None:
+            for value in list(traceback.tb_frame.f_locals.values()):
+                nodes.update(dict.fromkeys(nodes_of(value)))
+            traceback = traceback.tb_next
+        tape.frontier = tuple(node for node in nodes if seen_by(tape, node))
+
+    return note
