@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.autograd.graph import Node
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from .tape import CallRecord, Operation, SavedRecord, Tape, mark, nodes_of, seen_by
+from .tape import CallRecord, Operation, SavedRecord, Tape, mark, nodes_of, seen_by, unmarked_nodes
 from .torch_internals import (
     ApplyWatcher,
     capture_traceback,
@@ -47,7 +48,7 @@ class capture:
         self._exits = ExitStack()
 
     def __enter__(self) -> Tape:
-        tape = Tape(self._module)
+        tape = Tape()
         with ExitStack() as stack:
             calls = _CallWatcher(tape, self._module)
             for handle in calls.register():
@@ -68,7 +69,11 @@ class capture:
 
 
 class _CallWatcher:
-    """Global module hooks which keep the stack of module calls that are running."""
+    """Global module hooks which keep the stack of module calls that are running.
+
+    Dynamo traces hooks and function modes into the regions it compiles; asked first whether it is compiling, they are nothing
+    to it, and the region stays one node.
+    """
 
     def __init__(self, tape: Tape, module: nn.Module | None) -> None:
         self._tape = tape
@@ -76,7 +81,7 @@ class _CallWatcher:
         self._roots: dict[nn.Module, tuple[int, dict[nn.Module, str]]] = {}
         self._counts: dict[nn.Module, int] = {}
         if module is not None:
-            self._roots[module] = 0, {part: path for path, part in module.named_modules()}
+            self._roots[module] = tape.add_root(module, unnamed=True)
 
     def register(self) -> Iterator[RemovableHandle]:
         yield nn.modules.module.register_module_forward_pre_hook(self._entered)
@@ -87,7 +92,7 @@ class _CallWatcher:
         return self._running[-1][1] if self._running else None
 
     def _entered(self, module: nn.Module, args: object) -> None:
-        if threading.get_ident() != self._tape.thread:
+        if is_dynamo_compiling() or threading.get_ident() != self._tape.thread:
             return
         index = self._counts[module] = self._counts.get(module, -1) + 1
         parent = self.current
@@ -96,13 +101,14 @@ class _CallWatcher:
         self._running.append((module, record, sequence_nr()))
 
     def _left(self, module: nn.Module, args: object, result: object) -> None:
-        if threading.get_ident() != self._tape.thread:
+        if is_dynamo_compiling() or threading.get_ident() != self._tape.thread:
             return
         while self._running:  # a call that an exception left may still be on top
             running, record, start = self._running.pop()
             if running is module:
-                if sequence_nr() != start:
-                    mark(result, Operation(self._tape, type(module), start, record, None))
+                nodes = unmarked_nodes(result) if sequence_nr() != start else ()
+                if nodes:
+                    mark(nodes, Operation(self._tape, type(module), start, record, None))
                 return
 
     def _place(self, module: nn.Module, parent: CallRecord | None) -> tuple[int, str]:
@@ -116,9 +122,8 @@ class _CallWatcher:
         for root, paths in self._roots.values():
             if module in paths:
                 return root, paths[module]
-        root = self._tape.add_root(module)
-        self._roots[module] = root, {part: path for path, part in module.named_modules()}
-        return root, ""
+        self._roots[module] = self._tape.add_root(module)
+        return self._roots[module][0], ""
 
 
 class _OperationWatcher(TorchFunctionMode):
@@ -132,13 +137,15 @@ class _OperationWatcher(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if is_dynamo_compiling():
+            return function(*args, **(kwargs or {}))
         start = sequence_nr()
         result = function(*args, **(kwargs or {}))
         if sequence_nr() != start:
             operation = Operation(self._tape, function, start, self._calls.current, capture_traceback())
-            mark(result, operation)
+            mark(nodes_of(result), operation)
             if args and isinstance(args[0], Tensor) and _writes_in_place(function):
-                mark([args[0], args[0]._base], operation)
+                mark(nodes_of([args[0], args[0]._base]), operation)
         return result
 
 
@@ -152,7 +159,7 @@ def _apply_watcher(tape: Tape, calls: _CallWatcher) -> ApplyWatcher:
 
     def watch(function: type[Function], start: int, result: object) -> None:
         if threading.get_ident() == tape.thread and sequence_nr() != start:
-            mark(result, Operation(tape, function, start, calls.current, capture_traceback()))
+            mark(nodes_of(result), Operation(tape, function, start, calls.current, capture_traceback()))
 
     return watch
 

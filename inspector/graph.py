@@ -367,11 +367,12 @@ def _saved_tensors(ids: dict[Node, int], operations: dict[Node, Operation]) -> t
     """What the captured nodes still hold. A CopySlices holds what the node inside it saved just before it was made."""
     saved = []
     storages: dict[int, int] = {}
+    names = {tape: tape.names_of_storages() for tape in {operation.tape for operation in operations.values()}}
     for node, operation in operations.items():
         tape = operation.tape
         number = node._sequence_nr()
         records = tape.saved.get(number, ())
-        if not records and ids[node] is not None and node.name().endswith("CopySlices"):
+        if not records and node.name().endswith("CopySlices"):
             records = tape.saved.get(number - 1, ())
         for reference in records:
             record = reference()
@@ -379,7 +380,6 @@ def _saved_tensors(ids: dict[Node, int], operations: dict[Node, Operation]) -> t
                 continue
             tensor = record.tensor
             storage = tensor.untyped_storage()
-            parameter = tape.leaf_of_storage(storage)
             saved.append(
                 SavedTensor(
                     ids[node],
@@ -389,7 +389,7 @@ def _saved_tensors(ids: dict[Node, int], operations: dict[Node, Operation]) -> t
                     tensor.dtype,
                     tensor.device,
                     record.version,
-                    parameter,
+                    names[tape].get(storage._cdata),
                 )
             )
     saved.sort(key=lambda each: each.task)

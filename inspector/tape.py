@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.overrides import resolve_name
 
@@ -112,20 +112,17 @@ class Tape:
             user were active around the capture (they keep working, untouched), or such hooks were disabled.
     """
 
-    def __init__(self, module: nn.Module | None) -> None:
+    def __init__(self) -> None:
         _alive.add(self)
         self.thread = threading.get_ident()
         self.started_ns = time.perf_counter_ns()
         self.error: BaseException | None = None
         self.saves_seen = True
         self.saved: dict[int, list[ref[SavedRecord]]] = {}
-        self.leaf_names: dict[int, tuple[ref[Tensor], int, str]] = {}
-        self._leaf_storages: dict[int, tuple[int, str]] = {}
+        self._leaves: dict[int, tuple[ref[Tensor], int, str]] = {}  # by id(): the parameter, its outermost module, name
         self.frontier: tuple[Node, ...] = ()
         self._root_classes: list[tuple[str, bool]] = []  # class name of each outermost module, whether it has parameters
-        self._named_root: int | None = None
-        if module is not None:
-            self._named_root = self.add_root(module)
+        self._unnamed_root: int | None = None
 
     def __repr__(self) -> str:
         ended = f", ended by {type(self.error).__name__}" if self.error else ""
@@ -150,26 +147,41 @@ class Tape:
             raise ValueError(f"the forward raised {type(self.error).__name__} before it had built any graph")
         return graph_of_nodes(self.frontier)
 
-    def add_root(self, module: nn.Module) -> int:
-        """Takes down an outermost module; its parameters get their names from it."""
+    def add_root(self, module: nn.Module, unnamed: bool = False) -> tuple[int, dict[nn.Module, str]]:
+        """Takes down an outermost module and the names of its parameters. Returns its number and its modules' paths.
+
+        Paths below an `unnamed` one never start with its class.
+        """
         root = len(self._root_classes)
-        self._root_classes.append((type(module).__name__, next(module.parameters(), None) is not None))
-        for name, parameter in module.named_parameters():
-            self.leaf_names.setdefault(id(parameter), (ref(parameter), root, name))
-            self._leaf_storages.setdefault(parameter.untyped_storage()._cdata, (root, name))
-        return root
+        paths = {}
+        before = len(self._leaves)
+        for path, part in module.named_modules():
+            path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")  # what torch.compile wraps a module in
+            paths[part] = path
+            for name, parameter in part._parameters.items():
+                if parameter is not None:
+                    name = f"{path}.{name}" if path else name
+                    self._leaves.setdefault(id(parameter), (ref(parameter), root, name))
+        self._root_classes.append((type(module).__name__, len(self._leaves) > before))
+        if unnamed:
+            self._unnamed_root = root
+        return root, paths
 
     def leaf_name(self, leaf: Tensor) -> str | None:
         """The name of a parameter of one of the modules seen."""
-        found = self.leaf_names.get(id(leaf))
+        found = self._leaves.get(id(leaf))
         if found is None or found[0]() is not leaf:
             return None
         return self.full_path(found[1], found[2])
 
-    def leaf_of_storage(self, storage: UntypedStorage) -> str | None:
-        """The name of the parameter whose bytes these are."""
-        found = self._leaf_storages.get(storage._cdata)
-        return self.full_path(*found) if found else None
+    def names_of_storages(self) -> dict[int, str]:
+        """The names of the parameters that still live, by the address of their storage."""
+        names: dict[int, str] = {}
+        for reference, root, name in self._leaves.values():
+            parameter = reference()
+            if parameter is not None:
+                names.setdefault(parameter.untyped_storage()._cdata, self.full_path(root, name))
+        return names
 
     def full_path(self, root: int, path: str) -> str:
         """The path below outermost module `root`, which is named only where several have parameters or it has none."""
@@ -179,7 +191,7 @@ class Tape:
     def _prefix(self, root: int) -> str:
         class_name, has_parameters = self._root_classes[root]
         with_parameters = [index for index, (_, has) in enumerate(self._root_classes) if has]
-        if root == self._named_root or (has_parameters and len(with_parameters) == 1):
+        if root == self._unnamed_root or (has_parameters and len(with_parameters) == 1):
             return ""
         twins = [index for index, (name, _) in enumerate(self._root_classes) if name == class_name]
         return class_name if len(twins) == 1 else f"{class_name}#{twins.index(root) + 1}"
@@ -198,10 +210,15 @@ def nodes_of(value: object, depth: int = 3) -> Iterator[Node]:
             yield from nodes_of(each, depth - 1)
 
 
-def mark(result: object, operation: Operation) -> None:
-    """Marks the nodes of a function's result. A mark that is there already, of an inner call, stays."""
-    for node in nodes_of(result):
+def mark(nodes: Iterable[Node], operation: Operation) -> None:
+    """Marks the nodes. A mark that is there already, of an inner call, stays."""
+    for node in nodes:
         node.metadata.setdefault(_MARK, operation)
+
+
+def unmarked_nodes(result: object) -> list[Node]:
+    """The nodes of a function's result that no operation has claimed yet."""
+    return [node for node in nodes_of(result) if _MARK not in node.metadata]
 
 
 def seen_by(tape: Tape, node: Node) -> bool:
