@@ -1,0 +1,45 @@
+# Every target creates .venv on first use and reuses it until pyproject.toml or constraints.txt change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ROOT := $(CURDIR)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint lab bench
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/dev.stamp ## step the backward of ResNet-50 and of linear50 under BFS, DFS and HEAP; pictures in out/
+	$(BIN)/tapehead demo resnet50
+	$(BIN)/tapehead demo linear50
+
+# One thread per test process: pytest already runs one process per core.
+test: lint ## lint, then run all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
+
+# mypy wants a folder named like the package; a clone may be called anything.
+lint: $(VENV)/dev.stamp ## ruff, and mypy --strict on inspector and engine
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p $(VENV)/typecheck
+	@ln -sfn "$(ROOT)" $(VENV)/typecheck/tapehead
+	cd $(VENV)/typecheck && "$(ROOT)/$(BIN)/mypy" --config-file "$(ROOT)/pyproject.toml" \
+		--cache-dir "$(ROOT)/.mypy_cache" -p tapehead.inspector -p tapehead.engine
+
+lab: $(VENV)/notebook.stamp ## open JupyterLab on notebooks/
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
+
+bench: $(VENV)/dev.stamp ## measure, and print a table
+	$(BIN)/python tests/benchmarks
+
+# torch first: resolved alone, its pinned version is found before anything else asks for a newer one.
+$(VENV)/dev.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/notebook.stamp: $(VENV)/dev.stamp
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,notebook]'
+	@touch $@

@@ -1,0 +1,169 @@
+"""What a user gets: the wheel and the sdist, and which package may import which."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("inspector", "engine", "widgets")
+SOURCES = sorted([*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
+
+# torch, what torch requires, and tapehead; everything else that is not Python's own is refused.
+BLOCKER = """
+allowed = {"tapehead", "torch", "torchgen", "functorch", "typing_extensions", "filelock", "fsspec", "jinja2"}
+allowed |= {"markupsafe", "networkx", "sympy", "mpmath", *sys.stdlib_module_names}
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in allowed:
+            raise ModuleNotFoundError(f"No module named {name!r} (torch alone is installed here)", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+STEP = """
+import torch, tapehead as th
+assert th.__file__.startswith(sys.argv[1]), th.__file__
+
+def make_loss():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    return model, model(torch.randn(8, 4)).square().mean()
+
+stepped, loss = make_loss()
+svg = th.graph(loss, stepped).to_svg()
+assert svg.startswith("<svg") and "0.weight" in svg
+session = th.debug(loss, policy="heap")
+steps = 0
+while session.ready:
+    session.step()
+    steps += 1
+assert steps == len(session.order) > 8
+
+expected, loss = make_loss()
+loss.backward()
+for a, b in zip(stepped.parameters(), expected.parameters(), strict=True):
+    assert torch.equal(a.grad, b.grad)
+
+native, loss = make_loss()
+th.backward(loss, policy="bfs")
+for a, b in zip(native.parameters(), expected.parameters(), strict=True):
+    torch.testing.assert_close(a.grad, b.grad)
+print("stepped", steps)
+"""
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel made from that sdist. Built from a copy: a build litters its sources."""
+    folder = tmp_path_factory.mktemp("build")
+    litter = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "out", "*.egg-info", "node_modules")
+    shutil.copytree(ROOT, folder / "sources", ignore=litter)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder / "sources"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return folder / "dist"
+
+
+def run(script: str, library: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the script in a Python of its own which finds tapehead in the folder `library`."""
+    script = f"import sys\nsys.path.insert(0, sys.argv[1])\n{script}"
+    return subprocess.run([sys.executable, "-I", "-c", script, str(library)], cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="session")
+def library(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("library")
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_the_wheel_has_every_source_file_and_nothing_else_of_the_repository(library: Path) -> None:
+    packed = {path.relative_to(library / "tapehead") for path in (library / "tapehead").rglob("*.py")}
+    assert packed == {path.relative_to(ROOT) for path in SOURCES}
+    assert (library / "tapehead" / "py.typed").exists()
+    assert {path.name.partition("-")[0] for path in library.iterdir()} == {"tapehead"}
+
+
+def test_the_wheel_says_what_it_is(library: Path) -> None:
+    (metadata,) = library.glob("tapehead-*.dist-info/METADATA")
+    fields = metadata.read_text()
+    assert "License-Expression: MIT\n" in fields
+    assert "Requires-Python: >=3.11\n" in fields
+    (entry_points,) = library.glob("tapehead-*.dist-info/entry_points.txt")
+    assert "tapehead = tapehead.__main__:main" in entry_points.read_text()
+    assert list(library.glob("tapehead-*.dist-info/licenses/LICENSE"))
+
+
+def test_the_wheel_steps_a_backward_with_torch_alone(library: Path, tmp_path: Path) -> None:
+    done = run(BLOCKER + STEP, library, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("stepped")
+
+
+def test_the_blocker_blocks(library: Path, tmp_path: Path) -> None:
+    assert "torch alone is installed here" in run(BLOCKER + "import rich", library, tmp_path).stderr
+
+
+def test_importing_tapehead_leaves_for_later_what_only_some_need(library: Path, tmp_path: Path) -> None:
+    later = {"rich", "IPython", "anywidget", "graphviz", "matplotlib", "plotly"}
+    done = run(f"import tapehead; print(sorted({later} & set(sys.modules)))", library, tmp_path)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_sdist_brings_tests_and_what_runs_them(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"Makefile", "constraints.txt", "LICENSE", "pyproject.toml", "tests/test_package.py"} <= names
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(level, dotted name) of each import in the file; level 0 is absolute."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.level, node.module
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.level, alias.name) for alias in node.names)
+
+
+def imported_package(path: Path, level: int, name: str) -> str:
+    """Which of tapehead's packages a relative import reaches: "engine", or "" for a module in the root."""
+    parts = [*path.relative_to(ROOT).parts[:-1]]
+    parts = parts[: len(parts) - (level - 1)] + name.split(".")
+    return parts[0] if parts[0] in PACKAGES else ""
+
+
+FORBIDDEN = {"inspector": {"engine", "widgets", ""}, "engine": {"widgets", ""}, "widgets": set[str]()}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_are_relative_and_the_arrows_run_one_way(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0] if path.parent != ROOT else None
+    for level, name in imports(path):
+        assert name.partition(".")[0] != "tapehead" or level, f"{path.name} imports {name}: write it relative"
+        if package and level:
+            assert imported_package(path, level, name) not in FORBIDDEN[package], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_relative_import_exists(path: Path) -> None:
+    for level, name in imports(path):
+        if level:
+            target = path.parents[level - 1].joinpath(*name.split("."))
+            assert target.with_suffix(".py").exists() or target.is_dir(), f"{path.name} imports {'.' * level}{name}"
