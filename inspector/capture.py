@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -25,6 +25,9 @@ from .torch_internals import (
     sequence_nr,
     watch_function_apply,
 )
+
+
+Paths = dict[nn.Module, str]
 
 
 class capture:
@@ -77,53 +80,61 @@ class _CallWatcher:
 
     def __init__(self, tape: Tape, module: nn.Module | None) -> None:
         self._tape = tape
-        self._running: list[tuple[nn.Module, CallRecord, int]] = []
-        self._roots: dict[nn.Module, tuple[int, dict[nn.Module, str]]] = {}
+        self._running: list[_Running] = []
+        self._roots: list[tuple[int, Paths]] = []
         self._counts: dict[nn.Module, int] = {}
+        self.current: CallRecord | None = None
+        self.last_result: object = None  # of the newest operation: its nodes are marked
         if module is not None:
-            self._roots[module] = tape.add_root(module, unnamed=True)
+            self._roots.append(tape.add_root(module, unnamed=True))
 
     def register(self) -> Iterator[RemovableHandle]:
         yield nn.modules.module.register_module_forward_pre_hook(self._entered)
         yield nn.modules.module.register_module_forward_hook(self._left, always_call=True)
 
-    @property
-    def current(self) -> CallRecord | None:
-        return self._running[-1][1] if self._running else None
-
     def _entered(self, module: nn.Module, args: object) -> None:
         if is_dynamo_compiling() or threading.get_ident() != self._tape.thread:
             return
+        root, paths = self._running[-1].root if self._running else self._root_of(module)
+        path = paths.get(module)
+        if path is None:  # not registered below the outermost module
+            path = ".".join(filter(None, (self.current.path if self.current else "", type(module).__name__)))
         index = self._counts[module] = self._counts.get(module, -1) + 1
-        parent = self.current
-        root, path = self._place(module, parent)
-        record = CallRecord(self._tape, root, path, type(module).__name__, parent, index)
-        self._running.append((module, record, sequence_nr()))
+        self.current = CallRecord(self._tape, root, path, type(module), self.current, index)
+        self._running.append(_Running(module, self.current, (root, paths), sequence_nr()))
 
     def _left(self, module: nn.Module, args: object, result: object) -> None:
         if is_dynamo_compiling() or threading.get_ident() != self._tape.thread:
             return
         while self._running:  # a call that an exception left may still be on top
-            running, record, start = self._running.pop()
-            if running is module:
-                nodes = unmarked_nodes(result) if sequence_nr() != start else ()
-                if nodes:
-                    mark(nodes, Operation(self._tape, type(module), start, record, None))
+            running = self._running.pop()
+            self.current = running.call.parent
+            if running.module is module:
+                if result is not self.last_result and sequence_nr() != running.start:
+                    self._mark_unseen(result, running)
                 return
 
-    def _place(self, module: nn.Module, parent: CallRecord | None) -> tuple[int, str]:
-        """The outermost module under which this one is known, and its path there."""
-        if parent is not None:
-            for root, paths in self._roots.values():
-                if root == parent.root and module in paths:
-                    return root, paths[module]
-            path = f"{parent.path}.{type(module).__name__}" if parent.path else type(module).__name__
-            return parent.root, path
-        for root, paths in self._roots.values():
-            if module in paths:
-                return root, paths[module]
-        self._roots[module] = self._tape.add_root(module)
-        return self._roots[module][0], ""
+    def _mark_unseen(self, result: object, running: _Running) -> None:
+        """What came out of a module without an operation of Python's, from a scripted or compiled one."""
+        nodes = unmarked_nodes(result)
+        if nodes:
+            mark(nodes, Operation(self._tape, type(running.module), running.start, sequence_nr(), running.call, None))
+
+    def _root_of(self, module: nn.Module) -> tuple[int, Paths]:
+        for known in self._roots:
+            if module in known[1]:
+                return known
+        self._roots.append(self._tape.add_root(module))
+        return self._roots[-1]
+
+
+class _Running(NamedTuple):
+    """A module call that has not returned; `root` numbers its outermost module and has that one's paths."""
+
+    module: nn.Module
+    call: CallRecord
+    root: tuple[int, Paths]
+    start: int
 
 
 class _OperationWatcher(TorchFunctionMode):
@@ -140,35 +151,38 @@ class _OperationWatcher(TorchFunctionMode):
         if is_dynamo_compiling():
             return function(*args, **(kwargs or {}))
         start = sequence_nr()
-        result = function(*args, **(kwargs or {}))
-        if sequence_nr() != start:
-            operation = Operation(self._tape, function, start, self._calls.current, capture_traceback())
+        result = function(*args, **kwargs) if kwargs else function(*args)
+        end = sequence_nr()
+        if end != start:
+            operation = Operation(self._tape, function, start, end, self._calls.current, capture_traceback())
             mark(nodes_of(result), operation)
-            if args and isinstance(args[0], Tensor) and _writes_in_place(function):
+            self._calls.last_result = result
+            if _writes_in_place(function) and args and isinstance(args[0], Tensor):
                 mark(nodes_of([args[0], args[0]._base]), operation)
         return result
 
 
 def _writes_in_place(function: Callable[..., Any]) -> bool:
     name = getattr(function, "__name__", "")
-    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    return name.endswith("_") and (name == "__setitem__" or not name.endswith("__") or name.startswith("__i"))
 
 
 def _apply_watcher(tape: Tape, calls: _CallWatcher) -> ApplyWatcher:
     """Marks the nodes of custom Functions, which the function mode doesn't see."""
 
     def watch(function: type[Function], start: int, result: object) -> None:
-        if threading.get_ident() == tape.thread and sequence_nr() != start:
-            mark(nodes_of(result), Operation(tape, function, start, calls.current, capture_traceback()))
+        end = sequence_nr()
+        if threading.get_ident() == tape.thread and end != start:
+            mark(nodes_of(result), Operation(tape, function, start, end, calls.current, capture_traceback()))
+            calls.last_result = result
 
     return watch
 
 
 def _saver(tape: Tape) -> Callable[[Tensor], SavedRecord]:
     def pack(tensor: Tensor) -> SavedRecord:
-        record = SavedRecord(tensor)
-        # The node took its number just before it saves.
-        tape.saved.setdefault(sequence_nr() - 1, []).append(ref(record))
+        record = SavedRecord(tensor, sequence_nr() - 1)  # the node took its number just before it saves
+        tape.saved.append(ref(record))
         return record
 
     return pack

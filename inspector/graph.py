@@ -268,13 +268,9 @@ def _walk(starts: Iterable[Node]) -> Found:
     return found
 
 
-def _number(found: Found) -> tuple[dict[Node, int], dict[Node, tuple[str, Kind]]]:
-    """Gives each node its task id (ascending in the returned dict), name and kind."""
-    kinds = {}
-    for node in found:
-        name = node.name()
-        kinds[node] = name, kind_of(node, name)
-    created = [node for node in found if kinds[node][1] is not Kind.ACCUMULATE_GRAD]
+def _number(found: Found, kinds: dict[Node, Kind]) -> dict[Node, int]:
+    """Gives each node its task id, ascending in the returned dict."""
+    created = [node for node in found if kinds[node] is not Kind.ACCUMULATE_GRAD]
     created.sort(key=lambda node: node._sequence_nr())
     ids = {node: task_id for task_id, node in enumerate(created)}
     for node in created:
@@ -283,7 +279,7 @@ def _number(found: Found) -> tuple[dict[Node, int], dict[Node, tuple[str, Kind]]
                 ids[child] = len(ids)
     for node in found:  # a root which is itself a leaf has no user
         ids.setdefault(node, len(ids))
-    return ids, kinds
+    return ids
 
 
 def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operation]) -> Callable[[Tensor], str | None]:
@@ -308,7 +304,8 @@ def _metas(node: Node, known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...
 
 
 def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | None) -> Graph:
-    ids, kinds = _number(found)
+    kinds = {node: kind_of(node) for node in found}
+    ids = _number(found, kinds)
     operations = operations_of(found, ids) if Tape.alive() else {}
     calls = _Calls()
     leaf_name = _leaf_namer(names, operations)
@@ -316,12 +313,12 @@ def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | 
     tasks = []
     edges = []
     for node, task_id in ids.items():
-        name, kind = kinds[node]
+        kind = kinds[node]
         operation = operations.get(node)
         tasks.append(
             Task(
                 task_id,
-                name,
+                node.name(),
                 kind,
                 node._sequence_nr(),
                 _metas(node, metas),
@@ -338,7 +335,7 @@ def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | 
         edges=tuple(edges),
         roots=tuple(Root(ids[node], number) for node, number in roots),
         calls=tuple(calls.found),
-        saved=_saved_tensors(ids, operations),
+        saved=_saved_tensors(ids, kinds, operations),
         nodes=tuple(ids),
     )
 
@@ -357,27 +354,26 @@ class _Calls:
         if known is not None:
             return known
         parent = self.id_of(record.parent)  # as deep as modules are nested
-        call = ModuleCall(len(self.found), record.full_path, record.class_name, parent, record.index)
+        call = ModuleCall(len(self.found), record.full_path, record.module_class.__name__, parent, record.index)
         self.found.append(call)
         self._ids[record] = call.id
         return call.id
 
 
-def _saved_tensors(ids: dict[Node, int], operations: dict[Node, Operation]) -> tuple[SavedTensor, ...]:
+def _saved_tensors(
+    ids: dict[Node, int], kinds: dict[Node, Kind], operations: dict[Node, Operation]
+) -> tuple[SavedTensor, ...]:
     """What the captured nodes still hold. A CopySlices holds what the node inside it saved just before it was made."""
     saved = []
     storages: dict[int, int] = {}
-    names = {tape: tape.names_of_storages() for tape in {operation.tape for operation in operations.values()}}
+    tapes = {operation.tape for operation in operations.values()}
+    records = {tape: tape.saved_by_number() for tape in tapes}
+    names = {tape: tape.names_of_storages() for tape in tapes}
     for node, operation in operations.items():
         tape = operation.tape
         number = node._sequence_nr()
-        records = tape.saved.get(number, ())
-        if not records and node.name().endswith("CopySlices"):
-            records = tape.saved.get(number - 1, ())
-        for reference in records:
-            record = reference()
-            if record is None:  # freed, or saved by a node that nothing leads to
-                continue
+        kept = records[tape].get(number) or (records[tape].get(number - 1) if kinds[node] is Kind.COPY_SLICES else None)
+        for record in kept or ():
             tensor = record.tensor
             storage = tensor.untyped_storage()
             saved.append(

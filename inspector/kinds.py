@@ -44,9 +44,9 @@ _KIND_BY_NAME = {
 }
 
 
-def kind_of(node: Node, name: str) -> Kind:
-    """The kind of `node`, whose `name()` is `name`."""
-    known = _KIND_BY_NAME.get(name.rsplit("::", 1)[-1])
+def kind_of(node: Node) -> Kind:
+    """The kind of a node, told by its name and Python class."""
+    known = _KIND_BY_NAME.get(node.name().rsplit("::", 1)[-1])
     if known is not None:
         return known
     return Kind.FUNCTION if isinstance(node, BackwardCFunction) else Kind.CPP

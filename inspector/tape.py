@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 from torch.overrides import resolve_name
 
 from .source import Source, innermost_user_line
-from .torch_internals import UNNUMBERED, Traceback, sequence_nr
+from .torch_internals import UNNUMBERED, Traceback, traceback_frames
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -25,11 +25,17 @@ _MARK = "tapehead"  # the key in a node's own metadata dict under which its Oper
 class CallRecord:
     """One call of a module, as it happens. `root` numbers the outermost modules; `path` is the name below that one."""
 
-    __slots__ = ("class_name", "index", "parent", "path", "root", "tape")
+    __slots__ = ("index", "module_class", "parent", "path", "root", "tape")
 
-    def __init__(self, tape: Tape, root: int, path: str, class_name: str, parent: CallRecord | None, index: int) -> None:
-        self.tape, self.root, self.path = tape, root, path
-        self.class_name, self.parent, self.index = class_name, parent, index
+    def __init__(
+        self, tape: Tape, root: int, path: str, module_class: type[nn.Module], parent: CallRecord | None, index: int
+    ) -> None:
+        self.tape = tape
+        self.root = root
+        self.path = path
+        self.module_class = module_class
+        self.parent = parent
+        self.index = index
 
     @property
     def full_path(self) -> str:
@@ -46,11 +52,17 @@ class Operation:
     __slots__ = ("_function", "_source", "_traceback", "call", "created_ns", "end", "start", "tape")
 
     def __init__(
-        self, tape: Tape, function: Callable[..., Any] | type, start: int, call: CallRecord | None, traceback: Traceback | None
+        self,
+        tape: Tape,
+        function: Callable[..., Any] | type,
+        start: int,
+        end: int,
+        call: CallRecord | None,
+        traceback: Traceback | None,
     ) -> None:
         self.tape = tape
         self.start = start
-        self.end = sequence_nr()
+        self.end = end
         self.created_ns = time.perf_counter_ns()
         self.call = call
         self._function = function
@@ -72,17 +84,18 @@ class Operation:
     def source(self) -> Source | None:
         """The user's line that called it."""
         if self._traceback is not None:
-            self._source = innermost_user_line(self._traceback.summary())
+            self._source = innermost_user_line(traceback_frames(self._traceback))
             self._traceback = None
         return self._source
 
 
 class SavedRecord:
-    """What autograd holds of a saved tensor during a capture: the tensor, and its version when it was saved."""
+    """What autograd holds of a tensor saved during a capture: the tensor, its version then, its node's sequence number."""
 
-    __slots__ = ("__weakref__", "tensor", "version")
+    __slots__ = ("__weakref__", "sequence_nr", "tensor", "version")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, sequence_nr: int) -> None:
+        self.sequence_nr = sequence_nr
         self.tensor = tensor.detach()  # not the tensor itself: an output saved by its own node would be a cycle
         self.version = tensor._version
 
@@ -118,7 +131,7 @@ class Tape:
         self.started_ns = time.perf_counter_ns()
         self.error: BaseException | None = None
         self.saves_seen = True
-        self.saved: dict[int, list[ref[SavedRecord]]] = {}
+        self.saved: list[ref[SavedRecord]] = []
         self._leaves: dict[int, tuple[ref[Tensor], int, str]] = {}  # by id(): the parameter, its outermost module, name
         self.frontier: tuple[Node, ...] = ()
         self._root_classes: list[tuple[str, bool]] = []  # class name of each outermost module, whether it has parameters
@@ -174,6 +187,15 @@ class Tape:
             return None
         return self.full_path(found[1], found[2])
 
+    def saved_by_number(self) -> dict[int, list[SavedRecord]]:
+        """What is still saved, by the sequence number of the node that saved it."""
+        grouped: dict[int, list[SavedRecord]] = {}
+        for reference in self.saved:
+            record = reference()
+            if record is not None:  # else freed, or saved by a node that nothing leads to
+                grouped.setdefault(record.sequence_nr, []).append(record)
+        return grouped
+
     def names_of_storages(self) -> dict[int, str]:
         """The names of the parameters that still live, by the address of their storage."""
         names: dict[int, str] = {}
@@ -200,8 +222,9 @@ class Tape:
 def nodes_of(value: object, depth: int = 3) -> Iterator[Node]:
     """The nodes of the tensors in a value: a tensor, or tuples, lists and mappings of them."""
     if isinstance(value, Tensor):
-        if value.grad_fn is not None:
-            yield value.grad_fn
+        node = value.grad_fn
+        if node is not None:
+            yield node
     elif depth and isinstance(value, tuple | list):
         for each in value:
             yield from nodes_of(each, depth - 1)
