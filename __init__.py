@@ -1,6 +1,25 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
+from .engine.backward import backward
+from .engine.direct import Stepper
+from .engine.direct import Stepper as debug
+from .engine.policies import POLICIES, Policy
+from .engine.ready_queue import PolicyError
+from .engine.run import Run
 from .inspector.capture import capture
 from .inspector.graph import Edge, Graph, Task, graph
 
-__all__ = ["Edge", "Graph", "Task", "capture", "graph"]
+__all__ = [
+    "POLICIES",
+    "Edge",
+    "Graph",
+    "Policy",
+    "PolicyError",
+    "Run",
+    "Stepper",
+    "Task",
+    "backward",
+    "capture",
+    "debug",
+    "graph",
+]

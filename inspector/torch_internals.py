@@ -5,17 +5,22 @@ tests/inspector/test_torch_internals.py checks each function's promise, so that 
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from traceback import FrameSummary
 from typing import Any, NewType
 
 import torch
+from torch import Tensor
 from torch._C._profiler import gather_traceback
 from torch.autograd.function import Function
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.variable import Variable
 from torch.utils._traceback import CapturedTraceback
+from torch.utils.checkpoint import GraphExecGroup
+from torch.utils.hooks import RemovableHandle
 
 if not hasattr(torch.autograd, "_get_sequence_nr"):
     raise ImportError(f"tapehead needs torch >= 2.11; this is torch {torch.__version__}")
@@ -86,3 +91,89 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     for watcher in tuple(_apply_watchers):
         watcher(cls, start, result)
     return result
+
+
+@contextmanager
+def pinned_order(nodes: Sequence[Node]) -> Iterator[None]:
+    """Meanwhile the engine runs `nodes` in this order, where their edges allow it. Their sequence numbers come back after."""
+    before = [node._sequence_nr() for node in nodes]  # type: ignore[attr-defined]
+    try:
+        for rank, node in enumerate(nodes):
+            node._set_sequence_nr(len(nodes) - rank)  # type: ignore[attr-defined]
+        yield
+    finally:
+        for node, number in zip(nodes, before, strict=True):
+            node._set_sequence_nr(number)  # type: ignore[attr-defined]
+
+
+def compiled_autograd_is_on() -> bool:
+    """Whether torch.compile has replaced the autograd engine in this process."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return module is not None and bool(module.compiled_autograd_enabled or module.in_compiled_autograd_region)
+
+
+Hooks = list[Callable[..., Any]]
+
+
+def node_hooks(node: Node) -> tuple[Hooks, Hooks]:
+    """The Python pre-hooks (`register_prehook`) and post-hooks (`register_hook`) of a node, in the order in which they run.
+
+    torch lists them nowhere, but a handle knows the dict in which it stands.
+    """
+    return _hooks_of(node.register_prehook(_no_hook)), _hooks_of(node.register_hook(_no_hook))
+
+
+def _no_hook(*args: Any) -> None:
+    raise AssertionError("a hook that is taken away at once")
+
+
+def _hooks_of(handle: RemovableHandle) -> Hooks:
+    hooks = handle.hooks_dict_ref()
+    handle.remove()
+    return list(hooks.values()) if hooks else []
+
+
+def run_tensor_hooks(node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Runs the hooks of the tensors which `node` made (`Tensor.register_hook`, then `retain_grad`) as the engine does.
+
+    Hooks of tensors that are gone can't be listed, but the engine runs them when a node's inputs are at once the roots
+    and the wanted inputs of a backward: the node itself is then not executed. Where no gradient is there at all, there is
+    nothing to start from, and no hook runs.
+    """
+    given = [number for number, gradient in enumerate(gradients) if gradient is not None]
+    if not given:
+        return list(gradients)
+    edges = tuple(GradientEdge(node, number) for number in range(len(gradients)))
+    return list(
+        Variable._execution_engine.run_backward(
+            tuple(edges[number] for number in given),
+            tuple(gradients[number] for number in given),
+            True,  # keep_graph
+            False,  # create_graph
+            edges,
+            True,  # allow_unreachable
+            False,  # accumulate_grad
+        )
+    )
+
+
+def first_gradients(
+    outputs: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """The gradients with which `torch.autograd.backward` would start: checked, and ones for scalars without one."""
+    return tuple(torch.autograd._make_grads(outputs, gradients, is_grads_batched=False))
+
+
+def gradient_dtype(leaf: Tensor) -> torch.dtype | None:
+    """The dtype to which the engine casts a leaf's gradient; None where it leaves it (`Tensor.grad_dtype`)."""
+    return getattr(leaf, "grad_dtype", leaf.dtype)
+
+
+def checkpoint_group() -> AbstractContextManager[Any]:
+    """A context in which checkpoints (use_reentrant=False) take all tasks for one backward, and recompute once.
+
+    Can be entered again and again, one time after the other.
+    """
+    if torch._C._get_graph_exec_group() is not None:  # the user's own
+        return nullcontext()
+    return GraphExecGroup()

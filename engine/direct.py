@@ -1,0 +1,294 @@
+"""The direct engine: a Python loop that calls one node at a time, so that any ready task may run next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ..inspector.graph import Edge, Graph, Outputs, Task, TensorMeta
+from ..inspector.graph import graph as graph_of
+from ..inspector.kinds import Kind
+from ..inspector.torch_internals import (
+    checkpoint_group,
+    compiled_autograd_is_on,
+    gradient_dtype,
+    node_hooks,
+    run_tensor_hooks,
+)
+from .input_buffer import InputBuffer, fitted
+from .policies import AnyPolicy, find_policy, policy_name
+from .ready_queue import ReadyTask, ready_queue
+from .roots import root_gradients
+from .run import Run
+from .schedule import dependencies
+
+Gradients = Sequence[Tensor | None]
+
+
+class Stepper:
+    """A backward that runs one task at a time, when told to. `th.debug(loss)` makes one.
+
+        session = th.debug(loss, policy="bfs")
+        session.ready           # the ready queue in the order in which it will pop, with keys
+        session.step()          # runs the next task; session.step(task) runs any other ready one
+        session.run()           # runs the rest; the gradients are where loss.backward() puts them
+
+    Reproduces PyTorch's engine: per edge the summing of broadcast gradients, casts and their errors, accumulation, hooks on
+    tensors, nodes and leaves, checkpoints. Under "heap" the gradients are equal bit for bit; other orders add in another
+    order. Must be used in one thread, with the grad mode, autocast and default hooks in which the backward would be called.
+
+    Known limitations. Refused, with a sentence: create_graph, inputs=, C++ hooks (DistributedDataParallel), compiled
+    autograd, anomaly mode, and a custom Function that gets a gradient for some of its outputs only. Different from
+    PyTorch: the graph is never freed (as with retain_graph=True), a parameter's first gradient is cloned where PyTorch may
+    take the tensor as it is, and hooks of a non-leaf tensor whose node gets no gradient at all are not called with None.
+
+    Args:
+        tensors, grad_tensors: as in `torch.autograd.backward`.
+        policy: a name, a `Policy` or a callable (ready tasks, state) -> task; it picks when `step` is not told.
+
+    Attributes:
+        graph: the graph that is run.
+        order: the ids of the tasks that have run.
+    """
+
+    def __init__(
+        self, tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None = None, *, policy: AnyPolicy = "heap"
+    ) -> None:
+        chosen = find_policy(policy)
+        _refuse_surroundings()
+        self.graph: Graph = graph_of(tensors)
+        self.policy: str = policy_name(chosen)
+        self.order: list[int] = []
+        self._queue = ready_queue(self.graph, chosen, self.order)
+        self._missing = dependencies(self.graph)
+        self._takes = [_takes(task, node) for task, node in zip(self.graph.tasks, self.graph.nodes, strict=True)]
+        self._buffers: dict[int, InputBuffer] = {}
+        self._elapsed_ns = 0
+        self._over: str | None = None  # why no step is possible any more
+        self._group = checkpoint_group()
+        _wait_for_accelerators(self.graph)
+        for position, (root, gradient) in enumerate(zip(self.graph.roots, root_gradients(tensors, grad_tensors), strict=True)):
+            self._deliver(Edge(root.task, position, root.task, root.input), gradient)
+
+    def __repr__(self) -> str:
+        state = self._over or f"{len(self._queue)} ready"
+        return f"<Stepper under {self.policy}: {len(self.order)} of {len(self.graph)} tasks have run, {state}>"
+
+    def __enter__(self) -> Stepper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def ready(self) -> list[ReadyTask]:
+        """The ready queue, in the order in which it would pop; under a user's own policy in order of arrival."""
+        return self._queue.entries()
+
+    @property
+    def current(self) -> Task | None:
+        """The task that `step()` would run now; None when all have run."""
+        return self.graph.tasks[self._queue.choose()] if len(self._queue) else None
+
+    def waiting(self, task: Task | int) -> tuple[Tensor | None, ...]:
+        """The gradients in a task's input buffer, one per input number, None where nothing has come yet."""
+        task = self._task(task)
+        buffer = self._buffers.get(task.id)
+        return buffer.look() if buffer else (None,) * len(task.inputs)
+
+    def step(self, task: Task | int | None = None) -> Task:
+        """Runs one task: the given one, or the policy's choice. Returns it.
+
+        If it raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over: what
+        had been accumulated into .grad by then stays, as after an exception in `loss.backward()`.
+
+        Raises:
+            ValueError: the given task is not ready.
+            RuntimeError: no task is left, or the session is over.
+        """
+        self._check_open()
+        if task is None:
+            if not len(self._queue):
+                raise RuntimeError(f"no task is left: all {len(self.order)} have run")
+            task_id = self._queue.choose()
+        else:
+            task_id = self._task(task).id
+            if task_id not in self._queue:
+                raise ValueError(f"{self.graph.describe(task_id)} is not ready: {self._why_not(task_id)}")
+        with torch.no_grad(), self._group:
+            self._execute(task_id)
+        return self.graph.tasks[task_id]
+
+    def run(self) -> Run:
+        """Runs all tasks that are left, in the policy's order."""
+        self._check_open()
+        queue = self._queue
+        with torch.no_grad(), self._group:
+            while queue:
+                self._execute(queue.choose())
+        order = tuple(self.order)
+        return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns)
+
+    def close(self) -> None:
+        """Ends the session and lets the waiting gradients go. Does nothing a second time."""
+        self._buffers.clear()
+        self._over = self._over or "closed"
+
+    def _check_open(self) -> None:
+        if self._over is not None:
+            raise RuntimeError(f"this session is over ({self._over}); start a new one on a fresh forward with th.debug(loss)")
+
+    def _task(self, task: Task | int) -> Task:
+        task_id = task if isinstance(task, int) else task.id
+        if not 0 <= task_id < len(self.graph):
+            raise ValueError(f"there is no task {task_id}; this graph has tasks 0 to {len(self.graph) - 1}")
+        return self.graph.tasks[task_id]
+
+    def _why_not(self, task_id: int) -> str:
+        if self._missing[task_id]:
+            return f"it waits for {self._missing[task_id]} more gradients"
+        return "it has run" if task_id in self.order else "it is not reached"
+
+    def _execute(self, task_id: int) -> None:
+        started_ns = time.perf_counter_ns()
+        node = self.graph.nodes[task_id]
+        buffer = self._buffers[task_id]
+        edges = self.graph.out_edges[task_id]
+        try:
+            outputs = self._outputs(task_id, node, buffer.gradients)
+        except BaseException as error:
+            self._over = f"{type(error).__name__} in {self.graph.describe(task_id)}"
+            error.add_note(f"tapehead: raised in {self.graph.describe(task_id)}")
+            self._buffers.clear()
+            raise
+        self._queue.remove(task_id)
+        del self._buffers[task_id]
+        self.order.append(task_id)
+        for edge in edges:
+            self._deliver(edge, outputs[edge.output])
+        self._elapsed_ns += time.perf_counter_ns() - started_ns
+
+    def _outputs(self, task_id: int, node: Node, gradients: Gradients) -> list[Tensor | None]:
+        """One task as engine.cpp's evaluate_function and call_function run it, up to where outputs are pushed."""
+        task = self.graph.tasks[task_id]
+        if task.kind is Kind.ACCUMULATE_GRAD:
+            gradients = _run_leaf_hooks(node.variable, gradients)  # type: ignore[attr-defined]
+        else:
+            gradients = run_tensor_hooks(node, gradients)
+        before, after = node_hooks(node)
+        for hook in before:
+            gradients = _replaced(hook(tuple(gradients)), gradients)
+        outputs = self._fitted(task_id, _call(self.graph, task, node, gradients))
+        for hook in after:
+            outputs = list(_replaced(hook(tuple(outputs), tuple(gradients)), outputs))
+        return outputs
+
+    def _fitted(self, task_id: int, outputs: Gradients) -> list[Tensor | None]:
+        checked = list(outputs)
+        for edge in self.graph.out_edges[task_id]:
+            gradient = checked[edge.output]
+            if gradient is not None:
+                meta = self._takes[edge.next_task][edge.input]
+                if gradient.shape != meta.shape or gradient.dtype != meta.dtype or gradient.device != meta.device:
+                    checked[edge.output] = fitted(gradient, meta, self.graph, edge)
+        return checked
+
+    def _deliver(self, edge: Edge, gradient: Tensor | None) -> None:
+        """Puts a gradient into the next task's buffer; the last one makes the task ready, also when all are undefined."""
+        next_task = edge.next_task
+        buffer = self._buffers.get(next_task)
+        if buffer is None:
+            buffer = self._buffers[next_task] = InputBuffer(len(self._takes[next_task]))
+        if gradient is not None:
+            buffer.add(edge.input, gradient)
+        self._missing[next_task] -= 1
+        if not self._missing[next_task]:
+            self._queue.push(next_task)
+
+
+def _call(graph: Graph, task: Task, node: Node, gradients: Gradients) -> Gradients:
+    """Calls the node. Its outputs, one per entry of `next_functions`."""
+    if task.kind in (Kind.CPP, Kind.COPY_SLICES, Kind.ACCUMULATE_GRAD, Kind.ERROR):
+        outputs = node(*gradients)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+    if any(gradient is None for gradient in gradients):
+        # The engine makes zeros here unless ctx.set_materialize_grads(False) was called, which nobody can ask for.
+        raise cannot(f"give zeros or None for the missing gradients of custom Function {graph.describe(task)}")
+    outputs = node.apply(*gradients)  # type: ignore[attr-defined]
+    return _by_edge(graph, task, node, outputs if isinstance(outputs, tuple) else (outputs,))
+
+
+def _by_edge(graph: Graph, task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
+    """A custom Function gives one gradient per argument of its forward; sorts them to its edges (python_function.cpp)."""
+    needed = node.needs_input_grad
+    while len(outputs) > len(needed) and outputs[-1] is None:
+        outputs = outputs[:-1]
+    if len(outputs) != len(needed):
+        raise RuntimeError(
+            f"function {task.name} returned an incorrect number of gradients (expected {len(needed)}, got {len(outputs)})"
+        )
+    wanted = iter([output for output, need in zip(outputs, needed, strict=True) if need])
+    found = [next(wanted, None) if child is not None else None for child, _ in node.next_functions]
+    for output in found:
+        if output is not None and not isinstance(output, Tensor):
+            raise TypeError(f"function {task.name} returned a {type(output).__name__} as a gradient; expected a Tensor or None")
+    return found
+
+
+def _run_leaf_hooks(leaf: Tensor, gradients: Gradients) -> Gradients:
+    if not leaf._backward_hooks:
+        return gradients
+    (gradient,) = gradients
+    for hook in list(leaf._backward_hooks.values()):
+        result = hook(gradient)
+        gradient = gradient if result is None else result
+    return (gradient,)
+
+
+def _replaced(result: Any, gradients: Gradients) -> Gradients:
+    """What a node's hook made of the gradients: None leaves them as they are."""
+    if result is None:
+        return gradients
+    result = result if isinstance(result, tuple) else (result,)
+    if len(result) != len(gradients):
+        raise RuntimeError(f"a hook returned {len(result)} gradients where {len(gradients)} were expected")
+    return result
+
+
+def _takes(task: Task, node: Node) -> tuple[TensorMeta, ...]:
+    """What a task takes: a leaf's `grad_dtype` is not in its node's metadata."""
+    if task.kind is not Kind.ACCUMULATE_GRAD:
+        return task.inputs
+    dtype = gradient_dtype(node.variable)  # type: ignore[attr-defined]
+    return task.inputs if dtype in (None, task.inputs[0].dtype) else (replace(task.inputs[0], dtype=dtype),)
+
+
+def _wait_for_accelerators(graph: Graph) -> None:
+    """Lets the forward finish on all its streams: the nodes are going to run on the current one."""
+    devices = {meta.device for task in graph.tasks for meta in task.inputs}
+    for device in devices:
+        if device.type not in ("cpu", "meta"):
+            torch.accelerator.synchronize(device)
+
+
+def _refuse_surroundings() -> None:
+    if torch.is_anomaly_enabled():
+        raise cannot("look for NaN as anomaly mode does")
+    if compiled_autograd_is_on():
+        raise cannot("run under compiled autograd")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise cannot("run the C++ hooks of torch.distributed (DistributedDataParallel's all-reduce)")
+
+
+def cannot(what: str) -> NotImplementedError:
+    """The error for what the direct engine would not do as PyTorch does."""
+    return NotImplementedError(f'the direct engine cannot {what}; use th.backward(..., engine="native")')

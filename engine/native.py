@@ -1,0 +1,63 @@
+"""The native engine: PyTorch's own C++ engine runs everything, in an order pinned to it through sequence numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ..inspector.graph import Graph, Outputs
+from ..inspector.torch_internals import compiled_autograd_is_on, pinned_order
+
+
+def execute_pinned(
+    graph: Graph,
+    planned: Sequence[int],
+    tensors: Outputs,
+    gradients: Sequence[Tensor | None],
+    retain_graph: bool | None,
+    create_graph: bool,
+    inputs: Tensor | Sequence[Tensor] | GradientEdge | Sequence[GradientEdge] | None,
+) -> tuple[list[int], int]:
+    """Runs `torch.autograd.backward` so that tasks start in the `planned` order.
+
+    The engine's ready queue pops the highest sequence number first (engine.h, CompareNodeTaskTime), so numbers that fall
+    along the order pin it. They are put back afterwards, also after an error. A pre-hook on each node notes what really ran.
+
+    Returns:
+        The ids of the tasks in the order in which they ran, and the nanoseconds of the backward.
+    """
+    if compiled_autograd_is_on():
+        raise RuntimeError("compiled autograd replaces the engine whose order tapehead pins; switch it off for this backward")
+    order: list[int] = []
+    with ExitStack() as stack:
+        for task_id, node in enumerate(graph.nodes):
+            stack.callback(node.register_prehook(_noter(order, task_id)).remove)
+        stack.enter_context(pinned_order([graph.nodes[task_id] for task_id in planned]))
+        stack.enter_context(_one_queue(graph))
+        started_ns = time.perf_counter_ns()
+        try:
+            torch.autograd.backward(tensors, gradients, retain_graph, create_graph, inputs=inputs)
+        except Exception as error:
+            if order:
+                error.add_note(f"tapehead: raised in or after {graph.describe(order[-1])}, the last task that started")
+            raise
+        elapsed_ns = time.perf_counter_ns() - started_ns
+    return order, elapsed_ns
+
+
+def _noter(order: list[int], task_id: int) -> Callable[[object], None]:
+    def note(gradients: object) -> None:
+        order.append(task_id)
+
+    return note
+
+
+def _one_queue(graph: Graph) -> torch.autograd.set_multithreading_enabled | nullcontext[None]:
+    """With accelerators each device has a queue and a thread of its own; for one total order they must be one."""
+    on_accelerator = any(meta.device.type != "cpu" for task in graph.tasks for meta in task.inputs)
+    return torch.autograd.set_multithreading_enabled(False) if on_accelerator else nullcontext()

@@ -1,0 +1,117 @@
+"""The ready queue: tasks whose inputs are all there, in the order in which a policy would run them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..inspector.graph import Graph, Task
+from .policies import Choice, Key, Policy, QueueState, policy_name
+
+
+class PolicyError(RuntimeError):
+    """A user's policy failed to choose a ready task."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyTask:
+    """An entry of the ready queue. `arrival` counts from 0; `label` is the policy's key as people read it."""
+
+    task: Task
+    arrival: int
+    label: str
+
+
+class KeyedQueue:
+    """A queue under a policy of fixed keys: a binary heap, from which a task can also be taken by hand."""
+
+    def __init__(self, graph: Graph, policy: Policy) -> None:
+        self._tasks = graph.tasks
+        self._policy = policy
+        self._heap: list[tuple[Key, int]] = []
+        self._arrivals: dict[int, int] = {}
+        self._arrived = 0
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __contains__(self, task_id: int) -> bool:
+        return task_id in self._arrivals
+
+    def push(self, task_id: int) -> None:
+        arrival = self._arrived
+        self._arrived = arrival + 1
+        self._arrivals[task_id] = arrival
+        heapq.heappush(self._heap, (self._policy.key(self._tasks[task_id], arrival), task_id))
+
+    def choose(self) -> int:
+        """The task which runs next; it stays in the queue."""
+        while self._heap[0][1] not in self._arrivals:  # was taken by hand
+            heapq.heappop(self._heap)
+        return self._heap[0][1]
+
+    def remove(self, task_id: int) -> None:
+        del self._arrivals[task_id]
+        if self._heap[0][1] == task_id:
+            heapq.heappop(self._heap)
+
+    def entries(self) -> list[ReadyTask]:
+        """All ready tasks in the order in which they would run if no other came."""
+        label = self._policy.label
+        return [
+            ReadyTask(self._tasks[task_id], arrival, label(self._tasks[task_id], arrival))
+            for _, task_id in sorted(self._heap)
+            if (arrival := self._arrivals.get(task_id)) is not None
+        ]
+
+
+class ChoiceQueue:
+    """A queue under a user's own choice, which is asked each time."""
+
+    def __init__(self, graph: Graph, choice: Choice, order: Sequence[int]) -> None:
+        self._tasks = graph.tasks
+        self._graph = graph
+        self._choice = choice
+        self._state = QueueState(graph, order)
+        self._arrivals: dict[int, int] = {}
+        self._arrived = 0
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __contains__(self, task_id: int) -> bool:
+        return task_id in self._arrivals
+
+    def push(self, task_id: int) -> None:
+        self._arrivals[task_id] = self._arrived
+        self._arrived += 1
+
+    def choose(self) -> int:
+        ready = [self._tasks[task_id] for task_id in self._arrivals]
+        chosen = self._choice(ready, self._state)
+        name = policy_name(self._choice)
+        if not isinstance(chosen, Task):
+            raise PolicyError(f"policy {name} returned {chosen!r}; it must return one of the {len(ready)} ready tasks it got")
+        if chosen.id not in self._arrivals or self._tasks[chosen.id] is not chosen:
+            described = self._graph.describe(chosen.id) if chosen.id < len(self._tasks) else f"task {chosen.id}"
+            raise PolicyError(
+                f"policy {name} returned {described}, which is not ready; ready are "
+                f"{', '.join(f'{task.id} {task.name}' for task in ready[:5])}{' and more' if len(ready) > 5 else ''}"
+            )
+        return chosen.id
+
+    def remove(self, task_id: int) -> None:
+        del self._arrivals[task_id]
+
+    def entries(self) -> list[ReadyTask]:
+        """All ready tasks, first arrived first: only the user's choice knows more."""
+        return [ReadyTask(self._tasks[task_id], arrival, f"@{arrival}") for task_id, arrival in self._arrivals.items()]
+
+
+ReadyQueue = KeyedQueue | ChoiceQueue
+
+
+def ready_queue(graph: Graph, policy: Policy | Choice, order: Sequence[int]) -> ReadyQueue:
+    """An empty queue. `order` is where the caller notes the tasks that ran; a user's policy may look at it."""
+    return KeyedQueue(graph, policy) if isinstance(policy, Policy) else ChoiceQueue(graph, policy, order)

@@ -1,0 +1,48 @@
+"""The record of one backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from ..inspector.graph import Graph
+from .schedule import queue_lengths
+
+Engine = Literal["native", "direct"]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one backward did.
+
+    Attributes:
+        graph: the graph that was run.
+        policy: the policy's name.
+        engine: "native" or "direct".
+        order: the ids of the tasks in the order in which they were executed.
+        planned: the policy's order. Equal to `order` unless a task that `inputs=` makes needless was left out.
+        elapsed_ns: nanoseconds of the backward itself, without reading the graph and planning.
+    """
+
+    graph: Graph
+    policy: str
+    engine: Engine
+    order: tuple[int, ...]
+    planned: tuple[int, ...]
+    elapsed_ns: int
+
+    def __repr__(self) -> str:
+        return (
+            f"<Run of {len(self.order)} tasks under {self.policy}, {self.engine} engine: {self.elapsed_ns / 1e6:.1f} ms, "
+            f"longest queue {self.longest_queue}>"
+        )
+
+    @cached_property
+    def queue_lengths(self) -> tuple[int, ...]:
+        """How many tasks were ready when each one of `order` was picked, that one included."""
+        return tuple(queue_lengths(self.graph, self.order))
+
+    @property
+    def longest_queue(self) -> int:
+        return max(self.queue_lengths, default=0)
