@@ -1,0 +1,157 @@
+"""The command line: `tapehead demo`, `tapehead workloads`, `tapehead graph`.
+
+Bad input is one sentence and exit code 2. Code 1: a user's script raised, or gradients of a demo are wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .inspector.graph import Fold, Graph
+
+DEMO_POLICIES = ("bfs", "dfs", "heap")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong without the usage in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. `arguments` are those after the program's name; by default the process's own."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 2
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        return _refuse("the command line draws its tables with rich, which is missing: pip install rich")
+    return int(options.command(options, Console(highlight=False)))
+
+
+def _refuse(why: object) -> int:
+    print(f"tapehead: {why}", file=sys.stderr)
+    return 2
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="tapehead", description="A debugger for PyTorch's backward pass that you can look at.")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="step a ready model's backward under several policies, check it, draw it")
+    demo.add_argument("workload", nargs="?", default="resnet50", help="one of `tapehead workloads` (resnet50)")
+    demo.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies to run (bfs dfs heap)")
+    demo.add_argument("--size", choices=("small", "full"), default="small", help="how large a model (small)")
+    demo.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the picture (out)")
+    demo.set_defaults(command=_demo)
+
+    workloads = commands.add_parser("workloads", help="list the ready models")
+    workloads.set_defaults(command=_workloads)
+
+    graph = commands.add_parser("graph", help="draw the backward graph of your own code")
+    graph.add_argument(
+        "target", metavar="SCRIPT.py:FUNCTION", help="a function without arguments; it returns a loss, or (loss, model)"
+    )
+    graph.add_argument("--svg", type=Path, default=Path("backward.svg"), metavar="FILE", help="(backward.svg)")
+    graph.add_argument(
+        "--fold",
+        type=_fold,
+        default="repeats",
+        help="modules to draw closed: repeats, none, a depth, or paths with commas between (repeats)",
+    )
+    graph.set_defaults(command=_graph)
+    return parser
+
+
+def _fold(text: str) -> Fold:
+    if text == "repeats" or text == "none":
+        return text
+    return int(text) if text.isdecimal() else text.split(",")
+
+
+def _demo(options: argparse.Namespace, console: Console) -> int:
+    from .demo import run_demo
+    from .engine.policies import POLICIES
+    from .engine.workloads import workload
+
+    policies = dict.fromkeys(options.policy or DEMO_POLICIES)
+    for policy in policies:
+        if policy not in POLICIES:
+            return _refuse(f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
+    try:
+        found = workload(options.workload)
+        options.out.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        return _refuse(error)
+    if run_demo(found, list(policies), options.size, options.out, console):
+        return 0
+    print("tapehead: an engine disagrees with PyTorch: see the table", file=sys.stderr)
+    return 1
+
+
+def _workloads(options: argparse.Namespace, console: Console) -> int:
+    from rich.table import Table
+
+    from .engine.workloads import WORKLOADS
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for found in WORKLOADS.values():
+        small, full = (
+            " ".join(f"{knob}={value}" for knob, value in knobs.items()) for knobs in (found.small, found.full)
+        )
+        table.add_row(f"[bold]{found.name}[/bold]", found.title)
+        table.add_row("", f"[dim]{found.source}[/dim]")
+        table.add_row("", f"small: {small}")
+        table.add_row("", f"full: {full}\n")
+    console.print(table)
+    return 0
+
+
+def _graph(options: argparse.Namespace, console: Console) -> int:
+    from .script import draw_function, users_traceback
+
+    try:
+        drawn = draw_function(options.target)
+        if drawn.error is not None:
+            print(users_traceback(drawn.error), end="", file=sys.stderr)
+        if drawn.graph is not None:
+            _save(drawn.graph, options, console)
+    except (ValueError, OSError) as error:
+        return _refuse(error)
+    if drawn.error is None:
+        return 0
+    until = "the picture shows the graph up to there" if drawn.graph is not None else "there is no graph to draw yet"
+    print(f"tapehead: {options.target} raised {type(drawn.error).__name__}; {until}", file=sys.stderr)
+    return 1
+
+
+def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
+    if isinstance(options.fold, list):
+        known = {call.path for call in graph.calls}
+        for path in options.fold:
+            if path not in known:
+                raise ValueError(f"--fold: there is no module {path!r}; outermost are: {_outermost(graph)}")
+    options.svg.parent.mkdir(parents=True, exist_ok=True)
+    path = graph.save_svg(options.svg, fold=options.fold)
+    console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges, drawn in {path}", soft_wrap=True)
+
+
+def _outermost(graph: Graph) -> str:
+    names = dict.fromkeys(call.path.partition(".")[0] for call in graph.calls if call.path)
+    return ", ".join(names) or "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

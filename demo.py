@@ -1,0 +1,182 @@
+"""`tapehead demo`: a workload's backward under several policies and both engines, held against PyTorch's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from torch import Tensor, nn
+
+from .engine.backward import backward
+from .engine.direct import Stepper
+from .engine.schedule import queue_lengths, schedule
+from .engine.workloads import Size, Workload
+from .inspector.capture import capture
+from .inspector.graph import Graph, graph
+from .inspector.kinds import Kind
+
+Gradients = dict[str, Tensor]
+MakeLoss = Callable[[], Tensor]
+FIRST_TASKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One backward under one policy, by one engine."""
+
+    policy: str
+    engine: str
+    order: tuple[int, ...]
+    longest_queue: int
+    elapsed_ns: int
+    gradients: Gradients
+
+
+def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Path, console: Console) -> bool:
+    """Prints what happened and saves the graph's picture in `folder`. True if all gradients and orders are right."""
+    console.print(f"[bold]{workload.title}[/bold] ({workload.name}, {size})\n[dim]{workload.source}[/dim]")
+    model, make_loss = workload.build(size)
+    drawn = _graph(model, make_loss)
+    parameters = sum(1 for _ in model.parameters())
+    console.print(f"{len(drawn):,} tasks, {len(drawn.edges):,} edges, {parameters:,} parameter tensors\n")
+    _native("heap", model, make_loss)  # the first backward of a process pays for set-up
+    elapsed_ns, expected = _pytorch(model, make_loss)
+    with _progress(console) as progress:
+        results = list(_results(policies, model, make_loss, len(drawn), progress))
+    console.print(_table(results, drawn, expected, elapsed_ns))
+    _print_first_tasks(results, drawn, console)
+    path = drawn.save_svg(folder / f"{workload.name}.svg")
+    console.print(f"\nThe graph is drawn in [bold]{path}[/bold]", soft_wrap=True)
+    return all(_agrees(result, expected) and _in_order(result, drawn) for result in results)
+
+
+def _graph(model: nn.Module, make_loss: MakeLoss) -> Graph:
+    with capture(model):
+        loss = make_loss()
+    return graph(loss, model)
+
+
+def _gradients(model: nn.Module) -> Gradients:
+    """Takes the gradients out of the parameters, so that the next backward finds none."""
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def _pytorch(model: nn.Module, make_loss: MakeLoss) -> tuple[int, Gradients]:
+    loss = make_loss()
+    start = time.perf_counter_ns()
+    loss.backward()
+    return time.perf_counter_ns() - start, _gradients(model)
+
+
+def _results(
+    policies: Sequence[str], model: nn.Module, make_loss: MakeLoss, tasks: int, progress: Progress
+) -> Iterator[Result]:
+    for policy in policies:
+        bar = progress.add_task(f"stepping {policy}", total=tasks)
+        yield _step(policy, model, make_loss, lambda bar=bar: progress.advance(bar))
+        yield _native(policy, model, make_loss)
+
+
+def _step(policy: str, model: nn.Module, make_loss: MakeLoss, stepped: Callable[[], None]) -> Result:
+    elapsed_ns = 0
+    with Stepper(make_loss(), policy=policy) as session:
+        while session.current:
+            start = time.perf_counter_ns()
+            session.step()
+            elapsed_ns += time.perf_counter_ns() - start
+            stepped()
+    longest_queue = max(queue_lengths(session.graph, session.order))
+    return Result(policy, "direct", tuple(session.order), longest_queue, elapsed_ns, _gradients(model))
+
+
+def _native(policy: str, model: nn.Module, make_loss: MakeLoss) -> Result:
+    run = backward(make_loss(), policy=policy, engine="native")
+    return Result(policy, "native", run.order, run.longest_queue, run.elapsed_ns, _gradients(model))
+
+
+def _largest_difference(gradients: Gradients, expected: Gradients) -> float:
+    return torch.stack([(gradients[name] - expected[name]).abs().max() for name in expected]).max().item()
+
+
+def _agrees(result: Result, expected: Gradients) -> bool:
+    """Within what another order of summation may change: each tensor's error is below a thousandth of its norm."""
+    if result.gradients.keys() != expected.keys():
+        return False
+    return all(
+        (gradient - expected[name]).norm() <= 1e-3 * expected[name].norm() + 1e-6
+        for name, gradient in result.gradients.items()
+    )
+
+
+def _in_order(result: Result, drawn: Graph) -> bool:
+    """Whether exactly the order ran which the policy gives from the graph's topology alone."""
+    return list(result.order) == schedule(drawn, result.policy)
+
+
+def _agreement(result: Result, expected: Gradients) -> str:
+    if missing := sorted(expected.keys() ^ result.gradients.keys()):
+        return f"[red]differ in who has one: {', '.join(missing[:3])}[/red]"
+    if all(torch.equal(gradient, expected[name]) for name, gradient in result.gradients.items()):
+        return "equal to the bit"
+    difference = _largest_difference(result.gradients, expected)
+    return f"within {difference:.1e}" if _agrees(result, expected) else f"[red]off by {difference:.1e}[/red]"
+
+
+def _table(results: Sequence[Result], drawn: Graph, expected: Gradients, elapsed_ns: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("policy")
+    table.add_column("engine")
+    for heading in ("tasks", "longest\nqueue", "time\nms"):
+        table.add_column(heading, justify="right")
+    table.add_column("gradients against\nloss.backward()")
+    table.add_column("order")
+    table.add_row("PyTorch", "", "", "", f"{elapsed_ns / 1e6:.1f}", "", "")
+    for result in results:
+        order = {"direct": "stepped one by one", "native": "exactly as pinned"}[result.engine]
+        table.add_row(
+            f"[bold]{result.policy}[/bold]" if result.engine == "direct" else "",
+            result.engine,
+            f"{len(result.order):,}",
+            f"{result.longest_queue:,}",
+            f"{result.elapsed_ns / 1e6:.1f}",
+            _agreement(result, expected),
+            order if _in_order(result, drawn) else "[red]not the policy's order[/red]",
+        )
+    return table
+
+
+def _print_first_tasks(results: Sequence[Result], drawn: Graph, console: Console) -> None:
+    console.print("\n[dim]the first tasks, in order[/dim]")
+    for result in results:
+        if result.engine == "direct":
+            line = f"[bold]{result.policy:6}[/bold] {_first_tasks(result, drawn)}"
+            console.print(line, no_wrap=True, overflow="ellipsis")
+
+
+def _first_tasks(result: Result, drawn: Graph) -> str:
+    names = groupby(_short_name(drawn, task_id) for task_id in result.order)
+    runs = ((name, len(list(same))) for name, same in names)
+    first = [name if count == 1 else f"{name} ×{count}" for name, count in islice(runs, FIRST_TASKS)]
+    return ", ".join(first + ["…"] * any(runs))
+
+
+def _short_name(drawn: Graph, task_id: int) -> str:
+    """`Addmm` for a node, the parameter for an accumulation."""
+    task = drawn.tasks[task_id]
+    if task.kind is Kind.ACCUMULATE_GRAD:
+        return task.parameter or "AccumulateGrad"
+    return task.name.rstrip("0123456789").removesuffix("Backward")
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=console, transient=True)

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import tapehead.demo
+from tapehead.__main__ import main
+from tapehead.engine.workloads import WORKLOADS
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.second = nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+"""
+SCRIPT = """
+import torch
+from net import Net
+
+def loss():
+    return Net()(torch.ones(2, 4)).sum()
+
+def loss_and_model():
+    model = Net()
+    return model(torch.ones(2, 4)).sum(), model
+
+def raises_halfway():
+    model = Net()
+    hidden = model.first(torch.ones(2, 4)).relu()
+    return model.second(hidden[:, :3]).sum()  # here
+
+def raises_at_once():
+    raise KeyError("no data")
+
+def number():
+    return 3
+
+def without_grad():
+    return torch.ones(2).sum()
+"""
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's script beside a module which it imports, in a folder that is not the current one."""
+    folder = tmp_path / "users"
+    folder.mkdir()
+    (folder / "net.py").write_text(MODEL)
+    (folder / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    return folder / "train.py"
+
+
+def texts_of(svg: Path) -> str:
+    root = ElementTree.parse(svg).getroot()
+    assert root.tag.endswith("svg")
+    return " ".join(root.itertext())
+
+
+def rows(printed: str) -> list[list[str]]:
+    """The cells of the demo's table, the policy filled in where the table leaves it out."""
+    policy = ""
+    found = []
+    for line in printed.splitlines():
+        cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
+        if cells[1:2] == ["direct"]:
+            policy = cells[0]
+            found.append(cells)
+        elif cells[:1] == ["native"]:
+            found.append([policy, *cells])
+    return found
+
+
+def assert_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """That bad input gives one sentence and exit code 2."""
+    try:
+        code: object = main(arguments)
+    except SystemExit as exit_of_argparse:
+        code = exit_of_argparse.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.startswith("tapehead")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_the_demo_runs_three_policies_on_both_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "linear50", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    found = rows(printed)
+    assert [cells[:3] for cells in found] == [
+        [policy, engine, "104"] for policy in ("bfs", "dfs", "heap") for engine in ("direct", "native")
+    ]
+    assert {cells[-1] for cells in found if cells[1] == "direct"} == {"stepped one by one"}
+    assert {cells[-1] for cells in found if cells[1] == "native"} == {"exactly as pinned"}
+    assert {cells[-2] for cells in found if cells[0] == "heap"} == {"equal to the bit"}
+    assert "Sum, Stack, Addmm ×50" in printed
+    assert "PR #4746" in printed
+
+
+def test_the_longest_queue_shows_how_policies_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["demo", "ensemble", "--out", str(tmp_path), "--policy", "bfs", "heap"])
+    longest = {(cells[0], cells[1]): int(cells[3]) for cells in rows(capsys.readouterr().out)}
+    assert longest["bfs", "direct"] == longest["bfs", "native"] > longest["heap", "direct"] == longest["heap", "native"]
+
+
+def test_the_demo_draws_the_graph_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["demo", "linear50", "--out", str(tmp_path / "new" / "folder"), "--policy", "heap"])
+    svg = tmp_path / "new" / "folder" / "linear50.svg"
+    assert str(svg) in capsys.readouterr().out
+    assert "linear" in texts_of(svg)
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Makes the demo see changed gradients of the native engine."""
+    native = tapehead.demo._native
+
+    def spoiled(*arguments: object) -> tapehead.demo.Result:
+        result = native(*arguments)
+        name = next(iter(result.gradients))
+        result.gradients[name] = change(result.gradients[name])
+        return result
+
+    monkeypatch.setattr(tapehead.demo, "_native", spoiled)
+
+
+@pytest.mark.parametrize("change", [lambda gradient: gradient * 1.01, lambda gradient: gradient * float("nan")])
+def test_a_wrong_gradient_fails_the_demo(
+    change: Callable[[torch.Tensor], torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spoil(monkeypatch, change)
+    assert main(["demo", "linear50", "--policy", "heap", "--out", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert [cells[-2].split()[0] for cells in rows(captured.out)] == ["equal", "off"]
+    assert "disagrees with PyTorch" in captured.err
+
+
+def test_an_unknown_workload_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = assert_refused(["demo", "resnet"], capsys)
+    assert "unknown workload 'resnet'" in sentence
+    assert all(name in sentence for name in WORKLOADS)
+
+
+def test_an_unknown_policy_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = assert_refused(["demo", "linear50", "--policy", "heap", "best"], capsys)
+    assert "unknown policy 'best'; known: bfs, dfs, heap" in sentence
+
+
+def test_other_bad_input_is_one_sentence_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert "'tiny'" in assert_refused(["demo", "--size", "tiny"], capsys)
+    assert "'play'" in assert_refused(["play"], capsys)
+    assert "file" in assert_refused(["demo", "linear50", "--out", str(tmp_path / "file")], capsys)
+
+
+def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "workloads" in capsys.readouterr().out
+
+
+def test_without_rich_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert "pip install rich" in assert_refused(["workloads"], capsys)
+
+
+def test_workloads_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workloads"]) == 0
+    printed = capsys.readouterr().out
+    for found in WORKLOADS.values():
+        assert found.name in printed
+        assert found.source in printed
+
+
+def test_python_runs_the_package() -> None:
+    done = subprocess.run([sys.executable, "-m", "tapehead", "workloads"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "linear50" in done.stdout
+
+
+@pytest.mark.parametrize("function", ["loss", "loss_and_model"])
+def test_the_graph_of_a_users_function_is_drawn(
+    function: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path_before = list(sys.path)
+    svg = tmp_path / "pictures" / "graph.svg"
+    assert main(["graph", f"{script}:{function}", "--svg", str(svg), "--fold", "none"]) == 0
+    printed = capsys.readouterr().out
+    assert "10 tasks" in printed
+    assert str(svg) in printed
+    assert "first.weight" in texts_of(svg)
+    assert sys.path == path_before
+
+
+@pytest.mark.parametrize("fold", ["repeats", "none", "0", "first,second"])
+def test_modules_can_be_folded(fold: str, script: Path, tmp_path: Path) -> None:
+    assert main(["graph", f"{script}:loss", "--svg", str(tmp_path / "graph.svg"), "--fold", fold]) == 0
+
+
+def test_a_module_that_is_not_there_cannot_be_folded(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = assert_refused(["graph", f"{script}:loss", "--fold", "third"], capsys)
+    assert "'third'; outermost are: first, second" in sentence
+
+
+def test_a_script_that_raises_shows_its_own_frames_and_the_graph_until_then(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    svg = tmp_path / "graph.svg"
+    assert main(["graph", f"{script}:raises_halfway", "--svg", str(svg)]) == 1
+    error = capsys.readouterr().err
+    assert "return model.second(hidden[:, :3]).sum()  # here" in error
+    assert error.count('File "') == 1
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in error
+    assert error.splitlines()[-1].endswith("raised RuntimeError; the picture shows the graph up to there")
+    assert "Relu" in texts_of(svg)
+
+
+def test_a_script_that_raises_before_any_graph_leaves_no_picture(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    svg = tmp_path / "graph.svg"
+    assert main(["graph", f"{script}:raises_at_once", "--svg", str(svg)]) == 1
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].endswith("raised KeyError; there is no graph to draw yet")
+    assert not svg.exists()
+
+
+@pytest.mark.parametrize("line", ["1 / 0", "def f(:"])
+def test_a_script_that_cannot_be_loaded_shows_where(
+    line: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text(f"import torch\n{line}\n")
+    assert main(["graph", f"{script}:loss"]) == 1
+    error = capsys.readouterr().err
+    assert error.count('File "') == 1
+    assert 'train.py", line 2' in error
+    assert line in error
+
+
+def test_what_the_function_returns_is_checked(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "number() returned a value of type int" in assert_refused(["graph", f"{script}:number"], capsys)
+    assert "does not require grad" in assert_refused(["graph", f"{script}:without_grad"], capsys)
+
+
+def test_a_target_that_is_not_there_is_named(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected SCRIPT.py:FUNCTION" in assert_refused(["graph", str(script)], capsys)
+    assert "there is no script missing.py" in assert_refused(["graph", "missing.py:loss"], capsys)
+    sentence = assert_refused(["graph", f"{script}:los"], capsys)
+    assert "train.py has no function 'los'; it has: loss, loss_and_model" in sentence
