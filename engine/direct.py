@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ from ..inspector.graph import Edge, Graph, Outputs, Task, TensorMeta
 from ..inspector.graph import graph as graph_of
 from ..inspector.kinds import Kind
 from ..inspector.torch_internals import (
+    HookWatch,
     checkpoint_group,
     compiled_autograd_is_on,
     gradient_dtype,
@@ -30,6 +32,10 @@ from .run import Run
 from .schedule import dependencies
 
 Gradients = Sequence[Tensor | None]
+
+_APPLIED = {Kind.FUNCTION, Kind.COMPILED, Kind.CHECKPOINT, Kind.MODULE_HOOK}  # Python nodes: not callable themselves
+
+_MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
 
 
 class Stepper:
@@ -73,6 +79,7 @@ class Stepper:
         self._elapsed_ns = 0
         self._over: str | None = None  # why no step is possible any more
         self._group = checkpoint_group()
+        self._hooks = HookWatch(self.graph.nodes) if len(self.graph) >= _MANY_TASKS else None
         _wait_for_accelerators(self.graph)
         for position, (root, gradient) in enumerate(zip(self.graph.roots, root_gradients(tensors, grad_tensors), strict=True)):
             self._deliver(Edge(root.task, position, root.task, root.input), gradient)
@@ -124,7 +131,7 @@ class Stepper:
             task_id = self._task(task).id
             if task_id not in self._queue:
                 raise ValueError(f"{self.graph.describe(task_id)} is not ready: {self._why_not(task_id)}")
-        with torch.no_grad(), self._group:
+        with self._running():
             self._execute(task_id)
         return self.graph.tasks[task_id]
 
@@ -132,9 +139,11 @@ class Stepper:
         """Runs all tasks that are left, in the policy's order."""
         self._check_open()
         queue = self._queue
-        with torch.no_grad(), self._group:
+        with self._running():
+            watch = self._hooks
+            ask = watch is None or watch.possible()
             while queue:
-                self._execute(queue.choose())
+                self._execute(queue.choose(), hooks=ask or watch.registered())
         order = tuple(self.order)
         return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns)
 
@@ -142,6 +151,13 @@ class Stepper:
         """Ends the session and lets the waiting gradients go. Does nothing a second time."""
         self._buffers.clear()
         self._over = self._over or "closed"
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        started_ns = time.perf_counter_ns()
+        with torch.no_grad(), self._group:
+            yield
+        self._elapsed_ns += time.perf_counter_ns() - started_ns
 
     def _check_open(self) -> None:
         if self._over is not None:
@@ -158,76 +174,79 @@ class Stepper:
             return f"it waits for {self._missing[task_id]} more gradients"
         return "it has run" if task_id in self.order else "it is not reached"
 
-    def _execute(self, task_id: int) -> None:
-        started_ns = time.perf_counter_ns()
-        node = self.graph.nodes[task_id]
-        buffer = self._buffers[task_id]
-        edges = self.graph.out_edges[task_id]
+    def _execute(self, task_id: int, hooks: bool = True) -> None:
+        """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
+        gradients: Gradients = self._buffers[task_id].gradients
         try:
-            outputs = self._outputs(task_id, node, buffer.gradients)
+            outputs = self._outputs_with_hooks(task_id, gradients) if hooks else self._outputs(task_id, gradients)
+            self._queue.remove(task_id)
+            del self._buffers[task_id]
+            self.order.append(task_id)
+            for edge in self.graph.out_edges[task_id]:
+                self._deliver(edge, outputs[edge.output])
         except BaseException as error:
             self._over = f"{type(error).__name__} in {self.graph.describe(task_id)}"
-            error.add_note(f"tapehead: raised in {self.graph.describe(task_id)}")
             self._buffers.clear()
+            error.add_note(f"tapehead: raised in {self.graph.describe(task_id)}")
             raise
-        self._queue.remove(task_id)
-        del self._buffers[task_id]
-        self.order.append(task_id)
-        for edge in edges:
-            self._deliver(edge, outputs[edge.output])
-        self._elapsed_ns += time.perf_counter_ns() - started_ns
 
-    def _outputs(self, task_id: int, node: Node, gradients: Gradients) -> list[Tensor | None]:
-        """One task as engine.cpp's evaluate_function and call_function run it, up to where outputs are pushed."""
-        task = self.graph.tasks[task_id]
-        if task.kind is Kind.ACCUMULATE_GRAD:
+    def _outputs(self, task_id: int, gradients: Gradients) -> Gradients:
+        """Calls the task's node. Its outputs, one per entry of `next_functions`."""
+        node = self.graph.nodes[task_id]
+        if self.graph.tasks[task_id].kind not in _APPLIED:
+            outputs = node(*gradients)
+            return outputs if type(outputs) is tuple else (outputs,)
+        return _apply(self.graph, task_id, gradients)
+
+    def _outputs_with_hooks(self, task_id: int, gradients: Gradients) -> Gradients:
+        node = self.graph.nodes[task_id]
+        if self.graph.tasks[task_id].kind is Kind.ACCUMULATE_GRAD:
             gradients = _run_leaf_hooks(node.variable, gradients)  # type: ignore[attr-defined]
         else:
             gradients = run_tensor_hooks(node, gradients)
         before, after = node_hooks(node)
         for hook in before:
             gradients = _replaced(hook(tuple(gradients)), gradients)
-        outputs = self._fitted(task_id, _call(self.graph, task, node, gradients))
+        outputs = self._outputs(task_id, gradients)
+        if after:
+            fit = list(outputs)
+            for edge in self.graph.out_edges[task_id]:  # the hooks see what the next tasks will get
+                gradient = fit[edge.output]
+                if gradient is not None:
+                    fit[edge.output] = fitted(gradient, self._takes[edge.next_task][edge.input], self.graph, edge)
+            outputs = fit
         for hook in after:
-            outputs = list(_replaced(hook(tuple(outputs), tuple(gradients)), outputs))
+            outputs = _replaced(hook(tuple(outputs), tuple(gradients)), outputs)
         return outputs
-
-    def _fitted(self, task_id: int, outputs: Gradients) -> list[Tensor | None]:
-        checked = list(outputs)
-        for edge in self.graph.out_edges[task_id]:
-            gradient = checked[edge.output]
-            if gradient is not None:
-                meta = self._takes[edge.next_task][edge.input]
-                if gradient.shape != meta.shape or gradient.dtype != meta.dtype or gradient.device != meta.device:
-                    checked[edge.output] = fitted(gradient, meta, self.graph, edge)
-        return checked
 
     def _deliver(self, edge: Edge, gradient: Tensor | None) -> None:
         """Puts a gradient into the next task's buffer; the last one makes the task ready, also when all are undefined."""
         next_task = edge.next_task
+        takes = self._takes[next_task]
         buffer = self._buffers.get(next_task)
         if buffer is None:
-            buffer = self._buffers[next_task] = InputBuffer(len(self._takes[next_task]))
+            buffer = self._buffers[next_task] = InputBuffer(len(takes))
         if gradient is not None:
+            meta = takes[edge.input]
+            if gradient.shape != meta.shape or gradient.dtype != meta.dtype or gradient.device != meta.device:
+                gradient = fitted(gradient, meta, self.graph, edge)
             buffer.add(edge.input, gradient)
-        self._missing[next_task] -= 1
-        if not self._missing[next_task]:
+        missing = self._missing[next_task] - 1
+        self._missing[next_task] = missing
+        if not missing:
             self._queue.push(next_task)
 
 
-def _call(graph: Graph, task: Task, node: Node, gradients: Gradients) -> Gradients:
-    """Calls the node. Its outputs, one per entry of `next_functions`."""
-    if task.kind in (Kind.CPP, Kind.COPY_SLICES, Kind.ACCUMULATE_GRAD, Kind.ERROR):
-        outputs = node(*gradients)
-        return outputs if isinstance(outputs, tuple) else (outputs,)
+def _apply(graph: Graph, task_id: int, gradients: Gradients) -> Gradients:
+    """Calls the node of a custom Function."""
     if any(gradient is None for gradient in gradients):
         # The engine makes zeros here unless ctx.set_materialize_grads(False) was called, which nobody can ask for.
-        raise cannot(f"give zeros or None for the missing gradients of custom Function {graph.describe(task)}")
-    outputs = node.apply(*gradients)  # type: ignore[attr-defined]
-    return _by_edge(graph, task, node, outputs if isinstance(outputs, tuple) else (outputs,))
+        raise cannot(f"tell whether {graph.describe(task_id)} wants zeros or None for the gradients that are missing")
+    outputs = graph.nodes[task_id].apply(*gradients)  # type: ignore[attr-defined]
+    return _by_edge(graph.tasks[task_id], graph.nodes[task_id], outputs if isinstance(outputs, tuple) else (outputs,))
 
 
-def _by_edge(graph: Graph, task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
+def _by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
     """A custom Function gives one gradient per argument of its forward; sorts them to its edges (python_function.cpp)."""
     needed = node.needs_input_grad
     while len(outputs) > len(needed) and outputs[-1] is None:

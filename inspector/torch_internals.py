@@ -5,12 +5,15 @@ tests/inspector/test_torch_internals.py checks each function's promise, so that 
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from traceback import FrameSummary
 from typing import Any, NewType
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -177,3 +180,45 @@ def checkpoint_group() -> AbstractContextManager[Any]:
     if torch._C._get_graph_exec_group() is not None:  # the user's own
         return nullcontext()
     return GraphExecGroup()
+
+
+class HookWatch:
+    """Whether there may be Python hooks on the nodes or tensors of a graph: for many nodes cheaper than asking each one.
+
+    Each hook of `register_hook` and its kin stands in an OrderedDict under the number of its handle, and handles are
+    counted; a tensor whose gradient is retained says so. Both are found among the objects which Python's garbage collector
+    tracks. Hooks of modules and optimizers look the same: they cost the time of asking the nodes, and nothing else.
+    """
+
+    def __init__(self, nodes: Collection[Node]) -> None:
+        self._nodes = frozenset(nodes)
+        self._look()
+
+    def _look(self) -> None:
+        self._handles = RemovableHandle.next_id
+        self._found = False
+        self._tensors: list[ref[Tensor]] = []  # of these nodes; only they can be told to retain their gradient
+        tensors = _subclasses(Tensor)
+        for found in gc.get_objects():
+            kind = type(found)
+            if kind is OrderedDict:
+                self._found = self._found or (bool(found) and all(type(key) is int for key in found))
+            elif kind in tensors and not found.is_leaf and found.grad_fn in self._nodes:
+                self._tensors.append(ref(found))
+
+    def possible(self) -> bool:
+        """Whether there may be hooks; also those which came since the last call."""
+        return self.registered() or any(tensor.retains_grad for each in self._tensors if (tensor := each()) is not None)
+
+    def registered(self) -> bool:
+        """The same without retained gradients; costs next to nothing."""
+        if RemovableHandle.next_id != self._handles:
+            self._look()
+        return self._found
+
+
+def _subclasses(kind: type) -> set[type]:
+    found = {kind}
+    for subclass in kind.__subclasses__():
+        found |= _subclasses(subclass)
+    return found
