@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def _gradients(model: nn.Module) -> Gradients:
 def _pytorch(model: nn.Module, make_loss: MakeLoss) -> tuple[int, Gradients]:
     loss = make_loss()
     start = time.perf_counter_ns()
-    loss.backward()
+    torch.autograd.backward(loss)
     return time.perf_counter_ns() - start, _gradients(model)
 
 
@@ -82,7 +83,7 @@ def _results(
 ) -> Iterator[Result]:
     for policy in policies:
         bar = progress.add_task(f"stepping {policy}", total=tasks)
-        yield _step(policy, model, make_loss, lambda bar=bar: progress.advance(bar))
+        yield _step(policy, model, make_loss, partial(progress.advance, bar))
         yield _native(policy, model, make_loss)
 
 

@@ -98,8 +98,8 @@ def _load(path: Path) -> ModuleType:
 
 
 def _function(module: ModuleType, name: str) -> Callable[[], Any]:
-    function = getattr(module, name, None)
-    if callable(function):
+    function: Callable[[], Any] | None = getattr(module, name, None)
+    if function is not None and callable(function):
         return function
     own = [
         key
