@@ -212,8 +212,8 @@ class Tape:
 
     def _prefix(self, root: int) -> str:
         class_name, has_parameters = self._root_classes[root]
-        with_parameters = [index for index, (_, has) in enumerate(self._root_classes) if has]
-        if root == self._unnamed_root or (has_parameters and len(with_parameters) == 1):
+        alone = len(self._root_classes) == 1 or (has_parameters and sum(has for _, has in self._root_classes) == 1)
+        if alone or root == self._unnamed_root:
             return ""
         twins = [index for index, (name, _) in enumerate(self._root_classes) if name == class_name]
         return class_name if len(twins) == 1 else f"{class_name}#{twins.index(root) + 1}"

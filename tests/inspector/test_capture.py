@@ -1,0 +1,458 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.inspector.kinds import Kind
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+        self.down = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).relu())  # the line of the add
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).sum()
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line)
+
+
+def assert_nothing_left_behind() -> None:
+    modules = nn.modules.module
+    assert not modules._global_forward_hooks and not modules._global_forward_pre_hooks
+    assert not modules._global_forward_hooks_always_called
+    assert torch._C._len_torch_function_stack() == 0
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    assert torch.autograd.Function.apply.__func__.__module__ == "torch.autograd.function"
+
+
+def by_path(graph: th.Graph) -> dict[str | None, list[str]]:
+    found: dict[str | None, list[str]] = {}
+    for task in graph.tasks:
+        if task.kind is not Kind.ACCUMULATE_GRAD:
+            found.setdefault(graph.module(task), []).append(task.name)
+    return found
+
+
+def test_each_task_knows_the_module_that_made_it() -> None:
+    with th.capture():
+        loss = Model()(torch.ones(2, 4))
+    assert by_path(th.graph(loss)) == {
+        "blocks.0.up": ["TBackward0", "AddmmBackward0"],
+        "blocks.0": ["ReluBackward0", "AddBackward0"],
+        "blocks.0.down": ["TBackward0", "AddmmBackward0"],
+        "blocks.1.up": ["TBackward0", "AddmmBackward0"],
+        "blocks.1": ["ReluBackward0", "AddBackward0"],
+        "blocks.1.down": ["TBackward0", "AddmmBackward0"],
+        "head": ["TBackward0", "AddmmBackward0"],
+        "": ["SumBackward0"],
+    }
+    assert_nothing_left_behind()
+
+
+def test_module_calls_are_nested_as_the_modules_were() -> None:
+    with th.capture():
+        loss = Model()(torch.ones(2, 4))
+    calls = th.graph(loss).calls
+    parents = {call.path: None if call.parent is None else calls[call.parent].path for call in calls}
+    assert parents["blocks.0.up"] == "blocks.0" and parents["blocks.0"] == "" and parents[""] is None
+    assert {call.path: call.class_name for call in calls}["blocks.1"] == "Block"
+
+
+def test_parameters_are_named_without_being_told() -> None:
+    model = Model()
+    with th.capture():
+        loss = model(torch.ones(2, 4))
+    names = {task.parameter for task in th.graph(loss).tasks if task.kind is Kind.ACCUMULATE_GRAD}
+    assert names == {name for name, _ in model.named_parameters()}
+
+
+def test_the_source_is_the_users_line() -> None:
+    with th.capture():
+        loss = Model()(torch.ones(2, 4))
+    graph = th.graph(loss)
+    adds = [task.source for task in graph.tasks if task.name == "AddBackward0"]
+    assert len(adds) == 2
+    for source in adds:
+        assert source is not None
+        assert (Path(source.file).name, source.line) == ("test_capture.py", line_of("# the line of the add"))
+        assert source.function == "forward"
+        assert "self.down(self.up(x).relu())" in source.code()[0]
+
+
+def test_all_tasks_of_one_operation_share_it_and_its_time() -> None:
+    with th.capture() as tape:
+        loss = nn.Linear(4, 4)(torch.ones(2, 4)).sum()
+    transpose, addmm, total = th.graph(loss).tasks[:3]
+    assert transpose.operation is addmm.operation
+    assert addmm.operation is not None and addmm.operation.name == "torch.nn.functional.linear"
+    assert total.operation is not None and total.operation.name == "torch.Tensor.sum"
+    assert tape.started_ns < addmm.operation.created_ns < total.operation.created_ns
+
+
+def test_a_module_called_several_times_has_a_call_for_each() -> None:
+    cell = nn.Linear(4, 4)
+    with th.capture(cell):
+        x = torch.ones(1, 4)
+        for _ in range(3):
+            x = cell(x)
+    graph = th.graph(x.sum())
+    assert [(call.path, call.index) for call in graph.calls] == [("", 0), ("", 1), ("", 2)]
+    weights = [task for task in graph.tasks if task.parameter == "weight"]
+    assert len(weights) == 1 and weights[0].call == 0
+
+
+def test_code_outside_modules_has_a_source_and_no_module() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with th.capture():
+        loss = x.exp().sum()
+    graph = th.graph(loss)
+    assert graph.calls == ()
+    assert all(task.source is not None and task.source.file == __file__ for task in graph.tasks)
+
+
+def test_in_place_writes_are_seen() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with th.capture():
+        y = x * 1
+        y[:2] = 0
+        y.add_(x)
+        view = y[1:]
+        view.mul_(2)
+    graph = th.graph(y.sum())
+    names = {task.name: task.operation and task.operation.name for task in graph.tasks}
+    assert names["torch::autograd::CopySlices"] in ("torch.Tensor.__setitem__", "torch.Tensor.mul_")
+    assert sum(task.kind is Kind.COPY_SLICES for task in graph.tasks) == 2
+    assert [task.name for task in graph.tasks if task.operation is None] == ["SumBackward0"]
+
+
+def test_a_custom_function_is_seen_with_what_it_saved() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with th.capture():
+        loss = Square.apply(x).sum()
+    graph = th.graph(loss)
+    assert graph.tasks[0].operation is not None and graph.tasks[0].operation.name == "Square"
+    assert graph.tasks[0].source is not None and graph.tasks[0].source.file == __file__
+    assert [(saved.task, saved.shape) for saved in graph.saved] == [(0, (4,))]
+    loss.backward()
+    assert torch.equal(x.grad, torch.full((4,), 2.0))
+    assert_nothing_left_behind()
+
+
+def test_saved_tensors_know_storage_bytes_version_and_parameter() -> None:
+    layer = nn.Linear(4, 8)
+    x = torch.ones(2, 4, requires_grad=True)
+    with th.capture():
+        hidden = layer(x)
+        loss = (hidden.relu() * hidden).sum()
+    graph = th.graph(loss)
+    saved = {(graph.tasks[each.task].name, each.shape): each for each in graph.saved}
+    weight = saved["AddmmBackward0", (4, 8)]
+    assert weight.parameter == "weight" and weight.storage_bytes == 4 * 8 * 4
+    relu, product = saved["ReluBackward0", (2, 8)], [each for each in graph.saved if graph.tasks[each.task].name == "MulBackward0"]
+    assert relu.storage_bytes == 2 * 8 * 4 and relu.version == 0 and relu.dtype == torch.float32
+    assert {each.storage for each in product} >= {relu.storage}, "relu's result is kept by two tasks and is one storage"
+
+
+def test_saved_tensors_that_died_are_not_listed() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with th.capture() as tape:
+        for _ in range(5):
+            x.exp()
+        loss = x.exp().sum()
+    assert len(tape.saved) == 6
+    assert len(th.graph(loss).saved) == 1
+    loss.backward()
+    assert th.graph(loss).saved == ()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_tensor_modified_after_it_was_saved_is_still_an_error(inside: bool) -> None:
+    x = torch.ones(4, requires_grad=True)
+    with th.capture():
+        y = x.exp()
+        loss = y.sum()
+        if inside:
+            y.add_(1)
+    if not inside:
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_gradients_are_those_without_a_capture() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    x = torch.randn(8, 4)
+    model(x).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    with th.capture():
+        loss = model(x)
+    loss.backward()
+    assert all(torch.equal(one.grad, other) for one, other in zip(model.parameters(), expected, strict=True))
+
+
+def test_a_backward_of_the_gradients_works_under_capture() -> None:
+    x = torch.full((3,), 2.0, requires_grad=True)
+    with th.capture():
+        (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), x)
+    assert torch.equal(second, torch.full((3,), 12.0))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_inside_works_and_recomputes_once(reentrant: bool) -> None:
+    calls = 0
+    block = Block()
+    x = torch.ones(2, 4, requires_grad=True)
+
+    def counted(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return block(x)
+
+    with th.capture():
+        loss = checkpoint(counted, x, use_reentrant=reentrant).sum()
+    graph = th.graph(loss)
+    assert calls == 1, "reading the graph must not recompute"
+    loss.backward()
+    assert calls == 2
+    assert block.up.weight.grad is not None
+    assert len(graph) > 2
+
+
+def test_the_users_own_saved_tensor_hooks_keep_working_inside_and_around() -> None:
+    packed = []
+
+    def pack(tensor: Tensor) -> tuple[str, Tensor]:
+        packed.append(tensor.shape)
+        return "mine", tensor.detach()
+
+    def unpack(held: tuple[str, Tensor]) -> Tensor:
+        assert held[0] == "mine"
+        return held[1]
+
+    x = torch.ones(3, requires_grad=True)
+    with th.capture() as tape, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        loss = x.exp().sum()
+    assert tape.saves_seen
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack), th.capture() as tape:
+        loss = loss + x.exp().sum()
+    assert not tape.saves_seen
+    loss.backward()
+    assert len(packed) == 2 and x.grad is not None
+
+
+def test_capture_works_where_saved_tensor_hooks_are_forbidden() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"), th.capture() as tape:
+        loss = x.exp().sum()
+    assert not tape.saves_seen
+    assert th.graph(loss).tasks[0].source is not None
+
+
+def test_captures_can_be_nested_and_repeated() -> None:
+    model = Model()
+    with th.capture():
+        with th.capture() as inner:
+            first = model(torch.ones(1, 4))
+        second = model(torch.ones(1, 4))
+    assert inner.error is None
+    for loss in (first, second):
+        graph = th.graph(loss)
+        assert all(task.operation is not None for task in graph.tasks)
+        assert by_path(graph).keys() >= {"head", "blocks.0.up"}
+    assert_nothing_left_behind()
+    with th.capture():
+        third = model(torch.ones(1, 4))
+    assert by_path(th.graph(third)) == by_path(th.graph(second))
+
+
+def test_several_models_are_told_apart_and_a_loss_module_changes_no_names() -> None:
+    class Generator(nn.Linear):
+        pass
+
+    class Discriminator(nn.Linear):
+        pass
+
+    generator, discriminator = Generator(2, 2), Discriminator(2, 2)
+    with th.capture():
+        loss = nn.MSELoss()(discriminator(generator(torch.ones(1, 2))), torch.zeros(1, 2))
+    names = {task.parameter for task in th.graph(loss).tasks} - {None}
+    assert names == {"Generator.weight", "Generator.bias", "Discriminator.weight", "Discriminator.bias"}
+    with th.capture():
+        loss = nn.MSELoss()(generator(torch.ones(1, 2)), torch.zeros(1, 2))
+    assert {task.parameter for task in th.graph(loss).tasks} - {None} == {"weight", "bias"}
+    assert "MSELoss" in by_path(th.graph(loss))
+
+
+def test_parts_of_a_model_called_on_their_own_are_named_after_the_model_given() -> None:
+    model = Model()
+    with th.capture(model):
+        loss = model.head(model.blocks[1](torch.ones(1, 4))).sum()
+    assert by_path(th.graph(loss)).keys() >= {"blocks.1.up", "head"}
+
+
+def test_a_forward_that_raises_gives_the_graph_up_to_the_error() -> None:
+    model = Model()
+    model.head = nn.Linear(5, 1)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), th.capture() as tape:
+        model(torch.ones(2, 4))
+    graph = tape.graph()
+    assert isinstance(tape.error, RuntimeError)
+    assert by_path(graph).keys() >= {"blocks.0", "blocks.1", "blocks.1.down"}
+    assert graph.tasks[graph.roots[0].task].name == "AddBackward0"
+    assert_nothing_left_behind()
+
+
+def test_values_that_only_a_frame_holds_are_in_the_graph_up_to_the_error() -> None:
+    a, b = torch.ones(2, 2, requires_grad=True), torch.ones(3, 3)
+    with pytest.raises(RuntimeError), th.capture() as tape:
+        (a @ a) @ b
+    assert [task.name for task in tape.graph().tasks] == ["MmBackward0", "torch::autograd::AccumulateGrad"]
+
+
+def test_a_module_that_raises_and_is_caught_does_not_mislead_what_follows() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyError("caught by the caller")
+
+    class Tries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fails, self.layer = Fails(), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                x = self.fails(x)
+            except KeyError:
+                x = x.exp()
+            return self.layer(x).sum()
+
+    with th.capture():
+        loss = Tries()(torch.ones(1, 2, requires_grad=True))
+    assert by_path(th.graph(loss)) == {
+        "": ["ExpBackward0", "SumBackward0"],
+        "layer": ["TBackward0", "AddmmBackward0"],
+    }
+
+
+def test_a_tape_without_an_error_has_no_graph_of_its_own() -> None:
+    with th.capture() as tape:
+        torch.ones(1, requires_grad=True).exp()
+    with pytest.raises(ValueError, match=r"th\.graph\(loss\)"):
+        tape.graph()
+
+
+def test_another_threads_nodes_are_not_mixed_up_though_their_numbers_are_equal() -> None:
+    """Sequence numbers count per thread: the two forwards below have nodes of equal numbers."""
+    results = {}
+    both_inside = threading.Barrier(2)
+
+    def forward(name: str, captured: bool) -> None:
+        x = torch.ones(2, requires_grad=True)
+        if captured:
+            with th.capture():
+                both_inside.wait()
+                results[name] = x.exp().sin()
+                both_inside.wait()
+        else:
+            both_inside.wait()
+            results[name] = x.cos().tan()
+            both_inside.wait()
+
+    threads = [threading.Thread(target=forward, args=args) for args in (("seen", True), ("unseen", False))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    graph = th.graph((results["seen"] + results["unseen"]).sum())
+    operations = {task.name: task.operation and task.operation.name for task in graph.tasks[:6]}
+    assert {task.sequence_nr for task in graph.tasks if task.name in ("ExpBackward0", "CosBackward0")} == {0}
+    assert operations == {
+        "ExpBackward0": "torch.Tensor.exp",
+        "SinBackward0": "torch.Tensor.sin",
+        "CosBackward0": None,
+        "TanBackward0": None,
+        "AddBackward0": None,
+        "SumBackward0": None,
+    }
+
+
+def test_captures_of_two_threads_that_overlap_leave_nothing_behind() -> None:
+    inside, outside = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with th.capture():
+            inside.set()
+            outside.wait()
+
+    thread = threading.Thread(target=other)
+    with th.capture():
+        thread.start()
+        inside.wait()
+    outside.set()
+    thread.join()
+    assert_nothing_left_behind()
+
+
+def test_a_compiled_module_stays_one_task_with_named_parameters() -> None:
+    layer = nn.Linear(3, 3)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with pytest.warns(UserWarning, match="global hooks"), th.capture():
+        loss = compiled(torch.ones(1, 3)).sum()
+    graph = th.graph(loss)
+    assert sum(task.kind is Kind.COMPILED for task in graph.tasks) == 1
+    assert {task.parameter for task in graph.tasks} - {None} == {"weight", "bias"}
+
+
+def test_a_scripted_module_is_attributed_as_a_whole() -> None:
+    class Scripted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.exp().sin()
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.jit.script(Scripted())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).sum()
+
+    with th.capture():
+        loss = Outer()(torch.ones(2, requires_grad=True))
+    assert by_path(th.graph(loss)) == {"inner": ["ExpBackward0", "SinBackward0"], "": ["SumBackward0"]}

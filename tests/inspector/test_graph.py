@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+import tapehead as th
+from tapehead.inspector.kinds import Kind, short_name
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def test_ids_count_in_order_of_creation_and_leaves_come_last_in_order_of_first_use() -> None:
+    first, second = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    loss = (second * 3 + first.exp()).sum()
+    graph = th.graph(loss, {"first": first, "second": second})
+    assert [task.name for task in graph.tasks] == [
+        "MulBackward0",
+        "ExpBackward0",
+        "AddBackward0",
+        "SumBackward0",
+        "torch::autograd::AccumulateGrad",
+        "torch::autograd::AccumulateGrad",
+    ]
+    assert [task.parameter for task in graph.tasks[4:]] == ["second", "first"]
+    numbers = [task.sequence_nr for task in graph.tasks]
+    assert numbers == sorted(numbers)
+    assert [node.name() for node in graph.nodes] == [task.name for task in graph.tasks]
+
+
+def test_two_forwards_of_one_program_have_equal_graphs() -> None:
+    def forward() -> th.Graph:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        return th.graph(model(torch.ones(2, 4)).sum(), model)
+
+    first, second = forward(), forward()
+    assert first.edges == second.edges
+    assert [(task.name, task.parameter, task.inputs) for task in first.tasks] == [
+        (task.name, task.parameter, task.inputs) for task in second.tasks
+    ]
+
+
+def test_edges_are_those_of_next_functions_with_output_and_input_numbers() -> None:
+    left, _, right = torch.ones(6, requires_grad=True).mul(1).split(2)
+    graph = th.graph((left * right).sum())
+    assert {
+        (graph.nodes[edge.task], edge.output): (graph.nodes[edge.next_task], edge.input) for edge in graph.edges
+    } == {
+        (node, output): (child, number)
+        for node in graph.nodes
+        for output, (child, number) in enumerate(node.next_functions)
+        if child is not None
+    }
+    assert {edge.input for edge in graph.edges if "Split" in graph.tasks[edge.next_task].name} == {0, 2}
+    assert list(graph.edges) == sorted(graph.edges, key=lambda edge: (edge.task, edge.output))
+    assert sum(map(len, graph.out_edges)) == sum(map(len, graph.in_edges)) == len(graph.edges)
+
+
+def test_a_square_has_two_edges_to_its_leaf() -> None:
+    x = torch.ones(3, requires_grad=True)
+    graph = th.graph(x * x)
+    assert [(edge.output, edge.input) for edge in graph.in_edges[1]] == [(0, 0), (1, 0)]
+
+
+def test_input_metadata_is_shape_dtype_and_device_of_each_gradient() -> None:
+    x = torch.ones(2, 6, dtype=torch.float64, requires_grad=True)
+    a, b = x.mul(1).split(3, dim=1)
+    graph = th.graph((a + b).sum())
+    (split,) = [task for task in graph.tasks if task.name.startswith("Split")]
+    assert [meta.shape for meta in split.inputs] == [(2, 3), (2, 3)]
+    assert split.inputs[0].dtype == torch.float64 and split.inputs[0].device.type == "cpu"
+    assert split.inputs[0].nbytes == 2 * 3 * 8
+    assert str(split.inputs[0]) == "2×3 float64 cpu"
+
+
+def test_kinds_tell_nodes_apart() -> None:
+    x = torch.ones(4, requires_grad=True)
+    y = Twice.apply(x).clone()
+    y[:2] = x[:2] * 3
+    graph = th.graph(torch.utils.checkpoint.checkpoint(torch.exp, y, use_reentrant=True))
+    kinds = {short_name(task.name): task.kind for task in graph.tasks}
+    assert kinds == {
+        "AccumulateGrad": Kind.ACCUMULATE_GRAD,
+        "CheckpointFunction": Kind.CHECKPOINT,
+        "Clone": Kind.CPP,
+        "CopySlices": Kind.COPY_SLICES,
+        "Mul": Kind.CPP,
+        "Slice": Kind.CPP,
+        "Twice": Kind.FUNCTION,
+    }
+
+
+def test_a_module_with_backward_hooks_has_their_identity_nodes() -> None:
+    layer = nn.Linear(2, 2)
+    layer.register_full_backward_hook(lambda module, inputs, outputs: None)
+    graph = th.graph(layer(torch.ones(1, 2, requires_grad=True)).sum())
+    assert sum(task.kind is Kind.MODULE_HOOK for task in graph.tasks) == 2
+
+
+def test_a_compiled_region_is_one_task() -> None:
+    x = torch.ones(4, requires_grad=True)
+    graph = th.graph(torch.compile(lambda x: x.sin().exp().sum(), backend="aot_eager")(x))
+    assert [task.kind for task in graph.tasks] == [Kind.COMPILED, Kind.ACCUMULATE_GRAD]
+
+
+def test_several_roots_keep_their_order_and_input_numbers() -> None:
+    x = torch.ones(4, requires_grad=True)
+    first, second = x.mul(1).split(2)
+    total = first.sum()
+    graph = th.graph([second, total])
+    assert [(graph.tasks[root.task].name, root.input) for root in graph.roots] == [("SplitBackward0", 1), ("SumBackward0", 0)]
+
+
+def test_a_gradient_edge_and_a_leaf_can_be_roots() -> None:
+    x = torch.ones(4, requires_grad=True)
+    assert len(th.graph(get_gradient_edge(x.exp()))) == 2
+    assert [task.kind for task in th.graph(x).tasks] == [Kind.ACCUMULATE_GRAD]
+
+
+def test_a_module_names_its_parameters_and_a_tied_one_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.decoder.weight = self.encoder.weight
+
+    model = Tied()
+    graph = th.graph(model.decoder(model.encoder(torch.ones(1, 3))).sum(), model)
+    assert [task.parameter for task in graph.tasks if task.kind is Kind.ACCUMULATE_GRAD] == ["encoder.weight"]
+
+
+def test_a_chain_of_200_000_operations_is_walked_without_recursion() -> None:
+    y = x = torch.ones(1, requires_grad=True)
+    for _ in range(100_000):
+        y = (y * 1).view(1)
+    graph = th.graph(y)
+    assert len(graph) == 200_001 and len(graph.edges) == 200_000
+    assert graph.nodes[-1].variable is x
+
+
+def test_a_nested_tensor_has_no_shape() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
+    graph = th.graph(nested * 2)
+    assert {meta.shape for task in graph.tasks for meta in task.inputs} == {None}
+
+
+def test_a_tensor_without_a_graph_is_named_with_the_likely_reasons() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    with torch.no_grad():
+        y = x * 2
+    with pytest.raises(ValueError, match=r"output 1 \(shape \(2, 3\), torch.float32\) does not require grad.*no_grad"):
+        th.graph([x.sum(), y])
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    with pytest.raises(TypeError, match="output 0 is a float"):
+        th.graph([3.0])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="no output"):
+        th.graph([])
+
+
+def test_describe_names_parameter_module_and_line() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with th.capture():
+        loss = model(torch.ones(1, 2)).sum()
+    graph = th.graph(loss)
+    (weight,) = [task for task in graph.tasks if task.parameter == "0.weight"]
+    assert graph.describe(weight).startswith(f"task {weight.id} torch::autograd::AccumulateGrad (0.weight, 0, test_graph.py:")

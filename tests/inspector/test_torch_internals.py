@@ -1,0 +1,154 @@
+"""What tapehead needs of torch that is private. Where one of these fails, torch has changed."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from tapehead.inspector import torch_internals as internals
+
+
+def test_sequence_nr_is_the_number_of_the_next_node() -> None:
+    expected = internals.sequence_nr()
+    node = torch.ones(1, requires_grad=True).exp().grad_fn
+    assert node._sequence_nr() == expected
+    assert internals.sequence_nr() == expected + 1
+
+
+def test_accumulate_grad_has_the_highest_number() -> None:
+    ((accumulate, _),) = torch.ones(1, requires_grad=True).exp().grad_fn.next_functions
+    assert accumulate._sequence_nr() == internals.UNNUMBERED
+
+
+def test_input_metadata_of_each_output() -> None:
+    node = torch.ones(4, 2, dtype=torch.bfloat16, requires_grad=True).split(3)[0].grad_fn
+    assert internals.input_metadata(node) == [
+        ((3, 2), torch.bfloat16, torch.device("cpu")),
+        ((1, 2), torch.bfloat16, torch.device("cpu")),
+    ]
+
+
+def test_a_traceback_ends_in_its_caller() -> None:
+    frames = internals.traceback_frames(internals.capture_traceback())
+    assert "test_a_traceback_ends_in_its_caller" in [frame.name for frame in frames]
+
+
+def test_metadata_of_a_node_stays_with_it() -> None:
+    x = torch.ones(1, requires_grad=True).exp()
+    x.grad_fn.metadata["mine"] = 1
+    assert x.grad_fn.metadata == {"mine": 1}
+
+
+def test_pinned_numbers_come_back_also_after_an_error() -> None:
+    x = torch.ones(1, requires_grad=True)
+    nodes = [x.exp().grad_fn, x.sin().grad_fn]
+    before = [node._sequence_nr() for node in nodes]
+    with pytest.raises(KeyError), internals.pinned_order(nodes):
+        assert [node._sequence_nr() for node in nodes] == [2, 1]
+        raise KeyError
+    assert [node._sequence_nr() for node in nodes] == before
+
+
+def test_the_hooks_of_a_node_are_listed_in_order_and_none_is_added() -> None:
+    x = torch.ones(1, requires_grad=True)
+    calls = []
+    node = x.exp().grad_fn
+    node.register_prehook(lambda gradients: calls.append("before 1"))
+    node.register_hook(lambda inputs, outputs: calls.append("after"))
+    node.register_prehook(lambda gradients: calls.append("before 2"))
+    before, after = internals.node_hooks(node)
+    for hook in before:
+        hook(())
+    for hook in after:
+        hook((), ())
+    assert calls == ["before 1", "before 2", "after"]
+    assert internals.node_hooks(node) == (before, after)
+
+
+def test_tensor_hooks_run_though_their_tensor_is_gone_and_the_node_does_not_run() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 3
+    y.register_hook(lambda gradient: gradient * 10)
+    node = y.grad_fn
+    del y
+    (result,) = internals.run_tensor_hooks(node, [torch.ones(2)])
+    assert torch.equal(result, torch.full((2,), 10.0))
+    assert x.grad is None
+
+
+def test_tensor_hooks_see_none_for_a_gradient_that_is_missing() -> None:
+    seen = []
+    first, second = torch.ones(2, requires_grad=True).mul(1).split(1)
+    second.register_hook(seen.append)
+    assert internals.run_tensor_hooks(first.grad_fn, [torch.ones(1), None])[1] is None
+    assert seen == [None]
+    assert internals.run_tensor_hooks(first.grad_fn, [None, None]) == [None, None]
+
+
+def test_a_retained_gradient_is_filled() -> None:
+    y = torch.ones(2, requires_grad=True) * 3
+    y.retain_grad()
+    internals.run_tensor_hooks(y.grad_fn, [torch.full((2,), 7.0)])
+    assert torch.equal(y.grad, torch.full((2,), 7.0))
+
+
+def test_a_watch_finds_hooks_of_dead_tensors_of_nodes_and_retained_gradients() -> None:
+    def possible(hook: str) -> bool:
+        x = torch.ones(2, requires_grad=True)
+        y = x.exp()
+        z = y.sin()
+        node, nodes = y.grad_fn, [z.grad_fn, y.grad_fn]
+        gc.collect()  # hooks of other tests in cycles
+        watch = internals.HookWatch(nodes)
+        assert not watch.possible(), "another test left a hook behind"
+        if hook == "tensor":
+            y.register_hook(lambda gradient: None)
+            del y
+        elif hook == "node":
+            node.register_prehook(lambda gradients: None)
+        elif hook == "leaf":
+            x.register_post_accumulate_grad_hook(lambda leaf: None)
+        elif hook == "retain":
+            z.retain_grad()
+        found = watch.possible()
+        assert found == internals.HookWatch(nodes).possible()
+        return found
+
+    assert not possible("none")
+    assert all(map(possible, ("tensor", "node", "leaf", "retain")))
+
+
+def test_apply_is_watched_and_given_back() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    seen = []
+    original = torch.autograd.Function.__dict__["apply"]
+    with internals.watch_function_apply(lambda function, start, result: seen.append((function, result))):
+        result = Double.apply(torch.ones(1, requires_grad=True))
+    assert seen == [(Double, result)]
+    assert torch.autograd.Function.__dict__["apply"] is original
+    Double.apply(torch.ones(1))
+    assert len(seen) == 1
+
+
+def test_a_checkpoint_group_can_be_entered_again() -> None:
+    group = internals.checkpoint_group()
+    for _ in range(2):
+        with group:
+            assert torch._C._get_graph_exec_group() is not None
+        assert torch._C._get_graph_exec_group() is None
+
+
+def test_compiled_autograd_is_noticed() -> None:
+    assert not internals.compiled_autograd_is_on()
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        assert internals.compiled_autograd_is_on()
