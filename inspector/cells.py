@@ -1,0 +1,383 @@
+"""The things that a box holds, with their sizes: a task with its parameters, a row of chips, a closed or an open box."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from .fold import Group
+from .graph import Graph, Task
+from .kinds import short_name
+from .layered import Arrangement, Extent, Point
+from .text_width import shorten, text_width
+
+TASK_HEIGHT = 20
+PILL_HEIGHT = 16
+PILL_LINE = 19
+CHIP = 12
+CHIP_PITCH = 17
+DOT = 8
+BESIDE = 8  # between a task and its pills
+MOST_PILLS = 8
+LONGEST_LINE = 64  # a longer row of chips becomes a grid
+PAD = 10
+HEADER = 26
+CARD_HEIGHT = 42
+CARDS_BEHIND = 6
+WIDEST_LABEL = 190
+NEARLY_STRAIGHT = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Rect:
+    """In pixels, from the left top corner of the picture."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def right(self) -> float:
+        return self.x + self.width
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.height
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTask:
+    """A task. `caption` names the module that consists of it alone; `chip` says that it is too small for its label."""
+
+    task: int
+    rect: Rect
+    label: str
+    caption: str = ""
+    chip: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pill:
+    """A parameter (very many of one task are one pill), as its AccumulateGrad task, at one of its users.
+
+    A `dot` is too small for its label.
+    """
+
+    tasks: tuple[int, ...]
+    user: int
+    rect: Rect
+    label: str
+    dot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stub:
+    """The end of a wire that is not drawn in full, at `task`: `others` are at its other end.
+
+    `kind` is "parameter" (a further use of a parameter whose pill is elsewhere), "to" or "from" (other tasks).
+    """
+
+    kind: str
+    task: int
+    others: tuple[int, ...]
+    rect: Rect
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The label of a row of chips, beside it."""
+
+    tasks: tuple[int, ...]
+    rect: Rect
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBox:
+    """A module, open or closed. `title` and `subtitle` are shortened to fit. `depth` counts the boxes around it."""
+
+    group: Group
+    rect: Rect
+    title: str
+    subtitle: str
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedWire:
+    """One line: the numbers of the edges which it stands for, the tasks at its ends and its corners.
+
+    `kind` is "gradient", "parameter" (to a pill or stub) or "between" (to or from another of a run of folded blocks, where
+    `source` or `target` is None).
+    """
+
+    kind: str
+    edges: tuple[int, ...]
+    source: int | None
+    target: int | None
+    points: tuple[Point, ...]
+
+
+@dataclass(slots=True)
+class Canvas:
+    """What has been placed so far. Wires between cells come in pieces, the outermost first."""
+
+    boxes: list[PlacedBox] = field(default_factory=list)
+    tasks: list[PlacedTask] = field(default_factory=list)
+    pills: list[Pill] = field(default_factory=list)
+    stubs: list[Stub] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    wires: list[PlacedWire] = field(default_factory=list)
+    exits: dict[int, list[list[Point]]] = field(default_factory=dict)
+    links: dict[int, list[Point]] = field(default_factory=dict)
+    entries: dict[int, list[list[Point]]] = field(default_factory=dict)
+    pending: list[Pending] = field(default_factory=list)  # boxes whose content is not placed yet
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A pill or stub to be placed beside its user. `edges` are those that its wire stands for."""
+
+    kind: str  # "pill", "parameter", "to" or "from"
+    tasks: tuple[int, ...]
+    label: str
+    edges: tuple[int, ...]
+
+    @property
+    def width(self) -> float:
+        glyph = 20 if self.kind == "pill" else 24
+        return ceil(text_width(self.label)) + glyph + 8
+
+
+class TaskCell:
+    """A task, with pills and stubs at its left and right."""
+
+    def __init__(self, task: Task, caption: str, left: Sequence[Side], right: Sequence[Side]) -> None:
+        self.task = task.id
+        self.label = shorten(short_name(task.name), WIDEST_LABEL)
+        self.caption = shorten(caption, 110) if caption else ""
+        captioned = text_width(self.caption) + 7 if caption else 0
+        self.width = max(44, 2 * ceil((text_width(self.label) + captioned + 28) / 2))
+        self.left, self.right = left, right
+        half = self.width / 2
+        height = max(TASK_HEIGHT, PILL_LINE * (max(len(left), len(right), 1) - 1) + TASK_HEIGHT)
+        self.extent = Extent(half + _room(left), half + _room(right), height, TASK_HEIGHT)
+
+    def port(self, task: int | None) -> float:
+        return 0
+
+    def place(self, x: float, y: float, canvas: Canvas) -> None:
+        half = self.width / 2
+        canvas.tasks.append(PlacedTask(self.task, Rect(x - half, y, self.width, TASK_HEIGHT), self.label, self.caption))
+        if self.left:
+            _place_sides(self.task, self.left, x - half, y, -1, canvas)
+        if self.right:
+            _place_sides(self.task, self.right, x + half, y, 1, canvas)
+
+
+def _room(sides: Sequence[Side]) -> float:
+    return max((side.width for side in sides), default=-BESIDE) + BESIDE
+
+
+def _place_sides(task: int, sides: Sequence[Side], edge: float, y: float, sign: int, canvas: Canvas) -> None:
+    """Stacks pills and stubs beside a task or card whose edge is there; those below the first hang on a rail."""
+    middle = y + TASK_HEIGHT / 2
+    for line, side in enumerate(sides):
+        near = edge + sign * BESIDE
+        center = middle + line * PILL_LINE
+        rect = Rect(near if sign > 0 else near - side.width, center - PILL_HEIGHT / 2, side.width, PILL_HEIGHT)
+        points: tuple[Point, ...] = ((edge, middle), (near, middle))
+        if line:
+            rail = edge + sign * BESIDE / 2
+            points = ((edge, middle), (rail, middle), (rail, center), (near, center))
+        _place_side(task, side, rect, points, canvas)
+
+
+def _place_side(task: int, side: Side, rect: Rect, points: tuple[Point, ...], canvas: Canvas) -> None:
+    if side.kind == "pill":
+        canvas.pills.append(Pill(side.tasks, task, rect, side.label))
+    else:
+        canvas.stubs.append(Stub(side.kind, task, side.tasks, rect, side.label))
+    source, target = (side.tasks[0], task) if side.kind == "from" else (task, side.tasks[0])
+    if side.kind == "from":
+        points = points[::-1]
+    kind = "parameter" if side.kind in ("pill", "parameter") else "gradient"
+    canvas.wires.append(PlacedWire(kind, side.edges, source, target, points))
+
+
+class RowCell:
+    """Many like tasks as a row of chips, a grid where there are very many.
+
+    Parameters of single chips are dots beside them; those that chips share are pills at the right, each with a wire below
+    the row that collects from its users.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        own: dict[int, list[Side]],
+        shared: Sequence[tuple[Side, dict[int, tuple[int, ...]]]],
+    ) -> None:
+        self.tasks = [task.id for task in tasks]
+        self.own, self.shared = own, shared
+        self.label = f"{shorten(short_name(tasks[0].name), WIDEST_LABEL)} ×{len(tasks)}"
+        self.label_width = ceil(text_width(self.label, bold=True)) + 4
+        self.grid = len(tasks) > LONGEST_LINE
+        most = max((len(sides) for sides in own.values()), default=0)
+        dot_columns = min(most, 1) if most <= 2 else ceil(most / 2)
+        self.pitch = CHIP_PITCH + (DOT + 3) * dot_columns
+        self.line = LONGEST_LINE // (1 + dot_columns) if self.grid else len(tasks)
+        self.line_pitch = CHIP + 6 + (6 if most > 1 else 0)
+        lines = ceil(len(tasks) / self.line)
+        self.chips_height = CHIP + (lines - 1) * self.line_pitch + (6 if most > 1 else 0)
+        self.chips_width = self.line * self.pitch - (self.pitch - CHIP)
+        height = self.chips_height + 22 * len(shared)
+        pills = max((side.width + 16 for side, _ in shared), default=0)
+        half = self.chips_width / 2
+        foot = self.chips_height if self.grid else CHIP
+        self.extent = Extent(half + self.label_width + 10, half + pills, height, foot)
+        self._number = {task: number for number, task in enumerate(self.tasks)}
+
+    def port(self, task: int | None) -> float:
+        if self.grid or task is None:
+            return 0
+        return self._number[task] * self.pitch + CHIP / 2 - self.chips_width / 2
+
+    def place(self, x: float, y: float, canvas: Canvas) -> None:
+        edge = x - self.chips_width / 2
+        canvas.rows.append(
+            Row(tuple(self.tasks), Rect(edge - self.label_width - 10, y - 2, self.label_width, 16), self.label)
+        )
+        for number, task in enumerate(self.tasks):
+            left, top = edge + number % self.line * self.pitch, y + number // self.line * self.line_pitch
+            canvas.tasks.append(PlacedTask(task, Rect(left, top, CHIP, CHIP), "", chip=True))
+            for position, side in enumerate(self.own.get(task, ())):
+                dot = Rect(left + CHIP + 3 + position // 2 * (DOT + 3), top + 2 + position % 2 * (DOT + 1), DOT, DOT)
+                canvas.pills.append(Pill(side.tasks, task, dot, side.label, dot=True))
+                points = ((left + CHIP, top + 6), (dot.x, top + 6)) if position == 0 else ()
+                canvas.wires.append(PlacedWire("parameter", side.edges, task, side.tasks[0], points))
+        self._place_shared(edge, y + self.chips_height, canvas)
+
+    def _place_shared(self, edge: float, y: float, canvas: Canvas) -> None:
+        for line, (side, users) in enumerate(self.shared):
+            rail = y + 13 + 22 * line
+            pill = edge + self.chips_width + 16
+            rect = Rect(pill, rail - PILL_HEIGHT / 2, side.width, PILL_HEIGHT)
+            first = next(iter(users))
+            if side.kind == "pill":
+                canvas.pills.append(Pill(side.tasks, first, rect, side.label))
+            else:
+                canvas.stubs.append(Stub(side.kind, first, side.tasks, rect, side.label))
+            for task, edges in users.items():
+                number = self._number[task]
+                start = edge + number % self.line * self.pitch + CHIP / 2 + 3
+                foot = y - self.chips_height + number // self.line * self.line_pitch + CHIP
+                points: tuple[Point, ...] = ((start, foot), (start, rail), (pill, rail))
+                if self.grid:  # the grid as a whole has one wire
+                    points = (
+                        ((edge + CHIP / 2 + 3, y), (edge + CHIP / 2 + 3, rail), (pill, rail)) if task == first else ()
+                    )
+                canvas.wires.append(PlacedWire("parameter", edges, task, side.tasks[0], points))
+
+
+class CardCell:
+    """A closed box: name, class and the number of tasks, before two more cards."""
+
+    def __init__(self, group: Group, depth: int, left: Sequence[Side], right: Sequence[Side]) -> None:
+        self.group, self.depth = group, depth
+        self.left, self.right = left, right
+        self.title, self.subtitle, label = _fitted_label(group, 260)
+        self.width = max(132, 2 * ceil((label + 40) / 2))
+        half = self.width / 2
+        height = max(CARD_HEIGHT + CARDS_BEHIND, PILL_LINE * (max(len(left), len(right), 1) - 1) + TASK_HEIGHT)
+        behind = CARDS_BEHIND
+        self.extent = Extent(half + _room(left), half + max(behind, _room(right)), height, CARD_HEIGHT)
+
+    def port(self, task: int | None) -> float:
+        return 0
+
+    def place(self, x: float, y: float, canvas: Canvas) -> None:
+        half = self.width / 2
+        rect = Rect(x - half, y, self.width, CARD_HEIGHT)
+        canvas.boxes.append(PlacedBox(self.group, rect, self.title, self.subtitle, self.depth))
+        task = next(self.group.tasks())
+        if self.left:
+            _place_sides(task, self.left, x - half, y, -1, canvas)
+        if self.right:
+            _place_sides(task, self.right, x + half, y, 1, canvas)
+
+
+def _fitted_label(group: Group, width: float) -> tuple[str, str, float]:
+    """Title, subtitle and their width together; of both the title is shortened last."""
+    title = shorten(group.title, width, bold=True)
+    left = width - text_width(title, bold=True) - 6
+    subtitle = shorten(group.subtitle, left) if left > 24 else ""
+    if "×" in group.subtitle and subtitle != group.subtitle:  # numbers are never cut
+        subtitle = group.subtitle
+        title = shorten(group.title, max(60, width - text_width(subtitle) - 6), bold=True)
+    return title, subtitle, text_width(title, bold=True) + (6 + text_width(subtitle) if subtitle else 0)
+
+
+class BoxCell:
+    """An open box around what has been laid out in it."""
+
+    def __init__(
+        self, group: Group, depth: int, cells: Sequence[Cell], inside: Arrangement, weights: Sequence[int]
+    ) -> None:
+        self.group, self.depth, self.cells, self.inside = group, depth, cells, inside
+        self.title, self.subtitle, label = _fitted_label(group, max(320, inside.width))
+        self.width = ceil(max(inside.width + 2 * PAD, label + 2 * PAD + 4))
+        self.height = HEADER + inside.height + PAD
+        self.margin = (self.width - inside.width) / 2
+        self.entry_x = {wire: points[0][0] + self.margin for wire, points in inside.entries.items()}
+        self.exit_x = {wire: points[-1][0] + self.margin for wire, points in inside.exits.items()}
+        self.axis = self._axis(weights)
+        behind = CARDS_BEHIND if group.times > 1 else 0
+        self.extent = Extent(self.axis, self.width - self.axis + behind, self.height + behind, self.height)
+
+    def _axis(self, weights: Sequence[int]) -> float:
+        """Where the heaviest wire comes in, if the heaviest that leaves does so about there; else the middle."""
+        heaviest = weights.__getitem__
+        entry = self.entry_x[max(self.entry_x, key=heaviest)] if self.entry_x else None
+        leave = self.exit_x[max(self.exit_x, key=heaviest)] if self.exit_x else None
+        if entry is None or leave is None:
+            return self.width / 2 if entry is leave else entry or leave or 0
+        return entry if abs(entry - leave) <= NEARLY_STRAIGHT else self.width / 2
+
+    def place(self, x: float, y: float, canvas: Canvas) -> None:
+        left = x - self.axis
+        canvas.boxes.append(
+            PlacedBox(self.group, Rect(left, y, self.width, self.height), self.title, self.subtitle, self.depth)
+        )
+        canvas.pending.append(Pending(self.inside, self.cells, left + self.margin, y + HEADER, y, y + self.height))
+
+
+Cell = TaskCell | RowCell | CardCell | BoxCell
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A box's content, to be placed with its corner at (x, y). Wires from outside come in at `top`, leave at `bottom`."""
+
+    inside: Arrangement
+    cells: Sequence[Cell]
+    x: float
+    y: float
+    top: float
+    bottom: float
+
+    def place(self, canvas: Canvas) -> None:
+        x, y, inside = self.x, self.y, self.inside
+        for cell, at, down in zip(self.cells, inside.xs, inside.ys, strict=True):
+            cell.place(x + at, y + down, canvas)
+        for wire, points in inside.links.items():
+            canvas.links[wire] = [(x + at, y + down) for at, down in points]
+        for wire, points in inside.entries.items():
+            moved = [(x + at, y + down) for at, down in points]
+            canvas.entries.setdefault(wire, []).append([(moved[0][0], self.top), *moved])
+        for wire, points in inside.exits.items():
+            moved = [(x + at, y + down) for at, down in points]
+            canvas.exits.setdefault(wire, []).append([*moved, (moved[-1][0], self.bottom)])

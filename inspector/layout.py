@@ -1,0 +1,290 @@
+"""Where everything in the picture of a graph is: `layout(graph)`.
+
+Plain data, for the SVG and for the deck alike. Every box is laid out on its own, from the innermost outwards
+(`layered.py`), from what it holds (`cells.py`) and the wires across its edge (`wiring.py`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .cells import (
+    MOST_PILLS,
+    BoxCell,
+    Canvas,
+    CardCell,
+    Cell,
+    Pending,
+    Pill,
+    PlacedBox,
+    PlacedTask,
+    PlacedWire,
+    Rect,
+    Row,
+    RowCell,
+    Side,
+    Stub,
+    TaskCell,
+)
+from .fold import fold_graph, ranks_of
+from .graph import Fold, Graph
+from .kinds import short_name
+from .layered import Arrangement, Link, Point, Port, arrange
+from .wiring import Contents, Use, Wiring
+
+__all__ = ["Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire", "Rect", "Row", "Stub", "layout"]
+
+PICTURE_ASPECT = 1.6  # width to height
+BOX_ASPECT = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A laid out graph, in pixels; y grows downwards, in the direction in which gradients flow.
+
+    `shown_by[task]` is the task drawn in place of `task`: itself, its counterpart in a run of folded blocks, or, in a
+    closed box, any task of that box; `boxes` are outermost first.
+    """
+
+    width: float
+    height: float
+    boxes: tuple[PlacedBox, ...]
+    tasks: tuple[PlacedTask, ...]
+    pills: tuple[Pill, ...]
+    stubs: tuple[Stub, ...]
+    rows: tuple[Row, ...]
+    wires: tuple[PlacedWire, ...]
+    shown_by: tuple[int, ...]
+
+
+def layout(graph: Graph, fold: Fold = "repeats") -> Layout:
+    """Lays out a graph. `fold` says what is drawn closed, see `Graph.save_svg`."""
+    folded = fold_graph(graph, fold)
+    wiring = Wiring(graph, folded)
+    top, cells = _Assembly(wiring).lay_out()
+    canvas = Canvas()
+    canvas.pending.append(Pending(top, cells, 0, 0, 0, top.height))
+    while canvas.pending:
+        canvas.pending.pop().place(canvas)
+    wires = [*canvas.wires, *_joined(wiring, canvas)]
+    return Layout(
+        width=top.width,
+        height=top.height,
+        boxes=tuple(sorted(canvas.boxes, key=lambda box: box.depth)),
+        tasks=tuple(canvas.tasks),
+        pills=tuple(canvas.pills),
+        stubs=tuple(canvas.stubs),
+        rows=tuple(canvas.rows),
+        wires=tuple(wires),
+        shown_by=folded.stands_in,
+    )
+
+
+def _joined(wiring: Wiring, canvas: Canvas) -> list[PlacedWire]:
+    """The wires between cells, from their pieces: out of boxes, across, into boxes."""
+    wires = []
+    for number, wire in enumerate(wiring.wires):
+        pieces = [
+            *reversed(canvas.exits.get(number, ())),
+            canvas.links.get(number, []),
+            *canvas.entries.get(number, ()),
+        ]
+        points: list[Point] = []
+        for piece in pieces:
+            for x, y in piece:
+                point = (round(x, 1), round(y, 1))
+                if points and points[-1] == point:
+                    continue
+                if len(points) > 1 and points[-1][0] == points[-2][0] == point[0]:
+                    points[-1] = point
+                else:
+                    points.append(point)
+        if points:
+            kind = "gradient" if wire.source is not None and wire.target is not None else "between"
+            wires.append(PlacedWire(kind, tuple(wire.edges), wire.source, wire.target, tuple(points)))
+    return wires
+
+
+class _Assembly:
+    """Makes the cells of every box, the innermost first, and lays them out."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self.graph = wiring.graph
+        self.owner = self._owners()
+        self.marks = self._marks()
+        self.weights = self._weights()
+        self.cells: dict[int, Cell] = {}  # of the boxes, by item
+
+    def lay_out(self) -> tuple[Arrangement, list[Cell]]:
+        """The arrangement of the whole picture, and its cells."""
+        wiring = self.wiring
+        for number in range(len(wiring.boxes) - 1, 0, -1):
+            contents = wiring.boxes[number]
+            assert contents.group is not None
+            item = wiring.box_item(number)
+            if contents.group.closed:
+                left, right = _balanced([], self.marks.get(item, []))
+                self.cells[item] = CardCell(contents.group, contents.depth - 1, left, right)
+            else:
+                inside, cells = self._lay_out_box(contents, BOX_ASPECT)
+                self.cells[item] = BoxCell(contents.group, contents.depth - 1, cells, inside, self.weights)
+        return self._lay_out_box(wiring.boxes[0], PICTURE_ASPECT)
+
+    def _lay_out_box(self, contents: Contents, aspect: float) -> tuple[Arrangement, list[Cell]]:
+        wires, row_of = self.wiring.wires, self.wiring.row_of
+        cells = [self._cell(item) for item in contents.items]
+        index = {item: number for number, item in enumerate(contents.items)}
+        if row_of:
+            index |= {task: index[row] for task, row in row_of.items() if row in index}
+        links, seen = [], set()
+        for source, target, wire in contents.links:
+            a, b = index[source], index[target]
+            leaves = _leaving(cells[a], wire, wires[wire].source)
+            arrives = _arriving(cells[b], wire, wires[wire].target)
+            if (a, b, leaves, arrives) not in seen:  # between grids of chips there is one wire for all
+                seen.add((a, b, leaves, arrives))
+                links.append(Link(a, b, wire, leaves, arrives, self.weights[wire]))
+        entries = [
+            Port(index[item], wire, _arriving(cells[index[item]], wire, wires[wire].target), self.weights[wire])
+            for item, wire in contents.entries
+        ]
+        exits = [
+            Port(index[item], wire, _leaving(cells[index[item]], wire, wires[wire].source), self.weights[wire])
+            for item, wire in contents.exits
+        ]
+        extents = [cell.extent for cell in cells]
+        return arrange(extents, contents.ranks, links, entries, exits, aspect), cells
+
+    def _cell(self, item: int) -> Cell:
+        cell = self.cells.get(item)
+        if cell is not None:
+            return cell
+        if item >= len(self.graph.tasks):
+            return self._row(self.wiring.rows[item - self.wiring.row_item(0)])
+        caption = self.wiring.caption.get(item)
+        uses = self.wiring.uses.get(item, ())
+        sides = [(use.output, self._side(use)) for use in uses]
+        if len(sides) > MOST_PILLS:
+            sides = _summed(sides)
+        main = min((edge.output for edge in self.graph.out_edges[item] if edge.next_task not in self.owner), default=-1)
+        left, right = _balanced(
+            [side for output, side in sides if output < main],
+            [*(side for output, side in sides if output >= main), *self.marks.get(item, ())],
+        )
+        return TaskCell(self.graph.tasks[item], caption.title if caption else "", left, right)
+
+    def _row(self, items: list[int]) -> RowCell:
+        own: dict[int, list[Side]] = defaultdict(list)
+        shared: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
+        for item in items:
+            for use in self.wiring.uses.get(item, ()):
+                shared[use.parameter][item] = tuple(use.edges)
+        found = []
+        for parameter, users in shared.items():
+            first = next(iter(users))
+            kind = "pill" if self.owner[parameter] in users else "parameter"
+            side = Side(kind, (parameter,), self._parameter_label(parameter, kind, first), users[first])
+            if len(users) == 1:
+                own[first].append(side)
+            else:
+                found.append((side, users))
+        for mark_kind in ("to", "from"):
+            marked = {item: side for item in items for side in self.marks.get(item, ()) if side.kind == mark_kind}
+            if marked:
+                others = tuple(dict.fromkeys(other for side in marked.values() for other in side.tasks))
+                edges = tuple(edge for side in marked.values() for edge in side.edges)
+                side = Side(mark_kind, others, self._mark_label(others), edges)
+                found.append((side, {item: side.edges for item, side in marked.items()}))
+        return RowCell([self.graph.tasks[item] for item in items], own, found)
+
+    def _side(self, use: Use) -> Side:
+        kind = "pill" if self.owner[use.parameter] == use.user else "parameter"
+        return Side(kind, (use.parameter,), self._parameter_label(use.parameter, kind, use.user), tuple(use.edges))
+
+    def _parameter_label(self, parameter: int, kind: str, user: int) -> str:
+        task = self.graph.tasks[parameter]
+        if task.parameter is None:
+            shape = str(task.inputs[0]).split(" ")[0] if task.inputs else ""
+            return f"leaf {shape}".rstrip()
+        if kind == "pill":
+            module = self.graph.module(user)
+            if module and task.parameter.startswith(f"{module}."):
+                return task.parameter[len(module) + 1 :]
+        return task.parameter
+
+    def _weights(self) -> list[int]:
+        """Of each wire the number of tasks on the longest path from its target on: the longest path is drawn straight."""
+        edges = self.graph.edges
+        longest, _ = ranks_of(len(self.graph.tasks), ((edge.next_task, edge.task) for edge in edges))
+        return [0 if wire.target is None else 1 + longest[wire.target] for wire in self.wiring.wires]
+
+    def _owners(self) -> dict[int, int]:
+        """For each parameter the task that has its pill: one in the parameter's own module, else the first that used it."""
+        users: dict[int, list[int]] = defaultdict(list)
+        for user in sorted(self.wiring.uses):
+            for use in self.wiring.uses[user]:
+                users[use.parameter].append(user)
+        owners = {}
+        for parameter, tasks in users.items():
+            name = self.graph.tasks[parameter].parameter
+            owners[parameter] = tasks[0]
+            if name and len(tasks) > 1:
+                own = [task for task in tasks if (module := self.graph.module(task)) and name.startswith(f"{module}.")]
+                owners[parameter] = (own or tasks)[0]
+        return owners
+
+    def _marks(self) -> dict[int, list[Side]]:
+        """The stubs for wires that are not drawn in full, by the item that has them."""
+        ends: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for number in self.wiring.apart:
+            source, target = self.wiring.ends_of(number)
+            ends["to", source].append(number)
+            ends["from", target].append(number)
+        marks: dict[int, list[Side]] = defaultdict(list)
+        for (kind, item), numbers in ends.items():
+            wires = [self.wiring.wires[number] for number in numbers]
+            others = [wire.target if kind == "to" else wire.source for wire in wires]
+            tasks = tuple(other for other in others if other is not None)
+            edges = tuple(edge for wire in wires for edge in wire.edges)
+            marks[item].append(Side(kind, tasks, self._mark_label(tasks), edges))
+        return marks
+
+    def _mark_label(self, tasks: Sequence[int]) -> str:
+        names = {short_name(self.graph.tasks[task].name) for task in tasks}
+        name = names.pop() if len(names) == 1 else "tasks"
+        return name if len(tasks) == 1 else f"{name} ×{len(tasks)}"
+
+
+def _arriving(cell: Cell, wire: int, task: int | None) -> float:
+    return cell.entry_x[wire] - cell.axis if isinstance(cell, BoxCell) else cell.port(task)
+
+
+def _leaving(cell: Cell, wire: int, task: int | None) -> float:
+    return cell.exit_x[wire] - cell.axis if isinstance(cell, BoxCell) else cell.port(task)
+
+
+def _balanced(left: list[Side], right: list[Side]) -> tuple[list[Side], list[Side]]:
+    """Pills on both sides where there are several."""
+    if not left and len(right) > 1:
+        half = len(right) // 2
+        return right[:half], right[half:]
+    if not right and len(left) > 1:
+        half = (len(left) + 1) // 2
+        return left[:half], left[half:]
+    return left, right
+
+
+def _summed(sides: list[tuple[int, Side]]) -> list[tuple[int, Side]]:
+    """Very many parameters of one task as one pill (and one stub for those that are drawn elsewhere)."""
+    summed = []
+    for kind in ("pill", "parameter"):
+        same = [side for _, side in sides if side.kind == kind]
+        if same:
+            tasks = tuple(task for side in same for task in side.tasks)
+            edges = tuple(edge for side in same for edge in side.edges)
+            label = same[0].label if len(same) == 1 else f"{len(same)} parameters"
+            summed.append((sides[0][0], Side(kind, tasks, label, edges)))
+    return summed

@@ -1,0 +1,279 @@
+"""The picture of a graph as one self-contained SVG: no script, no reference to anything outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import get_args
+from xml.sax.saxutils import escape
+
+from .cells import CARDS_BEHIND
+from .graph import Fold, Graph, Theme
+from .kinds import KIND_TITLES, Kind
+from .layered import Point
+from .layout import Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Row, Stub, layout
+from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
+from .text_width import text_width
+
+MARGIN = 16
+TITLE_HEIGHT = 26
+LEGEND_LINE = 22
+CORNER = 6
+SOURCES_UP_TO = 2000  # in larger graphs no source line is looked up: each costs a walk through a traceback
+_NOT_XML = {code: "\ufffd" for code in (*range(0x20), 0xFFFE, 0xFFFF) if code not in (0x9, 0xA, 0xD)}
+_NOT_XML |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
+
+
+def graph_to_svg(graph: Graph, *, fold: Fold = "repeats", theme: Theme = "auto") -> str:
+    """Draws a graph. See `Graph.save_svg` for `fold` and `theme`.
+
+    Every task drawn has a tooltip and the attribute `data-task`; classes begin with "th-", so that several of these
+    pictures can be in one page.
+
+    Raises:
+        ValueError: an unknown theme; for `fold` see `fold_graph`.
+    """
+    if theme not in get_args(Theme):
+        raise ValueError(f"unknown theme {theme!r}; known: {', '.join(get_args(Theme))}")
+    placed = layout(graph, fold)
+    title = _title(graph)
+    legend = _legend_entries(graph, placed)
+    width = max(placed.width, text_width(title), 240) + 2 * MARGIN
+    lines, legend_height = _legend(legend, width - 2 * MARGIN)
+    height = placed.height + TITLE_HEIGHT + legend_height + 2 * MARGIN
+    size = f"{_number(width)} {_number(height)}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="th-{theme}" viewBox="0 0 {size}" width="{_number(width)}"'
+        f' height="{_number(height)}" role="img">',
+        f"<title>{_text(title)}</title>",
+        f"<style>{style_sheet(theme)}</style>",
+        f'<rect class="th-page" width="{_number(width)}" height="{_number(height)}" rx="8"/>',
+        f'<text class="th-title" x="{MARGIN}" y="{MARGIN + 10}">{_text(title)}</text>',
+        f'<g transform="translate({MARGIN} {MARGIN + TITLE_HEIGHT})">',
+        *(_box(box) for box in placed.boxes),
+        *_wires(placed.wires),
+        '<g class="th-head">',
+        *(_box_label(box) for box in placed.boxes),
+        *(_row_label(row) for row in placed.rows),
+        "</g>",
+        *_tasks(graph, placed.tasks),
+        *(_pill(graph, pill) for pill in placed.pills),
+        *(_stub(graph, stub) for stub in placed.stubs),
+        "</g>",
+        f'<g transform="translate({MARGIN} {_number(height - MARGIN - legend_height + 16)})">',
+        *lines,
+        "</g></svg>",
+    ]
+    return "\n".join(parts)
+
+
+def _text(text: str) -> str:
+    return escape(text.translate(_NOT_XML), {'"': "&quot;"})
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 1):g}" if value < 100_000 else str(round(value, 1))
+
+
+def _title(graph: Graph) -> str:
+    roots = list(dict.fromkeys(graph.tasks[root.task].name for root in graph.roots))
+    of = " and ".join(roots) if len(roots) < 3 else f"{len(graph.roots)} outputs"
+    parameters = sum(task.kind is Kind.ACCUMULATE_GRAD for task in graph.tasks)
+    counts = (_count(len(graph.tasks), "task"), _count(parameters, "parameter"))
+    return " · ".join([f"backward of {of}", *counts])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _box(box: PlacedBox) -> str:
+    """The box without its label, which is drawn above the wires."""
+    rect = box.rect
+    size = f'width="{_number(rect.width)}" height="{_number(rect.height)}" rx="8"'
+    behind = ""
+    if box.group.closed or box.group.times > 1:
+        behind = "".join(
+            f'<rect class="th-behind" x="{shift}" y="{shift}" {size}/>' for shift in (CARDS_BEHIND, CARDS_BEHIND // 2)
+        )
+        behind += f'<rect class="th-front" {size}/>'
+    kind = "th-box th-card" if box.group.closed else "th-box"
+    return f'<g class="{kind}" transform="{_at(rect.x, rect.y)}">{behind}<rect {size}/></g>'
+
+
+def _box_label(box: PlacedBox) -> str:
+    group = box.group
+    subtitle = f'<tspan class="th-soft" dx="6">{_text(box.subtitle)}</tspan>' if box.subtitle else ""
+    full = f"{group.path or group.title} ({group.subtitle})" if group.subtitle else group.path or group.title
+    tasks = _count(group.size, "task") + (" each" if group.times > 1 else "")
+    count = f'<text class="th-soft" x="12" y="33">{tasks}</text>' if group.closed else ""
+    x = 12 if group.closed else 10
+    return (
+        f'<g transform="{_at(box.rect.x, box.rect.y)}"><title>{_text(full)}, {tasks}</title>'
+        f'<text x="{x}" y="{17 if group.closed else 15}"><tspan class="th-name">{_text(box.title)}</tspan>{subtitle}</text>'
+        f"{count}</g>"
+    )
+
+
+def _row_label(row: Row) -> str:
+    return (
+        f'<text class="th-name" text-anchor="end" x="{_number(row.rect.right)}" y="{_number(row.rect.y + 12)}">'
+        f"{_text(row.label)}</text>"
+    )
+
+
+def _tasks(graph: Graph, placed: Sequence[PlacedTask]) -> Iterator[str]:
+    with_source = len(graph.tasks) <= SOURCES_UP_TO
+    for each in placed:
+        task = graph.tasks[each.task]
+        rect = each.rect
+        width = _number(rect.width)
+        head = (
+            f'<g class="th-task th-{task.kind}" data-task="{task.id}" transform="{_at(rect.x, rect.y)}">'
+            f"<title>{_tooltip(graph, task.id, with_source)}</title>"
+        )
+        if each.chip:
+            yield f'{head}<rect width="{width}" height="{width}" rx="3"/></g>'
+            continue
+        caption = f'<tspan class="th-soft" dx="7">{_text(each.caption)}</tspan>' if each.caption else ""
+        yield (
+            f'{head}<rect width="{width}" height="{_number(rect.height)}" rx="5"/>'
+            f'<g transform="translate(11 10)">{GLYPHS[task.kind]}</g>'
+            f'<text class="th-mid" x="{_number((rect.width + 12) / 2)}" y="14">{_text(each.label)}{caption}</text></g>'
+        )
+
+
+def _pill(graph: Graph, pill: Pill) -> str:
+    rect = pill.rect
+    names = "\n".join(_tooltip(graph, task, False) for task in pill.tasks)
+    head = (
+        f'<g class="th-pill" data-task="{pill.tasks[0]}" transform="{_at(rect.x, rect.y)}"><title>{names}</title>'
+        f'<rect width="{_number(rect.width)}" height="{_number(rect.height)}" rx="{_number(rect.height / 2)}"/>'
+    )
+    if pill.dot:
+        return f"{head}</g>"
+    return (
+        f'{head}<g transform="translate(10 8)">{GLYPHS[Kind.ACCUMULATE_GRAD]}</g>'
+        f'<text class="th-mid" x="{_number((rect.width + 10) / 2)}" y="12">{_text(pill.label)}</text></g>'
+    )
+
+
+def _stub(graph: Graph, stub: Stub) -> str:
+    rect = stub.rect
+    what = {"parameter": "further use of", "to": "also goes to", "from": "also comes from"}[stub.kind]
+    others = ", ".join(_name(graph, other) for other in stub.others[:6]) + (", …" if len(stub.others) > 6 else "")
+    return (
+        f'<g class="th-stub" data-stub="{stub.kind}" transform="{_at(rect.x, rect.y)}"><title>{what} {_text(others)}</title>'
+        f'<rect width="{_number(rect.width)}" height="{_number(rect.height)}" rx="{_number(rect.height / 2)}"/>'
+        f'<g transform="translate(11 8)">{STUB_GLYPHS[stub.kind]}</g>'
+        f'<text class="th-mid" x="{_number((rect.width + 13) / 2)}" y="12">{_text(stub.label)}</text></g>'
+    )
+
+
+def _name(graph: Graph, task: int) -> str:
+    return graph.tasks[task].parameter or f"{graph.tasks[task].name} (task {task})"
+
+
+def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
+    """Full name, parameter or module, numbers, input shapes and source line, escaped."""
+    task = graph.tasks[number]
+    lines = [task.name]
+    module = graph.module(task)
+    if task.parameter:
+        lines.append(task.parameter)
+    elif module:
+        assert task.call is not None
+        lines.append(f"{module} ({graph.calls[task.call].class_name})")
+    sequence = "" if task.kind is Kind.ACCUMULATE_GRAD else f", sequence number {task.sequence_nr}"
+    lines.append(f"task {task.id}{sequence}")
+    if task.inputs:
+        lines.append("in: " + ", ".join(map(str, task.inputs[:8])) + (", …" if len(task.inputs) > 8 else ""))
+    if with_source and task.operation is not None and task.source is not None:
+        lines.append(task.source.short)
+    return _text("\n".join(lines))
+
+
+def _at(x: float, y: float) -> str:
+    return f"translate({_number(x)} {_number(y)})"
+
+
+def _wires(wires: Sequence[PlacedWire]) -> Iterator[str]:
+    yield '<g class="th-wires">'
+    for wire in wires:
+        if wire.points:
+            kind = "" if wire.kind == "gradient" else f' class="th-{wire.kind}"'
+            yield f'<path{kind} d="{path_data(wire.points)}"/>'
+    yield "</g>"
+
+
+def path_data(points: Sequence[Point]) -> str:
+    """The corners as an SVG path: right angles rounded, sideways steps between ranks as S-curves."""
+    data = [f"M{_number(points[0][0])} {_number(points[0][1])}"]
+    last = len(points) - 1
+    for number in range(1, last + 1):
+        (x, y), (to_x, to_y) = points[number - 1], points[number]
+        if x != to_x and y != to_y:
+            middle = _number((y + to_y) / 2)
+            data.append(f"C{_number(x)} {middle} {_number(to_x)} {middle} {_number(to_x)} {_number(to_y)}")
+        elif number < last and _is_corner(points[number - 1], points[number], points[number + 1]):
+            data.append(_rounded(points[number - 1], points[number], points[number + 1]))
+        else:
+            data.append(f"L{_number(to_x)} {_number(to_y)}")
+    return "".join(data)
+
+
+def _is_corner(before: Point, corner: Point, after: Point) -> bool:
+    return (before[0] == corner[0] and corner[1] == after[1]) or (before[1] == corner[1] and corner[0] == after[0])
+
+
+def _rounded(before: Point, corner: Point, after: Point) -> str:
+    x, y = corner
+    into_x, into_y = _toward(corner, before)
+    from_x, from_y = _toward(corner, after)
+    return f"L{_number(into_x)} {_number(into_y)}Q{_number(x)} {_number(y)} {_number(from_x)} {_number(from_y)}"
+
+
+def _toward(corner: Point, other: Point) -> Point:
+    """The point on the way to the other where the rounding ends."""
+    (x, y), (to_x, to_y) = corner, other
+    distance = abs(to_x - x) + abs(to_y - y)
+    share = min(CORNER, distance / 2) / distance
+    return x + (to_x - x) * share, y + (to_y - y) * share
+
+
+def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]]:
+    """Sample, its width and its text, for what is in the picture."""
+    kinds = {graph.tasks[each.task].kind for each in placed.tasks}
+    if placed.pills:
+        kinds.add(Kind.ACCUMULATE_GRAD)
+    entries = []
+    for kind in Kind:
+        if kind in kinds:
+            rounded = 8 if kind is Kind.ACCUMULATE_GRAD else 4
+            shape = "pill" if kind is Kind.ACCUMULATE_GRAD else f"task th-{kind}"
+            sample = f'<g class="th-{shape}"><rect width="26" height="16" rx="{rounded}"/>'
+            entries.append((f'{sample}<g transform="translate(13 8)">{GLYPHS[kind]}</g></g>', 26.0, KIND_TITLES[kind]))
+    names = {"parameter": "further use of a parameter", "to": "goes on elsewhere", "from": "comes from elsewhere"}
+    for kind_of_stub, name in names.items():
+        if any(stub.kind == kind_of_stub for stub in placed.stubs):
+            sample = '<g class="th-stub"><rect width="26" height="16" rx="8"/>'
+            glyph = f'<g transform="translate(13 8)">{STUB_GLYPHS[kind_of_stub]}</g></g>'
+            entries.append((sample + glyph, 26.0, name))
+    if any(wire.kind == "between" for wire in placed.wires):
+        entries.append(
+            ('<g class="th-wires"><path class="th-between" d="M0 8H26"/></g>', 26.0, "from one repeat to the next")
+        )
+    return entries
+
+
+def _legend(entries: Sequence[tuple[str, float, str]], width: float) -> tuple[list[str], float]:
+    """The legend's elements, in as many lines as it needs, and its height."""
+    x, y = 0.0, 0.0
+    elements = []
+    for sample, sample_width, text in entries:
+        needed = sample_width + 7 + text_width(text) + 18
+        if x and x + needed - 18 > width:
+            x, y = 0.0, y + LEGEND_LINE
+        label = f'<text class="th-soft" x="{_number(sample_width + 7)}" y="12">{_text(text)}</text>'
+        elements.append(f'<g transform="{_at(x, y)}">{sample}{label}</g>')
+        x += needed
+    return elements, y + LEGEND_LINE + 16 if entries else 0

@@ -1,0 +1,110 @@
+"""Colours, type and glyphs of the drawn graph. What tells kinds apart is fill, outline and glyph, never colour alone."""
+
+from __future__ import annotations
+
+import re
+
+from .graph import Theme
+from .kinds import Kind
+
+_LIGHT = {
+    "bg": "#ffffff",
+    "panel": "#ffffff",
+    "sunk": "#f1f2f4",
+    "line": "#d9dce2",
+    "line2": "#b2b8c2",
+    "wire": "#a3aab6",
+    "ink": "#1b1d22",
+    "ink2": "#50555f",
+    "ink3": "#656b76",
+    "shade": "#1b1d22",
+    "violet": "#6a4fb3",
+    "violet-soft": "#f1edfb",
+    "red": "#b3261e",
+    "red-soft": "#fcecea",
+}
+_DARK = {
+    "bg": "#18191d",
+    "panel": "#202227",
+    "sunk": "#2b2e34",
+    "line": "#353841",
+    "line2": "#5b616d",
+    "wire": "#6b7280",
+    "ink": "#e9eaed",
+    "ink2": "#b0b5bf",
+    "ink3": "#9aa0ac",
+    "shade": "#ffffff",
+    "violet": "#b7a2f2",
+    "violet-soft": "#2c2740",
+    "red": "#ff8a80",
+    "red-soft": "#3d2422",
+}
+
+_RULES = """
+text{font:400 11px Inter,system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;font-variant-numeric:tabular-nums;fill:$ink}
+.th-page{fill:$bg}
+.th-title{fill:$ink2}
+.th-mid{text-anchor:middle}
+.th-wires path{fill:none;stroke:$wire;stroke-width:1.1}
+.th-wires .th-parameter{stroke:$line2}
+.th-wires .th-between{stroke-dasharray:4 3}
+.th-box rect{fill:$shade;fill-opacity:.032;stroke:$line}
+.th-box .th-behind{fill:$sunk;fill-opacity:1;stroke:$line2}
+.th-box .th-front{fill:$bg;fill-opacity:1;stroke:$line2}
+.th-card rect{fill:$panel;stroke:$line2}
+.th-head text{paint-order:stroke;stroke:$bg;stroke-width:3px;stroke-opacity:.85;stroke-linejoin:round}
+.th-head .th-name{font-weight:600}
+.th-soft{fill:$ink3}
+.th-task rect{fill:$panel;stroke:$line2}
+.th-task .th-glyph{fill:none;stroke:$ink3;stroke-width:1.2}
+.th-task .th-solid{fill:$ink2;stroke:none}
+.th-pill rect{fill:$sunk;stroke:$line2}
+.th-pill .th-glyph{fill:$ink3;stroke:none}
+.th-pill text{fill:$ink2}
+.th-stub rect{fill:$bg;stroke:$line2;stroke-dasharray:3 2}
+.th-stub .th-glyph{fill:none;stroke:$ink3;stroke-width:1.2}
+.th-stub text{fill:$ink2}
+.th-function rect{fill:$violet-soft;stroke:$violet}
+.th-function .th-glyph{fill:$violet;stroke:none}
+.th-compiled rect{fill:$sunk;stroke:$ink2;stroke-width:2}
+.th-compiled .th-glyph{fill:$ink2;stroke:none}
+.th-copy_slices rect{fill:$sunk;stroke:$ink3}
+.th-checkpoint rect{stroke:$ink2;stroke-dasharray:5 2}
+.th-module_hook rect{stroke:$ink3;stroke-dasharray:1.5 2}
+.th-error rect{fill:$red-soft;stroke:$red;stroke-width:1.6}
+.th-error .th-glyph{stroke:$red;stroke-width:1.6}
+"""
+
+# Each within 4 px of (0, 0).
+GLYPHS = {
+    Kind.CPP: '<circle class="th-glyph" r="3"/>',
+    Kind.FUNCTION: '<path class="th-glyph" d="M0-4 4 0 0 4-4 0z"/>',
+    Kind.ACCUMULATE_GRAD: '<circle class="th-glyph" r="2.5"/>',
+    Kind.COPY_SLICES: '<path class="th-glyph" d="M-3 3-2 0 2-4 4-2 0 2z"/>',
+    Kind.COMPILED: '<path class="th-glyph" d="M1-4-3 1H0L-1 4 3-1H0z"/>',
+    Kind.CHECKPOINT: '<path class="th-glyph" d="M3-1A3 3 0 1 0 3 1M3-4V-1H0"/>',
+    Kind.MODULE_HOOK: '<path class="th-glyph" d="M1-4V1A2 2 0 0 1-3 1V0"/>',
+    Kind.ERROR: '<path class="th-glyph" d="M-3-3 3 3M3-3-3 3"/>',
+}
+STUB_GLYPHS = {
+    "parameter": '<path class="th-glyph" d="M-3 3 3-3M-1-3H3V1"/>',
+    "to": '<path class="th-glyph" d="M0-4V3M-3 0 0 3 3 0"/>',
+    "from": '<path class="th-glyph" d="M0 4V-3M-3 0 0-3 3 0"/>',
+}
+
+
+def style_sheet(theme: Theme) -> str:
+    """The rules for everything below `.th-<theme>`. Only "auto" needs variables; the others work in any SVG renderer."""
+    rules = "\n".join(f".th-{theme} {rule}" for rule in _RULES.strip().splitlines())
+    if theme == "auto":
+        rules = re.sub(r"\$([a-z0-9-]+)", r"var(--th-\1)", rules)
+        return (
+            f".th-auto{{{_variables(_LIGHT)}}}\n"
+            f"@media (prefers-color-scheme:dark){{.th-auto{{{_variables(_DARK)}}}}}\n{rules}"
+        )
+    colours = _DARK if theme == "dark" else _LIGHT
+    return re.sub(r"\$([a-z0-9-]+)", lambda match: colours[match[1]], rules)
+
+
+def _variables(colours: dict[str, str]) -> str:
+    return ";".join(f"--th-{name}:{colour}" for name, colour in colours.items())
