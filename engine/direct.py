@@ -33,7 +33,7 @@ from .schedule import dependencies
 
 Gradients = Sequence[Tensor | None]
 
-_APPLIED = {Kind.FUNCTION, Kind.COMPILED, Kind.CHECKPOINT, Kind.MODULE_HOOK}  # Python nodes: not callable themselves
+_APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK}  # Python nodes: not callable themselves
 
 _MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
 
@@ -51,7 +51,7 @@ class Stepper:
     order. Must be used in one thread, with the grad mode, autocast and default hooks in which the backward would be called.
 
     Known limitations. Refused, with a sentence: create_graph, inputs=, C++ hooks (DistributedDataParallel), compiled
-    autograd, anomaly mode, and a custom Function that gets a gradient for some of its outputs only. Different from
+    regions and compiled autograd, anomaly mode, and a custom Function that gets a gradient for some of its outputs only. Different from
     PyTorch: the graph is never freed (as with retain_graph=True), a parameter's first gradient is cloned where PyTorch may
     take the tensor as it is, and hooks of a non-leaf tensor whose node gets no gradient at all are not called with None.
 
@@ -72,6 +72,7 @@ class Stepper:
         self.graph: Graph = graph_of(tensors)
         self.policy: str = policy_name(chosen)
         self.order: list[int] = []
+        _refuse_tasks(self.graph)
         self._queue = ready_queue(self.graph, chosen, self.order)
         self._missing = dependencies(self.graph)
         self._takes = [_takes(task, node) for task, node in zip(self.graph.tasks, self.graph.nodes, strict=True)]
@@ -240,8 +241,7 @@ class Stepper:
 def _apply(graph: Graph, task_id: int, gradients: Gradients) -> Gradients:
     """Calls the node of a custom Function."""
     if any(gradient is None for gradient in gradients):
-        # The engine makes zeros here unless ctx.set_materialize_grads(False) was called, which nobody can ask for.
-        raise cannot(f"tell whether {graph.describe(task_id)} wants zeros or None for the gradients that are missing")
+        raise _cannot_materialize(graph, graph.tasks[task_id])
     outputs = graph.nodes[task_id].apply(*gradients)  # type: ignore[attr-defined]
     return _by_edge(graph.tasks[task_id], graph.nodes[task_id], outputs if isinstance(outputs, tuple) else (outputs,))
 
@@ -297,6 +297,23 @@ def _wait_for_accelerators(graph: Graph) -> None:
     for device in devices:
         if device.type not in ("cpu", "meta"):
             torch.accelerator.synchronize(device)
+
+
+def _refuse_tasks(graph: Graph) -> None:
+    """Says what can't be run before anything is."""
+    for task in graph.tasks:
+        if task.kind is Kind.COMPILED:
+            raise cannot(f"run the compiled region {graph.describe(task)}, which frees its buffers by PyTorch's engine")
+        if task.kind in _APPLIED:
+            given = {edge.input for edge in graph.in_edges[task.id]}
+            given |= {root.input for root in graph.roots if root.task == task.id}
+            if len(given) < len(task.inputs):
+                raise _cannot_materialize(graph, task)
+
+
+def _cannot_materialize(graph: Graph, task: Task) -> NotImplementedError:
+    # The engine makes zeros unless ctx.set_materialize_grads(False) was called, which nobody can ask for.
+    return cannot(f"tell whether {graph.describe(task)} wants zeros or None for the gradients that it does not get")
 
 
 def _refuse_surroundings() -> None:

@@ -69,8 +69,7 @@ class InputBuffer:
         elif self._own >> number & 1 and gradient.layout is torch.strided:
             waiting.add_(gradient)
         else:
-            sparse_first = waiting.layout is not torch.strided and gradient.layout is torch.strided
-            total = gradient + waiting if sparse_first else waiting + gradient
+            total = waiting + gradient if waiting.layout is torch.strided else gradient + waiting
             self.gradients[number] = total
             if type(total) is Tensor and total.layout is torch.strided:
                 self._own |= 1 << number

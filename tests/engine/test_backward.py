@@ -1,0 +1,576 @@
+"""`th.backward`, both engines, against `torch.autograd.backward`."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.engine.policies import POLICIES
+from tapehead.engine.run import Engine
+from tapehead.engine.workloads import WORKLOADS
+from tapehead.inspector.kinds import Kind
+from tapehead.inspector.torch_internals import node_hooks
+
+from .programs import Scale, Swap, random_program
+
+ENGINES = ("native", "direct")
+
+
+def gradients_of(leaves: Sequence[Tensor], backward: Callable[[], object]) -> list[Tensor | None]:
+    """What `backward` leaves in .grad, which is empty before and after."""
+    for leaf in leaves:
+        leaf.grad = None
+    backward()
+    found = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return found
+
+
+def assert_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | None], bitwise: bool) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert (one.dtype, one.layout, one.shape) == (other.dtype, other.layout, other.shape)
+            one, other = one.to_dense(), other.to_dense()
+            if bitwise:
+                assert torch.equal(one, other)
+            else:
+                torch.testing.assert_close(one, other)
+
+
+def engine_order(graph: th.Graph, backward: Callable[[], object]) -> list[int]:
+    """The order in which PyTorch runs the graph, as pre-hooks see it."""
+    order: list[int] = []
+    handles = [
+        node.register_prehook(lambda gradients, task=task: order.append(task)) for task, node in enumerate(graph.nodes)
+    ]
+    backward()
+    for handle in handles:
+        handle.remove()
+    return order
+
+
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_every_workload_has_pytorchs_gradients_under_every_policy_and_engine(name: str) -> None:
+    model, make_loss = WORKLOADS[name].build("small")
+    leaves = list(model.parameters())
+    expected = gradients_of(leaves, lambda: make_loss().backward())
+    for engine in ENGINES:
+        for policy in POLICIES:
+            found = gradients_of(leaves, lambda: th.backward(make_loss(), policy=policy, engine=engine))
+            assert_equal(found, expected, bitwise=policy == "heap")
+
+
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_native_executes_the_pinned_order_and_direct_heap_the_order_of_pytorch(name: str) -> None:
+    _, make_loss = WORKLOADS[name].build("small")
+    for policy in POLICIES:
+        run = th.backward(make_loss(), policy=policy)
+        assert run.order == run.planned and len(run.order) == len(run.graph)
+
+    def without_leaves(order: Sequence[int]) -> list[int]:
+        return [task for task in order if graph.tasks[task].kind is not Kind.ACCUMULATE_GRAD]
+
+    loss = make_loss()
+    graph = th.graph(loss)
+    unpinned = engine_order(graph, loss.backward)
+    direct = th.backward(make_loss(), policy="heap", engine="direct").order
+    assert without_leaves(direct) == without_leaves(unpinned)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(sorted(POLICIES)), st.sampled_from(ENGINES))
+def test_random_programs_have_pytorchs_gradients(seed: int, policy: str, engine: Engine) -> None:
+    leaves, loss = random_program(seed)
+    loss.backward()
+    expected = [leaf.grad for leaf in leaves]
+    leaves, loss = random_program(seed)
+    th.backward(loss, policy=policy, engine=engine)
+    assert_equal([leaf.grad for leaf in leaves], expected, bitwise=policy == "heap")
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.randoms(use_true_random=False))
+def test_any_legal_order_by_hand_has_pytorchs_gradients(seed: int, pick: object) -> None:
+    leaves, loss = random_program(seed)
+    loss.backward()
+    expected = [leaf.grad for leaf in leaves]
+    leaves, loss = random_program(seed)
+    session = th.debug(loss)
+    while session.ready:
+        session.step(pick.choice(session.ready).task)
+    assert_equal([leaf.grad for leaf in leaves], expected, bitwise=False)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+class TestBoth:
+    def check(self, engine: Engine, make: Callable[[], tuple[Sequence[Tensor], Tensor | Sequence[Tensor]]]) -> None:
+        """Both engines leave in .grad what PyTorch leaves there."""
+        leaves, loss = make()
+        expected = gradients_of(leaves, lambda: torch.autograd.backward(loss))
+        for policy in POLICIES:
+            leaves, loss = make()
+            found = gradients_of(leaves, lambda: th.backward(loss, policy=policy, engine=engine))
+            assert_equal(found, expected, bitwise=policy == "heap")
+
+    def test_a_second_backward_adds_to_grad(self, engine: Engine) -> None:
+        x = torch.ones(3, requires_grad=True)
+        th.backward((x * 2).sum(), engine=engine)
+        first = x.grad
+        th.backward((x * 3).sum(), engine=engine)
+        assert x.grad is first and torch.equal(x.grad, torch.full((3,), 5.0))
+
+    def test_gradients_that_alias_each_other_are_never_summed_in_place(self, engine: Engine) -> None:
+        def make() -> tuple[list[Tensor], Tensor]:
+            x, y = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+            a, b = Swap.apply(x + y, x + x)
+            return [x, y], (a + b + a * b + (x + x) + y.expand(2, 3).sum(0)).sum()
+
+        self.check(engine, make)
+
+    def test_broadcast_operands_are_summed_for(self, engine: Engine) -> None:
+        def make() -> tuple[list[Tensor], Tensor]:
+            torch.manual_seed(0)
+            leaves = [torch.randn(shape, requires_grad=True) for shape in ((3,), (1, 3), (4, 1), ())]
+            a, b, c, d = leaves
+            return leaves, (torch.where(b > 0, a, c) * d + a / (c.exp() + b.exp()) - torch.maximum(a, c)).sum()
+
+        self.check(engine, make)
+
+    def test_several_roots_one_of_them_inside_the_other(self, engine: Engine) -> None:
+        def make() -> tuple[list[Tensor], list[Tensor]]:
+            x = torch.ones(3, requires_grad=True)
+            y = (x * 2).sum()
+            return [x], [y, y.exp(), y]
+
+        self.check(engine, make)
+
+    def test_a_leaf_as_root(self, engine: Engine) -> None:
+        x = torch.ones((), requires_grad=True)
+        th.backward(x, engine=engine)
+        assert torch.equal(x.grad, torch.ones(()))
+
+    def test_given_gradients(self, engine: Engine) -> None:
+        x = torch.ones(3, requires_grad=True)
+        th.backward([x * 2, (x * 3).sum()], [torch.tensor([1.0, 2.0, 3.0]), None], engine=engine)
+        assert torch.equal(x.grad, torch.tensor([5.0, 7.0, 9.0]))
+
+    def test_embeddings_with_sparse_gradients(self, engine: Engine) -> None:
+        def make() -> tuple[list[Tensor], Tensor]:
+            torch.manual_seed(0)
+            table = nn.Embedding(10, 3, sparse=True)
+            return [table.weight], (table(torch.tensor([1, 2, 2])).exp() + table(torch.tensor([2, 3, 4]))).sum()
+
+        self.check(engine, make)
+
+    def test_a_sparse_and_a_dense_gradient_for_one_leaf(self, engine: Engine) -> None:
+        def make() -> tuple[list[Tensor], Tensor]:
+            torch.manual_seed(0)
+            table = nn.Embedding(10, 3, sparse=True)
+            return [table.weight], table(torch.tensor([1, 2])).sum() + (table.weight * 2).sum()
+
+        self.check(engine, make)
+
+    def test_mixed_precision(self, engine: Engine) -> None:
+        def make() -> tuple[list[Tensor], Tensor]:
+            torch.manual_seed(0)
+            layer = nn.Linear(4, 4)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return list(layer.parameters()), layer(torch.randn(3, 4)).float().sum()
+
+        self.check(engine, make)
+
+    def test_complex_numbers(self, engine: Engine) -> None:
+        def make() -> tuple[list[Tensor], Tensor]:
+            x = torch.tensor([1 + 2j, 3 - 1j], requires_grad=True)
+            y = torch.tensor([0.5, 2.0], requires_grad=True)
+            return [x, y], (x * y + torch.view_as_complex(torch.stack([y, y], -1))).abs().sum()
+
+        self.check(engine, make)
+
+    def test_a_leafs_wish_for_another_gradient_dtype(self, engine: Engine) -> None:
+        def make() -> tuple[list[Tensor], Tensor]:
+            x = torch.ones(3, requires_grad=True)
+            if hasattr(x, "grad_dtype"):
+                x.grad_dtype = torch.float64
+            return [x], (x * 2).sum()
+
+        self.check(engine, make)
+
+    def test_recurrent_and_attention_modules(self, engine: Engine) -> None:
+        def make() -> tuple[list[Tensor], Tensor]:
+            torch.manual_seed(0)
+            lstm, attention = nn.LSTM(4, 4, 2), nn.MultiheadAttention(4, 2)
+            hidden, _ = lstm(torch.randn(5, 2, 4))
+            out, _ = attention(hidden, hidden, hidden)
+            return [*lstm.parameters(), *attention.parameters()], out.square().mean()
+
+        self.check(engine, make)
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_checkpoints_recompute_once(self, engine: Engine, reentrant: bool) -> None:
+        calls = 0
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 4)
+        x = torch.randn(2, 4, requires_grad=True)
+
+        def forward(x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return layer(layer(x).tanh()).exp()
+
+        expected = gradients_of([x, layer.weight], lambda: forward(x).sum().backward())
+        calls = 0
+        found = gradients_of(
+            [x, layer.weight], lambda: th.backward(checkpoint(forward, x, use_reentrant=reentrant).sum(), engine=engine)
+        )
+        assert_equal(found, expected, bitwise=True)
+        assert calls == 2
+
+    @pytest.mark.parametrize("large", [False, True])
+    def test_hooks_run_as_often_and_in_the_same_order_with_the_same_gradients(
+        self, engine: Engine, large: bool
+    ) -> None:
+        def run(backward: Callable[[Tensor], object]) -> tuple[list[object], list[Tensor | None]]:
+            log: list[object] = []
+
+            def note(name: str, factor: float | None = None) -> Callable[..., Tensor | None]:
+                def hook(gradient: Tensor) -> Tensor | None:
+                    log.append((name, gradient.tolist()))
+                    return None if factor is None else gradient * factor
+
+                return hook
+
+            def note_all(name: str) -> Callable[..., None]:
+                def hook(*gradients: tuple[Tensor | None, ...]) -> None:
+                    log.append((name, [[each if each is None else each.tolist() for each in group] for group in gradients]))
+
+                return hook
+
+            x = torch.tensor([1.0, 2.0], requires_grad=True)
+            y = x * 2
+            z = y
+            for _ in range(1200 if large else 1):
+                z = z * 1
+            z = z.exp()
+            layer = nn.Linear(2, 2)
+            with torch.no_grad():
+                layer.weight.copy_(torch.eye(2))
+                layer.bias.zero_()
+            layer.register_full_backward_hook(lambda module, inputs, outputs: log.append(("module", inputs[0].tolist())))
+            loss = (layer(z) + y.repeat(2, 1)[0]).sum()
+            y.register_hook(note("tensor", 3.0))
+            y.register_hook(note("tensor again"))
+            y.retain_grad()
+            x.register_hook(note("leaf", 0.5))
+            x.register_post_accumulate_grad_hook(lambda leaf: log.append(("accumulated", leaf.grad.tolist())))
+            y.grad_fn.register_prehook(note_all("before"))
+            y.grad_fn.register_hook(note_all("after"))
+            y.grad_fn.register_prehook(lambda gradients: tuple(gradient * 2 for gradient in gradients))
+            z.register_hook(note("a tensor that is gone", 2.0))
+            del z
+            backward(loss)
+            return log, [x.grad, y.grad, layer.weight.grad, layer.bias.grad]
+
+        log, gradients = run(Tensor.backward)
+        assert len(log) == 8
+        found_log, found = run(lambda loss: th.backward(loss, engine=engine))
+        assert found_log == log
+        assert_equal(found, gradients, bitwise=True)
+
+    def test_a_node_that_gives_no_gradient_still_lets_the_next_ones_run(self, engine: Engine) -> None:
+        class Stop(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return None
+
+        x = torch.ones(2, requires_grad=True)
+        y = torch.ones(2, requires_grad=True)
+        seen = []
+        x.register_hook(seen.append)
+        run = th.backward((Stop.apply(x.exp()) + y).sum(), engine=engine)
+        assert x.grad is None and seen == [None]
+        assert torch.equal(y.grad, torch.ones(2))
+        assert len(run.order) == len(run.graph)
+
+    def test_an_exception_of_a_hook_keeps_its_type_and_names_the_task(self, engine: Engine) -> None:
+        x = torch.ones(2, requires_grad=True)
+        with th.capture():
+            y = x.exp()
+            loss = y.sin().sum()
+
+        def fail(gradient: Tensor) -> None:
+            raise KeyError("mine")
+
+        y.register_hook(fail)
+        numbers = [node._sequence_nr() for node in th.graph(loss).nodes]
+        with pytest.raises(KeyError, match="mine") as caught:
+            th.backward(loss, engine=engine)
+        assert any("tapehead: raised in" in note and "test_backward.py" in note for note in caught.value.__notes__)
+        assert [node._sequence_nr() for node in th.graph(loss).nodes] == numbers
+        assert torch._C._current_graph_task_id() == -1 and torch.is_grad_enabled()
+
+    def test_a_freed_graph_is_named(self, engine: Engine) -> None:
+        x = torch.ones(2, requires_grad=True)
+        loss = x.exp().sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time") as caught:
+            th.backward(loss, engine=engine)
+        assert any("ExpBackward0" in note for note in caught.value.__notes__)
+
+    def test_errors_of_a_wrong_backward_are_pytorchs(self, engine: Engine) -> None:
+        class Wrong(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, give):
+                ctx.give = give
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return ctx.give(gradient)
+
+        def message(backward: Callable[[Tensor], object], give: Callable[[Tensor], object]) -> str:
+            x = torch.ones(3, requires_grad=True)
+            with pytest.raises((RuntimeError, TypeError)) as caught:
+                backward(Wrong.apply(x * 1, give).sum())
+            return str(caught.value)
+
+        for give in (
+            lambda gradient: (torch.ones(4), None),
+            lambda gradient: (torch.ones(1), None),
+            lambda gradient: (torch.ones(()), None),
+            lambda gradient: (torch.ones(3, device="meta"), None),
+            lambda gradient: gradient,
+            lambda gradient: (gradient, None, gradient),
+        ):
+            expected = message(Tensor.backward, give)
+            assert message(lambda loss: th.backward(loss, engine=engine), give) == expected
+        for give in (lambda gradient: (torch.ones(3, dtype=torch.complex64), None), lambda gradient: (3, None)):
+            message(Tensor.backward, give)
+            message(lambda loss: th.backward(loss, engine=engine), give)
+
+    def test_what_fits_a_gradient_is_done_as_pytorch_does_it(self, engine: Engine) -> None:
+        class Give(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, give):
+                ctx.give = give
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return ctx.give, None
+
+        for give in (
+            torch.ones(5, 3),
+            torch.ones(3, dtype=torch.float64),
+            torch.ones(3, dtype=torch.int64),
+            torch.ones(3, dtype=torch.float16),
+        ):
+
+            def make(give: Tensor = give) -> tuple[list[Tensor], Tensor]:
+                x = torch.ones(3, requires_grad=True)
+                return [x], Give.apply(x * 1, give).sum()
+
+            self.check(engine, make)
+
+    def test_a_loss_that_is_no_scalar_is_named(self, engine: Engine) -> None:
+        x = torch.ones(3, requires_grad=True)
+        with pytest.raises(RuntimeError, match="scalar outputs") as caught:
+            th.backward(x * 2, engine=engine)
+        assert "output 0 has shape (3,); reduce it to a scalar" in caught.value.__notes__[0]
+
+    def test_a_wrong_number_of_gradients_is_named(self, engine: Engine) -> None:
+        x = torch.ones(3, requires_grad=True)
+        with pytest.raises(RuntimeError, match="got 1 tensors and 2 gradients"):
+            th.backward([x * 2], [torch.ones(3), torch.ones(3)], engine=engine)
+
+    def test_an_unknown_policy_executes_nothing(self, engine: Engine) -> None:
+        x = torch.ones(3, requires_grad=True)
+        loss = x.exp().sum()
+        with pytest.raises(ValueError, match="known are bfs, dfs, heap"):
+            th.backward(loss, policy="best", engine=engine)
+        loss.backward()
+
+    def test_a_users_policy_runs(self, engine: Engine) -> None:
+        x = torch.ones(3, requires_grad=True)
+        loss = torch.stack([x.exp(), x.sin(), x.cos()]).sum()
+        run = th.backward(loss, policy=lambda ready, state: min(ready, key=lambda task: task.name), engine=engine)
+        names = [run.graph.tasks[task].name for task in run.order]
+        assert names[2:5] == ["CosBackward0", "ExpBackward0", "SinBackward0"]
+        assert run.policy == "<lambda>" and run.engine == engine and run.longest_queue == 3
+
+    def test_nothing_is_left_alive(self, engine: Engine) -> None:
+        freed = []
+
+        class Token:
+            def __del__(self) -> None:
+                freed.append(1)
+
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        y.grad_fn.metadata["token"] = Token()
+        loss = y.sum()
+        th.backward(loss, engine=engine)
+        del y, loss
+        gc.collect()
+        assert freed == [1]
+
+
+def test_native_takes_inputs_and_runs_only_what_they_need() -> None:
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    run = th.backward((x.exp() * y.sin()).sum(), inputs=[x], policy="bfs")
+    assert x.grad is not None and y.grad is None
+    ran = {run.graph.tasks[task].name for task in run.order}
+    assert "ExpBackward0" in ran and "SinBackward0" not in ran
+    assert list(run.order) == [task for task in run.planned if task in set(run.order)]
+
+
+def test_native_retains_and_creates_graphs_as_pytorch_does() -> None:
+    x = torch.full((3,), 2.0, requires_grad=True)
+    loss = (x**3).sum()
+    th.backward(loss, retain_graph=True)
+    x.grad = None
+    th.backward(loss, create_graph=True, policy="bfs")
+    (second,) = torch.autograd.grad(x.grad.sum(), x)
+    assert torch.equal(second, torch.full((3,), 12.0))
+
+
+def test_native_frees_the_graph_unless_told_otherwise() -> None:
+    loss = torch.ones(3, requires_grad=True).exp().sum()
+    th.backward(loss)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_pinned_numbers_and_hooks_are_gone_afterwards() -> None:
+    x = torch.ones(3, requires_grad=True)
+    loss = (x.exp() + x.sin()).sum()
+    graph = th.graph(loss)
+    numbers = [node._sequence_nr() for node in graph.nodes]
+    th.backward(loss, policy="bfs", retain_graph=True)
+    assert [node._sequence_nr() for node in graph.nodes] == numbers
+    assert [node_hooks(node) for node in graph.nodes] == [([], [])] * len(graph)
+
+
+def test_an_interrupt_leaves_numbers_and_hooks_as_they_were() -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    loss = (y + x.sin()).sum()
+    graph = th.graph(loss)
+    numbers = [node._sequence_nr() for node in graph.nodes]
+
+    def interrupt(gradient: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    handle = y.register_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        th.backward(loss, policy="bfs", retain_graph=True)
+    handle.remove()
+    assert [node._sequence_nr() for node in graph.nodes] == numbers
+    x.grad = None
+    th.backward(loss, policy="dfs")
+    torch.testing.assert_close(x.grad, x.detach().exp() + x.detach().cos())
+
+
+def test_an_unknown_engine_is_told_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="no engine 'turbo'; known are native, direct"):
+        th.backward(torch.ones(1, requires_grad=True).exp(), engine="turbo")  # type: ignore[arg-type]
+
+
+def test_the_direct_engine_refuses_what_it_would_do_differently() -> None:
+    x = torch.ones(2, requires_grad=True)
+
+    def loss() -> Tensor:
+        return x.exp().sum()
+
+    with pytest.raises(NotImplementedError, match=r'create_graph=True.*engine="native"'):
+        th.backward(loss(), create_graph=True, engine="direct")
+    with pytest.raises(NotImplementedError, match="inputs="):
+        th.backward(loss(), inputs=[x], engine="direct")
+    with torch.autograd.detect_anomaly(check_nan=True), pytest.raises(NotImplementedError, match="anomaly"):
+        th.backward(loss(), engine="direct")
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        for engine in ENGINES:
+            with pytest.raises((NotImplementedError, RuntimeError), match="compiled autograd"):
+                th.backward(loss(), engine=engine)
+    assert x.grad is None
+
+
+def compiled_loss(x: Tensor) -> Tensor:
+    return (torch.compile(lambda x: x.sin().exp() * 2, backend="aot_eager")(x) + x).sum()
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_native_runs_compiled_regions(policy: str) -> None:
+    x = torch.arange(3.0, requires_grad=True)
+    expected = gradients_of([x], lambda: compiled_loss(x).backward())
+    found = gradients_of([x], lambda: th.backward(compiled_loss(x), policy=policy))
+    assert_equal(found, expected, bitwise=False)
+
+
+def test_the_direct_engine_refuses_compiled_regions_before_it_runs_anything() -> None:
+    x = torch.arange(3.0, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="compiled region task 0 CompiledFunctionBackward"):
+        th.backward(compiled_loss(x), engine="direct")
+    assert x.grad is None
+
+
+def test_the_direct_engine_refuses_a_function_that_gets_only_some_gradients() -> None:
+    x = torch.ones(2, requires_grad=True)
+    first, _ = Swap.apply(x * 1, x * 2)
+    with pytest.raises(NotImplementedError, match="zeros or None"):
+        th.backward(first.sum(), engine="direct")
+    first, _ = Swap.apply(x * 1, x * 2)
+    th.backward(first.sum())
+    assert torch.equal(x.grad, torch.full((2,), 2.0))
+
+
+def test_the_direct_engine_refuses_the_hooks_of_torch_distributed(tmp_path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        with pytest.raises(NotImplementedError, match="DistributedDataParallel"):
+            th.backward(model(torch.ones(1, 2)).sum(), engine="direct")
+        run = th.backward(model(torch.ones(1, 2)).sum(), policy="bfs")
+        assert run.order == run.planned
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_functions_with_arguments_that_are_no_tensors() -> None:
+    x = torch.ones(2, requires_grad=True)
+    th.backward(Scale.apply(x, 3.0, torch.tensor([1.0, 0.0])).sum(), engine="direct")
+    assert torch.equal(x.grad, torch.tensor([3.0, 0.0]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gradients_on_cuda_and_across_devices(engine: Engine) -> None:
+    torch.manual_seed(0)
+    on_gpu, on_cpu = nn.Linear(64, 64, device="cuda"), nn.Linear(64, 64)
+    leaves = [*on_gpu.parameters(), *on_cpu.parameters()]
+    x = torch.randn(8, 64, device="cuda")
+
+    def loss() -> Tensor:
+        hidden = on_gpu(x).relu()
+        return on_cpu(hidden.cpu()).sum() + on_gpu(hidden).square().mean().cpu()
+
+    expected = gradients_of(leaves, lambda: loss().backward())
+    for policy in POLICIES:
+        runs = []
+        found = gradients_of(leaves, lambda: runs.append(th.backward(loss(), policy=policy, engine=engine)))
+        assert_equal(found, expected, bitwise=False)
+        assert runs[0].order == runs[0].planned
