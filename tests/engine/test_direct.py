@@ -1,0 +1,185 @@
+"""A stepped session: `th.debug`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.input_buffer import InputBuffer
+
+
+def fan(x: Tensor) -> Tensor:
+    return torch.stack([x.exp(), x.sin(), x.cos()]).sum()
+
+
+def names(session: th.Stepper) -> list[str]:
+    return [entry.task.name.removesuffix("Backward0") for entry in session.ready]
+
+
+def test_the_ready_queue_is_seen_in_pop_order_with_its_keys() -> None:
+    session = th.debug(fan(torch.ones(1, requires_grad=True)), policy="heap")
+    assert session.current is not None and session.current.name == "SumBackward0"
+    session.step()
+    session.step()
+    assert names(session) == ["Cos", "Sin", "Exp"]
+    assert [entry.label for entry in session.ready] == ["#2", "#1", "#0"]
+    session.step()
+    assert names(session) == ["Sin", "Exp"]
+
+
+def test_arrivals_are_the_keys_of_bfs_and_dfs() -> None:
+    for policy, expected in (("bfs", ["Exp", "Sin", "Cos"]), ("dfs", ["Cos", "Sin", "Exp"])):
+        session = th.debug(fan(torch.ones(1, requires_grad=True)), policy=policy)
+        session.step()
+        session.step()
+        assert names(session) == expected
+        assert sorted(entry.label for entry in session.ready) == ["@2", "@3", "@4"]
+
+
+def test_any_ready_task_can_be_run_by_hand() -> None:
+    x = torch.ones(1, requires_grad=True)
+    session = th.debug(fan(x))
+    session.step()
+    session.step()
+    exp = session.ready[-1].task
+    assert session.step(exp) is exp
+    assert names(session) == ["Cos", "Sin"]
+    assert session.step(1).name == "SinBackward0"
+    run = session.run()
+    assert [run.graph.tasks[task].name for task in run.order[2:5]] == ["ExpBackward0", "SinBackward0", "CosBackward0"]
+    torch.testing.assert_close(x.grad, (x.exp() + x.cos() - x.sin()).detach())
+
+
+def test_what_waits_for_a_task_can_be_seen_and_kept() -> None:
+    x = torch.ones(2, requires_grad=True)
+    session = th.debug((x.exp() * 2 + x.exp().sin() * 3).sum())
+    leaf = session.graph.tasks[-1]
+    assert session.waiting(leaf) == (None,)
+    kept = []
+    while session.current is not leaf:
+        session.step()
+        (gradient,) = session.waiting(leaf)
+        if gradient is not None:
+            kept.append((gradient, gradient.clone()))
+    assert len(kept) >= 2
+    session.run()
+    assert all(torch.equal(gradient, copy) for gradient, copy in kept), "a gradient that was looked at has been changed"
+
+
+def test_a_task_that_is_not_ready_is_refused_with_the_reason() -> None:
+    session = th.debug(fan(torch.ones(1, requires_grad=True)))
+    leaf = session.graph.tasks[-1]
+    with pytest.raises(ValueError, match=r"task 5 .*AccumulateGrad is not ready: it waits for 3 more gradients"):
+        session.step(leaf)
+    done = session.step()
+    with pytest.raises(ValueError, match=r"task 4 SumBackward0 is not ready: it has run"):
+        session.step(done)
+    with pytest.raises(ValueError, match=r"no task 99; this graph has tasks 0 to 5"):
+        session.step(99)
+    session.run()
+
+
+def test_after_the_last_task_there_is_none() -> None:
+    x = torch.ones(1, requires_grad=True)
+    session = th.debug(fan(x))
+    for _ in range(len(session.graph)):
+        session.step()
+    assert session.current is None and session.ready == []
+    with pytest.raises(RuntimeError, match="all 6 have run"):
+        session.step()
+
+
+def test_a_user_policy_that_chooses_wrongly_can_be_overruled() -> None:
+    x = torch.ones(1, requires_grad=True)
+    session = th.debug(fan(x), policy=lambda ready, state: state.graph.tasks[5])
+    with pytest.raises(th.PolicyError, match="not ready"):
+        session.step()
+    assert session.order == []
+    while session.ready:
+        session.step(session.ready[0].task)
+    assert x.grad is not None
+
+
+def test_a_failed_step_ends_the_session_and_says_where() -> None:
+    layer = nn.Linear(2, 2)
+    with th.capture():
+        hidden = layer(torch.ones(1, 2))
+        loss = hidden.exp().sum()
+
+    def fail(gradient: Tensor) -> None:
+        raise ZeroDivisionError("mine")
+
+    hidden.register_hook(fail)
+    session = th.debug(loss)
+    session.step()
+    session.step()
+    with pytest.raises(ZeroDivisionError) as caught:
+        session.step()
+    assert "task 1 AddmmBackward0 (test_direct.py:" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match=r"session is over \(ZeroDivisionError in task 1 AddmmBackward0"):
+        session.step()
+    assert "ZeroDivisionError" in repr(session)
+    assert torch.is_grad_enabled()
+
+
+def test_a_closed_session_holds_no_gradients_and_does_not_go_on() -> None:
+    with th.debug(fan(torch.ones(1, requires_grad=True))) as session:
+        session.step()
+        session.step()
+        assert session.waiting(0)[0] is not None
+    session.close()
+    assert session.waiting(0) == (None,)
+    with pytest.raises(RuntimeError, match=r"over \(closed\)"):
+        session.run()
+
+
+def test_hooks_registered_at_a_stop_run() -> None:
+    x = torch.ones(1, requires_grad=True)
+    y = x.exp()
+    loss = y.sin().sum()
+    for steps in (0, 1):
+        x.grad = None
+        session = th.debug(loss)
+        for _ in range(steps):
+            session.step()
+        handle = y.register_hook(lambda gradient: gradient * 0)
+        session.run()
+        handle.remove()
+        assert torch.equal(x.grad, torch.zeros(1))
+
+
+@pytest.mark.parametrize("length", [1, 1500])
+def test_gradients_retained_at_a_stop_are_filled(length: int) -> None:
+    y = x = torch.ones(1, requires_grad=True)
+    for _ in range(length):
+        y = y * 1
+    session = th.debug(y.exp().sum())
+    y.retain_grad()
+    session.run()
+    torch.testing.assert_close(y.grad, torch.ones(1).exp())
+    assert x.grad is not None
+
+
+def test_a_session_says_what_it_is_doing() -> None:
+    session = th.debug(fan(torch.ones(1, requires_grad=True)), policy="bfs")
+    assert repr(session) == "<Stepper under bfs: 0 of 6 tasks have run, 1 ready>"
+    run = session.run()
+    assert repr(run).startswith("<Run of 6 tasks under bfs, direct engine:") and "longest queue 3" in repr(run)
+
+
+def test_only_sums_made_by_the_buffer_are_added_to_in_place() -> None:
+    buffer = InputBuffer(1)
+    first, second, third = torch.ones(2), torch.full((2,), 2.0), torch.full((2,), 4.0)
+    buffer.add(0, first)
+    assert buffer.gradients[0] is first
+    buffer.add(0, second)
+    total = buffer.gradients[0]
+    buffer.add(0, third)
+    assert buffer.gradients[0] is total, "the buffer's own sum is reused"
+    assert torch.equal(total, torch.full((2,), 7.0))
+    assert torch.equal(first, torch.ones(2)) and torch.equal(second, torch.full((2,), 2.0))
+    (seen,) = buffer.look()
+    buffer.add(0, first)
+    assert torch.equal(seen, torch.full((2,), 7.0)), "what somebody looked at stays as it was"
