@@ -10,6 +10,8 @@ ROOT := $(CURDIR)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# One thread: on two busy cores a second one mostly waits, and the times would say little.
+demo: export OMP_NUM_THREADS = 1
 demo: $(VENV)/dev.stamp ## step the backward of ResNet-50 and of linear50 under BFS, DFS and HEAP; pictures in out/
 	$(BIN)/tapehead demo resnet50
 	$(BIN)/tapehead demo linear50
