@@ -184,4 +184,4 @@ def _short_name(drawn: Graph, task_id: int) -> str:
 
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
