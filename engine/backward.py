@@ -33,15 +33,15 @@ def backward(
     Args:
         tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
         policy: a policy's name ("bfs", "dfs", "heap"), a `Policy`, or a callable (ready tasks, state) -> task.
-        engine: "native" runs PyTorch's C++ engine with the policy's order pinned to it; everything works as in training.
-            "direct" calls one node after the other from Python, on the current thread; see `Stepper` for what it refuses. It
-            never frees the graph, as if `retain_graph` were True.
+        engine: "native" runs PyTorch's C++ engine with the policy's order pinned to it; all works as in training.
+            "direct" calls one node after the other from Python, on the current thread; see `Stepper` for what it
+            refuses. It never frees the graph, as if `retain_graph` were True.
 
     Raises:
         NotImplementedError: the direct engine can't do this faithfully.
         ValueError: unknown policy or engine, or a tensor without a graph.
-        PolicyError: a policy of the user's own chose a task that was not ready. Nothing has been executed then, with the
-            native engine.
+        PolicyError: a policy of the user's own chose a task that was not ready. The native engine has then executed
+            nothing.
     """
     if engine not in get_args(Engine):
         raise ValueError(f"there is no engine {engine!r}; known are {', '.join(get_args(Engine))}")

@@ -18,9 +18,11 @@ from ..inspector.graph import graph as graph_of
 from ..inspector.kinds import Kind
 from ..inspector.torch_internals import (
     HookWatch,
+    call_node,
     checkpoint_group,
     compiled_autograd_is_on,
     gradient_dtype,
+    leaf_of,
     node_hooks,
     run_tensor_hooks,
 )
@@ -46,14 +48,16 @@ class Stepper:
         session.step()          # runs the next task; session.step(task) runs any other ready one
         session.run()           # runs the rest; the gradients are where loss.backward() puts them
 
-    Reproduces PyTorch's engine: per edge the summing of broadcast gradients, casts and their errors, accumulation, hooks on
-    tensors, nodes and leaves, checkpoints. Under "heap" the gradients are equal bit for bit; other orders add in another
-    order. Must be used in one thread, with the grad mode, autocast and default hooks in which the backward would be called.
+    Reproduces PyTorch's engine: per edge the summing of broadcast gradients, casts and their errors, accumulation,
+    hooks on tensors, nodes and leaves, checkpoints. Under "heap" the gradients are equal bit for bit; other orders add
+    in another order. Must be used in one thread, with the grad mode, autocast and default hooks in which the backward
+    would be called.
 
     Known limitations. Refused, with a sentence: create_graph, inputs=, C++ hooks (DistributedDataParallel), compiled
-    regions and compiled autograd, anomaly mode, and a custom Function that gets a gradient for some of its outputs only. Different from
-    PyTorch: the graph is never freed (as with retain_graph=True), a parameter's first gradient is cloned where PyTorch may
-    take the tensor as it is, and hooks of a non-leaf tensor whose node gets no gradient at all are not called with None.
+    regions and compiled autograd, anomaly mode, and a custom Function that gets a gradient for some of its outputs
+    only. Different from PyTorch: the graph is never freed (as with retain_graph=True), a parameter's first gradient is
+    cloned where PyTorch may take the tensor as it is, and hooks of a non-leaf tensor whose node gets no gradient at all
+    are not called with None.
 
     Args:
         tensors, grad_tensors: as in `torch.autograd.backward`.
@@ -65,7 +69,11 @@ class Stepper:
     """
 
     def __init__(
-        self, tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None = None, *, policy: AnyPolicy = "heap"
+        self,
+        tensors: Outputs,
+        grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+        *,
+        policy: AnyPolicy = "heap",
     ) -> None:
         chosen = find_policy(policy)
         _refuse_surroundings()
@@ -82,7 +90,9 @@ class Stepper:
         self._group = checkpoint_group()
         self._hooks = HookWatch(self.graph.nodes) if len(self.graph) >= _MANY_TASKS else None
         _wait_for_accelerators(self.graph)
-        for position, (root, gradient) in enumerate(zip(self.graph.roots, root_gradients(tensors, grad_tensors), strict=True)):
+        for position, (root, gradient) in enumerate(
+            zip(self.graph.roots, root_gradients(tensors, grad_tensors), strict=True)
+        ):
             self._deliver(Edge(root.task, position, root.task, root.input), gradient)
 
     def __repr__(self) -> str:
@@ -116,8 +126,8 @@ class Stepper:
     def step(self, task: Task | int | None = None) -> Task:
         """Runs one task: the given one, or the policy's choice. Returns it.
 
-        If it raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over: what
-        had been accumulated into .grad by then stays, as after an exception in `loss.backward()`.
+        If it raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over:
+        what had been accumulated into .grad by then stays, as after an exception in `loss.backward()`.
 
         Raises:
             ValueError: the given task is not ready.
@@ -144,7 +154,7 @@ class Stepper:
             watch = self._hooks
             ask = watch is None or watch.possible()
             while queue:
-                self._execute(queue.choose(), hooks=ask or watch.registered())
+                self._execute(queue.choose(), hooks=ask or (watch is not None and watch.registered()))
         order = tuple(self.order)
         return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns)
 
@@ -162,7 +172,9 @@ class Stepper:
 
     def _check_open(self) -> None:
         if self._over is not None:
-            raise RuntimeError(f"this session is over ({self._over}); start a new one on a fresh forward with th.debug(loss)")
+            raise RuntimeError(
+                f"this session is over ({self._over}); start a new one on a fresh forward with th.debug(loss)"
+            )
 
     def _task(self, task: Task | int) -> Task:
         task_id = task if isinstance(task, int) else task.id
@@ -173,7 +185,7 @@ class Stepper:
     def _why_not(self, task_id: int) -> str:
         if self._missing[task_id]:
             return f"it waits for {self._missing[task_id]} more gradients"
-        return "it has run" if task_id in self.order else "it is not reached"
+        return "it has run"
 
     def _execute(self, task_id: int, hooks: bool = True) -> None:
         """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
@@ -194,15 +206,17 @@ class Stepper:
     def _outputs(self, task_id: int, gradients: Gradients) -> Gradients:
         """Calls the task's node. Its outputs, one per entry of `next_functions`."""
         node = self.graph.nodes[task_id]
-        if self.graph.tasks[task_id].kind not in _APPLIED:
-            outputs = node(*gradients)
-            return outputs if type(outputs) is tuple else (outputs,)
-        return _apply(self.graph, task_id, gradients)
+        task = self.graph.tasks[task_id]
+        if task.kind not in _APPLIED:
+            return call_node(node, gradients)
+        if any(gradient is None for gradient in gradients):
+            raise _cannot_materialize(self.graph, task)
+        return _by_edge(task, node, call_node(node, gradients))
 
     def _outputs_with_hooks(self, task_id: int, gradients: Gradients) -> Gradients:
         node = self.graph.nodes[task_id]
         if self.graph.tasks[task_id].kind is Kind.ACCUMULATE_GRAD:
-            gradients = _run_leaf_hooks(node.variable, gradients)  # type: ignore[attr-defined]
+            gradients = _run_leaf_hooks(leaf_of(node), gradients)
         else:
             gradients = run_tensor_hooks(node, gradients)
         before, after = node_hooks(node)
@@ -221,7 +235,7 @@ class Stepper:
         return outputs
 
     def _deliver(self, edge: Edge, gradient: Tensor | None) -> None:
-        """Puts a gradient into the next task's buffer; the last one makes the task ready, also when all are undefined."""
+        """Puts a gradient into the next task's buffer. The last makes it ready, also when all are undefined."""
         next_task = edge.next_task
         takes = self._takes[next_task]
         buffer = self._buffers.get(next_task)
@@ -238,28 +252,23 @@ class Stepper:
             self._queue.push(next_task)
 
 
-def _apply(graph: Graph, task_id: int, gradients: Gradients) -> Gradients:
-    """Calls the node of a custom Function."""
-    if any(gradient is None for gradient in gradients):
-        raise _cannot_materialize(graph, graph.tasks[task_id])
-    outputs = graph.nodes[task_id].apply(*gradients)  # type: ignore[attr-defined]
-    return _by_edge(graph.tasks[task_id], graph.nodes[task_id], outputs if isinstance(outputs, tuple) else (outputs,))
-
-
 def _by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
-    """A custom Function gives one gradient per argument of its forward; sorts them to its edges (python_function.cpp)."""
+    """Sorts what a custom Function gives, one per argument of its forward, to its edges (python_function.cpp)."""
     needed = node.needs_input_grad
     while len(outputs) > len(needed) and outputs[-1] is None:
         outputs = outputs[:-1]
     if len(outputs) != len(needed):
         raise RuntimeError(
-            f"function {task.name} returned an incorrect number of gradients (expected {len(needed)}, got {len(outputs)})"
+            f"function {task.name} returned an incorrect number of gradients "
+            f"(expected {len(needed)}, got {len(outputs)})"
         )
     wanted = iter([output for output, need in zip(outputs, needed, strict=True) if need])
     found = [next(wanted, None) if child is not None else None for child, _ in node.next_functions]
     for output in found:
         if output is not None and not isinstance(output, Tensor):
-            raise TypeError(f"function {task.name} returned a {type(output).__name__} as a gradient; expected a Tensor or None")
+            raise TypeError(
+                f"function {task.name} returned a {type(output).__name__} as a gradient; expected a Tensor or None"
+            )
     return found
 
 
@@ -268,7 +277,7 @@ def _run_leaf_hooks(leaf: Tensor, gradients: Gradients) -> Gradients:
         return gradients
     (gradient,) = gradients
     for hook in list(leaf._backward_hooks.values()):
-        result = hook(gradient)
+        result = hook(gradient)  # type: ignore[arg-type]
         gradient = gradient if result is None else result
     return (gradient,)
 
@@ -277,17 +286,17 @@ def _replaced(result: Any, gradients: Gradients) -> Gradients:
     """What a node's hook made of the gradients: None leaves them as they are."""
     if result is None:
         return gradients
-    result = result if isinstance(result, tuple) else (result,)
-    if len(result) != len(gradients):
-        raise RuntimeError(f"a hook returned {len(result)} gradients where {len(gradients)} were expected")
-    return result
+    replaced: tuple[Tensor | None, ...] = result if isinstance(result, tuple) else (result,)
+    if len(replaced) != len(gradients):
+        raise RuntimeError(f"a hook returned {len(replaced)} gradients where {len(gradients)} were expected")
+    return replaced
 
 
 def _takes(task: Task, node: Node) -> tuple[TensorMeta, ...]:
     """What a task takes: a leaf's `grad_dtype` is not in its node's metadata."""
     if task.kind is not Kind.ACCUMULATE_GRAD:
         return task.inputs
-    dtype = gradient_dtype(node.variable)  # type: ignore[attr-defined]
+    dtype = gradient_dtype(leaf_of(node))
     return task.inputs if dtype in (None, task.inputs[0].dtype) else (replace(task.inputs[0], dtype=dtype),)
 
 

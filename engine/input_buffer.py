@@ -1,4 +1,4 @@
-"""What happens to a gradient on its way into a task: checked and fitted to what the task takes, then summed with what is there."""
+"""A gradient's way into a task: fitted to what the task takes, then summed with what is there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from ..inspector.graph import Edge, Graph, TensorMeta
 
 
 def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tensor:
-    """The gradient as its receiver takes it: summed over broadcast dimensions, cast, moved. Source: engine.cpp, validate_outputs.
+    """The gradient as its receiver takes it: summed over broadcast dimensions, cast, moved.
 
+    The rules are those of engine.cpp, validate_outputs.
     Most C++ nodes leave the summing to the engine: AddBackward0 gives the broadcast shape for both operands.
 
     Raises:
@@ -20,7 +21,9 @@ def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tens
         return gradient
     if meta.shape is not None and gradient.shape != meta.shape:
         if not _broadcasts(meta.shape, gradient.shape):
-            raise _invalid(graph, edge, f"got {list(gradient.shape)} but expected shape compatible with {list(meta.shape)}")
+            raise _invalid(
+                graph, edge, f"got {list(gradient.shape)} but expected shape compatible with {list(meta.shape)}"
+            )
         gradient = gradient.sum_to_size(meta.shape)
     if gradient.dtype != meta.dtype:
         if not (gradient.dtype.is_floating_point or gradient.is_complex() == meta.dtype.is_complex):
@@ -43,7 +46,9 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 def _invalid(graph: Graph, edge: Edge, why: str) -> RuntimeError:
     task = graph.tasks[edge.task]
     error = RuntimeError(f"Function {task.name} returned an invalid gradient at index {edge.output} - {why}")
-    error.add_note(f"tapehead: it goes from {graph.describe(task)} to input {edge.input} of {graph.describe(edge.next_task)}")
+    error.add_note(
+        f"tapehead: it goes from {graph.describe(task)} to input {edge.input} of {graph.describe(edge.next_task)}"
+    )
     return error
 
 
@@ -51,9 +56,9 @@ class InputBuffer:
     """The gradients that wait for one task, one sum per input number.
 
     PyTorch adds in place where it holds the only reference (input_buffer.cpp, accumulate). Python can't see reference
-    counts of the C++ side, so here only sums which this buffer made itself are added to in place: never one that a node,
-    a hook, another buffer or a user may hold too. That costs one tensor more than in PyTorch while a second gradient
-    arrives; the values are the same.
+    counts of the C++ side, so here only sums which this buffer made itself are added to in place: never one that a
+    node, a hook, another buffer or a user may hold too. That costs one tensor more than in PyTorch while a second
+    gradient arrives; the values are the same.
     """
 
     __slots__ = ("_own", "gradients")

@@ -25,14 +25,17 @@ def execute_pinned(
 ) -> tuple[list[int], int]:
     """Runs `torch.autograd.backward` so that tasks start in the `planned` order.
 
-    The engine's ready queue pops the highest sequence number first (engine.h, CompareNodeTaskTime), so numbers that fall
-    along the order pin it. They are put back afterwards, also after an error. A pre-hook on each node notes what really ran.
+    The engine's ready queue pops the highest sequence number first (engine.h, CompareNodeTaskTime), so numbers that
+    fall along the order pin it. They are put back afterwards, also after an error. A pre-hook on each node notes what
+    really ran.
 
     Returns:
         The ids of the tasks in the order in which they ran, and the nanoseconds of the backward.
     """
     if compiled_autograd_is_on():
-        raise RuntimeError("compiled autograd replaces the engine whose order tapehead pins; switch it off for this backward")
+        raise RuntimeError(
+            "compiled autograd replaces the engine whose order tapehead pins; switch it off for this backward"
+        )
     order: list[int] = []
     with ExitStack() as stack:
         for task_id, node in enumerate(graph.nodes):
@@ -41,7 +44,7 @@ def execute_pinned(
         stack.enter_context(_one_queue(graph))
         started_ns = time.perf_counter_ns()
         try:
-            torch.autograd.backward(tensors, gradients, retain_graph, create_graph, inputs=inputs)
+            torch.autograd.backward(tensors, gradients, retain_graph, create_graph, inputs=inputs)  # type: ignore[arg-type]
         except Exception as error:
             if order:
                 error.add_note(f"tapehead: raised in or after {graph.describe(order[-1])}, the last task that started")

@@ -1,4 +1,4 @@
-"""Which ready task runs next. One flat table; a policy is a key (the least runs first) or a choice of the user's own."""
+"""Which ready task runs next: one flat table of keys, of which the least runs first, or a choice of the user's own."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What a user's policy may look at besides the ready tasks: the graph and the ids of the tasks that ran, in order."""
+    """What a user's policy may look at besides the ready tasks: the graph, and the ids of what ran, in order."""
 
     graph: Graph
     order: Sequence[int]
 
 
 Choice: TypeAlias = Callable[[Sequence[Task], QueueState], Task]
-"""A user's policy: gets the ready tasks, first arrived first, and returns one of them. Costs what the user makes it cost."""
+"""A user's policy: gets the ready tasks, first arrived first, and returns one of them."""
 
 AnyPolicy: TypeAlias = str | Policy | Choice
 
@@ -59,8 +59,8 @@ POLICIES = {
         Policy("bfs", "first ready, first run", lambda task, arrival: (arrival,), _arrival_label),
         # PR #4746, its second candidate.
         Policy("dfs", "last ready, first run", lambda task, arrival: (-arrival,), _arrival_label),
-        # PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest number there is (PR #7604).
-        # The engine leaves ties open; here the first to arrive runs first.
+        # PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest number there is (PR
+        # #7604). The engine leaves ties open; here the first to arrive runs first.
         Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr, arrival), _creation_label),
     )
 }

@@ -92,7 +92,9 @@ class ChoiceQueue:
         chosen = self._choice(ready, self._state)
         name = policy_name(self._choice)
         if not isinstance(chosen, Task):
-            raise PolicyError(f"policy {name} returned {chosen!r}; it must return one of the {len(ready)} ready tasks it got")
+            raise PolicyError(
+                f"policy {name} returned {chosen!r}; it must return one of the {len(ready)} ready tasks it got"
+            )
         if chosen.id not in self._arrivals or self._tasks[chosen.id] is not chosen:
             described = self._graph.describe(chosen.id) if chosen.id < len(self._tasks) else f"task {chosen.id}"
             raise PolicyError(

@@ -11,22 +11,26 @@ from ..inspector.graph import Outputs
 from ..inspector.torch_internals import first_gradients
 
 
-def root_gradients(tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None) -> tuple[Tensor | None, ...]:
-    """One gradient per output: the given one, or one for a scalar. The rules and errors are `torch.autograd.backward`'s."""
+def root_gradients(
+    tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None
+) -> tuple[Tensor | None, ...]:
+    """One gradient per output: the given one, or ones for a scalar. Rules and errors of `torch.autograd.backward`."""
     outputs = [tensors] if isinstance(tensors, Tensor | GradientEdge) else list(tensors)
     if grad_tensors is None:
         given: list[Tensor | None] = [None] * len(outputs)
     else:
         given = [grad_tensors] if isinstance(grad_tensors, Tensor) else list(grad_tensors)
     if len(given) != len(outputs):
-        raise RuntimeError(f"got {len(outputs)} tensors and {len(given)} gradients; give one for each tensor, or none at all")
+        raise RuntimeError(
+            f"got {len(outputs)} tensors and {len(given)} gradients; give one for each tensor, or none at all"
+        )
     try:
         return first_gradients(outputs, given)
     except RuntimeError as error:
         for position, (output, gradient) in enumerate(zip(outputs, given, strict=True)):
             if gradient is None and isinstance(output, Tensor) and output.numel() != 1:
                 error.add_note(
-                    f"tapehead: output {position} has shape {tuple(output.shape)}; reduce it to a scalar (loss.sum()) or "
-                    "pass its gradient in grad_tensors"
+                    f"tapehead: output {position} has shape {tuple(output.shape)}; reduce it to a scalar (loss.sum()) "
+                    "or pass its gradient in grad_tensors"
                 )
         raise

@@ -34,8 +34,8 @@ class Run:
 
     def __repr__(self) -> str:
         return (
-            f"<Run of {len(self.order)} tasks under {self.policy}, {self.engine} engine: {self.elapsed_ns / 1e6:.1f} ms, "
-            f"longest queue {self.longest_queue}>"
+            f"<Run of {len(self.order)} tasks under {self.policy}, {self.engine} engine: "
+            f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}>"
         )
 
     @cached_property

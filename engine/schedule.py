@@ -10,7 +10,7 @@ from .ready_queue import ready_queue
 
 
 def dependencies(graph: Graph) -> list[int]:
-    """For each task how many gradients must arrive before it is ready: one per edge and one per root (engine.cpp, compute_dependencies)."""
+    """How many gradients each task waits for: one per edge and one per root (engine.cpp, compute_dependencies)."""
     counts = [0] * len(graph.tasks)
     for edge in graph.edges:
         counts[edge.next_task] += 1

@@ -1,1 +1,1 @@
-"""What the forward left: the graph, its creation times, saved tensors and source lines, and pictures of it. Needs torch alone."""
+"""What the forward left: the graph, creation times, saved tensors, source lines, pictures. Needs torch alone."""

@@ -26,7 +26,6 @@ from .torch_internals import (
     watch_function_apply,
 )
 
-
 Paths = dict[nn.Module, str]
 
 
@@ -42,8 +41,8 @@ class capture:
             called. Give it where the forward calls parts of a model and never the model itself.
 
     Known limitations: another thread's forward is not seen (open a capture there). A compiled region is one node with
-    the module call around it. Tensors saved under the user's own `saved_tensors_hooks` (checkpoint is such a user) are not
-    listed: reading them would run those hooks.
+    the module call around it. Tensors saved under the user's own `saved_tensors_hooks` (checkpoint is such a user) are
+    not listed: reading them would run those hooks.
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
@@ -74,8 +73,8 @@ class capture:
 class _CallWatcher:
     """Global module hooks which keep the stack of module calls that are running.
 
-    Dynamo traces hooks and function modes into the regions it compiles; asked first whether it is compiling, they are nothing
-    to it, and the region stays one node.
+    Dynamo traces hooks and function modes into the regions it compiles; asked first whether it is compiling, they are
+    nothing to it, and the region stays one node.
     """
 
     def __init__(self, tape: Tape, module: nn.Module | None) -> None:
@@ -146,7 +145,11 @@ class _OperationWatcher(TorchFunctionMode):
         self._calls = calls
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if is_dynamo_compiling():
             return function(*args, **(kwargs or {}))

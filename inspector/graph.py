@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from .kinds import Kind, kind_of
 from .tape import CallRecord, Operation, Tape, operations_of
-from .torch_internals import input_metadata
+from .torch_internals import input_metadata, leaf_of
 
 if TYPE_CHECKING:
     import graphviz
@@ -148,7 +148,9 @@ class Graph:
         return len(self.tasks)
 
     def __repr__(self) -> str:
-        return f"<Graph of {len(self.tasks)} tasks and {len(self.edges)} edges from {self.tasks[self.roots[0].task].name}>"
+        return (
+            f"<Graph of {len(self.tasks)} tasks and {len(self.edges)} edges from {self.tasks[self.roots[0].task].name}>"
+        )
 
     @cached_property
     def out_edges(self) -> tuple[tuple[Edge, ...], ...]:
@@ -243,12 +245,14 @@ def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
             if not output.requires_grad:
                 raise ValueError(
                     f"output {position} (shape {tuple(output.shape)}, {output.dtype}) does not require grad and has no "
-                    "grad_fn, so there is no graph below it: was it computed under torch.no_grad() or inference_mode(), "
-                    "detached, or does no input of it require grad?"
+                    "grad_fn, so there is no graph below it: was it computed under torch.no_grad() or "
+                    "inference_mode(), detached, or does no input of it require grad?"
                 )
             output = get_gradient_edge(output)
         elif not isinstance(output, GradientEdge):
-            raise TypeError(f"output {position} is a {type(output).__name__}; expected a torch.Tensor or a GradientEdge")
+            raise TypeError(
+                f"output {position} is a {type(output).__name__}; expected a torch.Tensor or a GradientEdge"
+            )
         roots.append((output.node, output.output_nr))
     if not roots:
         raise ValueError("there is no output to start from: the sequence is empty")
@@ -322,7 +326,7 @@ def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | 
                 kind,
                 node._sequence_nr(),
                 _metas(node, metas),
-                leaf_name(node.variable) if kind is Kind.ACCUMULATE_GRAD else None,
+                leaf_name(leaf_of(node)) if kind is Kind.ACCUMULATE_GRAD else None,
                 calls.id_of(operation.call) if operation else None,
                 operation,
             )

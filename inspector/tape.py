@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 from torch.overrides import resolve_name
 
 from .source import Source, innermost_user_line
-from .torch_internals import UNNUMBERED, Traceback, traceback_frames
+from .torch_internals import UNNUMBERED, Traceback, notes_on, traceback_frames
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -43,7 +43,7 @@ class CallRecord:
 
 
 class Operation:
-    """One call of a torch function (or of a custom Function, or of a whole module where torch saw no more) in the forward.
+    """One call of a torch function in the forward; of a custom Function, or of a whole module where no more is seen.
 
     It made the nodes whose sequence numbers lie in [start, end) of its thread. Of its traceback nothing is resolved
     until `source` is asked for.
@@ -78,7 +78,7 @@ class Operation:
         function = self._function
         if isinstance(function, type):
             return function.__qualname__
-        return resolve_name(function) or getattr(function, "__name__", repr(function))
+        return resolve_name(function) or str(getattr(function, "__name__", function))
 
     @property
     def source(self) -> Source | None:
@@ -90,7 +90,7 @@ class Operation:
 
 
 class SavedRecord:
-    """What autograd holds of a tensor saved during a capture: the tensor, its version then, its node's sequence number."""
+    """What autograd holds of a tensor that was saved during a capture: the tensor, and its version then."""
 
     __slots__ = ("__weakref__", "sequence_nr", "tensor", "version")
 
@@ -105,9 +105,9 @@ class SavedRecord:
         if now != self.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {now}; expected version {self.version} "
-                "instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-                "torch.autograd.set_detect_anomaly(True)."
+                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {now}; expected version "
+                f"{self.version} instead. Hint: enable anomaly detection to find the operation that failed to compute "
+                "its gradient, with torch.autograd.set_detect_anomaly(True)."
             )
         return self.tensor
 
@@ -121,8 +121,8 @@ class Tape:
     Attributes:
         started_ns: `time.perf_counter_ns()` when the capture began.
         error: the exception that ended it, if one did. Then `graph()` gives the graph up to it.
-        saves_seen: False where the saved tensors could not be watched: `torch.autograd.graph.saved_tensors_hooks` of the
-            user were active around the capture (they keep working, untouched), or such hooks were disabled.
+        saves_seen: False where the saved tensors could not be watched: `torch.autograd.graph.saved_tensors_hooks` of
+            the user were active around the capture (they keep working, untouched), or such hooks were disabled.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Tape:
         self.saved: list[ref[SavedRecord]] = []
         self._leaves: dict[int, tuple[ref[Tensor], int, str]] = {}  # by id(): the parameter, its outermost module, name
         self.frontier: tuple[Node, ...] = ()
-        self._root_classes: list[tuple[str, bool]] = []  # class name of each outermost module, whether it has parameters
+        self._root_classes: list[tuple[str, bool]] = []  # of each outermost module, and whether it has parameters
         self._unnamed_root: int | None = None
 
     def __repr__(self) -> str:
@@ -236,17 +236,17 @@ def nodes_of(value: object, depth: int = 3) -> Iterator[Node]:
 def mark(nodes: Iterable[Node], operation: Operation) -> None:
     """Marks the nodes. A mark that is there already, of an inner call, stays."""
     for node in nodes:
-        node.metadata.setdefault(_MARK, operation)
+        notes_on(node).setdefault(_MARK, operation)
 
 
 def unmarked_nodes(result: object) -> list[Node]:
     """The nodes of a function's result that no operation has claimed yet."""
-    return [node for node in nodes_of(result) if _MARK not in node.metadata]
+    return [node for node in nodes_of(result) if _MARK not in notes_on(node)]
 
 
 def seen_by(tape: Tape, node: Node) -> bool:
     """Whether the node was made in the tape's capture."""
-    operation = node.metadata.get(_MARK)
+    operation = notes_on(node).get(_MARK)
     return operation is not None and operation.tape is tape
 
 
@@ -261,7 +261,7 @@ def operations_of(
     """
     operations: dict[Node, Operation] = {}
     for node in reversed(list(oldest_first)):
-        operation = node.metadata.get(_MARK) or operations.get(node)
+        operation = notes_on(node).get(_MARK) or operations.get(node)
         if operation is None:
             continue
         operations[node] = operation

@@ -1,6 +1,7 @@
 """Everything of torch that is private, in one place.
 
-tests/inspector/test_torch_internals.py checks each function's promise, so that a torch release which changes one fails there.
+tests/inspector/test_torch_internals.py checks each function's promise, so that a torch release which changes one fails
+there.
 """
 
 from __future__ import annotations
@@ -39,13 +40,31 @@ UNNUMBERED = 2**64 - 1
 def input_metadata(node: Node) -> list[tuple[tuple[int, ...] | None, torch.dtype, torch.device]]:
     """Shape (None for nested tensors), dtype and device of each gradient that `node` takes."""
     found: list[Any] = []
-    for meta in node._input_metadata:  # type: ignore[attr-defined]
+    for meta in node._input_metadata:
         nested = meta.is_nested_tensor or meta.is_cpp_nested_tensor
         found.append((None if nested else tuple(meta.shape), meta.dtype, meta.device))
     return found
 
 
 Traceback = NewType("Traceback", object)
+
+
+def notes_on(node: Node) -> dict[str, Any]:
+    """A dict in which anybody may put things about a node; it lives as long as the node does."""
+    notes: dict[str, Any] = node.metadata  # type: ignore[assignment]
+    return notes
+
+
+def leaf_of(node: Node) -> Tensor:
+    """The leaf whose .grad an AccumulateGrad writes."""
+    leaf: Tensor = node.variable  # type: ignore[attr-defined]
+    return leaf
+
+
+def call_node(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Calls the node of a C++ or custom Function: its apply and nothing else. One output comes as a tuple too."""
+    outputs = node(*gradients) if callable(node) else node.apply(*gradients)  # type: ignore[attr-defined]
+    return outputs if type(outputs) is tuple else (outputs,)
 
 
 def capture_traceback() -> Traceback:
@@ -55,12 +74,12 @@ def capture_traceback() -> Traceback:
 
 def traceback_frames(traceback: Traceback) -> list[FrameSummary]:
     """The lines of a captured stack, outermost first."""
-    return list(CapturedTraceback(traceback).summary())
+    return list(CapturedTraceback(traceback).summary())  # type: ignore[no-untyped-call]
 
 
 def saved_tensor_hooks_in_use() -> bool:
     """Whether hooks for saved tensors are active or forbidden here, so that none may be put on top of them."""
-    autograd = torch._C._autograd
+    autograd: Any = torch._C._autograd
     return autograd._top_saved_tensors_default_hooks(True) is not None or not autograd._saved_tensors_hooks_is_enabled()
 
 
@@ -78,14 +97,14 @@ def watch_function_apply(watcher: ApplyWatcher) -> Iterator[None]:
     """
     with _apply_lock:
         _apply_watchers.append(watcher)
-        Function.apply = classmethod(_watched_apply)  # type: ignore[assignment,method-assign]
+        Function.apply = classmethod(_watched_apply)  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
         with _apply_lock:
             _apply_watchers.remove(watcher)
             if not _apply_watchers:
-                Function.apply = _original_apply
+                Function.apply = _original_apply  # type: ignore[method-assign]
 
 
 def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -98,8 +117,8 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def pinned_order(nodes: Sequence[Node]) -> Iterator[None]:
-    """Meanwhile the engine runs `nodes` in this order, where their edges allow it. Their sequence numbers come back after."""
-    before = [node._sequence_nr() for node in nodes]  # type: ignore[attr-defined]
+    """Meanwhile the engine runs `nodes` in this order, where edges allow it. Their sequence numbers come back after."""
+    before = [node._sequence_nr() for node in nodes]
     try:
         for rank, node in enumerate(nodes):
             node._set_sequence_nr(len(nodes) - rank)  # type: ignore[attr-defined]
@@ -119,7 +138,7 @@ Hooks = list[Callable[..., Any]]
 
 
 def node_hooks(node: Node) -> tuple[Hooks, Hooks]:
-    """The Python pre-hooks (`register_prehook`) and post-hooks (`register_hook`) of a node, in the order in which they run.
+    """The Python pre-hooks (`register_prehook`) and post-hooks (`register_hook`) of a node, in running order.
 
     torch lists them nowhere, but a handle knows the dict in which it stands.
     """
@@ -140,8 +159,8 @@ def run_tensor_hooks(node: Node, gradients: Sequence[Tensor | None]) -> list[Ten
     """Runs the hooks of the tensors which `node` made (`Tensor.register_hook`, then `retain_grad`) as the engine does.
 
     Hooks of tensors that are gone can't be listed, but the engine runs them when a node's inputs are at once the roots
-    and the wanted inputs of a backward: the node itself is then not executed. Where no gradient is there at all, there is
-    nothing to start from, and no hook runs.
+    and the wanted inputs of a backward: the node itself is then not executed. Where no gradient is there at all, there
+    is nothing to start from, and no hook runs.
     """
     given = [number for number, gradient in enumerate(gradients) if gradient is not None]
     if not given:
@@ -164,7 +183,7 @@ def first_gradients(
     outputs: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """The gradients with which `torch.autograd.backward` would start: checked, and ones for scalars without one."""
-    return tuple(torch.autograd._make_grads(outputs, gradients, is_grads_batched=False))
+    return torch.autograd._make_grads(outputs, gradients, is_grads_batched=False)  # type: ignore[arg-type]
 
 
 def gradient_dtype(leaf: Tensor) -> torch.dtype | None:
@@ -183,11 +202,12 @@ def checkpoint_group() -> AbstractContextManager[Any]:
 
 
 class HookWatch:
-    """Whether there may be Python hooks on the nodes or tensors of a graph: for many nodes cheaper than asking each one.
+    """Whether there may be Python hooks on the nodes or tensors of a graph: for many nodes cheaper than asking each.
 
     Each hook of `register_hook` and its kin stands in an OrderedDict under the number of its handle, and handles are
-    counted; a tensor whose gradient is retained says so. Both are found among the objects which Python's garbage collector
-    tracks. Hooks of modules and optimizers look the same: they cost the time of asking the nodes, and nothing else.
+    counted; a tensor whose gradient is retained says so. Both are found among the objects which Python's garbage
+    collector tracks. Hooks of modules and optimizers look the same: they cost the time of asking the nodes, and nothing
+    else.
     """
 
     def __init__(self, nodes: Collection[Node]) -> None:
@@ -219,6 +239,7 @@ class HookWatch:
 
 def _subclasses(kind: type) -> set[type]:
     found = {kind}
+    subclass: type
     for subclass in kind.__subclasses__():
         found |= _subclasses(subclass)
     return found

@@ -40,7 +40,8 @@ def random_program(seed: int, operations: int = 25) -> tuple[list[Tensor], Tenso
     pick = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     leaves = [
-        torch.randn(shape, generator=generator, requires_grad=True) for shape in ((4, 4), (4, 4), (4,), (1, 4), (), (4, 4))
+        torch.randn(shape, generator=generator, requires_grad=True)
+        for shape in ((4, 4), (4, 4), (4,), (1, 4), (), (4, 4))
     ]
     made = [leaf * 1 if leaf.shape == (4, 4) else leaf + torch.zeros(4, 4) for leaf in leaves]
     for _ in range(operations):

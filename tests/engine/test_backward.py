@@ -252,7 +252,9 @@ class TestBoth:
 
             def note_all(name: str) -> Callable[..., None]:
                 def hook(*gradients: tuple[Tensor | None, ...]) -> None:
-                    log.append((name, [[each if each is None else each.tolist() for each in group] for group in gradients]))
+                    log.append(
+                        (name, [[each if each is None else each.tolist() for each in group] for group in gradients])
+                    )
 
                 return hook
 
@@ -266,7 +268,9 @@ class TestBoth:
             with torch.no_grad():
                 layer.weight.copy_(torch.eye(2))
                 layer.bias.zero_()
-            layer.register_full_backward_hook(lambda module, inputs, outputs: log.append(("module", inputs[0].tolist())))
+            layer.register_full_backward_hook(
+                lambda module, inputs, outputs: log.append(("module", inputs[0].tolist()))
+            )
             loss = (layer(z) + y.repeat(2, 1)[0]).sum()
             y.register_hook(note("tensor", 3.0))
             y.register_hook(note("tensor again"))

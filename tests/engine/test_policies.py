@@ -135,7 +135,9 @@ def test_an_unknown_policy_is_told_with_those_there_are() -> None:
 
 def test_a_policy_that_returns_what_is_not_ready_is_told_what_is() -> None:
     graph = fan()
-    with pytest.raises(th.PolicyError, match=r"policy eager returned task 4 .*AccumulateGrad, which is not ready; ready are 3 Stack"):
+    with pytest.raises(
+        th.PolicyError, match=r"policy eager returned task 4 .*AccumulateGrad, which is not ready; ready are 3 Stack"
+    ):
 
         def eager(ready: list[th.Task], state: QueueState) -> th.Task:
             return state.graph.tasks[4]

@@ -182,7 +182,10 @@ def test_saved_tensors_know_storage_bytes_version_and_parameter() -> None:
     saved = {(graph.tasks[each.task].name, each.shape): each for each in graph.saved}
     weight = saved["AddmmBackward0", (4, 8)]
     assert weight.parameter == "weight" and weight.storage_bytes == 4 * 8 * 4
-    relu, product = saved["ReluBackward0", (2, 8)], [each for each in graph.saved if graph.tasks[each.task].name == "MulBackward0"]
+    relu, product = (
+        saved["ReluBackward0", (2, 8)],
+        [each for each in graph.saved if graph.tasks[each.task].name == "MulBackward0"],
+    )
     assert relu.storage_bytes == 2 * 8 * 4 and relu.version == 0 and relu.dtype == torch.float32
     assert {each.storage for each in product} >= {relu.storage}, "relu's result is kept by two tasks and is one storage"
 

@@ -118,7 +118,10 @@ def test_several_roots_keep_their_order_and_input_numbers() -> None:
     first, second = x.mul(1).split(2)
     total = first.sum()
     graph = th.graph([second, total])
-    assert [(graph.tasks[root.task].name, root.input) for root in graph.roots] == [("SplitBackward0", 1), ("SumBackward0", 0)]
+    assert [(graph.tasks[root.task].name, root.input) for root in graph.roots] == [
+        ("SplitBackward0", 1),
+        ("SumBackward0", 0),
+    ]
 
 
 def test_a_gradient_edge_and_a_leaf_can_be_roots() -> None:
@@ -175,4 +178,6 @@ def test_describe_names_parameter_module_and_line() -> None:
         loss = model(torch.ones(1, 2)).sum()
     graph = th.graph(loss)
     (weight,) = [task for task in graph.tasks if task.parameter == "0.weight"]
-    assert graph.describe(weight).startswith(f"task {weight.id} torch::autograd::AccumulateGrad (0.weight, 0, test_graph.py:")
+    assert graph.describe(weight).startswith(
+        f"task {weight.id} torch::autograd::AccumulateGrad (0.weight, 0, test_graph.py:"
+    )
