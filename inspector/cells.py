@@ -233,7 +233,7 @@ class RowCell:
         self.line_pitch = CHIP + 6 + (6 if most > 1 else 0)
         lines = ceil(len(tasks) / self.line)
         self.chips_height = CHIP + (lines - 1) * self.line_pitch + (6 if most > 1 else 0)
-        self.chips_width = self.line * self.pitch - (self.pitch - CHIP)
+        self.chips_width = self.line * self.pitch - (CHIP_PITCH - CHIP)
         height = self.chips_height + 22 * len(shared)
         pills = max((side.width + 16 for side, _ in shared), default=0)
         half = self.chips_width / 2
@@ -249,7 +249,7 @@ class RowCell:
     def place(self, x: float, y: float, canvas: Canvas) -> None:
         edge = x - self.chips_width / 2
         canvas.rows.append(
-            Row(tuple(self.tasks), Rect(edge - self.label_width - 10, y - 2, self.label_width, 16), self.label)
+            Row(tuple(self.tasks), Rect(edge - self.label_width - 10, y, self.label_width, CHIP), self.label)
         )
         for number, task in enumerate(self.tasks):
             left, top = edge + number % self.line * self.pitch, y + number // self.line * self.line_pitch

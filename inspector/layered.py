@@ -25,6 +25,7 @@ LANE = 6
 WIDEST_RANK = 1500
 LEAST_COLUMN = 480  # a lower column is not cut
 SWEEPS = 4
+_FAR = float("inf")
 
 Point = tuple[float, float]
 
@@ -233,6 +234,8 @@ class _Net:
             self.entries.append(self._piece(wire, nodes, 0, shift))
 
     def _passes(self, ranks: range, weight: float) -> range:
+        if not ranks:
+            return range(0)
         start = len(self.rank)
         count = len(ranks)
         self.rank.extend(ranks)
@@ -308,16 +311,26 @@ class _Net:
                 self.place_of[node] = place
 
     def _crossings(self) -> int:
-        place_of = self.place_of
+        place_of, down = self.place_of, self.down
         count = 0
         for layer in self.layers:
             if len(layer) < 2:
                 continue
             ends: list[tuple[int, float]] = []
             for node in layer:
-                for below in sorted((place_of[below], shift) for below, shift in self.down[node]):
-                    count += len(ends) - bisect_right(ends, (below[0], float("inf")))
-                    insort(ends, below)
+                near = down[node]
+                if not near:
+                    continue
+                if len(near) == 1:
+                    found = [(place_of[near[0][0]], near[0][1])]
+                else:
+                    found = sorted([(place_of[below], shift) for below, shift in near])
+                for end in found:
+                    if ends and ends[-1] > end:
+                        count += len(ends) - bisect_right(ends, (end[0], _FAR))
+                        insort(ends, end)
+                    else:
+                        ends.append(end)
         return count
 
     def place(self) -> None:
@@ -567,7 +580,7 @@ class _Drawing:
         for before, after in net.jumps:
             lanes = reach[net.column[net.rank[after.nodes[0]]]]
             start = (before.nodes[0], before.leaves)
-            lanes[start] = max(lanes.get(start, -float("inf")), net.x[after.nodes[0]])
+            lanes[start] = max(lanes.get(start, -_FAR), net.x[after.nodes[0]])
         return {
             column: {start: lane for lane, start in enumerate(sorted(lanes, key=lanes.__getitem__))}
             for column, lanes in reach.items()

@@ -6,8 +6,10 @@ Plain data, for the SVG and for the deck alike. Every box is laid out on its own
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .cells import (
@@ -61,6 +63,24 @@ class Layout:
 
 def layout(graph: Graph, fold: Fold = "repeats") -> Layout:
     """Lays out a graph. `fold` says what is drawn closed, see `Graph.save_svg`."""
+    with _garbage_left_alone():
+        return _layout(graph, fold)
+
+
+@contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """Pauses the garbage collector: all that a layout makes lives until its end, and looking through it again and again
+    takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _layout(graph: Graph, fold: Fold) -> Layout:
     folded = fold_graph(graph, fold)
     wiring = Wiring(graph, folded)
     top, cells = _Assembly(wiring).lay_out()
@@ -85,26 +105,31 @@ def layout(graph: Graph, fold: Fold = "repeats") -> Layout:
 def _joined(wiring: Wiring, canvas: Canvas) -> list[PlacedWire]:
     """The wires between cells, from their pieces: out of boxes, across, into boxes."""
     wires = []
+    exits, links, entries = canvas.exits, canvas.links, canvas.entries
     for number, wire in enumerate(wiring.wires):
-        pieces = [
-            *reversed(canvas.exits.get(number, ())),
-            canvas.links.get(number, []),
-            *canvas.entries.get(number, ()),
-        ]
-        points: list[Point] = []
-        for piece in pieces:
-            for x, y in piece:
-                point = (round(x, 1), round(y, 1))
-                if points and points[-1] == point:
-                    continue
-                if len(points) > 1 and points[-1][0] == points[-2][0] == point[0]:
-                    points[-1] = point
-                else:
-                    points.append(point)
+        points = links.get(number, [])
+        if number in exits or number in entries:
+            points = _chained([*reversed(exits.get(number, ())), points, *entries.get(number, ())])
         if points:
             kind = "gradient" if wire.source is not None and wire.target is not None else "between"
-            wires.append(PlacedWire(kind, tuple(wire.edges), wire.source, wire.target, tuple(points)))
+            rounded = tuple([(round(x, 1), round(y, 1)) for x, y in points])
+            wires.append(PlacedWire(kind, tuple(wire.edges), wire.source, wire.target, rounded))
     return wires
+
+
+def _chained(pieces: Sequence[Sequence[Point]]) -> list[Point]:
+    """The pieces of one wire, each from where the last one ended, without corners on straight ways."""
+    points: list[Point] = []
+    for piece in pieces:
+        for x, y in piece:
+            point = (round(x, 1), round(y, 1))
+            if points and points[-1] == point:
+                continue
+            if len(points) > 1 and points[-1][0] == points[-2][0] == point[0]:
+                points[-1] = point
+            else:
+                points.append(point)
+    return points
 
 
 class _Assembly:

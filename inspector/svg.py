@@ -116,7 +116,7 @@ def _box_label(box: PlacedBox) -> str:
 
 def _row_label(row: Row) -> str:
     return (
-        f'<text class="th-name" text-anchor="end" x="{_number(row.rect.right)}" y="{_number(row.rect.y + 12)}">'
+        f'<text class="th-name" text-anchor="end" x="{_number(row.rect.right)}" y="{_number(row.rect.y + 10)}">'
         f"{_text(row.label)}</text>"
     )
 

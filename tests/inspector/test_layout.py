@@ -186,9 +186,7 @@ def check_wire(
     for segment in segments:
         for kind, tasks, rect in rects:
             if crosses(segment, rect):
-                assert tasks & ends, (
-                    f"wire {ends} runs through {kind} {set(tasks)}"
-                )
+                assert tasks & ends, f"wire {ends} runs through {kind} {set(tasks)}"
         if wire.kind == "gradient":
             for tasks, rect in open_boxes:
                 assert tasks & ends or not crosses(segment, rect), f"wire {ends} runs through a box of {set(tasks)}"

@@ -1,0 +1,86 @@
+"""A graph for Graphviz: `graph.to_graphviz()`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from .graph import Graph, Task
+from .kinds import Kind, short_name
+
+if TYPE_CHECKING:
+    import graphviz
+
+_LOOK = {
+    Kind.CPP: {"shape": "box", "style": "rounded"},
+    Kind.FUNCTION: {"shape": "box", "style": "rounded,filled", "fillcolor": "#f1edfb", "color": "#6a4fb3"},
+    Kind.ACCUMULATE_GRAD: {"shape": "oval", "style": "filled", "fillcolor": "#f1f2f4"},
+    Kind.COPY_SLICES: {"shape": "note"},
+    Kind.COMPILED: {"shape": "box3d"},
+    Kind.CHECKPOINT: {"shape": "box", "style": "rounded,dashed"},
+    Kind.MODULE_HOOK: {"shape": "box", "style": "rounded,dotted"},
+    Kind.ERROR: {"shape": "octagon", "color": "#b3261e"},
+}
+
+
+def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
+    """The graph with a cluster for each module call. Node "t12" is task 12, "m3" the cluster of call 3.
+
+    Graphviz draws up to about a thousand tasks well, and takes minutes for an unrolled LSTM: `save_svg` has no such limit.
+
+    Raises:
+        ModuleNotFoundError: the Python package `graphviz` is missing. The program `dot` is needed for rendering only.
+    """
+    try:
+        import graphviz
+        from graphviz.quoting import quote
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "to_graphviz() needs the Python package `graphviz`: pip install graphviz. graph.save_svg(path) draws without it"
+        ) from error
+    dot = graphviz.Digraph(
+        "backward",
+        graph_attr={"rankdir": "TB", "fontname": "Helvetica", "fontsize": "11", "nodesep": "0.2", "ranksep": "0.3"},
+        node_attr={
+            "fontname": "Helvetica",
+            "fontsize": "11",
+            "height": "0.3",
+            "margin": "0.12,0.04",
+            "color": "#b2b8c2",
+        },
+        edge_attr={"color": "#a3aab6", "arrowsize": "0.6"},
+    )
+    tasks: dict[int | None, list[Task]] = defaultdict(list)
+    for task in graph.tasks:
+        tasks[task.call].append(task)
+    within: dict[int | None, list[int]] = defaultdict(list)
+    for call in graph.calls:
+        within[call.parent].append(call.id)
+    dot.body.extend(_node(task) for task in tasks[None])
+    # The opening and closing lines are written out: graphviz.Digraph.subgraph copies its text at every level of nesting.
+    stack: list[int | str] = [*reversed(within[None])]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            dot.body.append(item)
+            continue
+        call = graph.calls[item]
+        label = quote(graphviz.escape(f"{call.path} {call.class_name}".strip()))
+        dot.body.append(
+            f'\tsubgraph "cluster_m{item}" {{\n\t\tlabel={label} labeljust=l style=rounded color="#d9dce2"\n'
+        )
+        dot.body.extend(_node(task) for task in tasks[item])
+        stack += ["\t}\n", *reversed(within[item])]
+    dot.body.extend(f"\tt{edge.task} -> t{edge.next_task}\n" for edge in graph.edges)
+    return dot
+
+
+def _node(task: Task) -> str:
+    from graphviz import escape
+    from graphviz.quoting import quote
+
+    label = task.parameter if task.kind is Kind.ACCUMULATE_GRAD and task.parameter else short_name(task.name)
+    tooltip = f"{task.name}, task {task.id}"
+    attributes = {"label": escape(label), "tooltip": escape(tooltip), **_LOOK[task.kind]}
+    listed = " ".join(f"{name}={quote(value)}" for name, value in attributes.items())
+    return f"\tt{task.id} [{listed}]\n"

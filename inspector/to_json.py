@@ -1,0 +1,79 @@
+"""A graph as JSON for other tools: `graph.to_json()`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .graph import Graph, ModuleCall, SavedTensor, Task, TensorMeta
+
+FORMAT = "tapehead.graph"
+VERSION = 1
+
+
+def graph_to_json(graph: Graph) -> str:
+    """One JSON object:
+
+    - `format`, `version`: "tapehead.graph" and 1. A reader that finds a higher version should refuse it.
+    - `tasks`: in order of their ids. `id`; `name`; `kind` (see `kinds.py`); `rank`: the place in order of creation, which
+      is the id; `sequence_nr`: a string, since that of an AccumulateGrad is 2**64 - 1 and JavaScript has no such integer;
+      `inputs`: of each gradient taken its `shape` (null for a nested tensor), `dtype`, `device` and `nbytes`; `parameter`:
+      the name of an AccumulateGrad's leaf, or null; `call`: the id of the innermost module call, or null; `operation`: the
+      name of the forward operation, or null.
+    - `edges`: `[task, output, next task, input]` each, sorted.
+    - `roots`: `[task, input]` each.
+    - `calls`: the module calls, parents first. `id`, `path`, `class`, `parent` (an id, or null), `index` (the how manieth
+      call of the module, from 0).
+    - `saved`: the saved tensors, by task. `task`, `storage` (equal numbers share bytes), `storage_bytes`, `shape`, `dtype`,
+      `device`, `version`, `parameter` (a name, or null).
+    """
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tasks": [_task(task) for task in graph.tasks],
+        "edges": [[edge.task, edge.output, edge.next_task, edge.input] for edge in graph.edges],
+        "roots": [[root.task, root.input] for root in graph.roots],
+        "calls": [_call(call) for call in graph.calls],
+        "saved": [_saved(saved) for saved in graph.saved],
+    }
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def _task(task: Task) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "name": task.name,
+        "kind": task.kind.value,
+        "rank": task.id,
+        "sequence_nr": str(task.sequence_nr),
+        "inputs": [_meta(meta) for meta in task.inputs],
+        "parameter": task.parameter,
+        "call": task.call,
+        "operation": None if task.operation is None else task.operation.name,
+    }
+
+
+def _meta(meta: TensorMeta) -> dict[str, Any]:
+    return {
+        "shape": None if meta.shape is None else list(meta.shape),
+        "dtype": str(meta.dtype),
+        "device": str(meta.device),
+        "nbytes": meta.nbytes,
+    }
+
+
+def _call(call: ModuleCall) -> dict[str, Any]:
+    return {"id": call.id, "path": call.path, "class": call.class_name, "parent": call.parent, "index": call.index}
+
+
+def _saved(saved: SavedTensor) -> dict[str, Any]:
+    return {
+        "task": saved.task,
+        "storage": saved.storage,
+        "storage_bytes": saved.storage_bytes,
+        "shape": list(saved.shape),
+        "dtype": str(saved.dtype),
+        "device": str(saved.device),
+        "version": saved.version,
+        "parameter": saved.parameter,
+    }
