@@ -1,0 +1,53 @@
+"""`make bench`: measures, and prints one table. A missed goal is printed, never an error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import capture_cost
+import drawing
+import other_tools
+import stepping
+import walking
+from measure import Effort, Row
+from rich.console import Console
+from table import as_json, render, this_machine
+
+BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
+    "capture": capture_cost.rows,
+    "stepping": stepping.rows,
+    "drawing": drawing.rows,
+    "walking": walking.rows,
+    "other_tools": other_tools.rows,
+}
+
+
+def main(arguments: Sequence[str] | None = None, effort: Effort | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    effort = effort or Effort()
+    console = Console()
+    rows: list[Row] = []
+    with console.status("measuring") as status:
+        for name in options.only or BENCHMARKS:
+            status.update(f"measuring {name}")
+            rows.extend(BENCHMARKS[name](effort))
+    machine = this_machine()
+    console.print(render(rows))
+    console.print(f"[dim]{machine}[/dim]", highlight=False)
+    if options.json:
+        text = json.dumps(as_json(rows, machine), indent=1, ensure_ascii=False)
+        options.json.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("--only", action="append", choices=BENCHMARKS, help="measure this one; may be repeated")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single value, too")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

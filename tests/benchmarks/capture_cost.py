@@ -1,0 +1,26 @@
+"""What `th.capture()` costs: the forward inside it over the plain forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from measure import Effort, Row, ratios, seconds
+from torch import Tensor
+
+import tapehead as th
+from tapehead.engine.workloads import workload
+
+
+def rows(effort: Effort) -> Iterator[Row]:
+    _, resnet50 = workload("resnet50").build(batch=2 if effort.tiny else 8, pixels=32 if effort.tiny else 64)
+    yield _row("capture / plain forward, ResNet-50, batch 8, 64 px", resnet50, 1.15, effort)
+    _, mlp_norm = workload("mlp_norm").build(layers=2 if effort.tiny else 500)
+    yield _row("capture / plain forward, mlp_norm", mlp_norm, 3.0, effort)
+
+
+def _row(what: str, forward: Callable[[], Tensor], goal: float, effort: Effort) -> Row:
+    def captured() -> Tensor:
+        with th.capture():
+            return forward()
+
+    return Row(what, "×", ratios(lambda: seconds(captured), lambda: seconds(forward), effort.repetitions), goal)

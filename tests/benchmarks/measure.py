@@ -1,0 +1,57 @@
+"""How a row of the table is measured: in turns, so that what slows the machine slows both sides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+Timed = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much work a benchmark may do. `tiny` shrinks what is measured, for the test that it still runs."""
+
+    repetitions: int = 20
+    tiny: bool = False
+    limit_s: float = 60.0  # for one drawing of another tool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: one value per repetition in `unit`, or in `outcome` what came instead of a number."""
+
+    what: str
+    unit: Literal["×", "s"]
+    values: tuple[float, ...] = ()
+    goal: float | None = None
+    outcome: str | None = None
+
+    @property
+    def measured(self) -> float | None:
+        return median(self.values) if self.values else None
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """How long one call took. What it returns is let go after the clock has stopped."""
+    start = time.perf_counter()
+    result = call()
+    elapsed = time.perf_counter() - start
+    del result
+    return elapsed
+
+
+def ratios(slower: Timed, faster: Timed, repetitions: int) -> tuple[float, ...]:
+    """`slower` over `faster`, pair by pair, taken in turns after one warm-up of each. Both return seconds."""
+    slower()
+    faster()
+    return tuple(slower() / faster() for _ in range(repetitions))
+
+
+def repeated(call: Callable[[], Any], repetitions: int) -> tuple[float, ...]:
+    """Seconds of each call, after a warm-up."""
+    call()
+    return tuple(seconds(call) for _ in range(repetitions))

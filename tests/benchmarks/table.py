@@ -1,0 +1,82 @@
+"""The rows as one table, with the machine they come from."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from measure import Row
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the numbers were measured on."""
+
+    cpu: str
+    cores: int
+    torch: str
+    threads: int
+
+    def __str__(self) -> str:
+        parts = (self.cpu, _counted(self.cores, "core"), f"torch {self.torch}", _counted(self.threads, "thread"))
+        return f"{', '.join(parts)}; shared machine, noisy: compare ratios"
+
+
+def this_machine() -> Machine:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(_cpu(), cores, torch.__version__, torch.get_num_threads())
+
+
+def _cpu() -> str:
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text().splitlines() if facts.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def render(rows: Sequence[Row]) -> Table:
+    """Median, spread and goal of each row. A goal that is missed says by how much, and that is all."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("what")
+    for heading in ("median", "min – max", "goal"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for row in rows:
+        table.add_row(row.what, _measured(row), _spread(row), _goal(row), _verdict(row))
+    return table
+
+
+def as_json(rows: Sequence[Row], machine: Machine) -> dict[str, object]:
+    return {"machine": asdict(machine), "rows": [{**asdict(row), "measured": row.measured} for row in rows]}
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def _measured(row: Row) -> str:
+    return row.outcome or "" if row.measured is None else f"{_number(row.measured)} {row.unit}"
+
+
+def _spread(row: Row) -> str:
+    return f"{_number(min(row.values))} – {_number(max(row.values))}" if len(row.values) > 1 else ""
+
+
+def _goal(row: Row) -> str:
+    return "" if row.goal is None else f"{row.goal:g} {row.unit}"
+
+
+def _verdict(row: Row) -> str:
+    if row.goal is None or row.measured is None:
+        return ""
+    beyond = row.measured / row.goal - 1
+    return f"[green]met, {-beyond:.0%} below[/green]" if beyond <= 0 else f"[red]missed by {beyond:.0%}[/red]"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}"

@@ -1,0 +1,115 @@
+"""That the benchmarks still run: every function of theirs once, on tiny models. Nothing here looks at a clock."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from shutil import which
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parent / "benchmarks"
+MODULES = ("measure", "models", "capture_cost", "stepping", "drawing", "walking", "other_tools", "table")
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script with its modules beside it, as `python tests/benchmarks` finds them."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    found = importlib.util.spec_from_file_location("benchmarks", FOLDER / "__main__.py")
+    script = importlib.util.module_from_spec(found)
+    found.loader.exec_module(script)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "goals"),
+    [("capture", 2, 2), ("stepping", 3, 1), ("drawing", 8, 8), ("walking", 1, 1)],
+)
+def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: str, rows: int, goals: int) -> None:
+    found = list(benchmarks.BENCHMARKS[name](benchmarks.Effort(repetitions=1, tiny=True)))
+    assert len(found) == rows
+    assert sum(row.goal is not None for row in found) == goals
+    assert all(len(row.values) == 1 and row.values[0] > 0 for row in found)
+
+
+def test_the_table_says_what_was_measured_and_by_how_much_a_goal_is_missed(
+    benchmarks: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    row = benchmarks.Row
+    made = [
+        row("slow", "×", (3.0, 6.0, 4.0), 2.0),
+        row("fast", "s", (0.5, 0.5, 0.5), 2.0),
+        row("other", "s", outcome="not installed"),
+    ]
+    monkeypatch.setitem(benchmarks.BENCHMARKS, "walking", lambda effort: iter(made))
+    benchmarks.main(["--only", "walking", "--json", str(tmp_path / "rows.json")])
+    slow, fast, other, machine = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
+    assert slow == ["slow", "4.00", "×", "3.00", "–", "6.00", "2", "×", "missed", "by", "100%"]
+    assert fast == ["fast", "0.500", "s", "0.500", "–", "0.500", "2", "s", "met,", "75%", "below"]
+    assert other == ["other", "not", "installed"]
+    assert "torch" in machine and machine[-3:] == ["noisy:", "compare", "ratios"]
+    written = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]
+    assert [each["measured"] for each in written] == [4.0, 0.5, None]
+
+
+def test_the_two_sides_of_a_ratio_run_in_turns(benchmarks: ModuleType) -> None:
+    ran: list[str] = []
+
+    def side(name: str, elapsed: float) -> float:
+        ran.append(name)
+        return elapsed
+
+    ratios = sys.modules["measure"].ratios(lambda: side("a", 6.0), lambda: side("b", 2.0), 3)
+    assert ran == ["a", "b"] * 4
+    assert ratios == (3.0, 3.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("script", "limit_s", "outcome"),
+    [
+        ("print('drawing'); print(1.5)", 60, 1.5),
+        ("print('drawing', flush=True); import time; time.sleep(60)", 0.1, "timeout > 0.1 s"),
+        ("raise ValueError('no such node')", 60, "error: ValueError: no such node"),
+    ],
+    ids=["draws", "hangs", "fails"],
+)
+def test_another_tool_gives_its_seconds_or_says_what_went_wrong(
+    benchmarks: ModuleType, script: str, limit_s: float, outcome: float | str
+) -> None:
+    assert benchmarks.other_tools.run_limited([sys.executable, "-c", script], limit_s) == outcome
+
+
+@pytest.mark.skipif(which("ps") is None, reason="needs ps")
+def test_a_tool_past_its_limit_takes_its_children_with_it(benchmarks: ModuleType, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    script = (
+        "import pathlib, subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); "
+        f"pathlib.Path({str(pid)!r}).write_text(str(child.pid)); print('drawing', flush=True); time.sleep(60)"
+    )
+    benchmarks.other_tools.run_limited([sys.executable, "-c", script], 0.1)
+    for _ in range(1000):  # the kernel takes a moment
+        if not _runs(pid.read_text()):
+            return
+        time.sleep(0.01)
+    pytest.fail("the drawing's child outlived it")
+
+
+def _runs(pid: str) -> bool:
+    """Whether the process is there and no zombie."""
+    found = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout
+    return bool(found.strip()) and not found.startswith("Z")
+
+
+def test_a_tool_that_is_not_there_is_named_so(benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks.other_tools, "find_spec", lambda name: None)
+    rows = list(benchmarks.BENCHMARKS["other_tools"](benchmarks.Effort(tiny=True)))
+    assert {row.outcome for row in rows} == {"not installed"} and len(rows) == 12
