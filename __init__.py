@@ -1,8 +1,7 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
 from .engine.backward import backward
-from .engine.direct import Stepper
-from .engine.direct import Stepper as debug
+from .engine.direct import Stepper, debug
 from .engine.policies import POLICIES, Policy
 from .engine.ready_queue import PolicyError
 from .engine.run import Run

@@ -43,11 +43,6 @@ _MANY_TASKS = 1000  # from here on looking through the process for hooks is chea
 class Stepper:
     """A backward that runs one task at a time, when told to. `th.debug(loss)` makes one.
 
-        session = th.debug(loss, policy="bfs")
-        session.ready           # the ready queue in the order in which it will pop, with keys
-        session.step()          # runs the next task; session.step(task) runs any other ready one
-        session.run()           # runs the rest; the gradients are where loss.backward() puts them
-
     Reproduces PyTorch's engine: per edge the summing of broadcast gradients, casts and their errors, accumulation,
     hooks on tensors, nodes and leaves, checkpoints. Under "heap" the gradients are equal bit for bit; other orders add
     in another order. Must be used in one thread, with the grad mode, autocast and default hooks in which the backward
@@ -250,6 +245,19 @@ class Stepper:
         self._missing[next_task] = missing
         if not missing:
             self._queue.push(next_task)
+
+
+def debug(
+    tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None = None, *, policy: AnyPolicy = "heap"
+) -> Stepper:
+    """Starts a backward that runs one task at a time. Arguments as for `Stepper`, which says what the session can do.
+
+        session = th.debug(loss, policy="bfs")
+        session.ready           # the ready queue in the order in which it will pop, with keys
+        session.step()          # runs the next task; session.step(task) runs any other ready one
+        session.run()           # runs the rest; the gradients are where loss.backward() puts them
+    """
+    return Stepper(tensors, grad_tensors, policy=policy)
 
 
 def _by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:

@@ -28,6 +28,8 @@ Theme = Literal["auto", "light", "dark"]
 Found = dict[Node, tuple[tuple[Node | None, int], ...]]
 ParameterNames = torch.nn.Module | Mapping[str, Tensor]
 
+_MOST_SHOWN = 20_000  # tasks: a notebook with a larger picture in it gets slow; save_svg has no such limit
+
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
@@ -209,8 +211,8 @@ class Graph:
 
         return graph_to_graphviz(self)
 
-    def _repr_svg_(self) -> str:
-        return self.to_svg()
+    def _repr_svg_(self) -> str | None:
+        return self.to_svg() if len(self.tasks) <= _MOST_SHOWN else None
 
 
 def graph(outputs: Outputs, names: ParameterNames | None = None) -> Graph:

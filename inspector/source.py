@@ -33,8 +33,9 @@ class Source:
 
     @property
     def short(self) -> str:
-        """`model.py:120`, as a person would say it."""
-        return f"{Path(self.file).name}:{self.line}"
+        """`model.py:120`, as a person would say it; `cell:3` in a notebook."""
+        in_notebook = "ipykernel_" in self.file or self.file.startswith("<ipython-input")
+        return f"{'cell' if in_notebook else Path(self.file).name}:{self.line}"
 
     def code(self, before: int = 0, after: int = 0) -> tuple[str, ...]:
         """The line's text with its neighbours; empty where the file can't be read. Cells of a notebook can be."""

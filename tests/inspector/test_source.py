@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from pathlib import Path
+from traceback import FrameSummary
+
+import torch
+
+from tapehead.inspector.source import Source, innermost_user_line
+
+
+def test_the_innermost_line_outside_torch_is_the_users() -> None:
+    linear = str(Path(torch.__file__).parent / "nn" / "modules" / "linear.py")
+    frames = [FrameSummary("train.py", 3, "main"), FrameSummary("model.py", 7, "forward"), FrameSummary(linear, 1, "f")]
+    assert innermost_user_line(frames) == Source("model.py", 7, "forward")
+    assert innermost_user_line(frames[2:]) is None
+
+
+def test_code_comes_with_its_neighbours_and_is_empty_where_there_is_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("one\ntwo\nthree\nfour\n")
+    assert Source(str(path), 2, "f").code() == ("two",)
+    assert Source(str(path), 1, "f").code(before=2, after=1) == ("one", "two")
+    assert Source("<string>", 1, "f").code() == ()
+
+
+def test_a_line_is_named_by_file_or_as_a_cell() -> None:
+    assert Source("/home/user/model.py", 120, "forward").short == "model.py:120"
+    assert Source("/tmp/ipykernel_12/345.py", 3, "<module>").short == "cell:3"
