@@ -54,7 +54,7 @@ def backward(
         with Stepper(tensors, grad_tensors, policy=policy) as stepper:
             return stepper.run()
     graph = graph_of(tensors)
-    gradients = root_gradients(tensors, grad_tensors)
+    root_gradients(tensors, grad_tensors)  # says what is wrong with them
     planned = schedule(graph, chosen)
-    order, elapsed_ns = execute_pinned(graph, planned, tensors, gradients, retain_graph, create_graph, inputs)
+    order, elapsed_ns = execute_pinned(graph, planned, tensors, grad_tensors, retain_graph, create_graph, inputs)
     return Run(graph, policy_name(chosen), "native", tuple(order), tuple(planned), elapsed_ns)

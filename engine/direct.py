@@ -252,10 +252,10 @@ def debug(
 ) -> Stepper:
     """Starts a backward that runs one task at a time. Arguments as for `Stepper`, which says what the session can do.
 
-        session = th.debug(loss, policy="bfs")
-        session.ready           # the ready queue in the order in which it will pop, with keys
-        session.step()          # runs the next task; session.step(task) runs any other ready one
-        session.run()           # runs the rest; the gradients are where loss.backward() puts them
+    session = th.debug(loss, policy="bfs")
+    session.ready           # the ready queue in the order in which it will pop, with keys
+    session.step()          # runs the next task; session.step(task) runs any other ready one
+    session.run()           # runs the rest; the gradients are where loss.backward() puts them
     """
     return Stepper(tensors, grad_tensors, policy=policy)
 

@@ -18,7 +18,7 @@ def execute_pinned(
     graph: Graph,
     planned: Sequence[int],
     tensors: Outputs,
-    gradients: Sequence[Tensor | None],
+    grad_tensors: Tensor | Sequence[Tensor | None] | None,
     retain_graph: bool | None,
     create_graph: bool,
     inputs: Tensor | Sequence[Tensor] | GradientEdge | Sequence[GradientEdge] | None,
@@ -44,7 +44,9 @@ def execute_pinned(
         stack.enter_context(_one_queue(graph))
         started_ns = time.perf_counter_ns()
         try:
-            torch.autograd.backward(tensors, gradients, retain_graph, create_graph, inputs=inputs)  # type: ignore[arg-type]
+            torch.autograd.backward(  # type: ignore[arg-type]
+                tensors, grad_tensors, retain_graph, create_graph, inputs=inputs
+            )
         except Exception as error:
             if order:
                 error.add_note(f"tapehead: raised in or after {graph.describe(order[-1])}, the last task that started")
