@@ -1,4 +1,4 @@
-"""The things that a box holds, with their sizes: a task with its parameters, a row of chips, a closed or an open box."""
+"""What a box holds, with its size: a task with its parameters, a row of chips, a closed or an open box."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from .arrangement import Arrangement, Extent, Point
 from .fold import Group
-from .graph import Graph, Task
+from .graph import Task
 from .kinds import short_name
-from .layered import Arrangement, Extent, Point
 from .text_width import shorten, text_width
 
 TASK_HEIGHT = 20
@@ -110,8 +110,8 @@ class PlacedBox:
 class PlacedWire:
     """One line: the numbers of the edges which it stands for, the tasks at its ends and its corners.
 
-    `kind` is "gradient", "parameter" (to a pill or stub) or "between" (to or from another of a run of folded blocks, where
-    `source` or `target` is None).
+    `kind` is "gradient", "parameter" (to a pill or stub) or "between" (to or from another of a run of folded blocks,
+    where `source` or `target` is None).
     """
 
     kind: str
@@ -211,8 +211,8 @@ def _place_side(task: int, side: Side, rect: Rect, points: tuple[Point, ...], ca
 class RowCell:
     """Many like tasks as a row of chips, a grid where there are very many.
 
-    Parameters of single chips are dots beside them; those that chips share are pills at the right, each with a wire below
-    the row that collects from its users.
+    Parameters of single chips are dots beside them; those that chips share are pills at the right, each with a wire
+    below the row that collects from its users.
     """
 
     def __init__(
@@ -360,7 +360,7 @@ Cell = TaskCell | RowCell | CardCell | BoxCell
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A box's content, to be placed with its corner at (x, y). Wires from outside come in at `top`, leave at `bottom`."""
+    """A box's content, to be placed with its corner at (x, y). Wires come in at `top` and leave at `bottom`."""
 
     inside: Arrangement
     cells: Sequence[Cell]

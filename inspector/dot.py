@@ -26,17 +26,18 @@ _LOOK = {
 def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
     """The graph with a cluster for each module call. Node "t12" is task 12, "m3" the cluster of call 3.
 
-    Graphviz draws up to about a thousand tasks well, and takes minutes for an unrolled LSTM: `save_svg` has no such limit.
+    Graphviz draws up to about a thousand tasks well, and takes minutes for an unrolled LSTM: `save_svg` has no such
+    limit.
 
     Raises:
         ModuleNotFoundError: the Python package `graphviz` is missing. The program `dot` is needed for rendering only.
     """
     try:
         import graphviz
-        from graphviz.quoting import quote
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "to_graphviz() needs the Python package `graphviz`: pip install graphviz. graph.save_svg(path) draws without it"
+            "to_graphviz() needs the Python package `graphviz`: pip install graphviz. "
+            "graph.save_svg(path) draws without it"
         ) from error
     dot = graphviz.Digraph(
         "backward",
@@ -57,7 +58,8 @@ def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
     for call in graph.calls:
         within[call.parent].append(call.id)
     dot.body.extend(_node(task) for task in tasks[None])
-    # The opening and closing lines are written out: graphviz.Digraph.subgraph copies its text at every level of nesting.
+    # The opening and closing lines are written out: graphviz.Digraph.subgraph copies its text at every level of
+    # nesting.
     stack: list[int | str] = [*reversed(within[None])]
     while stack:
         item = stack.pop()
@@ -65,7 +67,7 @@ def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
             dot.body.append(item)
             continue
         call = graph.calls[item]
-        label = quote(graphviz.escape(f"{call.path} {call.class_name}".strip()))
+        label = _quoted(f"{call.path} {call.class_name}".strip())
         dot.body.append(
             f'\tsubgraph "cluster_m{item}" {{\n\t\tlabel={label} labeljust=l style=rounded color="#d9dce2"\n'
         )
@@ -76,11 +78,13 @@ def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
 
 
 def _node(task: Task) -> str:
-    from graphviz import escape
-    from graphviz.quoting import quote
-
     label = task.parameter if task.kind is Kind.ACCUMULATE_GRAD and task.parameter else short_name(task.name)
     tooltip = f"{task.name}, task {task.id}"
-    attributes = {"label": escape(label), "tooltip": escape(tooltip), **_LOOK[task.kind]}
-    listed = " ".join(f"{name}={quote(value)}" for name, value in attributes.items())
+    attributes = {"label": label, "tooltip": tooltip, **_LOOK[task.kind]}
+    listed = " ".join(f"{name}={_quoted(value)}" for name, value in attributes.items())
     return f"\tt{task.id} [{listed}]\n"
+
+
+def _quoted(text: str) -> str:
+    """A DOT string which means these characters: names are data, and a backslash in a label would be a command."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from .arrangement import Arrangement, Link, Point, Port
 from .cells import (
     MOST_PILLS,
     BoxCell,
@@ -30,10 +31,11 @@ from .cells import (
     Stub,
     TaskCell,
 )
-from .fold import fold_graph, ranks_of
+from .fold import fold_graph
 from .graph import Fold, Graph
 from .kinds import short_name
-from .layered import Arrangement, Link, Point, Port, arrange
+from .layered import arrange
+from .ranks import ranks_of
 from .wiring import Contents, Use, Wiring
 
 __all__ = ["Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire", "Rect", "Row", "Stub", "layout"]
@@ -241,13 +243,13 @@ class _Assembly:
         return task.parameter
 
     def _weights(self) -> list[int]:
-        """Of each wire the number of tasks on the longest path from its target on: the longest path is drawn straight."""
+        """Of each wire the tasks on the longest path from its target on: the longest path is to be straight."""
         edges = self.graph.edges
         longest, _ = ranks_of(len(self.graph.tasks), ((edge.next_task, edge.task) for edge in edges))
         return [0 if wire.target is None else 1 + longest[wire.target] for wire in self.wiring.wires]
 
     def _owners(self) -> dict[int, int]:
-        """For each parameter the task that has its pill: one in the parameter's own module, else the first that used it."""
+        """For each parameter the task that has its pill: one in its own module, else the first that used it."""
         users: dict[int, list[int]] = defaultdict(list)
         for user in sorted(self.wiring.uses):
             for use in self.wiring.uses[user]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 from xml.sax.saxutils import escape
 
+from .arrangement import Point
 from .cells import CARDS_BEHIND
 from .graph import Fold, Graph, Theme
 from .kinds import KIND_TITLES, Kind
-from .layered import Point
 from .layout import Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Row, Stub, layout
 from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
 from .text_width import text_width
@@ -109,7 +109,8 @@ def _box_label(box: PlacedBox) -> str:
     x = 12 if group.closed else 10
     return (
         f'<g transform="{_at(box.rect.x, box.rect.y)}"><title>{_text(full)}, {tasks}</title>'
-        f'<text x="{x}" y="{17 if group.closed else 15}"><tspan class="th-name">{_text(box.title)}</tspan>{subtitle}</text>'
+        f'<text x="{x}" y="{17 if group.closed else 15}"><tspan class="th-name">{_text(box.title)}</tspan>'
+        f"{subtitle}</text>"
         f"{count}</g>"
     )
 
@@ -162,7 +163,8 @@ def _stub(graph: Graph, stub: Stub) -> str:
     what = {"parameter": "further use of", "to": "also goes to", "from": "also comes from"}[stub.kind]
     others = ", ".join(_name(graph, other) for other in stub.others[:6]) + (", …" if len(stub.others) > 6 else "")
     return (
-        f'<g class="th-stub" data-stub="{stub.kind}" transform="{_at(rect.x, rect.y)}"><title>{what} {_text(others)}</title>'
+        f'<g class="th-stub" data-stub="{stub.kind}" transform="{_at(rect.x, rect.y)}">'
+        f"<title>{what} {_text(others)}</title>"
         f'<rect width="{_number(rect.width)}" height="{_number(rect.height)}" rx="{_number(rect.height / 2)}"/>'
         f'<g transform="translate(11 8)">{STUB_GLYPHS[stub.kind]}</g>'
         f'<text class="th-mid" x="{_number((rect.width + 13) / 2)}" y="12">{_text(stub.label)}</text></g>'
@@ -227,17 +229,20 @@ def _is_corner(before: Point, corner: Point, after: Point) -> bool:
 
 def _rounded(before: Point, corner: Point, after: Point) -> str:
     x, y = corner
-    into_x, into_y = _toward(corner, before)
-    from_x, from_y = _toward(corner, after)
+    radius = min(CORNER, _distance(before, corner) / 2, _distance(corner, after) / 2)
+    into_x, into_y = _toward(corner, before, radius)
+    from_x, from_y = _toward(corner, after, radius)
     return f"L{_number(into_x)} {_number(into_y)}Q{_number(x)} {_number(y)} {_number(from_x)} {_number(from_y)}"
 
 
-def _toward(corner: Point, other: Point) -> Point:
-    """The point on the way to the other where the rounding ends."""
-    (x, y), (to_x, to_y) = corner, other
-    distance = abs(to_x - x) + abs(to_y - y)
-    share = min(CORNER, distance / 2) / distance
-    return x + (to_x - x) * share, y + (to_y - y) * share
+def _distance(one: Point, other: Point) -> float:
+    return abs(one[0] - other[0]) + abs(one[1] - other[1])
+
+
+def _toward(corner: Point, other: Point, radius: float) -> Point:
+    """The point so far from a corner on the straight way to another."""
+    share = radius / _distance(corner, other)
+    return corner[0] + (other[0] - corner[0]) * share, corner[1] + (other[1] - corner[1]) * share
 
 
 def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]]:

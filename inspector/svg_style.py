@@ -1,4 +1,4 @@
-"""Colours, type and glyphs of the drawn graph. What tells kinds apart is fill, outline and glyph, never colour alone."""
+"""Colours, type and glyphs of the drawn graph. Kinds differ in fill, outline and glyph, never in colour alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ _DARK = {
 }
 
 _RULES = """
-text{font:400 11px Inter,system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;font-variant-numeric:tabular-nums;fill:$ink}
+text{font:400 11px Inter,system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:$ink}
+text{font-variant-numeric:tabular-nums}
 .th-page{fill:$bg}
 .th-title{fill:$ink2}
 .th-mid{text-anchor:middle}
@@ -94,7 +95,7 @@ STUB_GLYPHS = {
 
 
 def style_sheet(theme: Theme) -> str:
-    """The rules for everything below `.th-<theme>`. Only "auto" needs variables; the others work in any SVG renderer."""
+    """The rules for all that is below `.th-<theme>`. Only "auto" needs variables; the others work in any renderer."""
     rules = "\n".join(f".th-{theme} {rule}" for rule in _RULES.strip().splitlines())
     if theme == "auto":
         rules = re.sub(r"\$([a-z0-9-]+)", r"var(--th-\1)", rules)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from unicodedata import category, east_asian_width
 
-# Advance widths of DejaVu Sans in 1/1000 em. Of the fonts that `system-ui` may stand for it is the widest, so what fits by
-# this table fits in Inter, Segoe UI, Roboto, SF and Cantarell too.
+# Advance widths of DejaVu Sans in 1/1000 em. Of the fonts that `system-ui` may stand for it is the widest, so what
+# fits by this table fits in Inter, Segoe UI, Roboto, SF and Cantarell too.
 _WIDTHS = dict(
     zip(
         " !\"#$%&'()*+,-./0123456789:;<=>?@",

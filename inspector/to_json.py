@@ -15,17 +15,17 @@ def graph_to_json(graph: Graph) -> str:
     """One JSON object:
 
     - `format`, `version`: "tapehead.graph" and 1. A reader that finds a higher version should refuse it.
-    - `tasks`: in order of their ids. `id`; `name`; `kind` (see `kinds.py`); `rank`: the place in order of creation, which
-      is the id; `sequence_nr`: a string, since that of an AccumulateGrad is 2**64 - 1 and JavaScript has no such integer;
-      `inputs`: of each gradient taken its `shape` (null for a nested tensor), `dtype`, `device` and `nbytes`; `parameter`:
-      the name of an AccumulateGrad's leaf, or null; `call`: the id of the innermost module call, or null; `operation`: the
-      name of the forward operation, or null.
+    - `tasks`: in order of their ids. `id`; `name`; `kind` (see `kinds.py`); `rank`: the place in order of creation,
+      which is the id; `sequence_nr`: a string, since that of an AccumulateGrad is 2**64 - 1 and JavaScript has no such
+      integer; `inputs`: of each gradient taken its `shape` (null for a nested tensor), `dtype`, `device` and `nbytes`;
+      `parameter`: the name of an AccumulateGrad's leaf, or null; `call`: the id of the innermost module call, or null;
+      `operation`: the name of the forward operation, or null.
     - `edges`: `[task, output, next task, input]` each, sorted.
     - `roots`: `[task, input]` each.
-    - `calls`: the module calls, parents first. `id`, `path`, `class`, `parent` (an id, or null), `index` (the how manieth
-      call of the module, from 0).
-    - `saved`: the saved tensors, by task. `task`, `storage` (equal numbers share bytes), `storage_bytes`, `shape`, `dtype`,
-      `device`, `version`, `parameter` (a name, or null).
+    - `calls`: the module calls, parents first. `id`, `path`, `class`, `parent` (an id, or null), `index` (counts the
+      calls of one module, from 0).
+    - `saved`: the saved tensors, by task. `task`, `storage` (equal numbers share bytes), `storage_bytes`, `shape`,
+      `dtype`, `device`, `version`, `parameter` (a name, or null).
     """
     content = {
         "format": FORMAT,

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .fold import ROW_LENGTH, Folded, Group, is_pill, ranks_of
+from .fold import ROW_LENGTH, Folded, Group, is_pill
 from .graph import Graph
+from .ranks import ranks_of
 
 LONG = 3  # a wire over more ranks is long
 LARGE_FAN = 8  # of so many long wires from one task, or to one, none is drawn: both ends get a stub
@@ -182,7 +183,7 @@ class Wiring:
             _lower_sources(contents.ranks, pairs)
 
     def _set_apart(self, crossings: list[tuple[int, int, int]]) -> None:
-        """Finds the wires that would fill the picture: large fans of long ones, and more length than there is room for."""
+        """Finds the wires that would fill the picture: large fans of long ones, and what there is no room for."""
         rank = {
             item: rank for contents in self.boxes for item, rank in zip(contents.items, contents.ranks, strict=True)
         }

@@ -1,0 +1,63 @@
+"""What the layout of one box takes and gives: extents of its items, wires between them; positions and points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+RANK_GAP = 14
+ITEM_GAP = 14
+WIRE_GAP = 9
+GUTTER = 20  # between columns
+LANE = 6  # between wires that run side by side around the columns
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The room an item takes on both sides of its axis and below its top. Wires leave it at `foot`."""
+
+    left: float
+    right: float
+    height: float
+    foot: float
+
+
+class Link(NamedTuple):
+    """A wire from one item to another, with its distance from their axes where it leaves and where it arrives.
+
+    Of the wires that leave an item, that of the greatest `weight` is straight where it can be.
+    """
+
+    source: int
+    target: int
+    wire: int
+    leaves: float = 0
+    arrives: float = 0
+    weight: float = 0
+
+
+class Port(NamedTuple):
+    """Where a wire crosses the edge of the box: it comes to (or from) `item`, so far from its axis."""
+
+    item: int
+    wire: int
+    shift: float = 0
+    weight: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Where the items' axes and tops are, and the points of each wire, from the corner of the box's content.
+
+    The points of an entry start at the content's top, those of an exit end at its bottom.
+    """
+
+    width: float
+    height: float
+    xs: list[float]
+    ys: list[float]
+    links: dict[int, list[Point]]
+    entries: dict[int, list[Point]]
+    exits: dict[int, list[Point]]

@@ -1,0 +1,180 @@
+"""Finding equal blocks: module calls of the same shape, and runs of them among siblings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from .graph import Graph
+
+LEAST_HIDDEN = 8  # folding a run must hide so many tasks to be worth a frame
+LONGEST_PERIOD = 32
+
+Edges = list[tuple[int, int, int]]  # (task, next task, number of the edge in Graph.edges)
+
+
+class Part:
+    """A group in the making. `members` are the equal runs of siblings that it folds; `children` is the one shown."""
+
+    __slots__ = (
+        "above",
+        "calls",
+        "children",
+        "class_name",
+        "closed",
+        "depth",
+        "members",
+        "path",
+        "repeat",
+        "shape",
+        "tasks",
+    )
+
+    def __init__(self, path: str, class_name: str, depth: int) -> None:
+        self.path, self.class_name, self.depth = path, class_name, depth
+        self.children: list[Part | int] = []
+        self.tasks: list[int] = []
+        self.members: list[list[Part | int]] = []
+        self.above = ""  # the path of the box around it
+        self.calls = 1
+        self.closed = False
+        self.repeat: int | None = None
+        self.shape = -1  # parts of the same shape have the same modules, tasks and inner edges
+
+
+def first_task(child: Part | int) -> int:
+    return child if isinstance(child, int) else child.tasks[0]
+
+
+def tasks_of(children: Iterable[Part | int]) -> list[int]:
+    tasks = []
+    for child in children:
+        if isinstance(child, int):
+            tasks.append(child)
+        else:
+            tasks.extend(child.tasks)
+    return tasks
+
+
+def find_shapes(graph: Graph, parts: list[Part], edges: Edges, uses: list[list[tuple[int, int]]]) -> list[int]:
+    """Gives equal numbers to parts of equal shape, and returns such numbers for the tasks.
+
+    Shape is class, tasks, gradient shapes, inner edges and the outputs that lead to parameters. Positions are task ids
+    from the part's first one on: one forward creates a call's nodes one after the other.
+    """
+    numbers: dict[object, int] = {}
+    metas: dict[object, int] = {}
+    shapes = []
+    for task, used in zip(graph.tasks, uses, strict=True):
+        key = (
+            task.name,
+            tuple(metas.setdefault(meta, len(metas)) for meta in task.inputs),
+            tuple(out for out, _ in used),
+        )
+        shapes.append(numbers.setdefault(key, len(numbers)))
+    own_edges: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for source, target, number in edges:
+        call = _common_call(graph, parts, source, target)
+        if call is not None:
+            edge = graph.edges[number]
+            own_edges[call].append((source, edge.output, target, edge.input))
+    for call in range(len(parts) - 1, -1, -1):
+        part = parts[call]
+        if not part.tasks:
+            continue
+        first = part.tasks[0]
+        inner = tuple((a - first, output, b - first, number) for a, output, b, number in own_edges[call])
+        content = tuple(
+            (first_task(child) - first, shapes[child] if isinstance(child, int) else child.shape)
+            for child in part.children
+        )
+        part.shape = numbers.setdefault((part.class_name, content, inner), len(numbers))
+    return shapes
+
+
+def _common_call(graph: Graph, parts: list[Part], one: int, other: int) -> int | None:
+    """The innermost call in which both tasks were made."""
+    a, b = graph.tasks[one].call, graph.tasks[other].call
+    while a != b and a is not None and b is not None:
+        depth, other_depth = parts[a].depth, parts[b].depth
+        if depth >= other_depth:
+            a = graph.calls[a].parent
+        if other_depth >= depth:
+            b = graph.calls[b].parent
+    return a if a == b else None
+
+
+def fold_runs(
+    children: list[Part | int], shapes: list[int], edges: dict[int, list[tuple[int, int]]]
+) -> list[Part | int]:
+    """Folds each run of equal siblings, of a period of one or more with at least one module in it, into one part."""
+    folded: list[Part | int] = []
+    next_part = len(children)
+    first_part_from = [0] * len(children)
+    for index in range(len(children) - 1, -1, -1):
+        if isinstance(children[index], Part):
+            next_part = index
+        first_part_from[index] = next_part
+    start = 0
+    while start < len(children):
+        period, times = _longest_run(children, shapes, edges, start, first_part_from[start])
+        if times > 1:
+            end = start + period * times
+            members = [children[index : index + period] for index in range(start, end, period)]
+            folded.append(_run_part(members))
+            start = end
+        else:
+            folded.append(children[start])
+            start += 1
+    return folded
+
+
+def _longest_run(
+    children: list[Part | int], shapes: list[int], edges: dict[int, list[tuple[int, int]]], start: int, first_part: int
+) -> tuple[int, int]:
+    """The period and the number of equal members of the longest run that begins at `start`; (1, 1) if none is worth
+    it."""
+    best = (1, 1)
+    shape = shapes[start]
+    for period in range(first_part - start + 1, min(LONGEST_PERIOD, (len(children) - start) // 2) + 1):
+        if shapes[start + period] != shape:
+            continue
+        times = 1
+        while _equal_members(children, shapes, edges, start, start + period * times, period):
+            times += 1
+        hidden = (times - 1) * len(tasks_of(children[start : start + period]))
+        if hidden >= LEAST_HIDDEN and period * times > best[0] * best[1]:
+            best = (period, times)
+    return best
+
+
+def _equal_members(
+    children: list[Part | int],
+    shapes: list[int],
+    edges: dict[int, list[tuple[int, int]]],
+    one: int,
+    other: int,
+    period: int,
+) -> bool:
+    """Whether the siblings [one, one + period) and [other, other + period) have the same shapes and edges inside."""
+    if shapes[one : one + period] != shapes[other : other + period]:
+        return False
+    if period == 1:
+        return True
+    for place in range(period):
+        a, b = one + place, other + place
+        if first_task(children[a]) - first_task(children[one]) != first_task(children[b]) - first_task(children[other]):
+            return False
+        inner = [(target - one, ends) for target, ends in edges.get(a, ()) if one <= target < one + period]
+        if inner != [(target - other, ends) for target, ends in edges.get(b, ()) if other <= target < other + period]:
+            return False
+    return True
+
+
+def _run_part(members: list[list[Part | int]]) -> Part:
+    parts = [child for child in members[-1] if isinstance(child, Part)]
+    above = parts[0].path.rpartition(".")[0] if len(members[-1]) > 1 else parts[0].path
+    part = Part(above, parts[0].class_name, min(each.depth for each in parts))
+    part.members = members
+    part.tasks = tasks_of(child for member in members for child in member)
+    return part
