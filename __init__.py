@@ -6,7 +6,8 @@ from .engine.policies import POLICIES, Policy
 from .engine.ready_queue import PolicyError
 from .engine.run import Run
 from .inspector.capture import capture
-from .inspector.graph import Edge, Graph, Task, graph
+from .inspector.graph import Edge, Graph, Task
+from .inspector.walk import graph
 
 __all__ = [
     "POLICIES",

@@ -21,8 +21,9 @@ from .engine.direct import Stepper
 from .engine.schedule import queue_lengths, schedule
 from .engine.workloads import Size, Workload
 from .inspector.capture import capture
-from .inspector.graph import Graph, graph
+from .inspector.graph import Graph
 from .inspector.kinds import Kind
+from .inspector.walk import graph
 
 Gradients = dict[str, Tensor]
 MakeLoss = Callable[[], Tensor]

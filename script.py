@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .inspector.capture import capture
-from .inspector.graph import Graph, graph
+from .inspector.graph import Graph
+from .inspector.walk import graph
 
 HERE = Path(__file__).parent
 LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..inspector.graph import Outputs
-from ..inspector.graph import graph as graph_of
+from ..inspector.walk import graph as graph_of
 from .direct import Stepper, cannot
 from .native import execute_pinned
 from .policies import AnyPolicy, find_policy, policy_name

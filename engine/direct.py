@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..inspector.graph import Edge, Graph, Outputs, Task, TensorMeta
-from ..inspector.graph import graph as graph_of
 from ..inspector.kinds import Kind
 from ..inspector.torch_internals import (
     HookWatch,
@@ -26,6 +25,7 @@ from ..inspector.torch_internals import (
     node_hooks,
     run_tensor_hooks,
 )
+from ..inspector.walk import graph as graph_of
 from .input_buffer import InputBuffer, fitted
 from .policies import AnyPolicy, find_policy, policy_name
 from .ready_queue import ReadyTask, ready_queue

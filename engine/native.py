@@ -44,8 +44,12 @@ def execute_pinned(
         stack.enter_context(_one_queue(graph))
         started_ns = time.perf_counter_ns()
         try:
-            torch.autograd.backward(  # type: ignore[arg-type]
-                tensors, grad_tensors, retain_graph, create_graph, inputs=inputs
+            torch.autograd.backward(
+                tensors,  # type: ignore[arg-type]
+                grad_tensors,
+                retain_graph,
+                create_graph,
+                inputs=inputs,
             )
         except Exception as error:
             if order:

@@ -152,7 +152,7 @@ class Tape:
         Raises:
             ValueError: the forward did not raise (pass its loss to `th.graph` instead), or had built nothing.
         """
-        from .graph import graph_of_nodes
+        from .walk import graph_of_nodes
 
         if self.error is None:
             raise ValueError("the captured forward did not raise: pass its result to th.graph(loss)")

@@ -41,8 +41,7 @@ def input_metadata(node: Node) -> list[tuple[tuple[int, ...] | None, torch.dtype
     """Shape (None for nested tensors), dtype and device of each gradient that `node` takes."""
     found: list[Any] = []
     for meta in node._input_metadata:
-        nested = meta.is_nested_tensor or meta.is_cpp_nested_tensor
-        found.append((None if nested else tuple(meta.shape), meta.dtype, meta.device))
+        found.append((None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device))
     return found
 
 

@@ -179,5 +179,5 @@ def test_describe_names_parameter_module_and_line() -> None:
     graph = th.graph(loss)
     (weight,) = [task for task in graph.tasks if task.parameter == "0.weight"]
     assert graph.describe(weight).startswith(
-        f"task {weight.id} torch::autograd::AccumulateGrad (0.weight, 0, test_graph.py:"
+        f"task {weight.id} torch::autograd::AccumulateGrad (0.weight, 0, test_walk.py:"
     )

@@ -1,0 +1,227 @@
+"""From tensors to a `Graph`: `th.graph(loss)` walks the nodes below it. Nothing is executed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from .graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, SavedTensor, Task, TensorMeta
+from .kinds import Kind, kind_of
+from .tape import CallRecord, Operation, Tape, operations_of
+from .torch_internals import input_metadata, leaf_of
+
+Found = dict[Node, tuple[tuple[Node | None, int], ...]]
+"""The nodes of a graph with their `next_functions`."""
+
+
+def graph(outputs: Outputs, names: ParameterNames | None = None) -> Graph:
+    """Reads the autograd graph which a backward from `outputs` would run. Nothing is executed.
+
+    Args:
+        outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them.
+        names: a module or a mapping of names to tensors, to name the leaves after. A capture of the forward
+            (`th.capture`) supplies names, module paths, source lines and saved tensors without it.
+
+    Raises:
+        ValueError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
+    """
+    roots = root_edges(outputs)
+    with _collector_paused():
+        return _build(_walk([node for node, _ in roots]), roots, names)
+
+
+def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
+    """The graph below nodes at hand, from those which no other leads to."""
+    found = _walk(nodes)
+    reached = {child for nexts in found.values() for child, _ in nexts}
+    return _build(found, [(node, 0) for node in nodes if node not in reached], None)
+
+
+def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
+    """The (node, input number) pairs at which a backward from `outputs` starts."""
+    if isinstance(outputs, Tensor | GradientEdge):
+        outputs = [outputs]
+    roots = []
+    for position, output in enumerate(outputs):
+        if isinstance(output, Tensor):
+            if not output.requires_grad:
+                raise ValueError(
+                    f"output {position} (shape {tuple(output.shape)}, {output.dtype}) does not require grad and has no "
+                    "grad_fn, so there is no graph below it: was it computed under torch.no_grad() or "
+                    "inference_mode(), detached, or does no input of it require grad?"
+                )
+            output = get_gradient_edge(output)
+        elif not isinstance(output, GradientEdge):
+            raise TypeError(
+                f"output {position} is a {type(output).__name__}; expected a torch.Tensor or a GradientEdge"
+            )
+        roots.append((output.node, output.output_nr))
+    if not roots:
+        raise ValueError("there is no output to start from: the sequence is empty")
+    return roots
+
+
+def _walk(starts: Iterable[Node]) -> Found:
+    """All nodes below `starts` with their next functions, in an order of discovery that depends on the graph alone."""
+    found: Found = {}
+    stack = list(reversed(list(starts)))
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        nexts = found[node] = node.next_functions
+        stack.extend(child for child, _ in reversed(nexts) if child is not None and child not in found)
+    return found
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A large graph is many new objects and no garbage; looking for some over and over takes a third of the time."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+def _kinds(found: Found) -> dict[Node, Kind]:
+    by_name: dict[tuple[type, str], Kind] = {}
+    kinds = {}
+    for node in found:
+        key = type(node), node.name()
+        kind = by_name.get(key)
+        if kind is None:
+            kind = by_name[key] = kind_of(node)
+        kinds[node] = kind
+    return kinds
+
+
+def _number(found: Found, kinds: dict[Node, Kind]) -> dict[Node, int]:
+    """Gives each node its task id, ascending in the returned dict."""
+    created = [node for node in found if kinds[node] is not Kind.ACCUMULATE_GRAD]
+    created.sort(key=lambda node: node._sequence_nr())
+    ids = {node: task_id for task_id, node in enumerate(created)}
+    for node in created:
+        for child, _ in found[node]:
+            if child is not None and child not in ids:
+                ids[child] = len(ids)
+    for node in found:  # a root which is itself a leaf has no user
+        ids.setdefault(node, len(ids))
+    return ids
+
+
+def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operation]) -> Callable[[Tensor], str | None]:
+    """A function from a leaf to its name: from `names`, else from the captures that saw the graph."""
+    if names is not None:
+        pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else names.items()
+        given = {id(tensor): name for name, tensor in pairs}
+        return lambda leaf: given.get(id(leaf))
+    tapes = list(dict.fromkeys(operation.tape for operation in operations.values()))
+    return lambda leaf: next((name for tape in tapes if (name := tape.leaf_name(leaf))), None)
+
+
+def _metas(node: Node, known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...]:
+    """The node's input metadata; equal ones are one object, since a large graph has few different ones."""
+    found = []
+    for facts in input_metadata(node):
+        meta = known.get(facts)
+        if meta is None:
+            meta = known[facts] = TensorMeta(*facts)
+        found.append(meta)
+    return tuple(found)
+
+
+def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | None) -> Graph:
+    kinds = _kinds(found)
+    ids = _number(found, kinds)
+    operations = operations_of(found, ids) if Tape.alive() else {}
+    calls = _Calls()
+    leaf_name = _leaf_namer(names, operations)
+    metas: dict[object, TensorMeta] = {}
+    tasks = []
+    edges = []
+    for node, task_id in ids.items():
+        kind = kinds[node]
+        operation = operations.get(node)
+        tasks.append(
+            Task(
+                task_id,
+                node.name(),
+                kind,
+                node._sequence_nr(),
+                _metas(node, metas),
+                leaf_name(leaf_of(node)) if kind is Kind.ACCUMULATE_GRAD else None,
+                calls.id_of(operation.call) if operation else None,
+                operation,
+            )
+        )
+        for output, (child, number) in enumerate(found[node]):
+            if child is not None:
+                edges.append(Edge(task_id, output, ids[child], number))
+    return Graph(
+        tasks=tuple(tasks),
+        edges=tuple(edges),
+        roots=tuple(Root(ids[node], number) for node, number in roots),
+        calls=tuple(calls.found),
+        saved=_saved_tensors(ids, kinds, operations),
+        nodes=tuple(ids),
+    )
+
+
+class _Calls:
+    """Numbers the module calls which a graph's tasks need, parents first."""
+
+    def __init__(self) -> None:
+        self.found: list[ModuleCall] = []
+        self._ids: dict[CallRecord, int] = {}
+
+    def id_of(self, record: CallRecord | None) -> int | None:
+        if record is None:
+            return None
+        known = self._ids.get(record)
+        if known is not None:
+            return known
+        parent = self.id_of(record.parent)  # as deep as modules are nested
+        call = ModuleCall(len(self.found), record.full_path, record.module_class.__name__, parent, record.index)
+        self.found.append(call)
+        self._ids[record] = call.id
+        return call.id
+
+
+def _saved_tensors(
+    ids: dict[Node, int], kinds: dict[Node, Kind], operations: dict[Node, Operation]
+) -> tuple[SavedTensor, ...]:
+    """What the captured nodes still hold. A CopySlices holds what the node inside it saved just before it was made."""
+    saved = []
+    storages: dict[int, int] = {}
+    tapes = {operation.tape for operation in operations.values()}
+    records = {tape: tape.saved_by_number() for tape in tapes}
+    names = {tape: tape.names_of_storages() for tape in tapes}
+    for node, operation in operations.items():
+        tape = operation.tape
+        number = node._sequence_nr()
+        kept = records[tape].get(number) or (records[tape].get(number - 1) if kinds[node] is Kind.COPY_SLICES else None)
+        for record in kept or ():
+            tensor = record.tensor
+            storage = tensor.untyped_storage()
+            saved.append(
+                SavedTensor(
+                    ids[node],
+                    storages.setdefault(storage._cdata, len(storages)),
+                    storage.nbytes(),
+                    tuple(tensor.shape),
+                    tensor.dtype,
+                    tensor.device,
+                    record.version,
+                    names[tape].get(storage._cdata),
+                )
+            )
+    saved.sort(key=lambda each: each.task)
+    return tuple(saved)
