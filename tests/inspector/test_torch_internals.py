@@ -45,9 +45,15 @@ def test_pinned_numbers_come_back_also_after_an_error() -> None:
     x = torch.ones(1, requires_grad=True)
     nodes = [x.exp().grad_fn, x.sin().grad_fn]
     before = [node._sequence_nr() for node in nodes]
-    with pytest.raises(KeyError), internals.pinned_order(nodes):
-        assert [node._sequence_nr() for node in nodes] == [2, 1]
+    seen = []
+
+    def fail() -> None:
+        seen.extend(node._sequence_nr() for node in nodes)
         raise KeyError
+
+    with pytest.raises(KeyError), internals.pinned_order(nodes):
+        fail()
+    assert seen == [2, 1]
     assert [node._sequence_nr() for node in nodes] == before
 
 
