@@ -27,7 +27,8 @@ class Extent:
 class Link(NamedTuple):
     """A wire from one item to another, with its distance from their axes where it leaves and where it arrives.
 
-    Of the wires that leave an item, that of the greatest `weight` is straight where it can be.
+    Of the wires that leave an item, that of the greatest `weight` is straight where it can be, and that of a lower
+    `output` is left of the others where nothing speaks against it.
     """
 
     source: int
@@ -36,6 +37,7 @@ class Link(NamedTuple):
     leaves: float = 0
     arrives: float = 0
     weight: float = 0
+    output: int = 0
 
 
 class Port(NamedTuple):
@@ -45,6 +47,7 @@ class Port(NamedTuple):
     wire: int
     shift: float = 0
     weight: float = 0
+    output: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,13 +339,14 @@ class BoxCell:
         self.extent = Extent(self.axis, self.width - self.axis + behind, self.height + behind, self.height)
 
     def _axis(self, weights: Sequence[int]) -> float:
-        """Where the heaviest wire comes in, if the heaviest that leaves does so about there; else the middle."""
+        """Where the heaviest wire comes in or leaves, or else the middle: where wires of both sides are straightest."""
+        middle = self.width / 2
         heaviest = weights.__getitem__
-        entry = self.entry_x[max(self.entry_x, key=heaviest)] if self.entry_x else None
-        leave = self.exit_x[max(self.exit_x, key=heaviest)] if self.exit_x else None
-        if entry is None or leave is None:
-            return self.width / 2 if entry is leave else entry or leave or 0
-        return entry if abs(entry - leave) <= NEARLY_STRAIGHT else self.width / 2
+        entry = self.entry_x[max(self.entry_x, key=heaviest)] if self.entry_x else middle
+        leave = self.exit_x[max(self.exit_x, key=heaviest)] if self.exit_x else entry
+        if abs(entry - leave) <= NEARLY_STRAIGHT or abs(entry - middle) < self.width / 4:
+            return entry
+        return leave if abs(leave - middle) < self.width / 4 else middle
 
     def place(self, x: float, y: float, canvas: Canvas) -> None:
         left = x - self.axis

@@ -161,7 +161,7 @@ class _Assembly:
         return self._lay_out_box(wiring.boxes[0], PICTURE_ASPECT)
 
     def _lay_out_box(self, contents: Contents, aspect: float) -> tuple[Arrangement, list[Cell]]:
-        wires, row_of = self.wiring.wires, self.wiring.row_of
+        wires, row_of, weights = self.wiring.wires, self.wiring.row_of, self.weights
         cells = [self._cell(item) for item in contents.items]
         index = {item: number for number, item in enumerate(contents.items)}
         if row_of:
@@ -173,15 +173,14 @@ class _Assembly:
             arrives = _arriving(cells[b], wire, wires[wire].target)
             if (a, b, leaves, arrives) not in seen:  # between grids of chips there is one wire for all
                 seen.add((a, b, leaves, arrives))
-                links.append(Link(a, b, wire, leaves, arrives, self.weights[wire]))
-        entries = [
-            Port(index[item], wire, _arriving(cells[index[item]], wire, wires[wire].target), self.weights[wire])
-            for item, wire in contents.entries
-        ]
-        exits = [
-            Port(index[item], wire, _leaving(cells[index[item]], wire, wires[wire].source), self.weights[wire])
-            for item, wire in contents.exits
-        ]
+                links.append(Link(a, b, wire, leaves, arrives, weights[wire], self._output(wire)))
+        entries, exits = [], []
+        for item, wire in contents.entries:
+            shift = _arriving(cells[index[item]], wire, wires[wire].target)
+            entries.append(Port(index[item], wire, shift, weights[wire]))
+        for item, wire in contents.exits:
+            shift = _leaving(cells[index[item]], wire, wires[wire].source)
+            exits.append(Port(index[item], wire, shift, weights[wire], self._output(wire)))
         extents = [cell.extent for cell in cells]
         return arrange(extents, contents.ranks, links, entries, exits, aspect), cells
 
@@ -242,11 +241,14 @@ class _Assembly:
                 return task.parameter[len(module) + 1 :]
         return task.parameter
 
+    def _output(self, wire: int) -> int:
+        return self.graph.edges[self.wiring.wires[wire].edges[0]].output
+
     def _weights(self) -> list[int]:
         """Of each wire the tasks on the longest path from its target on: the longest path is to be straight."""
         edges = self.graph.edges
         longest, _ = ranks_of(len(self.graph.tasks), ((edge.next_task, edge.task) for edge in edges))
-        return [0 if wire.target is None else 1 + longest[wire.target] for wire in self.wiring.wires]
+        return [1 + max(longest[edges[edge].next_task] for edge in wire.edges) for wire in self.wiring.wires]
 
     def _owners(self) -> dict[int, int]:
         """For each parameter the task that has its pill: one in its own module, else the first that used it."""

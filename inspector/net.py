@@ -48,7 +48,7 @@ class Net:
         for port in entries:
             self._thread_entry(port)
         leaving: list[Link | Port] = [*links, *exits]
-        leaving.sort(key=lambda each: each.wire)  # of two wires that leave an item that of the lower output comes first
+        leaving.sort(key=lambda each: each.output)
         for each in leaving:
             if isinstance(each, Port):
                 self._thread_exit(each)
@@ -56,21 +56,21 @@ class Net:
                 self._thread_link(each)
 
     def _thread_entry(self, port: Port) -> None:
-        item, wire, shift, weight = port
+        item, wire, shift, weight, _ = port
         self.weight[item] = max(self.weight[item], weight)
         rank = self.rank[item]
         nodes = [*self._passes(range(self.cuts[self.column[rank]], rank), weight), item]
         self.entries.append(self._piece(wire, nodes, 0, shift))
 
     def _thread_exit(self, port: Port) -> None:
-        item, wire, shift, weight = port
+        item, wire, shift, weight, _ = port
         self.weight[item] = max(self.weight[item], weight)
         rank = self.rank[item]
         nodes = [item, *self._passes(range(rank + 1, self.cuts[self.column[rank] + 1]), weight)]
         self.exits.append(self._piece(wire, nodes, shift, 0))
 
     def _thread_link(self, link: Link) -> None:
-        source, target, wire, leaves, arrives, weight = link
+        source, target, wire, leaves, arrives, weight, _ = link
         self.weight[source] = max(self.weight[source], weight)
         self.weight[target] = max(self.weight[target], weight)
         first, last = self.rank[source], self.rank[target]
@@ -105,31 +105,29 @@ class Net:
         return Piece(wire, nodes, leaves, arrives)
 
     def sort(self) -> None:
-        """Orders each rank by the mean place of its neighbours above and below, in turns; keeps the best order seen."""
-        self.layers = self._first_order()
+        """Orders the nodes of each rank so that few wires cross."""
         self.place_of = [0] * len(self.rank)
+        self.layers = self._first_order(mirrored=False)
         self._note_places()
-        if max(map(len, self.layers)) < 2:
-            return
-        best = [list(layer) for layer in self.layers]
         fewest = self._crossings()
-        for sweep in range(SWEEPS):
-            if fewest == 0:
-                break
-            neighbours = self.down if sweep % 2 else self.up
-            for layer in reversed(self.layers) if sweep % 2 else self.layers:
-                if len(layer) > 1:
-                    self._sort_layer(layer, neighbours, -0.001 if sweep % 2 else 0.001)
-            crossings = self._crossings()
-            if crossings < fewest:
-                best = [list(layer) for layer in self.layers]
-                fewest = crossings
+        if not fewest:
+            return
+        best = self.layers
+        for mirrored in (False, True):
+            self.layers = self._first_order(mirrored)
+            self._note_places()
+            for sweep in range(SWEEPS):
+                self._sweep(upwards=sweep % 2 == 1)
+                crossings = self._crossings()
+                if crossings < fewest:
+                    best, fewest = [list(layer) for layer in self.layers], crossings
+                if not crossings:
+                    break
         self.layers = best
         self._note_places()
 
-    def _first_order(self) -> list[list[int]]:
-        """The order in which a walk downwards meets the nodes: most graphs are nearly trees, and have no crossing
-        then."""
+    def _first_order(self, mirrored: bool) -> list[list[int]]:
+        """The order in which a walk downwards meets the nodes. Most graphs are nearly trees: then nothing crosses."""
         layers: list[list[int]] = [[] for _ in range(self.cuts[-1])]
         seen = bytearray(len(self.rank))
         rank = self.rank
@@ -140,8 +138,19 @@ class Net:
             if not seen[node]:
                 seen[node] = 1
                 layers[rank[node]].append(node)
-                stack.extend(below for below, _ in reversed(self.down[node]))
+                below = self.down[node]
+                stack.extend(other for other, _ in (below if mirrored else reversed(below)))
+        if mirrored:
+            for layer in layers:
+                layer.reverse()
         return layers
+
+    def _sweep(self, upwards: bool) -> None:
+        """Orders each rank by the mean place of its neighbours in the rank before."""
+        neighbours = self.down if upwards else self.up
+        for layer in reversed(self.layers) if upwards else self.layers:
+            if len(layer) > 1:
+                self._sort_layer(layer, neighbours, -0.001 if upwards else 0.001)
 
     def _sort_layer(self, layer: list[int], neighbours: list[list[tuple[int, float]]], tilt: float) -> None:
         place_of = self.place_of

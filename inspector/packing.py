@@ -8,6 +8,8 @@ from itertools import pairwise
 from .arrangement import ITEM_GAP, WIRE_GAP
 from .net import Net
 
+WIDE = 220
+
 
 def pack(net: Net) -> None:
     """Gives each node its x, from the spine of its column."""
@@ -69,7 +71,7 @@ class _Column:
                 if not net.down[node]:
                     continue
                 below, shift = net.main(node)
-                if (node in spine) != (below in spine):
+                if (node in spine) != (below in spine) or self._too_wide(node, below):
                     continue
                 priority = 4 if node in spine else 1 + (node >= net.items) + (below >= net.items)
                 if below not in wanted or wanted[below][0] < priority:
@@ -87,6 +89,14 @@ class _Column:
             for _, place, _, node, shift in accepted:
                 aligned[node] = by_place[place], shift
         return aligned
+
+    def _too_wide(self, node: int, below: int) -> bool:
+        """Whether two nodes off the spine are a wire's place and a wide box: such boxes would push the wires apart."""
+        net = self.net
+        if (node < net.items) == (below < net.items) or node in self.spine:
+            return False
+        item = min(node, below)
+        return net.left[item] + net.right[item] > WIDE
 
     def _make_chains(self, aligned: dict[int, tuple[int, float]]) -> None:
         """Chain 0 is the spine, with every node at 0: where its wires leave a wide box aside, they bend, and it goes

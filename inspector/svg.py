@@ -97,7 +97,8 @@ def _box(box: PlacedBox) -> str:
         )
         behind += f'<rect class="th-front" {size}/>'
     kind = "th-box th-card" if box.group.closed else "th-box"
-    return f'<g class="{kind}" transform="{_at(rect.x, rect.y)}">{behind}<rect {size}/></g>'
+    place = f'data-module="{_text(box.group.path)}" transform="{_at(rect.x, rect.y)}"'
+    return f'<g class="{kind}" {place}>{behind}<rect {size}/></g>'
 
 
 def _box_label(box: PlacedBox) -> str:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -12,6 +14,7 @@ from tapehead.inspector.fold import Folded, Group, fold_graph
 from tapehead.inspector.graph import Graph
 
 
+@cache
 def captured(name: str, **knobs: int) -> Graph:
     _, make_loss = workload(name).build(**knobs)
     with th.capture():
@@ -154,8 +157,6 @@ def test_a_module_that_is_not_convex_is_dissolved() -> None:
     class Split(nn.Module):
         def forward(self, x: Tensor, last: bool) -> Tensor:
             return x.sin() if last else x.cos()
-
-    from dataclasses import replace
 
     x = torch.ones(2, requires_grad=True)
     with th.capture():

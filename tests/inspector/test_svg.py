@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from xml.etree import ElementTree
 
 import pytest
@@ -20,6 +21,7 @@ from tapehead.inspector.text_width import shorten, text_width
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+@cache
 def captured(name: str, **knobs: int) -> Graph:
     _, make_loss = workload(name).build(**knobs)
     with th.capture():
