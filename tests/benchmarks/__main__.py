@@ -28,12 +28,14 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
 def main(arguments: Sequence[str] | None = None, effort: Effort | None = None) -> None:
     options = _parser().parse_args(arguments)
     effort = effort or Effort()
-    console = Console()
+    notes = Console(stderr=True, style="dim")  # no spinner: its thread would be measured, too
     rows: list[Row] = []
-    with console.status("measuring") as status:
-        for name in options.only or BENCHMARKS:
-            status.update(f"measuring {name}")
-            rows.extend(BENCHMARKS[name](effort))
+    for name in options.only or BENCHMARKS:
+        notes.print(f"measuring {name}")
+        rows.extend(BENCHMARKS[name](effort))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
     machine = this_machine()
     console.print(render(rows))
     console.print(f"[dim]{machine}[/dim]", highlight=False)

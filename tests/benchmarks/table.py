@@ -60,7 +60,7 @@ def _counted(count: int, word: str) -> str:
 
 
 def _measured(row: Row) -> str:
-    return row.outcome or "" if row.measured is None else f"{_number(row.measured)} {row.unit}"
+    return "" if row.measured is None else f"{_number(row.measured)} {row.unit}"
 
 
 def _spread(row: Row) -> str:
@@ -73,7 +73,7 @@ def _goal(row: Row) -> str:
 
 def _verdict(row: Row) -> str:
     if row.goal is None or row.measured is None:
-        return ""
+        return row.outcome or ""
     beyond = row.measured / row.goal - 1
     return f"[green]met, {-beyond:.0%} below[/green]" if beyond <= 0 else f"[red]missed by {beyond:.0%}[/red]"
 
