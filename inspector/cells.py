@@ -111,7 +111,7 @@ class PlacedWire:
     """One line: the numbers of the edges which it stands for, the tasks at its ends and its corners.
 
     `kind` is "gradient", "parameter" (to a pill or stub) or "between" (to or from another of a run of folded blocks,
-    where `source` or `target` is None).
+    where `source` or `target` is None). Without points it is too small to be drawn.
     """
 
     kind: str
@@ -257,7 +257,7 @@ class RowCell:
             for position, side in enumerate(self.own.get(task, ())):
                 dot = Rect(left + CHIP + 3 + position // 2 * (DOT + 3), top + 2 + position % 2 * (DOT + 1), DOT, DOT)
                 canvas.pills.append(Pill(side.tasks, task, dot, side.label, dot=True))
-                points = ((left + CHIP, top + 6), (dot.x, top + 6)) if position == 0 else ()
+                points = _to_dot(left + CHIP, top + CHIP / 2, dot) if position < 2 else ()
                 canvas.wires.append(PlacedWire("parameter", side.edges, task, side.tasks[0], points))
         self._place_shared(edge, y + self.chips_height, canvas)
 
@@ -271,16 +271,23 @@ class RowCell:
                 canvas.pills.append(Pill(side.tasks, first, rect, side.label))
             else:
                 canvas.stubs.append(Stub(side.kind, first, side.tasks, rect, side.label))
+            if self.grid:  # the grid as a whole has one wire
+                every = tuple(edge for edges in users.values() for edge in edges)
+                start = edge + CHIP / 2 + 3
+                points = ((start, y), (start, rail), (pill, rail))
+                canvas.wires.append(PlacedWire("parameter", every, first, side.tasks[0], points))
+                continue
             for task, edges in users.items():
                 number = self._number[task]
                 start = edge + number % self.line * self.pitch + CHIP / 2 + 3
                 foot = y - self.chips_height + number // self.line * self.line_pitch + CHIP
-                points: tuple[Point, ...] = ((start, foot), (start, rail), (pill, rail))
-                if self.grid:  # the grid as a whole has one wire
-                    points = (
-                        ((edge + CHIP / 2 + 3, y), (edge + CHIP / 2 + 3, rail), (pill, rail)) if task == first else ()
-                    )
+                points = ((start, foot), (start, rail), (pill, rail))
                 canvas.wires.append(PlacedWire("parameter", edges, task, side.tasks[0], points))
+
+
+def _to_dot(x: float, y: float, dot: Rect) -> tuple[Point, ...]:
+    center = dot.y + DOT / 2
+    return ((x, y), (dot.x, y)) if center == y else ((x, y), (x + 1.5, y), (x + 1.5, center), (dot.x, center))
 
 
 class CardCell:
@@ -341,9 +348,8 @@ class BoxCell:
     def _axis(self, weights: Sequence[int]) -> float:
         """Where the heaviest wire comes in or leaves, or else the middle: where wires of both sides are straightest."""
         middle = self.width / 2
-        heaviest = weights.__getitem__
-        entry = self.entry_x[max(self.entry_x, key=heaviest)] if self.entry_x else middle
-        leave = self.exit_x[max(self.exit_x, key=heaviest)] if self.exit_x else entry
+        entry = _main_port(self.entry_x, weights, middle)
+        leave = _main_port(self.exit_x, weights, entry)
         if abs(entry - leave) <= NEARLY_STRAIGHT or abs(entry - middle) < self.width / 4:
             return entry
         return leave if abs(leave - middle) < self.width / 4 else middle
@@ -354,6 +360,15 @@ class BoxCell:
             PlacedBox(self.group, Rect(left, y, self.width, self.height), self.title, self.subtitle, self.depth)
         )
         canvas.pending.append(Pending(self.inside, self.cells, left + self.margin, y + HEADER, y, y + self.height))
+
+
+def _main_port(ports: dict[int, float], weights: Sequence[int], otherwise: float) -> float:
+    """The x of the heaviest wire's port, of equally heavy ones of that in the middle."""
+    if not ports:
+        return otherwise
+    heaviest = max(weights[wire] for wire in ports)
+    equal = sorted(x for wire, x in ports.items() if weights[wire] == heaviest)
+    return equal[len(equal) // 2]
 
 
 Cell = TaskCell | RowCell | CardCell | BoxCell

@@ -166,14 +166,17 @@ class _Assembly:
         index = {item: number for number, item in enumerate(contents.items)}
         if row_of:
             index |= {task: index[row] for task, row in row_of.items() if row in index}
-        links, seen = [], set()
+        links: list[Link] = []
+        drawn: dict[tuple[int, int, float, float], int] = {}
         for source, target, wire in contents.links:
             a, b = index[source], index[target]
             leaves = _leaving(cells[a], wire, wires[wire].source)
             arrives = _arriving(cells[b], wire, wires[wire].target)
-            if (a, b, leaves, arrives) not in seen:  # between grids of chips there is one wire for all
-                seen.add((a, b, leaves, arrives))
+            same = drawn.setdefault((a, b, leaves, arrives), wire)
+            if same == wire:
                 links.append(Link(a, b, wire, leaves, arrives, weights[wire], self._output(wire)))
+            else:  # a grid of chips has one wire for all
+                wires[same].edges.extend(wires[wire].edges)
         entries, exits = [], []
         for item, wire in contents.entries:
             shift = _arriving(cells[index[item]], wire, wires[wire].target)

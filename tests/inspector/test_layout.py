@@ -309,6 +309,25 @@ def test_sixteen_siblings_of_one_kind_become_a_row_of_chips_and_fifteen_do_not()
     assert rows(15) == []
 
 
+def test_a_grid_of_very_many_chips_has_one_wire_for_all() -> None:
+    count = 200
+    names = ["MulBackward0"] * count + ["StackBackward0", "AccumulateGrad"]
+    edges = [(count, task) for task in range(count)] + [(task, count + 1) for task in range(count)]
+    graph = make_graph(names, edges)
+    placed = layout(graph)
+    check_geometry(graph, placed)
+    assert placed.width < 1500 and [row.label for row in placed.rows] == ["Mul ×200"]
+    assert sorted(len(wire.edges) for wire in placed.wires) == [count, count]
+
+
+def test_the_fan_over_a_row_of_chips_is_symmetric() -> None:
+    placed = layout(captured("linear50"))
+    [box] = placed.boxes
+    [stack] = [task.rect for task in placed.tasks if task.label == "Stack"]
+    chips = [task.rect.x for task in placed.tasks if task.chip]
+    assert abs(stack.x + stack.width / 2 - (min(chips) + max(chips)) / 2) < 20 and box.rect.width < 1200
+
+
 def test_fifty_uses_of_one_linear_are_two_rows_that_share_two_pills() -> None:
     placed = layout(captured("linear50"))
     assert [row.label for row in placed.rows] == ["Addmm ×50", "T ×50"]
