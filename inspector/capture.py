@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from .tape import CallRecord, Operation, SavedRecord, Tape, mark, nodes_of, seen_by, unmarked_nodes
+from .tape import CallRecord, Operation, SavedRecord, Tape, mark, mark_result, nodes_of, seen_by, unmarked_nodes
 from .torch_internals import (
     ApplyWatcher,
     capture_traceback,
@@ -79,7 +79,10 @@ class _CallWatcher:
 
     def __init__(self, tape: Tape, module: nn.Module | None) -> None:
         self._tape = tape
-        self._running: list[_Running] = []
+        self._thread = tape.thread
+        self._running: list[
+            tuple[nn.Module, CallRecord, tuple[int, Paths], int]
+        ] = []  # last, the sequence number before
         self._roots: list[tuple[int, Paths]] = []
         self._counts: dict[nn.Module, int] = {}
         self.current: CallRecord | None = None
@@ -92,32 +95,32 @@ class _CallWatcher:
         yield nn.modules.module.register_module_forward_hook(self._left, always_call=True)
 
     def _entered(self, module: nn.Module, args: object) -> None:
-        if is_dynamo_compiling() or threading.get_ident() != self._tape.thread:
+        if is_dynamo_compiling() or get_ident() != self._thread:
             return
-        root, paths = self._running[-1].root if self._running else self._root_of(module)
-        path = paths.get(module)
+        root = self._running[-1][2] if self._running else self._root_of(module)
+        path = root[1].get(module)
         if path is None:  # not registered below the outermost module
             path = ".".join(filter(None, (self.current.path if self.current else "", type(module).__name__)))
         index = self._counts[module] = self._counts.get(module, -1) + 1
-        self.current = CallRecord(self._tape, root, path, type(module), self.current, index)
-        self._running.append(_Running(module, self.current, (root, paths), sequence_nr()))
+        self.current = call = CallRecord(self._tape, root[0], path, type(module), self.current, index)
+        self._running.append((module, call, root, sequence_nr()))
 
     def _left(self, module: nn.Module, args: object, result: object) -> None:
-        if is_dynamo_compiling() or threading.get_ident() != self._tape.thread:
+        if is_dynamo_compiling() or get_ident() != self._thread:
             return
         while self._running:  # a call that an exception left may still be on top
-            running = self._running.pop()
-            self.current = running.call.parent
-            if running.module is module:
-                if result is not self.last_result and sequence_nr() != running.start:
-                    self._mark_unseen(result, running)
+            called, call, _, start = self._running.pop()
+            self.current = call.parent
+            if called is module:
+                if result is not self.last_result and sequence_nr() != start:
+                    self._mark_unseen(result, call, start)
                 return
 
-    def _mark_unseen(self, result: object, running: _Running) -> None:
+    def _mark_unseen(self, result: object, call: CallRecord, start: int) -> None:
         """What came out of a module without an operation of Python's, from a scripted or compiled one."""
         nodes = unmarked_nodes(result)
         if nodes:
-            mark(nodes, Operation(self._tape, type(running.module), running.start, sequence_nr(), running.call, None))
+            mark(nodes, Operation(self._tape, call.module_class, start, sequence_nr(), call, None))
 
     def _root_of(self, module: nn.Module) -> tuple[int, Paths]:
         for known in self._roots:
@@ -125,15 +128,6 @@ class _CallWatcher:
                 return known
         self._roots.append(self._tape.add_root(module))
         return self._roots[-1]
-
-
-class _Running(NamedTuple):
-    """A module call that has not returned; `root` numbers its outermost module and has that one's paths."""
-
-    module: nn.Module
-    call: CallRecord
-    root: tuple[int, Paths]
-    start: int
 
 
 class _OperationWatcher(TorchFunctionMode):
@@ -158,7 +152,7 @@ class _OperationWatcher(TorchFunctionMode):
         end = sequence_nr()
         if end != start:
             operation = Operation(self._tape, function, start, end, self._calls.current, capture_traceback())
-            mark(nodes_of(result), operation)
+            mark_result(result, operation)
             self._calls.last_result = result
             if _writes_in_place(function) and args and isinstance(args[0], Tensor):
                 mark(nodes_of([args[0], args[0]._base]), operation)
@@ -175,17 +169,19 @@ def _apply_watcher(tape: Tape, calls: _CallWatcher) -> ApplyWatcher:
 
     def watch(function: type[Function], start: int, result: object) -> None:
         end = sequence_nr()
-        if threading.get_ident() == tape.thread and end != start:
-            mark(nodes_of(result), Operation(tape, function, start, end, calls.current, capture_traceback()))
+        if get_ident() == tape.thread and end != start:
+            mark_result(result, Operation(tape, function, start, end, calls.current, capture_traceback()))
             calls.last_result = result
 
     return watch
 
 
 def _saver(tape: Tape) -> Callable[[Tensor], SavedRecord]:
+    note = tape.saved.append
+
     def pack(tensor: Tensor) -> SavedRecord:
         record = SavedRecord(tensor, sequence_nr() - 1)  # the node took its number just before it saves
-        tape.saved.append(ref(record))
+        note(ref(record))
         return record
 
     return pack

@@ -96,7 +96,8 @@ class SavedRecord:
 
     def __init__(self, tensor: Tensor, sequence_nr: int) -> None:
         self.sequence_nr = sequence_nr
-        self.tensor = tensor.detach()  # not the tensor itself: an output saved by its own node would be a cycle
+        # An output saved by its own node would be a cycle. A leaf is none, and autograd keeps leaves themselves, too.
+        self.tensor = tensor if tensor.is_leaf else tensor.detach()
         self.version = tensor._version
 
     def unpack(self) -> Tensor:
@@ -237,6 +238,16 @@ def mark(nodes: Iterable[Node], operation: Operation) -> None:
     """Marks the nodes. A mark that is there already, of an inner call, stays."""
     for node in nodes:
         notes_on(node).setdefault(_MARK, operation)
+
+
+def mark_result(result: object, operation: Operation) -> None:
+    """`mark` for what a torch function returned: nearly always one tensor."""
+    if isinstance(result, Tensor):
+        node = result.grad_fn
+        if node is not None:
+            notes_on(node).setdefault(_MARK, operation)
+    else:
+        mark(nodes_of(result), operation)
 
 
 def unmarked_nodes(result: object) -> list[Node]:

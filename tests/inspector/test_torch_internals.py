@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -158,3 +160,14 @@ def test_compiled_autograd_is_noticed() -> None:
     assert not internals.compiled_autograd_is_on()
     with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
         assert internals.compiled_autograd_is_on()
+
+
+def test_lines_of_a_traceback_are_found_without_loading_inductor() -> None:
+    script = (
+        "import sys, tapehead.inspector.torch_internals as internals\n"
+        "assert internals.traceback_frames(internals.capture_traceback())\n"
+        "assert 'torch._inductor' not in sys.modules\n"
+        "import torch._inductor.codecache\n"
+        "assert internals.traceback_frames(internals.capture_traceback())\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
