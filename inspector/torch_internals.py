@@ -74,8 +74,8 @@ def capture_traceback() -> Traceback:
 def traceback_frames(traceback: Traceback) -> list[FrameSummary]:
     """The lines of a captured stack, outermost first.
 
-    torch looks for lines of code that Inductor has generated, and loads Inductor to do so: a second or more. Where nobody
-    has loaded it, it has generated nothing, and an empty attribute stands in for it.
+    torch looks for lines of code that Inductor has generated, and loads Inductor to do so: a second or more. Where
+    nobody has loaded it, it has generated nothing, and an empty attribute stands in for it.
     """
     loaded = "torch._inductor" in sys.modules
     if not loaded:

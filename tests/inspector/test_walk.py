@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -181,3 +184,16 @@ def test_describe_names_parameter_module_and_line() -> None:
     assert graph.describe(weight).startswith(
         f"task {weight.id} torch::autograd::AccumulateGrad (0.weight, 0, test_walk.py:"
     )
+
+
+def test_a_graph_that_outlives_a_long_chain_frees_it_without_recursion() -> None:
+    script = (
+        "import torch, tapehead as th\n"
+        "y = torch.ones(1, requires_grad=True)\n"
+        "for _ in range(200_000):\n"
+        "    y = y * 1\n"
+        "graph = th.graph(y)\n"
+        "del y\n"
+        "del graph\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
