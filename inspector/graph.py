@@ -137,8 +137,8 @@ class Graph:
     backward frees them, as holding the loss does.
 
     Known limitation: torch frees a chain of nodes that Python has seen by recursion, and overflows the stack at some
-    40,000 to 80,000 nodes in a row (torch 2.13, any walk along `next_functions`). Let the Graph of such a chain outlive the
-    loss: it frees its nodes one by one.
+    40,000 to 80,000 nodes in a row (torch 2.13, any walk along `next_functions`). Let the Graph of such a chain outlive
+    the loss: it frees its nodes one by one.
     """
 
     tasks: tuple[Task, ...]
