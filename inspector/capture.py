@@ -80,9 +80,8 @@ class _CallWatcher:
     def __init__(self, tape: Tape, module: nn.Module | None) -> None:
         self._tape = tape
         self._thread = tape.thread
-        self._running: list[
-            tuple[nn.Module, CallRecord, tuple[int, Paths], int]
-        ] = []  # last, the sequence number before
+        # Last, the sequence number before the call.
+        self._running: list[tuple[nn.Module, CallRecord, tuple[int, Paths], int]] = []
         self._roots: list[tuple[int, Paths]] = []
         self._counts: dict[nn.Module, int] = {}
         self.current: CallRecord | None = None

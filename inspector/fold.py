@@ -67,8 +67,7 @@ def fold_graph(graph: Graph, fold: Fold = "repeats") -> Folded:
     Args:
         graph: with or without module calls.
         fold: "repeats" folds runs of equal siblings, "none" opens everything, a number closes the modules from that
-        depth
-            on (0: the outermost), a collection of module paths closes those.
+            depth on (0: the outermost), a collection of module paths closes those.
 
     Raises:
         ValueError: an unknown word, a negative depth, or the path of no module of the graph.
