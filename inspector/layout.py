@@ -6,10 +6,8 @@ Plain data, for the SVG and for the deck alike. Every box is laid out on its own
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .arrangement import Arrangement, Link, Point, Port
@@ -31,6 +29,7 @@ from .cells import (
     Stub,
     TaskCell,
 )
+from .collector import collector_paused
 from .fold import fold_graph
 from .graph import Fold, Graph
 from .kinds import short_name
@@ -65,21 +64,8 @@ class Layout:
 
 def layout(graph: Graph, fold: Fold = "repeats") -> Layout:
     """Lays out a graph. `fold` says what is drawn closed, see `Graph.save_svg`."""
-    with _garbage_left_alone():
+    with collector_paused():
         return _layout(graph, fold)
-
-
-@contextmanager
-def _garbage_left_alone() -> Iterator[None]:
-    """Pauses the garbage collector: all that a layout makes lives until its end, and looking through it again and again
-    takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _layout(graph: Graph, fold: Fold) -> Layout:

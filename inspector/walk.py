@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from .collector import collector_paused
 from .graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, SavedTensor, Task, TensorMeta
 from .kinds import Kind, kind_of
 from .tape import CallRecord, Operation, Tape, operations_of
@@ -31,7 +30,7 @@ def graph(outputs: Outputs, names: ParameterNames | None = None) -> Graph:
         ValueError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
     """
     roots = root_edges(outputs)
-    with _collector_paused():
+    with collector_paused():
         return _build(_walk([node for node, _ in roots]), roots, names)
 
 
@@ -77,18 +76,6 @@ def _walk(starts: Iterable[Node]) -> Found:
         nexts = found[node] = node.next_functions
         stack.extend(child for child, _ in reversed(nexts) if child is not None and child not in found)
     return found
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A large graph is many new objects and no garbage; looking for some over and over takes a third of the time."""
-    paused = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if paused:
-            gc.enable()
 
 
 def _kinds(found: Found) -> dict[Node, Kind]:
