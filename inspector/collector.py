@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """For reading and laying out graphs: looking through their new objects again and again takes a third of the time."""
+    """For reading and laying out graphs: looking through all their new objects takes a third of the time."""
     paused = gc.isenabled()
     gc.disable()
     try:
