@@ -12,14 +12,16 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
-from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from .tape import CallRecord, Operation, SavedRecord, Tape, mark, mark_result, nodes_of, seen_by, unmarked_nodes
+from .facts import CallRecord, Facts, Operation, SavedRecord
+from .marks import mark, mark_foreign, mark_result, nodes_of, unmarked_nodes
+from .tape import Tape
 from .torch_internals import (
     ApplyWatcher,
+    base_of,
     capture_traceback,
     saved_tensor_hooks_in_use,
     sequence_nr,
@@ -40,33 +42,42 @@ class capture:
         module: names the parameters and modules after this module; without it, after each outermost module that is
             called. Give it where the forward calls parts of a model and never the model itself.
 
-    Known limitations: another thread's forward is not seen (open a capture there). A compiled region is one node with
-    the module call around it. Tensors saved under the user's own `saved_tensors_hooks` (checkpoint is such a user) are
-    not listed: reading them would run those hooks.
+    Known limitations: another thread's forward is not seen (open a capture there), nor a custom Function whose `apply`
+    was put into a variable before. A compiled region is one node with the module call around it; each capture makes
+    torch.compile compile a module once more, until its limit. Tensors saved under the user's own `saved_tensors_hooks`
+    (checkpoint is such a user) are not listed: reading them would run those hooks. As under all such hooks,
+    `torch.func.grad` and its kin refuse to run inside, and a custom Function's `ctx.saved_tensors` holds equal tensors
+    rather than the very Parameter objects.
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
         self._module = module
         self._exits = ExitStack()
+        self._open = False
 
     def __enter__(self) -> Tape:
-        tape = Tape()
+        if self._open:
+            raise RuntimeError("this capture is open already; make another one with th.capture()")
+        facts = Facts()
+        tape = Tape(facts)
         with ExitStack() as stack:
-            calls = _CallWatcher(tape, self._module)
+            calls = _CallWatcher(facts, self._module)
             for handle in calls.register():
                 stack.callback(handle.remove)
             tape.saves_seen = not saved_tensor_hooks_in_use()
             if tape.saves_seen:
-                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_saver(tape), SavedRecord.unpack))
-            stack.enter_context(_OperationWatcher(tape, calls))
-            stack.enter_context(watch_function_apply(_apply_watcher(tape, calls)))
-            stack.push(_note_error(tape))
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_saver(facts), SavedRecord.unpack))
+            stack.enter_context(_OperationWatcher(facts, calls))
+            stack.enter_context(watch_function_apply(_apply_watcher(facts, calls)))
+            stack.push(tape.note_error)
             self._exits = stack.pop_all()
+        self._open = True
         return tape
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._open = False
         self._exits.__exit__(kind, error, traceback)
 
 
@@ -77,9 +88,9 @@ class _CallWatcher:
     nothing to it, and the region stays one node.
     """
 
-    def __init__(self, tape: Tape, module: nn.Module | None) -> None:
-        self._tape = tape
-        self._thread = tape.thread
+    def __init__(self, facts: Facts, module: nn.Module | None) -> None:
+        self._facts = facts
+        self._thread = facts.thread
         # Last, the sequence number before the call.
         self._running: list[tuple[nn.Module, CallRecord, tuple[int, Paths], int]] = []
         self._roots: list[tuple[int, Paths]] = []
@@ -87,7 +98,7 @@ class _CallWatcher:
         self.current: CallRecord | None = None
         self.last_result: object = None  # of the newest operation: its nodes are marked
         if module is not None:
-            self._roots.append(tape.add_root(module, unnamed=True))
+            self._roots.append(facts.add_root(module, unnamed=True))
 
     def register(self) -> Iterator[RemovableHandle]:
         yield nn.modules.module.register_module_forward_pre_hook(self._entered)
@@ -101,7 +112,7 @@ class _CallWatcher:
         if path is None:  # not registered below the outermost module
             path = ".".join(filter(None, (self.current.path if self.current else "", type(module).__name__)))
         index = self._counts[module] = self._counts.get(module, -1) + 1
-        self.current = call = CallRecord(self._tape, root[0], path, type(module), self.current, index)
+        self.current = call = CallRecord(self._facts, root[0], path, type(module), self.current, index)
         self._running.append((module, call, root, sequence_nr()))
 
     def _left(self, module: nn.Module, args: object, result: object) -> None:
@@ -119,22 +130,22 @@ class _CallWatcher:
         """What came out of a module without an operation of Python's, from a scripted or compiled one."""
         nodes = unmarked_nodes(result)
         if nodes:
-            mark(nodes, Operation(self._tape, call.module_class, start, sequence_nr(), call, None))
+            mark(nodes, Operation(self._facts, call.module_class, start, sequence_nr(), call, None))
 
     def _root_of(self, module: nn.Module) -> tuple[int, Paths]:
         for known in self._roots:
             if module in known[1]:
                 return known
-        self._roots.append(self._tape.add_root(module))
+        self._roots.append(self._facts.add_root(module))
         return self._roots[-1]
 
 
 class _OperationWatcher(TorchFunctionMode):
     """Sees each call of torch from Python, and marks the nodes it made."""
 
-    def __init__(self, tape: Tape, calls: _CallWatcher) -> None:
+    def __init__(self, facts: Facts, calls: _CallWatcher) -> None:
         super().__init__()
-        self._tape = tape
+        self._facts = facts
         self._calls = calls
 
     def __torch_function__(
@@ -150,11 +161,12 @@ class _OperationWatcher(TorchFunctionMode):
         result = function(*args, **kwargs) if kwargs else function(*args)
         end = sequence_nr()
         if end != start:
-            operation = Operation(self._tape, function, start, end, self._calls.current, capture_traceback())
+            operation = Operation(self._facts, function, start, end, self._calls.current, capture_traceback())
             mark_result(result, operation)
             self._calls.last_result = result
             if _writes_in_place(function) and args and isinstance(args[0], Tensor):
-                mark(nodes_of([args[0], args[0]._base]), operation)
+                mark(nodes_of([args[0], base_of(args[0])]), operation)
+            mark_foreign(args, start)
         return result
 
 
@@ -163,20 +175,20 @@ def _writes_in_place(function: Callable[..., Any]) -> bool:
     return name.endswith("_") and (name == "__setitem__" or not name.endswith("__") or name.startswith("__i"))
 
 
-def _apply_watcher(tape: Tape, calls: _CallWatcher) -> ApplyWatcher:
+def _apply_watcher(facts: Facts, calls: _CallWatcher) -> ApplyWatcher:
     """Marks the nodes of custom Functions, which the function mode doesn't see."""
 
     def watch(function: type[Function], start: int, result: object) -> None:
         end = sequence_nr()
-        if get_ident() == tape.thread and end != start:
-            mark_result(result, Operation(tape, function, start, end, calls.current, capture_traceback()))
+        if get_ident() == facts.thread and end != start:
+            mark_result(result, Operation(facts, function, start, end, calls.current, capture_traceback()))
             calls.last_result = result
 
     return watch
 
 
-def _saver(tape: Tape) -> Callable[[Tensor], SavedRecord]:
-    note = tape.saved.append
+def _saver(facts: Facts) -> Callable[[Tensor], SavedRecord]:
+    note = facts.saved.append
 
     def pack(tensor: Tensor) -> SavedRecord:
         record = SavedRecord(tensor, sequence_nr() - 1)  # the node took its number just before it saves
@@ -184,18 +196,3 @@ def _saver(tape: Tape) -> Callable[[Tensor], SavedRecord]:
         return record
 
     return pack
-
-
-def _note_error(tape: Tape) -> Callable[..., None]:
-    """An exit callback which keeps the nodes that the frames of an exception still hold, so that they can be drawn."""
-
-    def note(kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        tape.error = error
-        nodes: dict[Node, None] = {}
-        while traceback is not None:
-            for value in list(traceback.tb_frame.f_locals.values()):
-                nodes.update(dict.fromkeys(nodes_of(value)))
-            traceback = traceback.tb_next
-        tape.frontier = tuple(node for node in nodes if seen_by(tape, node))
-
-    return note

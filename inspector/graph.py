@@ -18,8 +18,8 @@ from .kinds import Kind
 if TYPE_CHECKING:
     import graphviz
 
+    from .facts import Operation
     from .source import Source
-    from .tape import Operation
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor | GradientEdge]
 Fold = Literal["repeats", "none"] | int | Collection[str]
@@ -89,13 +89,14 @@ class ModuleCall:
 class SavedTensor:
     """A tensor that a task's node keeps from the forward.
 
-    `storage` numbers storages within one graph: equal numbers share bytes. `version` is the tensor's version counter
-    when it was saved. `parameter` names it when its storage is a parameter's.
+    `storage` numbers storages within one graph: equal numbers share bytes; None for sparse and nested tensors, which
+    have no storage of their own. `version` is the tensor's version counter when it was saved. `parameter` names it when
+    its storage is a parameter's.
     """
 
     task: int
-    storage: int
-    storage_bytes: int
+    storage: int | None
+    storage_bytes: int | None
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
@@ -135,10 +136,6 @@ class Graph:
     sequence number is the highest there is, in the order in which the forward first used their leaf. `edges` are sorted
     by task and output. `nodes[i]` is the torch node of task i; holding it keeps the node's saved tensors alive until a
     backward frees them, as holding the loss does.
-
-    Known limitation: torch frees a chain of nodes that Python has seen by recursion, and overflows the stack at some
-    40,000 to 80,000 nodes in a row (torch 2.13, any walk along `next_functions`). Let the Graph of such a chain outlive
-    the loss: it frees its nodes one by one.
     """
 
     tasks: tuple[Task, ...]

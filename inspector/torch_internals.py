@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from traceback import FrameSummary
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 from weakref import ref
 
 import torch
@@ -46,6 +46,38 @@ def input_metadata(node: Node) -> list[tuple[tuple[int, ...] | None, torch.dtype
 
 
 Traceback = NewType("Traceback", object)
+
+
+def number_of(node: Node) -> int:
+    """The node's sequence number."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """The tensor of which this one is a view."""
+    return tensor._base
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often the tensor was modified in place."""
+    return tensor._version
+
+
+class Storage(NamedTuple):
+    """The bytes below a tensor; `address` is theirs alone as long as they live."""
+
+    address: int
+    nbytes: int
+
+
+def storage_of(tensor: Tensor) -> Storage | None:
+    """The tensor's storage; None for those that have none of their own (sparse, nested, not yet initialised)."""
+    try:
+        storage = tensor.untyped_storage()
+        return Storage(storage._cdata, storage.nbytes())
+    except (NotImplementedError, RuntimeError, ValueError):
+        return None
 
 
 def notes_on(node: Node) -> dict[str, Any]:

@@ -9,10 +9,14 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from .collector import collector_paused
+from .facts import CallRecord, Facts, Operation
 from .graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, SavedTensor, Task, TensorMeta
 from .kinds import Kind, kind_of
-from .tape import CallRecord, Operation, Tape, operations_of
-from .torch_internals import input_metadata, leaf_of
+from .marks import operations_of
+from .torch_internals import input_metadata, leaf_of, notes_on, number_of, storage_of
+
+_DEEP = 10_000  # tasks
+_KEPT = "tapehead: nodes below"  # a key in a root's metadata
 
 Found = dict[Node, tuple[tuple[Node | None, int], ...]]
 """The nodes of a graph with their `next_functions`."""
@@ -31,7 +35,10 @@ def graph(outputs: Outputs, names: ParameterNames | None = None) -> Graph:
     """
     roots = root_edges(outputs)
     with collector_paused():
-        return _build(_walk([node for node, _ in roots]), roots, names)
+        graph = _build(_walk([node for node, _ in roots]), roots, names)
+        if len(graph) >= _DEEP:
+            _free_one_by_one(roots)
+        return graph
 
 
 def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
@@ -93,7 +100,7 @@ def _kinds(found: Found) -> dict[Node, Kind]:
 def _number(found: Found, kinds: dict[Node, Kind]) -> dict[Node, int]:
     """Gives each node its task id, ascending in the returned dict."""
     created = [node for node in found if kinds[node] is not Kind.ACCUMULATE_GRAD]
-    created.sort(key=lambda node: node._sequence_nr())
+    created.sort(key=number_of)
     ids = {node: task_id for task_id, node in enumerate(created)}
     for node in created:
         for child, _ in found[node]:
@@ -110,8 +117,8 @@ def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operatio
         pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else names.items()
         given = {id(tensor): name for name, tensor in pairs}
         return lambda leaf: given.get(id(leaf))
-    tapes = list(dict.fromkeys(operation.tape for operation in operations.values()))
-    return lambda leaf: next((name for tape in tapes if (name := tape.leaf_name(leaf))), None)
+    seen = list(dict.fromkeys(operation.facts for operation in operations.values()))
+    return lambda leaf: next((name for facts in seen if (name := facts.leaf_name(leaf))), None)
 
 
 def _metas(node: Node, known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...]:
@@ -128,7 +135,7 @@ def _metas(node: Node, known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...
 def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | None) -> Graph:
     kinds = _kinds(found)
     ids = _number(found, kinds)
-    operations = operations_of(found, ids) if Tape.alive() else {}
+    operations = operations_of(found, ids) if Facts.alive() else {}
     calls = _Calls()
     leaf_name = _leaf_namer(names, operations)
     metas: dict[object, TensorMeta] = {}
@@ -142,7 +149,7 @@ def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | 
                 task_id,
                 node.name(),
                 kind,
-                node._sequence_nr(),
+                number_of(node),
                 _metas(node, metas),
                 leaf_name(leaf_of(node)) if kind is Kind.ACCUMULATE_GRAD else None,
                 calls.id_of(operation.call) if operation else None,
@@ -160,6 +167,17 @@ def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | 
         saved=_saved_tensors(ids, kinds, operations),
         nodes=tuple(ids),
     )
+
+
+def _free_one_by_one(roots: list[tuple[Node, int]]) -> None:
+    """Lets each root hold all nodes below it, which then die one by one, newest first, when it does.
+
+    torch frees nodes that Python has seen by recursion (THPCppFunction_dealloc), and overflows the stack at some 50,000
+    in a row. A node lets go of its edges before its metadata, and a tuple frees its items from the last to the first.
+    """
+    for root in dict.fromkeys(node for node, _ in roots):
+        below = [node for node in _walk([root]) if node is not root]
+        notes_on(root)[_KEPT] = tuple(sorted(below, key=number_of))
 
 
 class _Calls:
@@ -188,26 +206,26 @@ def _saved_tensors(
     """What the captured nodes still hold. A CopySlices holds what the node inside it saved just before it was made."""
     saved = []
     storages: dict[int, int] = {}
-    tapes = {operation.tape for operation in operations.values()}
-    records = {tape: tape.saved_by_number() for tape in tapes}
-    names = {tape: tape.names_of_storages() for tape in tapes}
+    sources = {operation.facts for operation in operations.values()}
+    records = {facts: facts.saved_by_number() for facts in sources}
+    names = {facts: facts.names_of_storages() for facts in sources}
     for node, operation in operations.items():
-        tape = operation.tape
-        number = node._sequence_nr()
-        kept = records[tape].get(number) or (records[tape].get(number - 1) if kinds[node] is Kind.COPY_SLICES else None)
+        by_number = records[operation.facts]
+        number = number_of(node)
+        kept = by_number.get(number) or (by_number.get(number - 1) if kinds[node] is Kind.COPY_SLICES else None)
         for record in kept or ():
             tensor = record.tensor
-            storage = tensor.untyped_storage()
+            storage = storage_of(tensor)
             saved.append(
                 SavedTensor(
                     ids[node],
-                    storages.setdefault(storage._cdata, len(storages)),
-                    storage.nbytes(),
+                    storages.setdefault(storage.address, len(storages)) if storage else None,
+                    storage.nbytes if storage else None,
                     tuple(tensor.shape),
                     tensor.dtype,
                     tensor.device,
                     record.version,
-                    names[tape].get(storage._cdata),
+                    names[operation.facts].get(storage.address) if storage else None,
                 )
             )
     saved.sort(key=lambda each: each.task)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -192,11 +194,10 @@ def test_saved_tensors_know_storage_bytes_version_and_parameter() -> None:
 
 def test_saved_tensors_that_died_are_not_listed() -> None:
     x = torch.ones(4, requires_grad=True)
-    with th.capture() as tape:
+    with th.capture():
         for _ in range(5):
             x.exp()
         loss = x.exp().sum()
-    assert len(tape.saved) == 6
     assert len(th.graph(loss).saved) == 1
     loss.backward()
     assert th.graph(loss).saved == ()
@@ -379,6 +380,117 @@ def test_a_tape_without_an_error_has_no_graph_of_its_own() -> None:
         torch.ones(1, requires_grad=True).exp()
     with pytest.raises(ValueError, match=r"th\.graph\(loss\)"):
         tape.graph()
+
+
+def test_a_capture_inside_another_knows_its_own_error() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with th.capture():
+        before = x.sin()
+        with pytest.raises(KeyError), th.capture() as inner:
+            fail_with(before.exp())
+    assert [task.name for task in inner.graph().tasks][:2] == ["SinBackward0", "ExpBackward0"]
+
+
+def fail_with(value: object) -> None:
+    raise KeyError
+
+
+def test_a_capture_that_failed_holds_no_graph_once_its_tape_is_gone() -> None:
+    freed = []
+
+    class Token:
+        def __del__(self) -> None:
+            freed.append(1)
+
+    def forward() -> None:
+        y = torch.ones(2, requires_grad=True).exp()
+        y.grad_fn.metadata["token"] = Token()
+        fail_with(y)
+
+    def captured() -> int:
+        try:
+            with th.capture() as tape:
+                forward()
+        except KeyError:
+            return len(tape.graph())
+        raise AssertionError
+
+    assert captured() == 2
+    gc.collect()
+    assert freed == [1]
+
+
+def test_a_container_that_cannot_be_read_does_not_replace_the_users_error() -> None:
+    class Unreadable(dict):
+        def values(self):
+            raise OSError("disk gone")
+
+    def forward(kept: Unreadable) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"), th.capture():
+        forward(Unreadable())
+
+
+def test_a_capture_cannot_be_opened_twice_at_once() -> None:
+    capture = th.capture()
+    with capture, pytest.raises(RuntimeError, match="open already"):
+        capture.__enter__()
+    assert_nothing_left_behind()
+    with capture:
+        pass
+    assert_nothing_left_behind()
+
+
+def test_tensors_without_a_storage_of_their_own_are_listed_without_one() -> None:
+    matrix = torch.eye(3).to_sparse().requires_grad_()
+    x = torch.ones(3, 2, requires_grad=True)
+    model = nn.Sequential(nn.LazyLinear(2))
+    with th.capture(model):
+        loss = torch.sparse.mm(matrix, x).sum()
+    saved = th.graph(loss).saved
+    assert {each.storage_bytes for each in saved} == {None, 24}
+
+
+def in_a_new_thread(work: Callable[[], object]) -> object:
+    """What `work` gives in a thread of its own, whose sequence numbers start at 0."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_what_another_thread_made_and_a_captured_operation_was_given_stays_foreign() -> None:
+    def captured() -> tuple[Tensor, Tensor]:
+        given = in_a_new_thread(lambda: torch.ones(1, 4, requires_grad=True).exp().cos())
+        layer = nn.Linear(4, 4)
+        with th.capture():
+            return given, layer(given)
+
+    given, loss = in_a_new_thread(captured)
+    graph = th.graph(loss)
+    tasks = {graph.nodes[task.id]: task for task in graph.tasks}
+    cos, addmm = tasks[given.grad_fn], tasks[loss.grad_fn]
+    assert cos.sequence_nr == addmm.sequence_nr == 1
+    assert cos.operation is None and addmm.operation is not None
+    assert {saved.task for saved in graph.saved} == {addmm.id}
+
+
+def test_modules_and_functions_of_another_thread_are_left_out() -> None:
+    results = []
+
+    def elsewhere() -> None:
+        results.append(Square.apply(nn.Linear(2, 2)(torch.ones(1, 2))))
+
+    with th.capture():
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        loss = nn.Linear(2, 1)(results[0]).sum()
+    graph = th.graph(loss)
+    assert [call.class_name for call in graph.calls] == ["Linear"]
+    assert {task.name for task in graph.tasks if task.operation is None} >= {"SquareBackward", "AddmmBackward0"}
 
 
 def test_another_threads_nodes_are_not_mixed_up_though_their_numbers_are_equal() -> None:

@@ -13,6 +13,8 @@ def test_the_innermost_line_outside_torch_is_the_users() -> None:
     frames = [FrameSummary("train.py", 3, "main"), FrameSummary("model.py", 7, "forward"), FrameSummary(linear, 1, "f")]
     assert innermost_user_line(frames) == Source("model.py", 7, "forward")
     assert innermost_user_line(frames[2:]) is None
+    vision = str(Path(torch.__file__).parent) + "vision/models/resnet.py"
+    assert innermost_user_line([FrameSummary(vision, 1, "forward")]) == Source(vision, 1, "forward")
 
 
 def test_code_comes_with_its_neighbours_and_is_empty_where_there_is_no_file(tmp_path: Path) -> None:

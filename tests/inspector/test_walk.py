@@ -186,14 +186,21 @@ def test_describe_names_parameter_module_and_line() -> None:
     )
 
 
-def test_a_graph_that_outlives_a_long_chain_frees_it_without_recursion() -> None:
+@pytest.mark.parametrize("last", ["graph", "loss", "other root"])
+def test_a_long_chain_is_freed_without_overflowing_the_stack(last: str) -> None:
     script = (
         "import torch, tapehead as th\n"
-        "y = torch.ones(1, requires_grad=True)\n"
+        "x = torch.ones(1, requires_grad=True)\n"
+        "y = x * 2\n"
         "for _ in range(200_000):\n"
         "    y = y * 1\n"
-        "graph = th.graph(y)\n"
-        "del y\n"
+        "roots = [y, y.exp()]\n"
+        "graph = th.graph(roots)\n"
+        f"if {last!r} == 'graph':\n"
+        "    del y, roots\n"
+        f"if {last!r} == 'other root':\n"
+        "    del y, roots[0]\n"
         "del graph\n"
+        "y = roots = None\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,194 @@
+"""What a capture writes down of a forward. Nodes refer to it, so nothing in it may lead back to a node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+from weakref import WeakSet, ref
+
+from torch import Tensor, nn
+from torch.overrides import resolve_name
+
+from .source import Source, innermost_user_line
+from .torch_internals import Traceback, sequence_nr, storage_of, traceback_frames, version_of
+
+_alive: WeakSet[Facts] = WeakSet()
+
+
+class CallRecord:
+    """One call of a module, as it happens. `root` numbers the outermost modules; `path` is the name below that one."""
+
+    __slots__ = ("facts", "index", "module_class", "parent", "path", "root")
+
+    def __init__(
+        self, facts: Facts, root: int, path: str, module_class: type[nn.Module], parent: CallRecord | None, index: int
+    ) -> None:
+        self.facts = facts
+        self.root = root
+        self.path = path
+        self.module_class = module_class
+        self.parent = parent
+        self.index = index
+
+    @property
+    def full_path(self) -> str:
+        return self.facts.full_path(self.root, self.path)
+
+
+class Operation:
+    """One call of a torch function in the forward; of a custom Function, or of a whole module where no more is seen.
+
+    It made the nodes whose sequence numbers lie in [start, end) of its thread. Of its traceback nothing is resolved
+    until `source` is asked for.
+    """
+
+    __slots__ = ("_function", "_source", "_traceback", "call", "created_ns", "end", "facts", "start")
+
+    def __init__(
+        self,
+        facts: Facts,
+        function: Callable[..., Any] | type,
+        start: int,
+        end: int,
+        call: CallRecord | None,
+        traceback: Traceback | None,
+    ) -> None:
+        self.facts = facts
+        self.start = start
+        self.end = end
+        self.created_ns = time.perf_counter_ns()
+        self.call = call
+        self._function = function
+        self._traceback = traceback
+        self._source: Source | None = None
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """`torch.nn.functional.linear`, `torch.Tensor.add`; the class of a custom Function or module."""
+        function = self._function
+        if isinstance(function, type):
+            return function.__qualname__
+        return resolve_name(function) or str(getattr(function, "__name__", function))
+
+    @property
+    def source(self) -> Source | None:
+        """The user's line that called it."""
+        if self._traceback is not None:
+            self._source = innermost_user_line(traceback_frames(self._traceback))
+            self._traceback = None
+        return self._source
+
+
+class SavedRecord:
+    """What autograd holds of a tensor that was saved during a capture: the tensor, and its version then."""
+
+    __slots__ = ("__weakref__", "sequence_nr", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, sequence_nr: int) -> None:
+        self.sequence_nr = sequence_nr
+        # An output saved by its own node would be a cycle. A leaf is none, and autograd keeps leaves themselves, too.
+        self.tensor = tensor if tensor.is_leaf else tensor.detach()
+        self.version = version_of(tensor)
+
+    def unpack(self) -> Tensor:
+        """The tensor, checked as autograd checks it where no hooks are in the way (saved_variable.cpp, unpack)."""
+        now = version_of(self.tensor)
+        if now != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {now}; expected version "
+                f"{self.version} instead. Hint: enable anomaly detection to find the operation that failed to compute "
+                "its gradient, with torch.autograd.set_detect_anomaly(True)."
+            )
+        return self.tensor
+
+
+class Facts:
+    """What was seen in one captured forward, of the thread that entered the capture.
+
+    Attributes:
+        thread: the thread; sequence numbers are counted per thread.
+        first: the sequence number of the first node that could be made in the capture.
+        saved: what autograd saved, in order.
+    """
+
+    def __init__(self) -> None:
+        _alive.add(self)
+        self.thread = get_ident()
+        self.first = sequence_nr()
+        self.saved: list[ref[SavedRecord]] = []
+        self._leaves: dict[int, tuple[ref[Tensor], int, str]] = {}  # by id(): the parameter, its outermost module, name
+        self._root_classes: list[tuple[str, bool]] = []  # of each outermost module, and whether it has parameters
+        self._unnamed_root: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Facts of {', '.join(name for name, _ in self._root_classes) or 'no module'}>"
+
+    @staticmethod
+    def alive() -> bool:
+        """Whether any capture's facts are left, so that looking for marks is worth it."""
+        return bool(_alive)
+
+    def add_root(self, module: nn.Module, unnamed: bool = False) -> tuple[int, dict[nn.Module, str]]:
+        """Takes down an outermost module and the names of its parameters. Returns its number and its modules' paths.
+
+        Paths below an `unnamed` one never start with its class.
+        """
+        root = len(self._root_classes)
+        paths = {}
+        before = len(self._leaves)
+        for path, part in module.named_modules():
+            path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")  # what torch.compile wraps a module in
+            paths[part] = path
+            for name, parameter in part._parameters.items():
+                if parameter is not None:
+                    name = f"{path}.{name}" if path else name
+                    self._leaves.setdefault(id(parameter), (ref(parameter), root, name))
+        self._root_classes.append((type(module).__name__, len(self._leaves) > before))
+        if unnamed:
+            self._unnamed_root = root
+        return root, paths
+
+    def leaf_name(self, leaf: Tensor) -> str | None:
+        """The name of a parameter of one of the modules seen."""
+        found = self._leaves.get(id(leaf))
+        if found is None or found[0]() is not leaf:
+            return None
+        return self.full_path(found[1], found[2])
+
+    def saved_by_number(self) -> dict[int, list[SavedRecord]]:
+        """What is still saved, by the sequence number of the node that saved it."""
+        grouped: dict[int, list[SavedRecord]] = {}
+        for reference in self.saved:
+            record = reference()
+            if record is not None:  # else freed, or saved by a node that nothing leads to
+                grouped.setdefault(record.sequence_nr, []).append(record)
+        return grouped
+
+    def names_of_storages(self) -> dict[int, str]:
+        """The names of the parameters that still live, by the address of their storage."""
+        names: dict[int, str] = {}
+        for reference, root, name in self._leaves.values():
+            parameter = reference()
+            storage = None if parameter is None else storage_of(parameter)
+            if storage is not None:
+                names.setdefault(storage.address, self.full_path(root, name))
+        return names
+
+    def full_path(self, root: int, path: str) -> str:
+        """The path below outermost module `root`, which is named only where several have parameters or it has none."""
+        prefix = self._prefix(root)
+        return f"{prefix}.{path}" if prefix and path else prefix or path
+
+    def _prefix(self, root: int) -> str:
+        class_name, has_parameters = self._root_classes[root]
+        alone = len(self._root_classes) == 1 or (has_parameters and sum(has for _, has in self._root_classes) == 1)
+        if alone or root == self._unnamed_root:
+            return ""
+        twins = [index for index, (name, _) in enumerate(self._root_classes) if name == class_name]
+        return class_name if len(twins) == 1 else f"{class_name}#{twins.index(root) + 1}"

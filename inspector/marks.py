@@ -1,0 +1,88 @@
+"""How a node finds what a capture saw of it: by a mark in its own metadata, never by its sequence number alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from .facts import Facts, Operation
+from .torch_internals import UNNUMBERED, notes_on, number_of
+
+_MARK = "tapehead"  # the key in a node's metadata under which its Operation stands
+
+
+def nodes_of(value: object, depth: int = 3) -> Iterator[Node]:
+    """The nodes of the tensors in a value: a tensor, or tuples, lists and mappings of them."""
+    if isinstance(value, Tensor):
+        node = value.grad_fn
+        if node is not None:
+            yield node
+    elif depth and isinstance(value, tuple | list):
+        for each in value:
+            yield from nodes_of(each, depth - 1)
+    elif depth and isinstance(value, Mapping):
+        for each in list(value.values()):
+            yield from nodes_of(each, depth - 1)
+
+
+def mark(nodes: Iterable[Node], operation: Operation) -> None:
+    """Marks the nodes. A mark that is there already, of an inner call, stays."""
+    for node in nodes:
+        notes_on(node).setdefault(_MARK, operation)
+
+
+def mark_result(result: object, operation: Operation) -> None:
+    """`mark` for what a torch function returned: nearly always one tensor."""
+    if isinstance(result, Tensor):
+        node = result.grad_fn
+        if node is not None:
+            notes_on(node).setdefault(_MARK, operation)
+    else:
+        mark(nodes_of(result), operation)
+
+
+def unmarked_nodes(result: object) -> list[Node]:
+    """The nodes of a function's result that no operation has claimed yet."""
+    return [node for node in nodes_of(result) if _MARK not in notes_on(node)]
+
+
+def mark_foreign(arguments: Sequence[object], start: int) -> None:
+    """Marks what an operation was given, but its thread can't have made: nodes numbered like the operation's own."""
+    for node in nodes_of(arguments, depth=2):
+        notes = notes_on(node)
+        if _MARK not in notes and number_of(node) >= start:
+            notes[_MARK] = None
+
+
+def made_during(facts: Facts, node: Node) -> bool:
+    """Whether the node was made in the capture that wrote `facts`, or in one inside or around it meanwhile."""
+    operation = notes_on(node).get(_MARK)
+    return operation is not None and operation.facts.thread == facts.thread and number_of(node) >= facts.first
+
+
+def operations_of(
+    found: Mapping[Node, tuple[tuple[Node | None, int], ...]], oldest_first: Collection[Node]
+) -> dict[Node, Operation]:
+    """The operation that made each node, for those that a capture saw.
+
+    Only nodes of an operation's results carry a mark. What lies below them within the operation's own interval of
+    sequence numbers (the TBackward0 of a linear) was made by it too, and takes it over from its user, which is newer. A
+    leaf's AccumulateGrad was made by the first operation that used the leaf. None marks what came from another thread.
+    """
+    operations: dict[Node, Operation] = {}
+    for node in reversed(list(oldest_first)):
+        operation = notes_on(node).get(_MARK) or operations.get(node)
+        if operation is None:
+            continue
+        operations[node] = operation
+        for child, _ in found[node]:
+            if child is None:
+                continue
+            number = number_of(child)
+            if operation.start <= number < operation.end and _MARK not in notes_on(child):
+                operations.setdefault(child, operation)
+            elif number == UNNUMBERED:
+                operations[child] = operation  # the last to say so is the oldest user
+    return operations
