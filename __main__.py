@@ -132,7 +132,7 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
         return _refuse(error)
     if drawn.error is None:
         return 0
-    until = "the picture shows the graph up to there" if drawn.graph is not None else "there is no graph to draw yet"
+    until = "the picture shows the graph built until then" if drawn.graph is not None else "there was no graph yet"
     print(f"tapehead: {options.target} raised {type(drawn.error).__name__}; {until}", file=sys.stderr)
     return 1
 
@@ -143,9 +143,11 @@ def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
         for path in options.fold:
             if path not in known:
                 raise ValueError(f"--fold: there is no module {path!r}; outermost are: {_outermost(graph)}")
+    if options.svg.suffix != ".svg" or options.svg.is_dir():
+        raise ValueError(f"--svg: {options.svg} is not the name of an .svg file")
     options.svg.parent.mkdir(parents=True, exist_ok=True)
     path = graph.save_svg(options.svg, fold=options.fold)
-    console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges, drawn in {path}", soft_wrap=True)
+    console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges, drawn in {path}", soft_wrap=True, markup=False)
 
 
 def _outermost(graph: Graph) -> str:

@@ -22,7 +22,6 @@ from .engine.schedule import queue_lengths, schedule
 from .engine.workloads import Size, Workload
 from .inspector.capture import capture
 from .inspector.graph import Graph
-from .inspector.kinds import Kind
 from .inspector.walk import graph
 
 Gradients = dict[str, Tensor]
@@ -57,7 +56,7 @@ def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Pa
     console.print(_table(results, drawn, expected, elapsed_ns))
     _print_first_tasks(results, drawn, console)
     path = drawn.save_svg(folder / f"{workload.name}.svg")
-    console.print(f"\nThe graph is drawn in [bold]{path}[/bold]", soft_wrap=True)
+    console.print(f"\nThe graph is drawn in {path}", soft_wrap=True, markup=False)
     return all(_agrees(result, expected) and _in_order(result, drawn) for result in results)
 
 
@@ -169,18 +168,10 @@ def _print_first_tasks(results: Sequence[Result], drawn: Graph, console: Console
 
 
 def _first_tasks(result: Result, drawn: Graph) -> str:
-    names = groupby(_short_name(drawn, task_id) for task_id in result.order)
+    names = groupby(task.parameter or task.short_name for task in map(drawn.task, result.order))
     runs = ((name, len(list(same))) for name, same in names)
     first = [name if count == 1 else f"{name} ×{count}" for name, count in islice(runs, FIRST_TASKS)]
     return ", ".join(first + ["…"] * any(runs))
-
-
-def _short_name(drawn: Graph, task_id: int) -> str:
-    """`Addmm` for a node, the parameter for an accumulation."""
-    task = drawn.tasks[task_id]
-    if task.kind is Kind.ACCUMULATE_GRAD:
-        return task.parameter or "AccumulateGrad"
-    return task.name.rstrip("0123456789").removesuffix("Backward")
 
 
 def _progress(console: Console) -> Progress:

@@ -28,7 +28,7 @@ class Drawn:
     """What came of a user's function: its graph, and the error if it raised (then the graph up to it, if any)."""
 
     graph: Graph | None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 def draw_function(target: str) -> Drawn:
@@ -48,16 +48,19 @@ def draw_function(target: str) -> Drawn:
         try:
             with capture() as tape:
                 result = function()
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             return Drawn(_graph_so_far(tape.graph), error)
     loss, model = _loss_and_model(result, function_name)
-    return Drawn(graph(loss, model))
+    try:
+        return Drawn(graph(loss, model))
+    except RuntimeError as error:
+        raise ValueError(f"{function_name}() returned a loss without a graph: {error}") from error
 
 
 class _UserError(Exception):
     """What the script itself raised while it was loaded."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
 

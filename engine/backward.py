@@ -13,7 +13,7 @@ from ..inspector.walk import graph as graph_of
 from .direct import Stepper, cannot
 from .native import execute_pinned
 from .policies import AnyPolicy, find_policy, policy_name
-from .roots import root_gradients
+from .roots import as_outputs, root_gradients
 from .run import Engine, Run
 from .schedule import schedule
 
@@ -46,6 +46,7 @@ def backward(
     if engine not in get_args(Engine):
         raise ValueError(f"there is no engine {engine!r}; known are {', '.join(get_args(Engine))}")
     chosen = find_policy(policy)
+    tensors = as_outputs(tensors)
     if engine == "direct":
         if create_graph:
             raise cannot("build a graph of the backward (create_graph=True)")

@@ -16,20 +16,22 @@ from torch.autograd.graph import Node
 from ..inspector.graph import Edge, Graph, Outputs, Task, TensorMeta
 from ..inspector.kinds import Kind
 from ..inspector.torch_internals import (
-    HookWatch,
     call_node,
-    checkpoint_group,
     compiled_autograd_is_on,
     gradient_dtype,
+    in_checkpoint_group,
+    leaf_hooks,
     leaf_of,
+    new_checkpoint_group,
     node_hooks,
     run_tensor_hooks,
 )
 from ..inspector.walk import graph as graph_of
+from .hook_watch import HookWatch
 from .input_buffer import InputBuffer, fitted
 from .policies import AnyPolicy, find_policy, policy_name
 from .ready_queue import ReadyTask, ready_queue
-from .roots import root_gradients
+from .roots import as_outputs, root_gradients
 from .run import Run
 from .schedule import dependencies
 
@@ -51,8 +53,9 @@ class Stepper:
     Known limitations. Refused, with a sentence: create_graph, inputs=, C++ hooks (DistributedDataParallel), compiled
     regions and compiled autograd, anomaly mode, and a custom Function that gets a gradient for some of its outputs
     only. Different from PyTorch: the graph is never freed (as with retain_graph=True), a parameter's first gradient is
-    cloned where PyTorch may take the tensor as it is, and hooks of a non-leaf tensor whose node gets no gradient at all
-    are not called with None.
+    cloned where PyTorch may take the tensor as it is, hooks of a non-leaf tensor whose node gets no gradient at all are
+    not called with None, `register_multi_grad_hook` counts each task as a backward of its own, and callbacks queued for
+    the end of the backward run at once. Hooks registered from C++ are not seen.
 
     Args:
         tensors, grad_tensors: as in `torch.autograd.backward`.
@@ -71,6 +74,7 @@ class Stepper:
         policy: AnyPolicy = "heap",
     ) -> None:
         chosen = find_policy(policy)
+        tensors = as_outputs(tensors)
         _refuse_surroundings()
         self.graph: Graph = graph_of(tensors)
         self.policy: str = policy_name(chosen)
@@ -82,13 +86,13 @@ class Stepper:
         self._buffers: dict[int, InputBuffer] = {}
         self._elapsed_ns = 0
         self._over: str | None = None  # why no step is possible any more
-        self._group = checkpoint_group()
+        self._group = new_checkpoint_group()
         self._hooks = HookWatch(self.graph.nodes) if len(self.graph) >= _MANY_TASKS else None
         _wait_for_accelerators(self.graph)
-        for position, (root, gradient) in enumerate(
-            zip(self.graph.roots, root_gradients(tensors, grad_tensors), strict=True)
-        ):
-            self._deliver(Edge(root.task, position, root.task, root.input), gradient)
+        with torch.no_grad():
+            for position, gradient in enumerate(root_gradients(tensors, grad_tensors)):
+                root = self.graph.roots[position]
+                self._deliver(Edge(root.task, position, root.task, root.input), gradient)
 
     def __repr__(self) -> str:
         state = self._over or f"{len(self._queue)} ready"
@@ -112,14 +116,14 @@ class Stepper:
         """The task that `step()` would run now; None when all have run."""
         return self.graph.tasks[self._queue.choose()] if len(self._queue) else None
 
-    def waiting(self, task: Task | int) -> tuple[Tensor | None, ...]:
+    def waiting(self, task: Task | ReadyTask | int) -> tuple[Tensor | None, ...]:
         """The gradients in a task's input buffer, one per input number, None where nothing has come yet."""
         task = self._task(task)
         buffer = self._buffers.get(task.id)
         return buffer.look() if buffer else (None,) * len(task.inputs)
 
-    def step(self, task: Task | int | None = None) -> Task:
-        """Runs one task: the given one, or the policy's choice. Returns it.
+    def step(self, task: Task | ReadyTask | int | None = None) -> Task:
+        """Runs one task: the given one (a task, its number, an entry of `ready`), or the policy's choice. Returns it.
 
         If it raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over:
         what had been accumulated into .grad by then stays, as after an exception in `loss.backward()`.
@@ -161,7 +165,7 @@ class Stepper:
     @contextmanager
     def _running(self) -> Iterator[None]:
         started_ns = time.perf_counter_ns()
-        with torch.no_grad(), self._group:
+        with torch.no_grad(), in_checkpoint_group(self._group):
             yield
         self._elapsed_ns += time.perf_counter_ns() - started_ns
 
@@ -171,15 +175,13 @@ class Stepper:
                 f"this session is over ({self._over}); start a new one on a fresh forward with th.debug(loss)"
             )
 
-    def _task(self, task: Task | int) -> Task:
-        task_id = task if isinstance(task, int) else task.id
-        if not 0 <= task_id < len(self.graph):
-            raise ValueError(f"there is no task {task_id}; this graph has tasks 0 to {len(self.graph) - 1}")
-        return self.graph.tasks[task_id]
+    def _task(self, task: Task | ReadyTask | int) -> Task:
+        return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
 
     def _why_not(self, task_id: int) -> str:
         if self._missing[task_id]:
-            return f"it waits for {self._missing[task_id]} more gradients"
+            count = self._missing[task_id]
+            return f"it waits for {count} more gradient{'' if count == 1 else 's'}"
         return "it has run"
 
     def _execute(self, task_id: int, hooks: bool = True) -> None:
@@ -211,12 +213,12 @@ class Stepper:
     def _outputs_with_hooks(self, task_id: int, gradients: Gradients) -> Gradients:
         node = self.graph.nodes[task_id]
         if self.graph.tasks[task_id].kind is Kind.ACCUMULATE_GRAD:
-            gradients = _run_leaf_hooks(leaf_of(node), gradients)
+            gradients = _run_leaf_hooks(node, gradients)
         else:
             gradients = run_tensor_hooks(node, gradients)
         before, after = node_hooks(node)
         for hook in before:
-            gradients = _replaced(hook(tuple(gradients)), gradients)
+            gradients = _replaced(hook, hook(tuple(gradients)), gradients)
         outputs = self._outputs(task_id, gradients)
         if after:
             fit = list(outputs)
@@ -226,7 +228,7 @@ class Stepper:
                     fit[edge.output] = fitted(gradient, self._takes[edge.next_task][edge.input], self.graph, edge)
             outputs = fit
         for hook in after:
-            outputs = _replaced(hook(tuple(outputs), tuple(gradients)), outputs)
+            outputs = _replaced(hook, hook(tuple(outputs), tuple(gradients)), outputs)
         return outputs
 
     def _deliver(self, edge: Edge, gradient: Tensor | None) -> None:
@@ -238,7 +240,12 @@ class Stepper:
             buffer = self._buffers[next_task] = InputBuffer(len(takes))
         if gradient is not None:
             meta = takes[edge.input]
-            if gradient.shape != meta.shape or gradient.dtype != meta.dtype or gradient.device != meta.device:
+            if (
+                gradient.shape != meta.shape
+                or gradient.dtype != meta.dtype
+                or gradient.device != meta.device
+                or gradient.layout is not torch.strided
+            ):
                 gradient = fitted(gradient, meta, self.graph, edge)
             buffer.add(edge.input, gradient)
         missing = self._missing[next_task] - 1
@@ -270,6 +277,12 @@ def _by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
             f"function {task.name} returned an incorrect number of gradients "
             f"(expected {len(needed)}, got {len(outputs)})"
         )
+    unwanted = sum(output is not None and not need for output, need in zip(outputs, needed, strict=True))
+    if unwanted > sum(child is None for child, _ in node.next_functions):
+        raise RuntimeError(
+            f"function {task.name} returned a gradient different than None for an argument of its forward that was "
+            "not a Variable"
+        )
     wanted = iter([output for output, need in zip(outputs, needed, strict=True) if need])
     found = [next(wanted, None) if child is not None else None for child, _ in node.next_functions]
     for output in found:
@@ -280,24 +293,39 @@ def _by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
     return found
 
 
-def _run_leaf_hooks(leaf: Tensor, gradients: Gradients) -> Gradients:
-    if not leaf._backward_hooks:
-        return gradients
-    (gradient,) = gradients
-    for hook in list(leaf._backward_hooks.values()):
-        result = hook(gradient)  # type: ignore[arg-type]
-        gradient = gradient if result is None else result
-    return (gradient,)
+def _run_leaf_hooks(node: Node, gradients: Gradients) -> Gradients:
+    hooks = leaf_hooks(leaf_of(node))
+    if hooks and gradients[0] is not None:
+        return run_tensor_hooks(node, gradients)
+    for hook in hooks:
+        if hook(None) is not None:
+            raise RuntimeError("can't replace a None gradient with a non-None value")
+    return gradients
 
 
-def _replaced(result: Any, gradients: Gradients) -> Gradients:
-    """What a node's hook made of the gradients: None leaves them as they are."""
+def _replaced(hook: Any, result: Any, before: Gradients) -> Gradients:
+    """What a node's hook made of the gradients: None leaves them as they are. Checks of python_hook.cpp."""
     if result is None:
-        return gradients
-    replaced: tuple[Tensor | None, ...] = result if isinstance(result, tuple) else (result,)
-    if len(replaced) != len(gradients):
-        raise RuntimeError(f"a hook returned {len(replaced)} gradients where {len(gradients)} were expected")
-    return replaced
+        return before
+    name = getattr(hook, "__name__", repr(hook))
+    if not isinstance(result, tuple):
+        raise TypeError(f"expected tuple, but hook '{name}' returned '{type(result).__name__}'")
+    if len(result) != len(before):
+        raise RuntimeError(
+            f"hook '{name}' has returned an incorrect number of values (got {len(result)}, but expected {len(before)})"
+        )
+    for new, old in zip(result, before, strict=True):
+        if new is None:
+            continue
+        if old is None:
+            raise RuntimeError("can't replace a None gradient with a non-None value")
+        if not isinstance(new, Tensor):
+            raise TypeError(f"expected Variable, but hook '{name}' returned '{type(new).__name__}'")
+        if (new.dtype, new.device, new.layout) != (old.dtype, old.device, old.layout):
+            raise RuntimeError(f"hook '{name}' has changed the type of value (was {old.type()} got {new.type()})")
+        if new.shape != old.shape:
+            raise RuntimeError(f"hook '{name}' has changed the size of value")
+    return result
 
 
 def _takes(task: Task, node: Node) -> tuple[TensorMeta, ...]:
@@ -305,7 +333,7 @@ def _takes(task: Task, node: Node) -> tuple[TensorMeta, ...]:
     if task.kind is not Kind.ACCUMULATE_GRAD:
         return task.inputs
     dtype = gradient_dtype(leaf_of(node))
-    return task.inputs if dtype in (None, task.inputs[0].dtype) else (replace(task.inputs[0], dtype=dtype),)
+    return task.inputs if dtype is None else (replace(task.inputs[0], dtype=dtype),)
 
 
 def _wait_for_accelerators(graph: Graph) -> None:
@@ -319,6 +347,8 @@ def _wait_for_accelerators(graph: Graph) -> None:
 def _refuse_tasks(graph: Graph) -> None:
     """Says what can't be run before anything is."""
     for task in graph.tasks:
+        if any(meta.shape is None for meta in task.inputs):
+            raise cannot(f"check the nested gradients of {graph.describe(task)}")
         if task.kind is Kind.COMPILED:
             raise cannot(f"run the compiled region {graph.describe(task)}, which frees its buffers by PyTorch's engine")
         if task.kind in _APPLIED:

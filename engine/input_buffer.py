@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..inspector.graph import Edge, Graph, TensorMeta
+from ..inspector.torch_internals import leaf_of
 
 
 def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tensor:
@@ -17,8 +18,6 @@ def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tens
     Raises:
         RuntimeError: shape, dtype or device can't be made to fit; PyTorch's message with the task added.
     """
-    if gradient.shape == meta.shape and gradient.dtype == meta.dtype and gradient.device == meta.device:
-        return gradient
     if meta.shape is not None and gradient.shape != meta.shape:
         if not _broadcasts(meta.shape, gradient.shape):
             raise _invalid(
@@ -29,6 +28,10 @@ def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tens
         if not (gradient.dtype.is_floating_point or gradient.is_complex() == meta.dtype.is_complex):
             raise _invalid(graph, edge, f"expected {meta.dtype} but got {gradient.dtype}")
         gradient = gradient.to(meta.dtype)
+    if gradient.layout not in (torch.strided, torch.sparse_coo) and graph.tasks[edge.next_task].is_leaf:
+        expected = leaf_of(graph.nodes[edge.next_task]).layout
+        if gradient.layout != expected:
+            raise _invalid(graph, edge, f"expected layout {expected} but got {gradient.layout}")
     if gradient.device != meta.device:
         if gradient.dim():
             raise _invalid(graph, edge, f"expected device {meta.device} but got {gradient.device}")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..inspector.graph import Graph, Outputs
-from ..inspector.torch_internals import compiled_autograd_is_on, pinned_order
+from ..inspector.torch_internals import compiled_autograd_is_on, graph_task_id, pinned_order
 
 
 def execute_pinned(
@@ -36,10 +37,10 @@ def execute_pinned(
         raise RuntimeError(
             "compiled autograd replaces the engine whose order tapehead pins; switch it off for this backward"
         )
-    order: list[int] = []
+    noter = _Noter({root.task for root in graph.roots})
     with ExitStack() as stack:
         for task_id, node in enumerate(graph.nodes):
-            stack.callback(node.register_prehook(_noter(order, task_id)).remove)
+            stack.callback(node.register_prehook(partial(noter.note, task_id)).remove)
         stack.enter_context(pinned_order([graph.nodes[task_id] for task_id in planned]))
         stack.enter_context(_one_queue(graph))
         started_ns = time.perf_counter_ns()
@@ -52,18 +53,31 @@ def execute_pinned(
                 inputs=inputs,
             )
         except Exception as error:
-            if order:
-                error.add_note(f"tapehead: raised in or after {graph.describe(order[-1])}, the last task that started")
+            if noter.order:
+                last = graph.describe(noter.order[-1])
+                error.add_note(f"tapehead: raised in or after {last}, the last task that started")
             raise
         elapsed_ns = time.perf_counter_ns() - started_ns
-    return order, elapsed_ns
+    return noter.order, elapsed_ns
 
 
-def _noter(order: list[int], task_id: int) -> Callable[[object], None]:
-    def note(gradients: object) -> None:
-        order.append(task_id)
+class _Noter:
+    """Notes the tasks of one run of the engine, which starts at a root.
 
-    return note
+    A leaf's node may be run meanwhile by another thread's backward, or by one inside a hook or a reentrant checkpoint.
+    """
+
+    def __init__(self, roots: set[int]) -> None:
+        self.order: list[int] = []
+        self._roots = roots
+        self._graph_task: int | None = None
+
+    def note(self, task_id: int, gradients: object) -> None:
+        graph_task = graph_task_id()
+        if self._graph_task is None and task_id in self._roots:
+            self._graph_task = graph_task
+        if graph_task == self._graph_task:
+            self.order.append(task_id)
 
 
 def _one_queue(graph: Graph) -> torch.autograd.set_multithreading_enabled | nullcontext[None]:

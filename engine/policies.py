@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..inspector.graph import Graph, Task
@@ -26,8 +26,8 @@ class Policy:
 
     name: str
     title: str
-    key: Callable[[Task, int], Key]
-    label: Callable[[Task, int], str]
+    key: Callable[[Task, int], Key] = field(repr=False)
+    label: Callable[[Task, int], str] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ POLICIES = {
         # PR #4746, its second candidate.
         Policy("dfs", "last ready, first run", lambda task, arrival: (-arrival,), _arrival_label),
         # PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest number there is (PR
-        # #7604). The engine leaves ties open; here the first to arrive runs first.
-        Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr, arrival), _creation_label),
+        # #7604). Equal numbers come in the order in which the engine's queue gives them, see binary_heap.py.
+        Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr,), _creation_label),
     )
 }
 

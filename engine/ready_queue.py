@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..inspector.graph import Graph, Task
+from .binary_heap import pop, push
 from .policies import Choice, Key, Policy, QueueState, policy_name
 
 
@@ -14,13 +14,16 @@ class PolicyError(RuntimeError):
     """A user's policy failed to choose a ready task."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ReadyTask:
     """An entry of the ready queue. `arrival` counts from 0; `label` is the policy's key as people read it."""
 
     task: Task
     arrival: int
     label: str
+
+    def __repr__(self) -> str:
+        return f"<{self.label} {self.task!r}>"
 
 
 class KeyedQueue:
@@ -43,25 +46,27 @@ class KeyedQueue:
         arrival = self._arrived
         self._arrived = arrival + 1
         self._arrivals[task_id] = arrival
-        heapq.heappush(self._heap, (self._policy.key(self._tasks[task_id], arrival), task_id))
+        push(self._heap, (self._policy.key(self._tasks[task_id], arrival), task_id))
 
     def choose(self) -> int:
         """The task which runs next; it stays in the queue."""
         while self._heap[0][1] not in self._arrivals:  # was taken by hand
-            heapq.heappop(self._heap)
+            pop(self._heap)
         return self._heap[0][1]
 
     def remove(self, task_id: int) -> None:
         del self._arrivals[task_id]
         if self._heap[0][1] == task_id:
-            heapq.heappop(self._heap)
+            pop(self._heap)
 
     def entries(self) -> list[ReadyTask]:
         """All ready tasks in the order in which they would run if no other came."""
         label = self._policy.label
+        heap = list(self._heap)
+        in_order = [pop(heap)[1] for _ in self._heap]
         return [
             ReadyTask(self._tasks[task_id], arrival, label(self._tasks[task_id], arrival))
-            for _, task_id in sorted(self._heap)
+            for task_id in in_order
             if (arrival := self._arrivals.get(task_id)) is not None
         ]
 
@@ -76,6 +81,7 @@ class ChoiceQueue:
         self._state = QueueState(graph, order)
         self._arrivals: dict[int, int] = {}
         self._arrived = 0
+        self._chosen: int | None = None
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -84,10 +90,14 @@ class ChoiceQueue:
         return task_id in self._arrivals
 
     def push(self, task_id: int) -> None:
+        self._chosen = None
         self._arrivals[task_id] = self._arrived
         self._arrived += 1
 
     def choose(self) -> int:
+        """The task which runs next; the user is asked once for each state of the queue."""
+        if self._chosen is not None:
+            return self._chosen
         ready = [self._tasks[task_id] for task_id in self._arrivals]
         chosen = self._choice(ready, self._state)
         name = policy_name(self._choice)
@@ -98,12 +108,15 @@ class ChoiceQueue:
         if chosen.id not in self._arrivals or self._tasks[chosen.id] is not chosen:
             described = self._graph.describe(chosen.id) if chosen.id < len(self._tasks) else f"task {chosen.id}"
             raise PolicyError(
-                f"policy {name} returned {described}, which is not ready; ready are "
-                f"{', '.join(f'{task.id} {task.name}' for task in ready[:5])}{' and more' if len(ready) > 5 else ''}"
+                f"policy {name} returned {described}, which is not ready; ready: "
+                f"{', '.join(f'task {task.id} {task.name}' for task in ready[:5])}"
+                f"{' and more' if len(ready) > 5 else ''}"
             )
+        self._chosen = chosen.id
         return chosen.id
 
     def remove(self, task_id: int) -> None:
+        self._chosen = None
         del self._arrivals[task_id]
 
     def entries(self) -> list[ReadyTask]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -11,11 +11,16 @@ from ..inspector.graph import Outputs
 from ..inspector.torch_internals import first_gradients
 
 
+def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tensor | GradientEdge, ...]:
+    """One output or several as a tuple; a generator of them can be read once only."""
+    return (tensors,) if isinstance(tensors, Tensor | GradientEdge) else tuple(tensors)
+
+
 def root_gradients(
     tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None
 ) -> tuple[Tensor | None, ...]:
     """One gradient per output: the given one, or ones for a scalar. Rules and errors of `torch.autograd.backward`."""
-    outputs = [tensors] if isinstance(tensors, Tensor | GradientEdge) else list(tensors)
+    outputs = as_outputs(tensors)
     if grad_tensors is None:
         given: list[Tensor | None] = [None] * len(outputs)
     else:

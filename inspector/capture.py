@@ -51,6 +51,8 @@ class capture:
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
+        if not isinstance(module, nn.Module | None):
+            raise TypeError(f"th.capture() takes the module to name things after, not a {type(module).__name__}")
         self._module = module
         self._exits = ExitStack()
         self._open = False

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from .kinds import Kind
+from .kinds import Kind, short_name
 
 if TYPE_CHECKING:
     import graphviz
@@ -104,7 +104,7 @@ class SavedTensor:
     parameter: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Task:
     """One node's turn in the backward.
 
@@ -123,6 +123,19 @@ class Task:
     operation: Operation | None = None
 
     @property
+    def is_leaf(self) -> bool:
+        """Whether it is an AccumulateGrad, which writes the .grad of a leaf."""
+        return self.kind is Kind.ACCUMULATE_GRAD
+
+    @property
+    def short_name(self) -> str:
+        """The name without what every node has: `Addmm` of `AddmmBackward0`, `AccumulateGrad`."""
+        return short_name(self.name)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.id} {self.short_name}{f' of {self.parameter}' if self.parameter else ''}>"
+
+    @property
     def source(self) -> Source | None:
         """The user's line which made the node in the forward, where a capture saw it."""
         return None if self.operation is None else self.operation.source
@@ -135,7 +148,8 @@ class Graph:
     Task ids count from 0 in order of creation: ascending sequence number, and then the AccumulateGrad tasks, whose
     sequence number is the highest there is, in the order in which the forward first used their leaf. `edges` are sorted
     by task and output. `nodes[i]` is the torch node of task i; holding it keeps the node's saved tensors alive until a
-    backward frees them, as holding the loss does.
+    backward frees them, as holding the loss does. `raised` says which exception ended the forward, and where, if the
+    graph is what had been built by then (`Tape.graph`).
     """
 
     tasks: tuple[Task, ...]
@@ -144,13 +158,15 @@ class Graph:
     calls: tuple[ModuleCall, ...] = ()
     saved: tuple[SavedTensor, ...] = ()
     nodes: tuple[Node, ...] = field(default=(), repr=False)
+    raised: str | None = None
 
     def __len__(self) -> int:
         return len(self.tasks)
 
     def __repr__(self) -> str:
         return (
-            f"<Graph of {len(self.tasks)} tasks and {len(self.edges)} edges from {self.tasks[self.roots[0].task].name}>"
+            f"<Graph of {_count(len(self.tasks), 'task')} and {_count(len(self.edges), 'edge')} "
+            f"from {self.tasks[self.roots[0].task].name}>"
         )
 
     @cached_property
@@ -171,15 +187,29 @@ class Graph:
 
     def module(self, task: Task | int) -> str | None:
         """The path of the innermost module whose call made the task's node; None where no capture saw it."""
-        call = self.tasks[task].call if isinstance(task, int) else task.call
+        call = self.task(task).call
         return None if call is None else self.calls[call].path
 
     def describe(self, task: Task | int) -> str:
         """The task in one phrase, as errors name it: `task 12 MmBackward0 (encoder.layer.3, model.py:120)`."""
-        if isinstance(task, int):
-            task = self.tasks[task]
-        where = [part for part in (task.parameter, self.module(task), task.source and task.source.short) if part]
-        return f"task {task.id} {task.name}" + (f" ({', '.join(where)})" if where else "")
+        task = self.task(task)
+        where = [part for part in (task.parameter or self.module(task), task.source and task.source.short) if part]
+        name = task.short_name if task.is_leaf else task.name
+        return f"task {task.id} {name}" + (f" ({', '.join(where)})" if where else "")
+
+    def task(self, task: Task | int) -> Task:
+        """The task of this number; a task is given back.
+
+        Raises:
+            ValueError: there is no such task in this graph.
+            TypeError: it is neither a number nor a task.
+        """
+        if not isinstance(task, Task | int):
+            raise TypeError(f"expected a task or its number, got a {type(task).__name__}")
+        number = task.id if isinstance(task, Task) else task
+        if not 0 <= number < len(self.tasks):
+            raise ValueError(f"there is no task {number}; this graph has tasks 0 to {len(self.tasks) - 1}")
+        return self.tasks[number]
 
     def to_json(self) -> str:
         """The graph as versioned JSON; see `inspector/to_json.py` for the fields."""
@@ -212,3 +242,7 @@ class Graph:
 
     def _repr_svg_(self) -> str | None:
         return self.to_svg() if len(self.tasks) <= _MOST_SHOWN else None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

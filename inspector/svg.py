@@ -18,6 +18,7 @@ MARGIN = 16
 TITLE_HEIGHT = 26
 LEGEND_LINE = 22
 CORNER = 6
+MOST_OF_AN_ERROR = 120  # characters
 SOURCES_UP_TO = 2000  # in larger graphs no source line is looked up: each costs a walk through a traceback
 _NOT_XML = {code: "\ufffd" for code in (*range(0x20), 0xFFFE, 0xFFFF) if code not in (0x9, 0xA, 0xD)}
 _NOT_XML |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
@@ -47,7 +48,8 @@ def graph_to_svg(graph: Graph, *, fold: Fold = "repeats", theme: Theme = "auto")
         f"<title>{_text(title)}</title>",
         f"<style>{style_sheet(theme)}</style>",
         f'<rect class="th-page" width="{_number(width)}" height="{_number(height)}" rx="8"/>',
-        f'<text class="th-title" x="{MARGIN}" y="{MARGIN + 10}">{_text(title)}</text>',
+        f'<text class="{"th-title th-raised" if graph.raised else "th-title"}" x="{MARGIN}" y="{MARGIN + 10}">'
+        f"{_text(title)}</text>",
         f'<g transform="translate({MARGIN} {MARGIN + TITLE_HEIGHT})">',
         *(_box(box) for box in placed.boxes),
         *_wires(placed.wires),
@@ -79,7 +81,8 @@ def _title(graph: Graph) -> str:
     of = " and ".join(roots) if len(roots) < 3 else f"{len(graph.roots)} outputs"
     parameters = sum(task.kind is Kind.ACCUMULATE_GRAD for task in graph.tasks)
     counts = (_count(len(graph.tasks), "task"), _count(parameters, "parameter"))
-    return " · ".join([f"backward of {of}", *counts])
+    start = f"backward of {of}" if graph.raised is None else f"forward until {graph.raised[:MOST_OF_AN_ERROR]}"
+    return " · ".join([start, *counts])
 
 
 def _count(number: int, noun: str) -> str:

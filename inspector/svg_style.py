@@ -45,6 +45,7 @@ text{font:400 11px Inter,system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fi
 text{font-variant-numeric:tabular-nums}
 .th-page{fill:$bg}
 .th-title{fill:$ink2}
+.th-raised{fill:$red}
 .th-mid{text-anchor:middle}
 .th-wires path{fill:none;stroke:$wire;stroke-width:1.1}
 .th-wires .th-parameter{stroke:$line2}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import traceback
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from torch.autograd.graph import Node
 
 from .facts import Facts
 from .marks import made_during, nodes_of
+from .source import innermost_user_line
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -48,17 +51,20 @@ class Tape:
             raise ValueError("the captured forward did not raise: pass its result to th.graph(loss)")
         if not self._frontier:
             raise ValueError(f"the forward raised {type(self.error).__name__} before it had built any graph")
-        return graph_of_nodes(self._frontier)
+        where = innermost_user_line(traceback.extract_tb(self.error.__traceback__))
+        message = str(self.error).partition("\n")[0]
+        raised = f"{type(self.error).__name__}{f' at {where.short}' if where else ''}{': ' if message else ''}{message}"
+        return replace(graph_of_nodes(self._frontier), raised=raised)
 
     def note_error(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         """Keeps what an exception's frames still hold of the graph, so that it can be drawn. An exit callback."""
         self.error = error
         nodes: dict[Node, None] = {}
-        while traceback is not None:
-            for value in list(traceback.tb_frame.f_locals.values()):
+        while frames is not None:
+            for value in list(frames.tb_frame.f_locals.values()):
                 with suppress(Exception):  # a user's container may do anything when it is read
                     nodes.update(dict.fromkeys(nodes_of(value)))
-            traceback = traceback.tb_next
+            frames = frames.tb_next
         self._frontier = tuple(node for node in nodes if made_during(self._facts, node))

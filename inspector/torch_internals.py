@@ -6,15 +6,12 @@ there.
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from traceback import FrameSummary
 from typing import Any, NamedTuple, NewType
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -157,17 +154,36 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+_pins: dict[Node, list[int]] = {}  # the number of each pinned node before, and how many pins hold it now
+_pins_lock = threading.Lock()
+
+
 @contextmanager
 def pinned_order(nodes: Sequence[Node]) -> Iterator[None]:
-    """Meanwhile the engine runs `nodes` in this order, where edges allow it. Their sequence numbers come back after."""
-    before = [node._sequence_nr() for node in nodes]
-    try:
+    """Meanwhile the engine runs `nodes` in this order, where edges allow it. Their sequence numbers come back after.
+
+    Backwards in several threads may share nodes, the AccumulateGrad of a common parameter: then one may spoil the
+    other's order, but the last to end puts back the number from before the first.
+    """
+    with _pins_lock:
         for rank, node in enumerate(nodes):
+            _pins.setdefault(node, [number_of(node), 0])[1] += 1
             node._set_sequence_nr(len(nodes) - rank)  # type: ignore[attr-defined]
+    try:
         yield
     finally:
-        for node, number in zip(nodes, before, strict=True):
-            node._set_sequence_nr(number)  # type: ignore[attr-defined]
+        with _pins_lock:
+            for node in nodes:
+                pin = _pins[node]
+                pin[1] -= 1
+                if not pin[1]:
+                    node._set_sequence_nr(pin[0])  # type: ignore[attr-defined]
+                    del _pins[node]
+
+
+def graph_task_id() -> int:
+    """Which run of the engine this hook is called in; a backward inside a backward has another. -1 outside."""
+    return torch._C._current_graph_task_id()
 
 
 def compiled_autograd_is_on() -> bool:
@@ -229,59 +245,26 @@ def first_gradients(
 
 
 def gradient_dtype(leaf: Tensor) -> torch.dtype | None:
-    """The dtype to which the engine casts a leaf's gradient; None where it leaves it (`Tensor.grad_dtype`)."""
-    return getattr(leaf, "grad_dtype", leaf.dtype)
+    """The dtype to which the user wants a leaf's gradient cast (`Tensor.grad_dtype`); None where nobody said so."""
+    wanted: torch.dtype | None = getattr(leaf, "grad_dtype", None)
+    return None if wanted == leaf.dtype else wanted
 
 
-def checkpoint_group() -> AbstractContextManager[Any]:
-    """A context in which checkpoints (use_reentrant=False) take all tasks for one backward, and recompute once.
+def leaf_hooks(leaf: Tensor) -> Hooks:
+    """The hooks of `leaf.register_hook`, in running order."""
+    return list((leaf._backward_hooks or {}).values())
 
-    Can be entered again and again, one time after the other.
-    """
-    if torch._C._get_graph_exec_group() is not None:  # the user's own
-        return nullcontext()
+
+def new_checkpoint_group() -> GraphExecGroup:
+    """What makes checkpoints (use_reentrant=False) take all tasks for one backward, and recompute once."""
     return GraphExecGroup()
 
 
-class HookWatch:
-    """Whether there may be Python hooks on the nodes or tensors of a graph: for many nodes cheaper than asking each.
-
-    Each hook of `register_hook` and its kin stands in an OrderedDict under the number of its handle, and handles are
-    counted; a tensor whose gradient is retained says so. Both are found among the objects which Python's garbage
-    collector tracks. Hooks of modules and optimizers look the same: they cost the time of asking the nodes, and nothing
-    else.
-    """
-
-    def __init__(self, nodes: Collection[Node]) -> None:
-        self._nodes = frozenset(nodes)
-        self._look()
-
-    def _look(self) -> None:
-        self._handles = RemovableHandle.next_id
-        self._found = False
-        self._tensors: list[ref[Tensor]] = []  # of these nodes; only they can be told to retain their gradient
-        tensors = _subclasses(Tensor)
-        for found in gc.get_objects():
-            kind = type(found)
-            if kind is OrderedDict:
-                self._found = self._found or (bool(found) and all(type(key) is int for key in found))
-            elif kind in tensors and not found.is_leaf and found.grad_fn in self._nodes:
-                self._tensors.append(ref(found))
-
-    def possible(self) -> bool:
-        """Whether there may be hooks; also those which came since the last call."""
-        return self.registered() or any(tensor.retains_grad for each in self._tensors if (tensor := each()) is not None)
-
-    def registered(self) -> bool:
-        """The same without retained gradients; costs next to nothing."""
-        if RemovableHandle.next_id != self._handles:
-            self._look()
-        return self._found
+def in_checkpoint_group(group: GraphExecGroup) -> AbstractContextManager[Any]:
+    """A context in which tasks belong to `group`, unless the user opened a group of his own."""
+    return nullcontext() if torch._C._get_graph_exec_group() is not None else group
 
 
-def _subclasses(kind: type) -> set[type]:
-    found = {kind}
-    subclass: type
-    for subclass in kind.__subclasses__():
-        found |= _subclasses(subclass)
-    return found
+def without_torch_function() -> AbstractContextManager[Any]:
+    """A context in which tensor subclasses and function modes are not asked what they think of it."""
+    return torch._C.DisableTorchFunction()

@@ -31,7 +31,8 @@ def graph(outputs: Outputs, names: ParameterNames | None = None) -> Graph:
             (`th.capture`) supplies names, module paths, source lines and saved tensors without it.
 
     Raises:
-        ValueError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
+        RuntimeError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
+        TypeError: an output is no tensor.
     """
     roots = root_edges(outputs)
     with collector_paused():
@@ -52,23 +53,26 @@ def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
     """The (node, input number) pairs at which a backward from `outputs` starts."""
     if isinstance(outputs, Tensor | GradientEdge):
         outputs = [outputs]
+    elif isinstance(outputs, Mapping | torch.nn.Module) or not isinstance(outputs, Iterable):
+        hint = "; pass its values" if isinstance(outputs, Mapping) else ""
+        raise TypeError(f"expected a tensor or a sequence of tensors, got a {type(outputs).__name__}{hint}")
     roots = []
     for position, output in enumerate(outputs):
         if isinstance(output, Tensor):
             if not output.requires_grad:
-                raise ValueError(
-                    f"output {position} (shape {tuple(output.shape)}, {output.dtype}) does not require grad and has no "
-                    "grad_fn, so there is no graph below it: was it computed under torch.no_grad() or "
-                    "inference_mode(), detached, or does no input of it require grad?"
+                raise RuntimeError(
+                    f"element {position} of tensors does not require grad and does not have a grad_fn (shape "
+                    f"{tuple(output.shape)}, {output.dtype}), so there is no graph below it: was it computed under "
+                    "torch.no_grad() or inference_mode(), detached, or does no input of it require grad?"
                 )
             output = get_gradient_edge(output)
         elif not isinstance(output, GradientEdge):
             raise TypeError(
-                f"output {position} is a {type(output).__name__}; expected a torch.Tensor or a GradientEdge"
+                f"element {position} of tensors is a {type(output).__name__}; expected a torch.Tensor or a GradientEdge"
             )
         roots.append((output.node, output.output_nr))
     if not roots:
-        raise ValueError("there is no output to start from: the sequence is empty")
+        raise ValueError("there is no tensor to start from: the sequence is empty")
     return roots
 
 
@@ -114,7 +118,7 @@ def _number(found: Found, kinds: dict[Node, Kind]) -> dict[Node, int]:
 def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operation]) -> Callable[[Tensor], str | None]:
     """A function from a leaf to its name: from `names`, else from the captures that saw the graph."""
     if names is not None:
-        pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else names.items()
+        pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else dict(names).items()
         given = {id(tensor): name for name, tensor in pairs}
         return lambda leaf: given.get(id(leaf))
     seen = list(dict.fromkeys(operation.facts for operation in operations.values()))

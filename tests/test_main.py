@@ -236,7 +236,7 @@ def test_a_script_that_raises_shows_its_own_frames_and_the_graph_until_then(
     assert "return model.second(hidden[:, :3]).sum()  # here" in error
     assert error.count('File "') == 1
     assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in error
-    assert error.splitlines()[-1].endswith("raised RuntimeError; the picture shows the graph up to there")
+    assert error.splitlines()[-1].endswith("raised RuntimeError; the picture shows the graph built until then")
     assert "Relu" in texts_of(svg)
 
 
@@ -246,7 +246,7 @@ def test_a_script_that_raises_before_any_graph_leaves_no_picture(
     svg = tmp_path / "graph.svg"
     assert main(["graph", f"{script}:raises_at_once", "--svg", str(svg)]) == 1
     error = capsys.readouterr().err
-    assert error.splitlines()[-1].endswith("raised KeyError; there is no graph to draw yet")
+    assert error.splitlines()[-1].endswith("raised KeyError; there was no graph yet")
     assert not svg.exists()
 
 
@@ -272,3 +272,21 @@ def test_a_target_that_is_not_there_is_named(script: Path, capsys: pytest.Captur
     assert "there is no script missing.py" in assert_refused(["graph", "missing.py:loss"], capsys)
     sentence = assert_refused(["graph", f"{script}:los"], capsys)
     assert "train.py has no function 'los'; it has: loss, loss_and_model" in sentence
+
+
+def test_a_script_that_exits_is_told_like_one_that_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\n\ndef make_loss():\n    sys.exit('no data')\n")
+    assert main(["graph", f"{script}:make_loss", "--svg", str(tmp_path / "out.svg")]) == 1
+    error = capsys.readouterr().err
+    assert "SystemExit: no data" in error and "there was no graph yet" in error
+
+
+def test_a_path_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n\ndef make_loss():\n    return torch.ones(1, requires_grad=True).sum()\n")
+    svg = tmp_path / "run[bold]" / "[/b]c.svg"
+    assert main(["graph", f"{script}:make_loss", "--svg", str(svg)]) == 0
+    assert svg.exists() and str(svg) in capsys.readouterr().out.replace("\n", "")
+    assert main(["graph", f"{script}:make_loss", "--svg", str(tmp_path / "picture.png")]) == 2
+    assert "picture.png is not the name of an .svg file" in capsys.readouterr().err

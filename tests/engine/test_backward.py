@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -16,7 +18,6 @@ import tapehead as th
 from tapehead.engine.policies import POLICIES
 from tapehead.engine.run import Engine
 from tapehead.engine.workloads import WORKLOADS
-from tapehead.inspector.kinds import Kind
 from tapehead.inspector.torch_internals import node_hooks
 
 from .programs import Scale, Swap, random_program
@@ -77,14 +78,28 @@ def test_native_executes_the_pinned_order_and_direct_heap_the_order_of_pytorch(n
         run = th.backward(make_loss(), policy=policy)
         assert run.order == run.planned and len(run.order) == len(run.graph)
 
-    def without_leaves(order: Sequence[int]) -> list[int]:
-        return [task for task in order if graph.tasks[task].kind is not Kind.ACCUMULATE_GRAD]
-
     loss = make_loss()
+    unpinned = engine_order(th.graph(loss), loss.backward)
+    for engine in ENGINES:
+        assert list(th.backward(make_loss(), policy="heap", engine=engine).order) == unpinned
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ties come in libstdc++'s order")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ties_come_in_the_order_of_pytorchs_queue(engine: Engine) -> None:
+    """Sequence numbers count per thread, so a forward in several threads has many equal ones; leaves all have one."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 1))
+    lstm = nn.LSTM(4, 4, 3, bidirectional=True)
+    results: list[Tensor] = []
+    for _ in range(5):
+        thread = threading.Thread(target=lambda: results.append(layers(torch.ones(2, 4)).sum()))
+        thread.start()
+        thread.join()
+    loss = torch.stack([*results, lstm(torch.ones(3, 2, 4))[0].sum()]).sum()
     graph = th.graph(loss)
-    unpinned = engine_order(graph, loss.backward)
-    direct = th.backward(make_loss(), policy="heap", engine="direct").order
-    assert without_leaves(direct) == without_leaves(unpinned)
+    expected = engine_order(graph, lambda: loss.backward(retain_graph=True))
+    assert list(th.backward(loss, policy="heap", engine=engine, retain_graph=True).order) == expected
 
 
 @settings(max_examples=40, deadline=None)
@@ -197,14 +212,76 @@ class TestBoth:
 
         self.check(engine, make)
 
+    @pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="needs Tensor.grad_dtype")
     def test_a_leafs_wish_for_another_gradient_dtype(self, engine: Engine) -> None:
         def make() -> tuple[list[Tensor], Tensor]:
             x = torch.ones(3, requires_grad=True)
-            if hasattr(x, "grad_dtype"):
-                x.grad_dtype = torch.float64
+            x.grad_dtype = torch.float64
             return [x], (x * 2).sum()
 
         self.check(engine, make)
+
+    def test_a_module_made_half_after_its_forward(self, engine: Engine) -> None:
+        def make() -> tuple[list[Tensor], Tensor]:
+            torch.manual_seed(0)
+            layer = nn.Linear(2, 1)
+            loss = layer(torch.full((1, 2), 1e5)).sum()
+            layer.half()
+            return list(layer.parameters()), loss
+
+        self.check(engine, make)
+
+    def test_a_generator_of_tensors(self, engine: Engine) -> None:
+        x = torch.ones(3, requires_grad=True)
+        th.backward((loss for loss in [x.sum(), (x * 2).sum()]), engine=engine)
+        assert torch.equal(x.grad, torch.full((3,), 3.0))
+
+    def test_given_gradients_that_require_grad_are_summed_without_a_graph(self, engine: Engine) -> None:
+        x = torch.ones(2, requires_grad=True)
+        y = x * 2
+        seen = []
+        y.register_hook(lambda gradient: seen.append(gradient.requires_grad))
+        gradient = torch.ones(2, requires_grad=True)
+        th.backward([y, y], [gradient, gradient], engine=engine)
+        assert seen == [False]
+
+    @pytest.mark.parametrize("where", ["leaf", "before", "after"])
+    @pytest.mark.parametrize(
+        "give",
+        [
+            lambda gradient: torch.ones(5),
+            lambda gradient: gradient.double(),
+            lambda gradient: (gradient, gradient),
+            lambda gradient: 3,
+        ],
+    )
+    def test_hooks_that_return_nonsense_raise_what_they_raise_in_pytorch(
+        self, engine: Engine, where: str, give: Callable[[Tensor], object]
+    ) -> None:
+        def raised(backward: Callable[[Tensor], object]) -> type[BaseException] | None:
+            x = torch.ones(3, requires_grad=True)
+            y = x * 2
+            if where == "leaf":
+                x.register_hook(give)
+            elif where == "before":
+                y.grad_fn.register_prehook(lambda gradients: (give(gradients[0]),))
+            else:
+                y.grad_fn.register_hook(lambda gradients, _: (give(gradients[0]), None))
+            try:
+                backward(y.sum())
+            except Exception as error:
+                return type(error)
+            return None
+
+        expected = raised(Tensor.backward)
+        assert expected is not None
+        assert raised(lambda loss: th.backward(loss, engine=engine)) is expected
+
+    def test_a_node_hook_must_return_a_tuple(self, engine: Engine) -> None:
+        y = torch.ones(3, requires_grad=True) * 2
+        y.grad_fn.register_prehook(lambda gradients: gradients[0])
+        with pytest.raises(TypeError, match="expected tuple"):
+            th.backward(y.sum(), engine=engine)
 
     def test_recurrent_and_attention_modules(self, engine: Engine) -> None:
         def make() -> tuple[list[Tensor], Tensor]:
@@ -359,9 +436,12 @@ class TestBoth:
             lambda gradient: (torch.ones(3, device="meta"), None),
             lambda gradient: gradient,
             lambda gradient: (gradient, None, gradient),
+            lambda gradient: (gradient, gradient),
+            lambda gradient: (gradient.reshape(1, 3).to_sparse_csr(), None),
         ):
             expected = message(Tensor.backward, give)
-            assert message(lambda loss: th.backward(loss, engine=engine), give) == expected
+            found = message(lambda loss: th.backward(loss, engine=engine), give)
+            assert found.split(" at ")[0].split(" for ")[0] == expected.split(" at ")[0].split(" for ")[0]
         for give in (lambda gradient: (torch.ones(3, dtype=torch.complex64), None), lambda gradient: (3, None)):
             message(Tensor.backward, give)
             message(lambda loss: th.backward(loss, engine=engine), give)
@@ -487,6 +567,68 @@ def test_an_interrupt_leaves_numbers_and_hooks_as_they_were() -> None:
     x.grad = None
     th.backward(loss, policy="dfs")
     torch.testing.assert_close(x.grad, x.detach().exp() + x.detach().cos())
+
+
+def test_numbers_of_shared_leaves_come_back_after_backwards_in_several_threads() -> None:
+    layer = nn.Linear(8, 8)
+    leaves = [node for node, _ in layer(torch.ones(1, 8)).grad_fn.next_functions if node is not None]
+    runs: list[th.Run] = []
+
+    def work() -> None:
+        for _ in range(20):
+            runs.append(th.backward(layer(torch.ones(4, 8)).sum(), policy="bfs"))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {node._sequence_nr() for node in leaves if "Accumulate" in node.name()} == {2**64 - 1}
+    assert all(sorted(run.order) == list(range(len(run.graph))) for run in runs)
+
+
+def test_the_order_leaves_out_what_a_backward_inside_the_backward_runs() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+
+    def inner(gradient: Tensor) -> None:
+        with torch.enable_grad():
+            (x * 3).sum().backward()
+
+    y.register_hook(inner)
+    run = th.backward(y.sum())
+    assert run.order == run.planned and torch.equal(x.grad, torch.full((2,), 5.0))
+
+
+def test_the_direct_engine_finds_hooks_of_frozen_objects_and_minds_no_stranger() -> None:
+    class Strict(Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            raise RuntimeError("strict")
+
+    strangers = [torch.ones(2).as_subclass(Strict)]
+    base = torch.ones(4, requires_grad=True) * 1
+    with torch.no_grad():
+        strangers.append(base[:2])
+    base.mul_(2)
+    y = x = torch.ones(1, requires_grad=True)
+    for _ in range(1200):
+        y = y * 1
+    assert th.backward(y, engine="direct").engine == "direct" and len(strangers) == 2
+    x.grad = None
+    x.register_hook(lambda gradient: gradient * 0)
+    gc.freeze()
+    try:
+        th.backward(y, engine="direct")
+    finally:
+        gc.unfreeze()
+    assert torch.equal(x.grad, torch.zeros(1))
+
+
+def test_the_direct_engine_refuses_nested_gradients() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
+    with pytest.raises(NotImplementedError, match="nested gradients"):
+        th.backward(nested.to_padded_tensor(0.0).sum(), engine="direct")
 
 
 def test_an_unknown_engine_is_told_with_those_there_are() -> None:

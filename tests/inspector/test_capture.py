@@ -340,6 +340,8 @@ def test_a_forward_that_raises_gives_the_graph_up_to_the_error() -> None:
     assert isinstance(tape.error, RuntimeError)
     assert by_path(graph).keys() >= {"blocks.0", "blocks.1", "blocks.1.down"}
     assert graph.tasks[graph.roots[0].task].name == "AddBackward0"
+    assert graph.raised is not None and graph.raised.startswith("RuntimeError at test_capture.py:")
+    assert "forward until RuntimeError at test_capture.py:" in graph.to_svg()
     assert_nothing_left_behind()
 
 

@@ -164,15 +164,32 @@ def test_a_tensor_without_a_graph_is_named_with_the_likely_reasons() -> None:
     x = torch.ones(2, 3, requires_grad=True)
     with torch.no_grad():
         y = x * 2
-    with pytest.raises(ValueError, match=r"output 1 \(shape \(2, 3\), torch.float32\) does not require grad.*no_grad"):
+    with pytest.raises(RuntimeError, match=r"element 1 of tensors does not require grad .*\(2, 3\).*no_grad"):
         th.graph([x.sum(), y])
 
 
 def test_what_is_no_tensor_is_named() -> None:
-    with pytest.raises(TypeError, match="output 0 is a float"):
-        th.graph([3.0])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="no output"):
+    for outputs, message in (
+        ([3.0], "element 0 of tensors is a float"),
+        (None, "expected a tensor or a sequence of tensors, got a NoneType"),
+        (nn.Linear(1, 1), "got a Linear"),
+        ({"loss": torch.ones(1, requires_grad=True)}, "got a dict; pass its values"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            th.graph(outputs)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no tensor to start from"):
         th.graph([])
+
+
+def test_a_task_that_is_not_there_is_named() -> None:
+    graph = th.graph(torch.ones(1, requires_grad=True).exp())
+    for wrong in (2, -1):
+        with pytest.raises(ValueError, match=rf"no task {wrong}; this graph has tasks 0 to 1"):
+            graph.describe(wrong)
+    with pytest.raises(TypeError, match="a task or its number, got a str"):
+        graph.describe("exp")  # type: ignore[arg-type]
+    assert repr(graph) == "<Graph of 2 tasks and 1 edge from ExpBackward0>"
+    assert repr(graph.tasks[0]) == "<Task 0 Exp>"
 
 
 def test_describe_names_parameter_module_and_line() -> None:
@@ -181,9 +198,7 @@ def test_describe_names_parameter_module_and_line() -> None:
         loss = model(torch.ones(1, 2)).sum()
     graph = th.graph(loss)
     (weight,) = [task for task in graph.tasks if task.parameter == "0.weight"]
-    assert graph.describe(weight).startswith(
-        f"task {weight.id} torch::autograd::AccumulateGrad (0.weight, 0, test_walk.py:"
-    )
+    assert graph.describe(weight).startswith(f"task {weight.id} AccumulateGrad (0.weight, test_walk.py:")
 
 
 @pytest.mark.parametrize("last", ["graph", "loss", "other root"])
