@@ -343,7 +343,7 @@ def _merge_parallel_calls(children: list[Part | int], ranks: list[int]) -> list[
 
 
 def _labels(part: Part) -> tuple[str, str]:
-    """Title and subtitle of a box: the name below the box around it, and the class."""
+    """Title and subtitle of a box: the name below the box around it, and the class or what a repeat is made of."""
     if not part.members:
         title = _name_below(part.above, part.path) or part.class_name
         calls = f", {part.calls} calls" if part.calls > 1 else ""
@@ -352,8 +352,11 @@ def _labels(part: Part) -> tuple[str, str]:
     names = [_name_below(part.above, child.path) or child.class_name for child in (*firsts, *lasts)]
     half = len(firsts)
     title = ", ".join(dict.fromkeys(names[:half])) if names[:half] == names[half:] else f"{names[0]} – {names[-1]}"
-    classes = ", ".join(dict.fromkeys(child.class_name for child in lasts))
-    return title, f"{classes} ×{len(part.members)}" + ("" if part.closed else ", one shown")
+    one = ", ".join(dict.fromkeys(child.class_name for child in lasts))
+    loose = len(part.members[-1]) - len(lasts)
+    if loose:
+        one = f"({one} + {loose} task{'' if loose == 1 else 's'})"
+    return title, f"{one} ×{len(part.members)}" + ("" if part.closed else ", one shown")
 
 
 def _name_below(above: str, path: str) -> str:

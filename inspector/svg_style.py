@@ -9,6 +9,7 @@ from .kinds import Kind
 
 _LIGHT = {
     "bg": "#ffffff",
+    "halo": "#f4f5f6",
     "panel": "#ffffff",
     "sunk": "#f1f2f4",
     "line": "#d9dce2",
@@ -25,6 +26,7 @@ _LIGHT = {
 }
 _DARK = {
     "bg": "#18191d",
+    "halo": "#1f2125",
     "panel": "#202227",
     "sunk": "#2b2e34",
     "line": "#353841",
@@ -54,7 +56,7 @@ text{font-variant-numeric:tabular-nums}
 .th-box .th-behind{fill:$sunk;fill-opacity:1;stroke:$line2}
 .th-box .th-front{fill:$bg;fill-opacity:1;stroke:$line2}
 .th-card rect{fill:$panel;stroke:$line2}
-.th-head text{paint-order:stroke;stroke:$bg;stroke-width:3px;stroke-opacity:.85;stroke-linejoin:round}
+.th-head text{paint-order:stroke;stroke:$halo;stroke-width:3px;stroke-linejoin:round}
 .th-head .th-name{font-weight:600}
 .th-soft{fill:$ink3}
 .th-task rect{fill:$panel;stroke:$line2}

@@ -80,7 +80,7 @@ def test_a_repeating_period_of_modules_and_loose_tasks_folds() -> None:
     graph = th.graph(loss)
     folded = fold_graph(graph)
     [run] = [group for group in all_groups(folded) if group.times > 1]
-    assert (run.title, run.subtitle, run.times) == ("cell, head", "LSTMCell, Linear ×10, one shown", 10)
+    assert (run.title, run.subtitle, run.times) == ("cell, head", "(LSTMCell, Linear + 1 task) ×10, one shown", 10)
     assert sum(isinstance(item, int) for item in run.items) == 1, "the loose product is part of the period"
     assert len(folded.between) == 9 * 2, "hidden and cell state lead from each step to the one before"
 
