@@ -7,23 +7,20 @@ from contextlib import ExitStack
 from threading import get_ident
 from types import TracebackType
 from typing import Any
-from weakref import ref
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from .facts import CallRecord, Facts, Operation, SavedRecord
+from .facts import CallRecord, Facts, Operation
 from .marks import mark, mark_foreign, mark_result, nodes_of, unmarked_nodes
 from .tape import Tape
 from .torch_internals import (
     ApplyWatcher,
     base_of,
     capture_traceback,
-    saved_tensor_hooks_in_use,
     sequence_nr,
     watch_function_apply,
 )
@@ -34,9 +31,9 @@ Paths = dict[nn.Module, str]
 class capture:
     """Records, while it is open, what the forward does in this thread.
 
-    `th.graph(loss)` then knows for each task its module path, source line, forward operation, time of creation and the
-    tensors it saved. Works for shared modules, several calls of one module, code outside modules, custom Functions, and
-    with other captures inside or around. On leaving, also by an exception, it takes all its hooks away.
+    `th.graph(loss)` then knows for each task its module path, source line, forward operation and time of creation.
+    Works for shared modules, several calls of one module, code outside modules, custom Functions, and with other
+    captures inside or around. On leaving, also by an exception, it takes all its hooks away.
 
     Args:
         module: names the parameters and modules after this module; without it, after each outermost module that is
@@ -44,10 +41,7 @@ class capture:
 
     Known limitations: another thread's forward is not seen (open a capture there), nor a custom Function whose `apply`
     was put into a variable before. A compiled region is one node with the module call around it; each capture makes
-    torch.compile compile a module once more, until its limit. Tensors saved under the user's own `saved_tensors_hooks`
-    (checkpoint is such a user) are not listed: reading them would run those hooks. As under all such hooks,
-    `torch.func.grad` and its kin refuse to run inside, and a custom Function's `ctx.saved_tensors` holds equal tensors
-    rather than the very Parameter objects.
+    torch.compile compile a module once more, until its limit.
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
@@ -66,9 +60,6 @@ class capture:
             calls = _CallWatcher(facts, self._module)
             for handle in calls.register():
                 stack.callback(handle.remove)
-            tape.saves_seen = not saved_tensor_hooks_in_use()
-            if tape.saves_seen:
-                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_saver(facts), SavedRecord.unpack))
             stack.enter_context(_OperationWatcher(facts, calls))
             stack.enter_context(watch_function_apply(_apply_watcher(facts, calls)))
             stack.push(tape.note_error)
@@ -187,14 +178,3 @@ def _apply_watcher(facts: Facts, calls: _CallWatcher) -> ApplyWatcher:
             calls.last_result = result
 
     return watch
-
-
-def _saver(facts: Facts) -> Callable[[Tensor], SavedRecord]:
-    note = facts.saved.append
-
-    def pack(tensor: Tensor) -> SavedRecord:
-        record = SavedRecord(tensor, sequence_nr() - 1)  # the node took its number just before it saves
-        note(ref(record))
-        return record
-
-    return pack

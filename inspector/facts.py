@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import resolve_name
 
 from .source import Source, innermost_user_line
-from .torch_internals import Traceback, sequence_nr, storage_of, traceback_frames, version_of
+from .torch_internals import Traceback, sequence_nr, traceback_frames
 
 _alive: WeakSet[Facts] = WeakSet()
 
@@ -84,44 +84,18 @@ class Operation:
         return self._source
 
 
-class SavedRecord:
-    """What autograd holds of a tensor that was saved during a capture: the tensor, and its version then."""
-
-    __slots__ = ("__weakref__", "sequence_nr", "tensor", "version")
-
-    def __init__(self, tensor: Tensor, sequence_nr: int) -> None:
-        self.sequence_nr = sequence_nr
-        # An output saved by its own node would be a cycle. A leaf is none, and autograd keeps leaves themselves, too.
-        self.tensor = tensor if tensor.is_leaf else tensor.detach()
-        self.version = version_of(tensor)
-
-    def unpack(self) -> Tensor:
-        """The tensor, checked as autograd checks it where no hooks are in the way (saved_variable.cpp, unpack)."""
-        now = version_of(self.tensor)
-        if now != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {now}; expected version "
-                f"{self.version} instead. Hint: enable anomaly detection to find the operation that failed to compute "
-                "its gradient, with torch.autograd.set_detect_anomaly(True)."
-            )
-        return self.tensor
-
-
 class Facts:
     """What was seen in one captured forward, of the thread that entered the capture.
 
     Attributes:
         thread: the thread; sequence numbers are counted per thread.
         first: the sequence number of the first node that could be made in the capture.
-        saved: what autograd saved, in order.
     """
 
     def __init__(self) -> None:
         _alive.add(self)
         self.thread = get_ident()
         self.first = sequence_nr()
-        self.saved: list[ref[SavedRecord]] = []
         self._leaves: dict[int, tuple[ref[Tensor], int, str]] = {}  # by id(): the parameter, its outermost module, name
         self._root_classes: list[tuple[str, bool]] = []  # of each outermost module, and whether it has parameters
         self._unnamed_root: int | None = None
@@ -160,25 +134,6 @@ class Facts:
         if found is None or found[0]() is not leaf:
             return None
         return self.full_path(found[1], found[2])
-
-    def saved_by_number(self) -> dict[int, list[SavedRecord]]:
-        """What is still saved, by the sequence number of the node that saved it."""
-        grouped: dict[int, list[SavedRecord]] = {}
-        for reference in self.saved:
-            record = reference()
-            if record is not None:  # else freed, or saved by a node that nothing leads to
-                grouped.setdefault(record.sequence_nr, []).append(record)
-        return grouped
-
-    def names_of_storages(self) -> dict[int, str]:
-        """The names of the parameters that still live, by the address of their storage."""
-        names: dict[int, str] = {}
-        for reference, root, name in self._leaves.values():
-            parameter = reference()
-            storage = None if parameter is None else storage_of(parameter)
-            if storage is not None:
-                names.setdefault(storage.address, self.full_path(root, name))
-        return names
 
     def full_path(self, root: int, path: str) -> str:
         """The path below outermost module `root`, which is named only where several have parameters or it has none."""

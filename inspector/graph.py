@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from .kinds import Kind, short_name
+from .saved import SavedTensor, saved_tensors
 
 if TYPE_CHECKING:
     import graphviz
@@ -85,25 +86,6 @@ class ModuleCall:
         return self.path.rsplit(".", 1)[-1] or self.class_name
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
-    """A tensor that a task's node keeps from the forward.
-
-    `storage` numbers storages within one graph: equal numbers share bytes; None for sparse and nested tensors, which
-    have no storage of their own. `version` is the tensor's version counter when it was saved. `parameter` names it when
-    its storage is a parameter's.
-    """
-
-    task: int
-    storage: int | None
-    storage_bytes: int | None
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    version: int
-    parameter: str | None
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Task:
     """One node's turn in the backward.
@@ -156,7 +138,6 @@ class Graph:
     edges: tuple[Edge, ...]
     roots: tuple[Root, ...]
     calls: tuple[ModuleCall, ...] = ()
-    saved: tuple[SavedTensor, ...] = ()
     nodes: tuple[Node, ...] = field(default=(), repr=False)
     raised: str | None = None
 
@@ -176,6 +157,15 @@ class Graph:
         for edge in self.edges:
             grouped[edge.task].append(edge)
         return tuple(map(tuple, grouped))
+
+    @cached_property
+    def saved(self) -> tuple[SavedTensor, ...]:
+        """The tensors that the nodes keep from the forward, as of the first look: a backward frees them.
+
+        Known limitations: not listed is what `saved_tensors_hooks` have packed (checkpoint does), since looking at it
+        would run the user's hooks, and what the node inside a CopySlices or a custom C++ node keeps, which torch hides.
+        """
+        return tuple(saved_tensors(self.nodes, {task.id: task.parameter for task in self.tasks if task.is_leaf}))
 
     @cached_property
     def in_edges(self) -> tuple[tuple[Edge, ...], ...]:

@@ -25,14 +25,11 @@ class Tape:
     Attributes:
         started_ns: `time.perf_counter_ns()` when the capture began.
         error: the exception that ended it, if one did. Then `graph()` gives the graph up to it.
-        saves_seen: False where the saved tensors could not be watched: `torch.autograd.graph.saved_tensors_hooks` of
-            the user were active around the capture (they keep working, untouched), or such hooks were disabled.
     """
 
     def __init__(self, facts: Facts) -> None:
         self.started_ns = time.perf_counter_ns()
         self.error: BaseException | None = None
-        self.saves_seen = True
         self._facts = facts
         self._frontier: tuple[Node, ...] = ()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .graph import Graph, ModuleCall, SavedTensor, Task, TensorMeta
+from .graph import Graph, ModuleCall, Task, TensorMeta
+from .saved import SavedTensor
 
 FORMAT = "tapehead.graph"
 VERSION = 1
@@ -24,8 +25,8 @@ def graph_to_json(graph: Graph) -> str:
     - `roots`: `[task, input]` each.
     - `calls`: the module calls, parents first. `id`, `path`, `class`, `parent` (an id, or null), `index` (counts the
       calls of one module, from 0).
-    - `saved`: the saved tensors, by task. `task`, `storage` (equal numbers share bytes), `storage_bytes`, `shape`,
-      `dtype`, `device`, `version`, `parameter` (a name, or null).
+    - `saved`: the saved tensors, by task. `task`, `slot`, `storage` (equal numbers share bytes), `storage_bytes`,
+      `shape`, `dtype`, `device`, `version`, `parameter` (a name, or null).
     """
     content = {
         "format": FORMAT,
@@ -69,9 +70,10 @@ def _call(call: ModuleCall) -> dict[str, Any]:
 def _saved(saved: SavedTensor) -> dict[str, Any]:
     return {
         "task": saved.task,
+        "slot": saved.slot,
         "storage": saved.storage,
         "storage_bytes": saved.storage_bytes,
-        "shape": list(saved.shape),
+        "shape": None if saved.shape is None else list(saved.shape),
         "dtype": str(saved.dtype),
         "device": str(saved.device),
         "version": saved.version,

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from traceback import FrameSummary
 from typing import Any, NamedTuple, NewType
 
@@ -116,10 +117,38 @@ def traceback_frames(traceback: Traceback) -> list[FrameSummary]:
             del vars(torch)["_inductor"]
 
 
-def saved_tensor_hooks_in_use() -> bool:
-    """Whether hooks for saved tensors are active or forbidden here, so that none may be put on top of them."""
-    autograd: Any = torch._C._autograd
-    return autograd._top_saved_tensors_default_hooks(True) is not None or not autograd._saved_tensors_hooks_is_enabled()
+def saved_slots(node: Node) -> Iterator[tuple[str, Tensor, bool]]:
+    """The tensors which a node keeps: the name of the slot, the tensor, and whether it was modified since.
+
+    None for a node that was freed, and for what was packed by `saved_tensors_hooks` (checkpoint, save_on_cpu): looking
+    at it would run the user's hooks. CopySlices and custom C++ nodes show nothing of what they keep.
+    """
+    for raw_name in _raw_slots(type(node)):
+        try:
+            raw = getattr(node, raw_name)
+        except RuntimeError:  # freed
+            continue
+        many = isinstance(raw, tuple | list)
+        raws = raw if many else (raw,)
+        if any(each is not None and each.unpack_hook is not None for each in raws):
+            continue
+        name = raw_name.removeprefix("_raw_saved_")
+        try:
+            kept = getattr(node, "saved_tensors" if name == "tensors" else f"_saved_{name}")
+            modified = False
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):  # freed
+                continue
+            kept = [each.data for each in raws] if many else raw.data
+            modified = True
+        for tensor in kept if many else (kept,):
+            if isinstance(tensor, Tensor):
+                yield name, tensor, modified
+
+
+@cache
+def _raw_slots(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
 ApplyWatcher = Callable[[type[Function], int, Any], None]

@@ -10,10 +10,10 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from .collector import collector_paused
 from .facts import CallRecord, Facts, Operation
-from .graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, SavedTensor, Task, TensorMeta
+from .graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
 from .kinds import Kind, kind_of
 from .marks import operations_of
-from .torch_internals import input_metadata, leaf_of, notes_on, number_of, storage_of
+from .torch_internals import input_metadata, leaf_of, notes_on, number_of
 
 _DEEP = 10_000  # tasks
 _KEPT = "tapehead: nodes below"  # a key in a root's metadata
@@ -168,7 +168,6 @@ def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | 
         edges=tuple(edges),
         roots=tuple(Root(ids[node], number) for node, number in roots),
         calls=tuple(calls.found),
-        saved=_saved_tensors(ids, kinds, operations),
         nodes=tuple(ids),
     )
 
@@ -202,35 +201,3 @@ class _Calls:
         self.found.append(call)
         self._ids[record] = call.id
         return call.id
-
-
-def _saved_tensors(
-    ids: dict[Node, int], kinds: dict[Node, Kind], operations: dict[Node, Operation]
-) -> tuple[SavedTensor, ...]:
-    """What the captured nodes still hold. A CopySlices holds what the node inside it saved just before it was made."""
-    saved = []
-    storages: dict[int, int] = {}
-    sources = {operation.facts for operation in operations.values()}
-    records = {facts: facts.saved_by_number() for facts in sources}
-    names = {facts: facts.names_of_storages() for facts in sources}
-    for node, operation in operations.items():
-        by_number = records[operation.facts]
-        number = number_of(node)
-        kept = by_number.get(number) or (by_number.get(number - 1) if kinds[node] is Kind.COPY_SLICES else None)
-        for record in kept or ():
-            tensor = record.tensor
-            storage = storage_of(tensor)
-            saved.append(
-                SavedTensor(
-                    ids[node],
-                    storages.setdefault(storage.address, len(storages)) if storage else None,
-                    storage.nbytes if storage else None,
-                    tuple(tensor.shape),
-                    tensor.dtype,
-                    tensor.device,
-                    record.version,
-                    names[operation.facts].get(storage.address) if storage else None,
-                )
-            )
-    saved.sort(key=lambda each: each.task)
-    return tuple(saved)
