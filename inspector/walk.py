@@ -28,7 +28,7 @@ def graph(outputs: Outputs, names: ParameterNames | None = None) -> Graph:
     Args:
         outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them.
         names: a module or a mapping of names to tensors, to name the leaves after. A capture of the forward
-            (`th.capture`) supplies names, module paths, source lines and saved tensors without it.
+            (`th.capture`) supplies names without it, and module paths, source lines and operations.
 
     Raises:
         RuntimeError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.

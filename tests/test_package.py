@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -167,3 +168,10 @@ def test_each_relative_import_exists(path: Path) -> None:
         if level:
             target = path.parents[level - 1].joinpath(*name.split("."))
             assert target.with_suffix(".py").exists() or target.is_dir(), f"{path.name} imports {'.' * level}{name}"
+
+
+def test_the_readme_links_to_files_that_are_there_and_has_no_blanks() -> None:
+    text = (ROOT / "README.md").read_text()
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert links and all((ROOT / link).is_file() for link in links)
+    assert "@@" not in text
