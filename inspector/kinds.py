@@ -7,6 +7,8 @@ from enum import StrEnum
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
+from .torch_internals import function_of
+
 
 class Kind(StrEnum):
     """The kind of a task's node; the value is what exports and style sheets call it."""
@@ -32,24 +34,27 @@ KIND_TITLES = {
     Kind.ERROR: "raises when run",
 }
 
-_KIND_BY_NAME = {
+_CPP_KINDS = {
     "AccumulateGrad": Kind.ACCUMULATE_GRAD,
     "CopySlices": Kind.COPY_SLICES,
-    "CompiledFunctionBackward": Kind.COMPILED,
-    "CheckpointFunctionBackward": Kind.CHECKPOINT,
-    "BackwardHookFunctionBackward": Kind.MODULE_HOOK,
     "Error": Kind.ERROR,
     "DelayedError": Kind.ERROR,
     "NotImplemented": Kind.ERROR,
 }
+_TORCH_FUNCTION_KINDS = {
+    "CompiledFunction": Kind.COMPILED,
+    "CheckpointFunction": Kind.CHECKPOINT,
+    "BackwardHookFunction": Kind.MODULE_HOOK,
+}
 
 
 def kind_of(node: Node) -> Kind:
-    """The kind of a node, told by its name and Python class."""
-    known = _KIND_BY_NAME.get(node.name().rsplit("::", 1)[-1])
-    if known is not None:
-        return known
-    return Kind.FUNCTION if isinstance(node, BackwardCFunction) else Kind.CPP
+    """The kind of a node: of a C++ node told by its name, of a Function by its class, where that is torch's own."""
+    if not isinstance(node, BackwardCFunction):
+        return _CPP_KINDS.get(node.name().rsplit("::", 1)[-1], Kind.CPP)
+    function = function_of(node)
+    own = function.__module__.startswith("torch.")
+    return _TORCH_FUNCTION_KINDS.get(function.__name__, Kind.FUNCTION) if own else Kind.FUNCTION
 
 
 def short_name(name: str) -> str:

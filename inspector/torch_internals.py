@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NewType
 import torch
 from torch import Tensor
 from torch._C._profiler import gather_traceback
-from torch.autograd.function import Function
+from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import GradientEdge, Node
 from torch.autograd.variable import Variable
 from torch.utils._traceback import CapturedTraceback
@@ -88,6 +88,12 @@ def leaf_of(node: Node) -> Tensor:
     """The leaf whose .grad an AccumulateGrad writes."""
     leaf: Tensor = node.variable  # type: ignore[attr-defined]
     return leaf
+
+
+def function_of(node: BackwardCFunction) -> type[Function]:
+    """The custom Function whose backward the node runs."""
+    function: type[Function] = node._forward_cls  # type: ignore[attr-defined]
+    return function
 
 
 def call_node(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]:

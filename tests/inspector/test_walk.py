@@ -103,6 +103,12 @@ def test_kinds_tell_nodes_apart() -> None:
     }
 
 
+def test_a_users_function_that_is_named_like_one_of_torchs_is_a_users_function() -> None:
+    named = type("CompiledFunction", (Twice,), {"__module__": __name__})
+    graph = th.graph(named.apply(torch.ones(2, requires_grad=True)))
+    assert graph.tasks[0].name == "CompiledFunctionBackward" and graph.tasks[0].kind is Kind.FUNCTION
+
+
 def test_a_module_with_backward_hooks_has_their_identity_nodes() -> None:
     layer = nn.Linear(2, 2)
     layer.register_full_backward_hook(lambda module, inputs, outputs: None)

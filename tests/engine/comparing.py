@@ -1,0 +1,51 @@
+"""Holding a backward against PyTorch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+import tapehead as th
+
+ENGINES = ("native", "direct")
+
+
+def gradients_of(leaves: Sequence[Tensor], backward: Callable[[], object]) -> list[Tensor | None]:
+    """What `backward` leaves in .grad, which is empty before and after."""
+    for leaf in leaves:
+        leaf.grad = None
+    backward()
+    found = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return found
+
+
+def assert_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | None], bitwise: bool) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert (one.dtype, one.layout, one.shape) == (other.dtype, other.layout, other.shape)
+            one, other = one.to_dense(), other.to_dense()
+            if bitwise:
+                assert torch.equal(one, other)
+            else:
+                torch.testing.assert_close(one, other)
+
+
+def engine_order(graph: th.Graph, backward: Callable[[], object]) -> list[int]:
+    """The order in which PyTorch runs the graph, as pre-hooks see it."""
+    order: list[int] = []
+    handles = [
+        node.register_prehook(lambda gradients, task=task: order.append(task)) for task, node in enumerate(graph.nodes)
+    ]
+    backward()
+    for handle in handles:
+        handle.remove()
+    return order
+
+
+def compiled_loss(x: Tensor) -> Tensor:
+    return (torch.compile(lambda x: x.sin().exp() * 2, backend="aot_eager")(x) + x).sum()

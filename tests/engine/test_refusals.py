@@ -1,0 +1,99 @@
+"""What the direct engine refuses, and what it must not be misled by."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+
+from .comparing import ENGINES, compiled_loss
+from .programs import Scale, Swap
+
+
+def test_the_direct_engine_finds_hooks_of_frozen_objects_and_minds_no_stranger() -> None:
+    class Strict(Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            raise RuntimeError("strict")
+
+    strangers = [torch.ones(2).as_subclass(Strict)]
+    base = torch.ones(4, requires_grad=True) * 1
+    with torch.no_grad():
+        strangers.append(base[:2])
+    base.mul_(2)
+    y = x = torch.ones(1, requires_grad=True)
+    for _ in range(1200):
+        y = y * 1
+    assert th.backward(y, engine="direct").engine == "direct" and len(strangers) == 2
+    x.grad = None
+    x.register_hook(lambda gradient: gradient * 0)
+    gc.freeze()
+    try:
+        th.backward(y, engine="direct")
+    finally:
+        gc.unfreeze()
+    assert torch.equal(x.grad, torch.zeros(1))
+
+
+def test_the_direct_engine_refuses_nested_gradients() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
+    with pytest.raises(NotImplementedError, match="nested gradients"):
+        th.backward(nested.to_padded_tensor(0.0).sum(), engine="direct")
+
+
+def test_the_direct_engine_refuses_what_it_would_do_differently() -> None:
+    x = torch.ones(2, requires_grad=True)
+
+    def loss() -> Tensor:
+        return x.exp().sum()
+
+    with pytest.raises(NotImplementedError, match=r'create_graph=True.*engine="native"'):
+        th.backward(loss(), create_graph=True, engine="direct")
+    with pytest.raises(NotImplementedError, match="inputs="):
+        th.backward(loss(), inputs=[x], engine="direct")
+    with torch.autograd.detect_anomaly(check_nan=True), pytest.raises(NotImplementedError, match="anomaly"):
+        th.backward(loss(), engine="direct")
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        for engine in ENGINES:
+            with pytest.raises((NotImplementedError, RuntimeError), match="compiled autograd"):
+                th.backward(loss(), engine=engine)
+    assert x.grad is None
+
+
+def test_the_direct_engine_refuses_compiled_regions_before_it_runs_anything() -> None:
+    x = torch.arange(3.0, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="compiled region task 0 CompiledFunctionBackward"):
+        th.backward(compiled_loss(x), engine="direct")
+    assert x.grad is None
+
+
+def test_the_direct_engine_refuses_a_function_that_gets_only_some_gradients() -> None:
+    x = torch.ones(2, requires_grad=True)
+    first, _ = Swap.apply(x * 1, x * 2)
+    with pytest.raises(NotImplementedError, match="zeros or None"):
+        th.backward(first.sum(), engine="direct")
+    first, _ = Swap.apply(x * 1, x * 2)
+    th.backward(first.sum())
+    assert torch.equal(x.grad, torch.full((2,), 2.0))
+
+
+def test_the_direct_engine_refuses_the_hooks_of_torch_distributed(tmp_path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        with pytest.raises(NotImplementedError, match="DistributedDataParallel"):
+            th.backward(model(torch.ones(1, 2)).sum(), engine="direct")
+        run = th.backward(model(torch.ones(1, 2)).sum(), policy="bfs")
+        assert run.order == run.planned
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_functions_with_arguments_that_are_no_tensors() -> None:
+    x = torch.ones(2, requires_grad=True)
+    th.backward(Scale.apply(x, 3.0, torch.tensor([1.0, 0.0])).sum(), engine="direct")
+    assert torch.equal(x.grad, torch.tensor([3.0, 0.0]))
