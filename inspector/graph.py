@@ -27,6 +27,7 @@ Fold = Literal["repeats", "none"] | int | Collection[str]
 Theme = Literal["auto", "light", "dark"]
 ParameterNames = torch.nn.Module | Mapping[str, Tensor]
 
+_CELL_WIDTH = 900  # pixels which an output cell of a notebook has at least on a usual screen
 _MOST_SHOWN = 20_000  # tasks: a notebook with a larger picture in it gets slow; save_svg has no such limit
 
 
@@ -231,7 +232,9 @@ class Graph:
         return graph_to_graphviz(self)
 
     def _repr_svg_(self) -> str | None:
-        return self.to_svg() if len(self.tasks) <= _MOST_SHOWN else None
+        from .svg import graph_to_svg
+
+        return graph_to_svg(self, widest=_CELL_WIDTH) if len(self.tasks) <= _MOST_SHOWN else None
 
 
 def _count(number: int, noun: str) -> str:

@@ -24,8 +24,10 @@ _NOT_XML = {code: "\ufffd" for code in (*range(0x20), 0xFFFE, 0xFFFF) if code no
 _NOT_XML |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
 
 
-def graph_to_svg(graph: Graph, *, fold: Fold = "repeats", theme: Theme = "auto") -> str:
+def graph_to_svg(graph: Graph, *, fold: Fold = "repeats", theme: Theme = "auto", widest: float = float("inf")) -> str:
     """Draws a graph. See `Graph.save_svg` for `fold` and `theme`.
+
+    A picture wider than `widest` pixels has no size of its own, and is fitted into the width of where it is shown.
 
     Every task drawn has a tooltip and the attribute `data-task`; classes begin with "th-", so that several of these
     pictures can be in one page.
@@ -42,9 +44,9 @@ def graph_to_svg(graph: Graph, *, fold: Fold = "repeats", theme: Theme = "auto")
     lines, legend_height = _legend(legend, width - 2 * MARGIN)
     height = placed.height + TITLE_HEIGHT + legend_height + 2 * MARGIN
     size = f"{_number(width)} {_number(height)}"
+    own_size = f' width="{_number(width)}" height="{_number(height)}"' if width <= widest else ""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="th-{theme}" viewBox="0 0 {size}" width="{_number(width)}"'
-        f' height="{_number(height)}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="th-{theme}" viewBox="0 0 {size}"{own_size} role="img">',
         f"<title>{_text(title)}</title>",
         f"<style>{style_sheet(theme)}</style>",
         f'<rect class="th-page" width="{_number(width)}" height="{_number(height)}" rx="8"/>',

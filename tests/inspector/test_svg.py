@@ -188,3 +188,11 @@ def test_corners_are_rounded_and_steps_between_ranks_are_curves() -> None:
     assert path_data([(0, 0), (0, 50), (40, 50)]) == "M0 0L0 44Q0 50 6 50L40 50"
     assert path_data([(0, 0), (30, 20)]) == "M0 0C0 10 30 10 30 20"
     assert path_data([(0, 0), (0, 4), (40, 4)]) == "M0 0L0 2Q0 4 2 4L40 4"
+
+
+def test_in_a_notebook_a_wide_picture_is_fitted_into_its_cell_and_a_narrow_one_is_not_blown_up() -> None:
+    x = torch.ones(1, requires_grad=True)
+    narrow = th.graph(x.exp())
+    wide = th.graph(torch.stack([(x * number).exp().sin() + x.cos() for number in range(12)]))
+    assert 'width="' in narrow._repr_svg_().partition(">")[0]
+    assert 'width="' in wide.to_svg().partition(">")[0] and 'width="' not in wide._repr_svg_().partition(">")[0]
