@@ -39,7 +39,8 @@ def backward(
 
     Raises:
         NotImplementedError: the direct engine can't do this faithfully.
-        ValueError: unknown policy or engine, or a tensor without a graph.
+        ValueError: unknown policy or engine.
+        RuntimeError: a tensor without a graph, and whatever `torch.autograd.backward` raises.
         PolicyError: a policy of the user's own chose a task that was not ready. The native engine has then executed
             nothing.
     """

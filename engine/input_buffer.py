@@ -12,8 +12,8 @@ from ..inspector.torch_internals import leaf_of
 def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tensor:
     """The gradient as its receiver takes it: summed over broadcast dimensions, cast, moved.
 
-    The rules are those of engine.cpp, validate_outputs.
-    Most C++ nodes leave the summing to the engine: AddBackward0 gives the broadcast shape for both operands.
+    The rules are those of engine.cpp, validate_outputs. Most C++ nodes leave the summing to the engine: AddBackward0
+    gives the broadcast shape for both operands.
 
     Raises:
         RuntimeError: shape, dtype or device can't be made to fit; PyTorch's message with the task added.

@@ -26,13 +26,11 @@ class ReadyTask:
         return f"<{self.label} {self.task!r}>"
 
 
-class KeyedQueue:
-    """A queue under a policy of fixed keys: a binary heap, from which a task can also be taken by hand."""
+class _Arrivals:
+    """Which tasks are ready, in the order in which they got so."""
 
-    def __init__(self, graph: Graph, policy: Policy) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._tasks = graph.tasks
-        self._policy = policy
-        self._heap: list[tuple[Key, int]] = []
         self._arrivals: dict[int, int] = {}
         self._arrived = 0
 
@@ -42,11 +40,22 @@ class KeyedQueue:
     def __contains__(self, task_id: int) -> bool:
         return task_id in self._arrivals
 
+    def _arrive(self, task_id: int) -> int:
+        arrival = self._arrivals[task_id] = self._arrived
+        self._arrived += 1
+        return arrival
+
+
+class KeyedQueue(_Arrivals):
+    """A queue under a policy of fixed keys: a binary heap, from which a task can also be taken by hand."""
+
+    def __init__(self, graph: Graph, policy: Policy) -> None:
+        super().__init__(graph)
+        self._policy = policy
+        self._heap: list[tuple[Key, int]] = []
+
     def push(self, task_id: int) -> None:
-        arrival = self._arrived
-        self._arrived = arrival + 1
-        self._arrivals[task_id] = arrival
-        push(self._heap, (self._policy.key(self._tasks[task_id], arrival), task_id))
+        push(self._heap, (self._policy.key(self._tasks[task_id], self._arrive(task_id)), task_id))
 
     def choose(self) -> int:
         """The task which runs next; it stays in the queue."""
@@ -71,28 +80,19 @@ class KeyedQueue:
         ]
 
 
-class ChoiceQueue:
+class ChoiceQueue(_Arrivals):
     """A queue under a user's own choice, which is asked each time."""
 
     def __init__(self, graph: Graph, choice: Choice, order: Sequence[int]) -> None:
-        self._tasks = graph.tasks
+        super().__init__(graph)
         self._graph = graph
         self._choice = choice
         self._state = QueueState(graph, order)
-        self._arrivals: dict[int, int] = {}
-        self._arrived = 0
         self._chosen: int | None = None
-
-    def __len__(self) -> int:
-        return len(self._arrivals)
-
-    def __contains__(self, task_id: int) -> bool:
-        return task_id in self._arrivals
 
     def push(self, task_id: int) -> None:
         self._chosen = None
-        self._arrivals[task_id] = self._arrived
-        self._arrived += 1
+        self._arrive(task_id)
 
     def choose(self) -> int:
         """The task which runs next; the user is asked once for each state of the queue."""

@@ -129,7 +129,9 @@ def saved_slots(node: Node) -> Iterator[tuple[str, Tensor, bool]]:
     None for a node that was freed, and for what was packed by `saved_tensors_hooks` (checkpoint, save_on_cpu): looking
     at it would run the user's hooks. CopySlices and custom C++ nodes show nothing of what they keep.
     """
-    for raw_name in _raw_slots(type(node)):
+    # A Function's class may be made anew in each forward: only those of C++ nodes are worth remembering.
+    slots = ("_raw_saved_tensors",) if isinstance(node, BackwardCFunction) else _raw_slots(type(node))
+    for raw_name in slots:
         try:
             raw = getattr(node, raw_name)
         except RuntimeError:  # freed

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -9,17 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.workloads import workload
 from tapehead.inspector.fold import Folded, Group, fold_graph
-from tapehead.inspector.graph import Graph
 
-
-@cache
-def captured(name: str, **knobs: int) -> Graph:
-    _, make_loss = workload(name).build(**knobs)
-    with th.capture():
-        loss = make_loss()
-    return th.graph(loss)
+from .programs import captured
 
 
 def all_groups(folded: Folded) -> list[Group]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from itertools import combinations, pairwise
 
 import pytest
@@ -11,10 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tapehead as th
-from tapehead.engine.workloads import workload
 from tapehead.inspector.graph import Edge, Fold, Graph, ModuleCall, Root, Task
 from tapehead.inspector.kinds import Kind
 from tapehead.inspector.layout import Layout, PlacedWire, Rect, layout
+
+from .programs import captured
 
 TOLERANCE = 0.4
 
@@ -77,14 +77,6 @@ def graphs(draw: st.DrawFn) -> Graph:
         one = st.one_of(st.none(), st.integers(0, len(calls) - 1)) if calls else st.none()
         call_of = draw(st.lists(one, min_size=count, max_size=count))
     return make_graph(names, edges + uses, calls, [*call_of, *[None] * leaves])
-
-
-@cache
-def captured(name: str, **knobs: int) -> Graph:
-    _, make_loss = workload(name).build(**knobs)
-    with th.capture():
-        loss = make_loss()
-    return th.graph(loss)
 
 
 def small_rects(placed: Layout) -> list[tuple[str, frozenset[int], Rect]]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cache
 from xml.etree import ElementTree
 
 import pytest
@@ -11,22 +10,15 @@ from torch import nn
 from torch.nn import functional
 
 import tapehead as th
-from tapehead.engine.workloads import workload
-from tapehead.inspector.graph import Graph, ModuleCall
+from tapehead.inspector.graph import ModuleCall
 from tapehead.inspector.kinds import KIND_TITLES, Kind
 from tapehead.inspector.layout import layout
 from tapehead.inspector.svg import graph_to_svg, path_data
 from tapehead.inspector.text_width import shorten, text_width
 
+from .programs import Twice, captured
+
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@cache
-def captured(name: str, **knobs: int) -> Graph:
-    _, make_loss = workload(name).build(**knobs)
-    with th.capture():
-        loss = make_loss()
-    return th.graph(loss)
 
 
 def by_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
@@ -96,19 +88,9 @@ def test_names_are_data() -> None:
     assert "<script" not in picture and "&lt;script&gt;" in picture
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 2
-
-
 def test_the_legend_names_the_kinds_in_the_picture_and_no_others() -> None:
     x = torch.ones(4, requires_grad=True)
-    y = Doubled.apply(x).clone()
+    y = Twice.apply(x).clone()
     y[:2].mul_(3)
     picture = graph_to_svg(th.graph(y.sum()))
     for kind in (Kind.CPP, Kind.FUNCTION, Kind.ACCUMULATE_GRAD, Kind.COPY_SLICES):

@@ -10,6 +10,8 @@ import torch
 
 from tapehead.inspector import torch_internals as internals
 
+from .programs import Twice
+
 
 def test_sequence_nr_is_the_number_of_the_next_node() -> None:
     expected = internals.sequence_nr()
@@ -102,22 +104,13 @@ def test_a_retained_gradient_is_filled() -> None:
 
 
 def test_apply_is_watched_and_given_back() -> None:
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 2
-
     seen = []
     original = torch.autograd.Function.__dict__["apply"]
     with internals.watch_function_apply(lambda function, start, result: seen.append((function, result))):
-        result = Double.apply(torch.ones(1, requires_grad=True))
-    assert seen == [(Double, result)]
+        result = Twice.apply(torch.ones(1, requires_grad=True))
+    assert seen == [(Twice, result)]
     assert torch.autograd.Function.__dict__["apply"] is original
-    Double.apply(torch.ones(1))
+    Twice.apply(torch.ones(1))
     assert len(seen) == 1
 
 

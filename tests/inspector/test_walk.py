@@ -11,15 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 import tapehead as th
 from tapehead.inspector.kinds import Kind, short_name
 
-
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 2
+from .programs import Twice
 
 
 def test_ids_count_in_order_of_creation_and_leaves_come_last_in_order_of_first_use() -> None:

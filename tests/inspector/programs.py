@@ -1,0 +1,31 @@
+"""What several of these tests look at."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+import tapehead as th
+from tapehead.engine.workloads import workload
+
+
+@cache
+def captured(name: str, **knobs: int) -> th.Graph:
+    """The graph of a workload's captured forward."""
+    _, make_loss = workload(name).build(**knobs)
+    with th.capture():
+        loss = make_loss()
+    return th.graph(loss)
+
+
+class Twice(torch.autograd.Function):
+    """A custom Function."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
