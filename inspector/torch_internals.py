@@ -191,6 +191,66 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+EngineRun = Callable[..., tuple[Tensor, ...]]
+Redirect = Callable[
+    [Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Tensor | GradientEdge]], None
+]
+"""Gets tensors, gradients, retain_graph, create_graph and inputs of a backward, as torch completed them."""
+
+_DOOR = "_engine_run_backward"
+
+
+class _Passage(threading.local):
+    """Whether the next backward of this thread goes past the redirect."""
+
+    granted = False
+
+
+_passage = _Passage()
+_redirected = False
+
+
+def redirect_backward(redirect: Redirect) -> Callable[[], None]:
+    """From now on all backwards of the process call `redirect` in the engine's place. Returns what ends that.
+
+    It stands in front of the engine, behind `torch.autograd.backward`: torch has then completed the arguments, tensor
+    subclasses have had their say, and those who imported `backward` by name are redirected too. `torch.autograd.grad`
+    is not.
+    """
+    global _redirected
+    beneath: EngineRun = getattr(torch.autograd, _DOOR)
+
+    def run_redirected(outputs: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        if _passage.granted or not kwargs["accumulate_grad"]:
+            _passage.granted = False
+            return beneath(outputs, *args, **kwargs)
+        redirect(outputs, *args)
+        return ()
+
+    def end() -> None:
+        global _redirected
+        _redirected = False
+        for module in doors:
+            if getattr(module, _DOOR) is run_redirected:
+                setattr(module, _DOOR, beneath)
+
+    # torch.compiler's own replacement takes the engine from the one module and puts it back into both.
+    doors = torch.autograd, torch.autograd.graph
+    for module in doors:
+        setattr(module, _DOOR, run_redirected)
+    _redirected = True
+    return end
+
+
+def torch_backward(*args: Any, **kwargs: Any) -> None:
+    """`torch.autograd.backward` past `redirect_backward`. What runs inside of it is redirected again."""
+    _passage.granted = _redirected
+    try:
+        torch.autograd.backward(*args, **kwargs)
+    finally:
+        _passage.granted = False
+
+
 _pins: dict[Node, list[int]] = {}  # the number of each pinned node before, and how many pins hold it now
 _pins_lock = threading.Lock()
 
