@@ -20,6 +20,7 @@ from torch._C._profiler import gather_traceback
 from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import GradientEdge, Node
 from torch.autograd.variable import Variable
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._traceback import CapturedTraceback
 from torch.utils.checkpoint import GraphExecGroup
 from torch.utils.hooks import RemovableHandle
@@ -365,3 +366,29 @@ def in_checkpoint_group(group: GraphExecGroup) -> AbstractContextManager[Any]:
 def without_torch_function() -> AbstractContextManager[Any]:
     """A context in which tensor subclasses and function modes are not asked what they think of it."""
     return torch._C.DisableTorchFunction()
+
+
+def stored_values(tensor: Tensor) -> Tensor:
+    """The elements that a sparse tensor stores. Of COO tensors they come as they are, not coalesced: no waiting."""
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+def computes_itself(tensor: Tensor) -> bool:
+    """Whether it is of a subclass that runs operations in its own way (`__torch_dispatch__`: DTensor, FakeTensor)."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def function_mode_is_on() -> bool:
+    """Whether a TorchFunctionMode watches this thread: then even reading a tensor's shape calls it."""
+    return torch._C._is_torch_function_mode_enabled()
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """A context without grad mode, in which no mode and no tensor subclass of the user's sees what is done."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        if torch._C._len_torch_dispatch_stack():
+            with _disable_current_modes():
+                yield
+        else:
+            yield

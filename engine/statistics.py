@@ -1,0 +1,246 @@
+"""What is in a gradient, in a few numbers: the least and the largest, the mean, the norm, NaN, a histogram."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..inspector.graph import TensorMeta
+from ..inspector.torch_internals import computes_itself, stored_values, unobserved
+
+Level = Literal["off", "cheap", "full"]
+
+MAGNITUDES = tuple(10.0 ** (exponent / 2) for exponent in range(-24, 7))
+"""Where the bins of a histogram end on each side of zero: two bins per power of ten, from 1e-12 to 1e3."""
+
+EDGES = (-math.inf, *(-edge for edge in reversed(MAGNITUDES)), 0.0, *MAGNITUDES, math.inf)
+BINS = len(EDGES) - 1
+
+SCALARS = 7
+"""min, max, mean, norm and the numbers of NaN, infinite and zero elements."""
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many elements lie between one edge and the next. Elements that are zero, NaN or infinite are in no bin.
+
+    Gradients span many powers of ten on both sides of zero, so the edges do, too, and are the same for all gradients:
+    histograms can be compared bin by bin. The outermost bins take whatever is larger than 1000, the two innermost what
+    is smaller than 1e-12.
+    """
+
+    counts: tuple[int, ...]
+    edges: tuple[float, ...] = field(default=EDGES, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A gradient in numbers.
+
+    Attributes:
+        shape: None for nested tensors, which have none.
+        count: the number of elements; of a sparse tensor of all, stored or not.
+        min, max, mean, norm: over the finite elements, of a complex gradient over absolute values, of a sparse one over
+            the stored values (those of an index that comes twice are not added up). None where there are none. Computed
+            in float32 for gradients of 16 or 32 bits, else in float64; the norm is the 2-norm.
+        nan_count, inf_count, zero_count: what a sparse tensor doesn't store is zero.
+        histogram: at level "full".
+        unavailable: why there are no numbers (all of the above are None then).
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+    count: int | None = None
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    norm: float | None = None
+    nan_count: int | None = None
+    inf_count: int | None = None
+    zero_count: int | None = None
+    histogram: Histogram | None = None
+    unavailable: str | None = None
+
+
+class Form(NamedTuple):
+    """What a tensor looks like from outside."""
+
+    meta: TensorMeta
+    layout: torch.layout
+
+
+_NO_FORM = Form(TensorMeta(None, torch.float32, torch.device("cpu")), torch.strided)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Statistics that are on their way: the gradient itself is not kept, an accelerator is not waited for.
+
+    `numbers` are min, max, mean, norm, the numbers of NaN, infinite and zero elements, and at level "full" the counts
+    of the histogram: as floats, or as a vector on the gradient's accelerator. None where they are `unavailable`.
+    """
+
+    form: Form
+    numbers: Sequence[float] | Tensor = ()
+    unavailable: str | None = None
+
+    def read(self) -> Statistics:
+        """The numbers; waits for the accelerator."""
+        if isinstance(self.numbers, Tensor):
+            with unobserved():
+                return Measurement(self.form, self.numbers.tolist()).read()
+        counts = self.numbers[SCALARS:]
+        histogram = Histogram(tuple(map(int, counts))) if counts else None
+        return as_statistics(self.form, self.numbers[:SCALARS], histogram, self.unavailable)
+
+
+def statistics(gradient: Tensor | None, level: Level) -> Statistics | None:
+    """The statistics of a gradient; None where there is no gradient, or at level "off". Never raises."""
+    return None if gradient is None or level == "off" else measure(gradient, level).read()
+
+
+def measure(gradient: Tensor, level: Level) -> Measurement:
+    """Computes the statistics of a gradient without waiting for an accelerator ("full" does wait on CUDA).
+
+    On the CPU it reads a finite gradient four times. On an accelerator it holds for a moment several temporaries of the
+    gradient's size. Modes and tensor subclasses of the user's don't see it. Never raises: what can't be measured says
+    why not.
+    """
+    form = _NO_FORM
+    try:
+        with unobserved():
+            form = form_of(gradient)
+            reason = _why_not(gradient)
+            if reason is not None:
+                return Measurement(form, unavailable=reason)
+            values = _values(gradient)
+            unstored = gradient.numel() - values.numel()
+            on_cpu = values.device.type == "cpu"
+            numbers = _numbers_now(values, unstored) if on_cpu else _numbers_later(values, unstored)
+            if level == "full":
+                counts = _histogram(values)
+                if isinstance(numbers, Tensor):
+                    numbers = torch.cat([numbers, counts.to(numbers.dtype)])
+                else:
+                    numbers = [*numbers, *counts.tolist()]
+            return Measurement(form, numbers)
+    except Exception as error:  # an exotic tensor may raise anything; a record of a backward must not stop it
+        message = str(error).partition("\n")[0]
+        return Measurement(form, unavailable=f"{type(error).__name__}: {message}")
+
+
+def form_of(gradient: Tensor) -> Form:
+    """What the gradient looks like. To be called `unobserved`."""
+    shape = None if gradient.is_nested else tuple(gradient.shape)
+    return Form(TensorMeta(shape, gradient.dtype, gradient.device), gradient.layout)
+
+
+def as_statistics(
+    form: Form, numbers: Sequence[float] = (), histogram: Histogram | None = None, unavailable: str | None = None
+) -> Statistics:
+    """Puts a name to each number."""
+    shape, dtype, device, layout = form.meta.shape, form.meta.dtype, form.meta.device, form.layout
+    if unavailable is not None or shape is None:
+        return Statistics(shape, dtype, device, layout, unavailable=unavailable)
+    low, high, mean, norm, *counts = numbers
+    values = (None, None, None, None) if math.isnan(mean) else (low, high, mean, norm)
+    return Statistics(shape, dtype, device, layout, prod(shape), *values, *map(int, counts), histogram)
+
+
+def _why_not(gradient: Tensor) -> str | None:
+    if gradient.is_nested:
+        return "a nested tensor has no single shape"
+    if gradient.device.type == "meta":
+        return "a tensor on the meta device has no values"
+    if gradient.is_quantized:
+        return "quantized"
+    if computes_itself(gradient):
+        return f"a {type(gradient).__name__} computes in its own way"
+    if gradient.layout is not torch.strided and gradient.layout not in _SPARSE:
+        return f"layout {gradient.layout}"
+    return None
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """The stored elements as real numbers that can be summed: float32, or float64 where float32 would lose some."""
+    values = gradient if gradient.layout is torch.strided else stored_values(gradient)
+    dtype = values.dtype
+    if dtype.is_complex:
+        values = (values.to(torch.complex64) if dtype is torch.complex32 else values).abs()
+    elif dtype not in (torch.float32, torch.float64):
+        wide = not dtype.is_floating_point and dtype.itemsize > 2 and values.device.type != "mps"
+        values = values.to(torch.float64 if wide else torch.float32)
+    return values.flatten()
+
+
+def _numbers_now(values: Tensor, unstored: int) -> list[float]:
+    """On the CPU it is known at once whether all are finite, and most gradients are: then no mask is needed."""
+    total = values.numel()
+    nan_count = inf_count = 0
+    low, high = _bounds(values)
+    if total and not (math.isfinite(low) and math.isfinite(high)):
+        nan_count = int(values.isnan().sum())
+        values = values[values.isfinite()]
+        inf_count = total - nan_count - values.numel()
+        low, high = _bounds(values)
+    count = values.numel()
+    if not count:
+        return [math.nan, math.nan, math.nan, math.nan, nan_count, inf_count, unstored]
+    zero_count = unstored + count - int(values.count_nonzero())
+    largest = max(-low, high)
+    if largest and not 1e-12 < largest < 1e12:  # squares and sums might leave the range of the numbers
+        values = values / largest
+    else:
+        largest = 1.0
+    mean = float(values.sum()) / count * largest
+    norm = float(torch.linalg.vector_norm(values)) * largest
+    return [low, high, mean, norm, nan_count, inf_count, zero_count]
+
+
+def _bounds(values: Tensor) -> tuple[float, float]:
+    """The least and the largest; NaN if one element is."""
+    if not values.numel():
+        return math.nan, math.nan
+    low, high = values.aminmax()
+    return float(low), float(high)
+
+
+def _numbers_later(values: Tensor, unstored: int) -> Tensor:
+    """The same as a vector on the values' device, by kernels alone: nothing here waits for a result."""
+    wide = torch.float32 if values.device.type == "mps" else torch.float64
+    if not values.numel():
+        return torch.tensor([math.nan] * 4 + [0, 0, unstored], dtype=wide).to(values.device, non_blocking=True)
+    finite = values.isfinite()
+    kept = values.where(finite, 0)
+    count = finite.sum()
+    nan_count = values.isnan().sum()
+    largest = kept.abs().amax()
+    scaled = kept / largest.where(largest > 0, 1)
+    largest = largest.to(wide)
+    numbers = (
+        values.where(finite, math.inf).amin(),
+        values.where(finite, -math.inf).amax(),
+        scaled.sum().to(wide) / count * largest,  # NaN where nothing is finite
+        torch.linalg.vector_norm(scaled).to(wide) * largest,
+        nan_count,
+        values.numel() - count - nan_count,
+        (values == 0).sum() + unstored,
+    )
+    return torch.stack([number.to(wide) for number in numbers])
+
+
+def _histogram(values: Tensor) -> Tensor:
+    inner = torch.tensor(EDGES[1:-1], dtype=values.dtype, device=values.device)
+    bins = torch.bucketize(values.contiguous(), inner, right=True)
+    bins = bins.where(values.isfinite() & (values != 0), BINS)  # one bin more, for what is in none
+    return torch.bincount(bins, minlength=BINS + 1)[:BINS]

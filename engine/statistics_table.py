@@ -1,0 +1,141 @@
+"""The statistics of many gradients in columns: some 80 bytes a gradient, and a histogram's bins that are not empty."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..inspector.torch_internals import unobserved
+from .statistics import BINS, SCALARS, Form, Histogram, Measurement, Statistics, as_statistics
+
+_MOST_PENDING = 4096  # measurements of one device: each is a tensor of its own until they are stacked
+
+
+@dataclass(slots=True)
+class StatisticsColumns:
+    """One row per gradient. The bins of row i from `first_bin[i]` on are in `bins` from `bins_at[i]` on."""
+
+    form: array[int] = field(default_factory=lambda: array("i"))
+    low: array[float] = field(default_factory=lambda: array("d"))
+    high: array[float] = field(default_factory=lambda: array("d"))
+    mean: array[float] = field(default_factory=lambda: array("d"))
+    norm: array[float] = field(default_factory=lambda: array("d"))
+    nan_count: array[int] = field(default_factory=lambda: array("q"))
+    inf_count: array[int] = field(default_factory=lambda: array("q"))
+    zero_count: array[int] = field(default_factory=lambda: array("q"))
+    first_bin: array[int] = field(default_factory=lambda: array("b"))
+    bin_count: array[int] = field(default_factory=lambda: array("b"))  # -1: there is no histogram
+    bins_at: array[int] = field(default_factory=lambda: array("q"))
+    bins: array[int] = field(default_factory=lambda: array("q"))
+
+
+class StatisticsTable:
+    """Rows of statistics. They are added without waiting for an accelerator, and read when somebody looks.
+
+    What an accelerator still computes stays there, 56 bytes a gradient (568 with a histogram), until somebody looks.
+    """
+
+    def __init__(self) -> None:
+        self.columns = StatisticsColumns()
+        self.forms: list[Form] = []
+        self.unavailable: dict[int, str] = {}
+        self._form_numbers: dict[Form, int] = {}
+        self._pending: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        self._stacked: list[tuple[list[int], Tensor]] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.columns.form)
+
+    def add(self, measurements: Sequence[Measurement]) -> int:
+        """Adds one row each. The number of the first."""
+        with self._lock:
+            first = len(self)
+            for measurement in measurements:
+                self._add(measurement)
+            return first
+
+    def row(self, number: int) -> Statistics:
+        """The statistics of one row; waits for the accelerator that computes them."""
+        self.read_all()
+        columns = self.columns
+        form = self.forms[columns.form[number]]
+        if number in self.unavailable:
+            return as_statistics(form, unavailable=self.unavailable[number])
+        numbers = (
+            columns.low[number],
+            columns.high[number],
+            columns.mean[number],
+            columns.norm[number],
+            columns.nan_count[number],
+            columns.inf_count[number],
+            columns.zero_count[number],
+        )
+        return as_statistics(form, numbers, self._histogram(number))
+
+    def read_all(self) -> None:
+        """Takes in what accelerators have computed."""
+        with self._lock, unobserved():
+            for device in list(self._pending):
+                self._stack(device)
+            for rows, numbers in self._stacked:
+                for row, found in zip(rows, numbers.tolist(), strict=True):
+                    self._fill(row, found)
+            self._stacked.clear()
+
+    def _add(self, measurement: Measurement) -> None:
+        row = len(self)
+        columns = self.columns
+        for column in (columns.low, columns.high, columns.mean, columns.norm):
+            column.append(0.0)
+        for counts in (columns.nan_count, columns.inf_count, columns.zero_count, columns.first_bin, columns.bins_at):
+            counts.append(0)
+        columns.bin_count.append(-1)
+        number = self._form_numbers.get(measurement.form)
+        if number is None:
+            number = self._form_numbers[measurement.form] = len(self.forms)
+            self.forms.append(measurement.form)
+        columns.form.append(number)
+        if measurement.unavailable is not None:
+            self.unavailable[row] = measurement.unavailable
+        elif isinstance(measurement.numbers, Tensor):
+            device = measurement.numbers.device
+            pending = self._pending.setdefault(device, [])
+            pending.append((row, measurement.numbers))
+            if len(pending) >= _MOST_PENDING:
+                with unobserved():
+                    self._stack(device)
+        else:
+            self._fill(row, measurement.numbers)
+
+    def _stack(self, device: torch.device) -> None:
+        pending = self._pending.pop(device)
+        self._stacked.append(([row for row, _ in pending], torch.stack([numbers for _, numbers in pending])))
+
+    def _fill(self, row: int, numbers: Sequence[float]) -> None:
+        columns = self.columns
+        columns.low[row], columns.high[row], columns.mean[row], columns.norm[row] = numbers[:4]
+        columns.nan_count[row] = int(numbers[4])
+        columns.inf_count[row] = int(numbers[5])
+        columns.zero_count[row] = int(numbers[6])
+        counts = numbers[SCALARS:]
+        if counts:
+            full = [number for number, count in enumerate(counts) if count] or [0]
+            columns.first_bin[row] = full[0]
+            columns.bin_count[row] = full[-1] + 1 - full[0]
+            columns.bins_at[row] = len(columns.bins)
+            columns.bins.extend(map(int, counts[full[0] : full[-1] + 1]))
+
+    def _histogram(self, row: int) -> Histogram | None:
+        columns = self.columns
+        length = columns.bin_count[row]
+        if length < 0:
+            return None
+        first, start = columns.first_bin[row], columns.bins_at[row]
+        empty_after = BINS - first - length
+        return Histogram((0,) * first + tuple(columns.bins[start : start + length]) + (0,) * empty_after)

@@ -1,0 +1,551 @@
+"""The trace: what happened to each task of one backward, in columns, so that a million tasks fit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..inspector.graph import Graph, Task, TensorMeta
+from ..inspector.torch_internals import function_mode_is_on, unobserved
+from .policies import Choice, Key, Policy, QueueState, policy_name
+from .ready_queue import ReadyQueue, ready_queue
+from .statistics import Form, Level, Statistics, form_of, measure
+from .statistics_table import StatisticsTable
+
+_UNKNOWN = -1  # no end yet, no row of statistics
+_AS_IN_GRAPH = 0  # the number of what the graph says of a task's gradients
+
+Forms = tuple[Form | None, ...]
+"""What the gradients of a task look like, None for those that are undefined."""
+
+
+def _integers() -> array[int]:
+    return array("i")
+
+
+def _long_integers() -> array[int]:
+    return array("q")
+
+
+@dataclass(slots=True)
+class Columns:
+    """The trace's numbers, one entry per task in the order in which they started, unless said otherwise.
+
+    Attributes:
+        order: task ids.
+        started_ns, ended_ns: since the first start; -1 for a task that did not end.
+        thread: 0 is the thread in which the first task started.
+        by_hand: 1 where somebody chose the task himself.
+        arrived: how many tasks had got ready by its start.
+        inputs, outputs: what the gradients look like: 0 for what the graph says, else an index into `Trace.forms`.
+        input_row, output_row: where the statistics of its gradients begin, one row for each that is defined, or -1.
+        arrivals: task ids in the order in which they got ready.
+        label: for each arrival an index into `Trace.labels`.
+        hook_place, hook: for each hook that ran the place of its task in `order`, and an index into `Trace.hooks`.
+    """
+
+    order: array[int] = field(default_factory=_integers)
+    started_ns: array[int] = field(default_factory=_long_integers)
+    ended_ns: array[int] = field(default_factory=_long_integers)
+    thread: array[int] = field(default_factory=_integers)
+    by_hand: array[int] = field(default_factory=lambda: array("b"))
+    arrived: array[int] = field(default_factory=_integers)
+    inputs: array[int] = field(default_factory=_integers)
+    outputs: array[int] = field(default_factory=_integers)
+    input_row: array[int] = field(default_factory=_long_integers)
+    output_row: array[int] = field(default_factory=_long_integers)
+    arrivals: array[int] = field(default_factory=_integers)
+    label: array[int] = field(default_factory=_integers)
+    hook_place: array[int] = field(default_factory=_integers)
+    hook: array[int] = field(default_factory=_integers)
+
+    def copy(self) -> Columns:
+        return Columns(**{column.name: getattr(self, column.name)[:] for column in fields(self)})
+
+
+class Label(NamedTuple):
+    """What labels of the queue have in common: the text before the task's id ("#12"), or before its arrival ("@3")."""
+
+    text: str
+    number: str | None  # "task", "arrival" or None
+
+
+class Hook(NamedTuple):
+    """A hook that ran. `kind` is "tensor", "retain_grad", "pre", "post" or "post_accumulate"."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGradient:
+    """A gradient as it was seen. `statistics` is None at level "off"."""
+
+    meta: TensorMeta
+    layout: torch.layout
+    statistics: Statistics | None
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A gradient that was replaced by hand before its task ran. `input` is the input number."""
+
+    input: int
+    before: RecordedGradient | None
+    after: RecordedGradient | None
+
+
+class EditRow(NamedTuple):
+    """An edit as it is kept: forms, and rows of statistics or -1."""
+
+    task: int
+    input: int
+    before: Form | None
+    before_row: int
+    after: Form | None
+    after_row: int
+
+
+class Recorder:
+    """Takes down what an engine does, task by task. One for each backward; may be called in several threads.
+
+    Order of calls for a task: `arrive` when it gets ready, `edit` if a gradient of its buffer is replaced, `start` when
+    it is picked, `hook` for each hook that runs, `end`. What a recorder was given, it does not keep: no gradient lives
+    longer for it.
+
+    Args:
+        graph: the graph that is run.
+        policy: the policy that picks; names the reasons.
+        level: of the gradients' statistics. "off" costs about a microsecond a task.
+    """
+
+    def __init__(self, graph: Graph, policy: Policy | Choice, level: Level = "off") -> None:
+        self.graph = graph
+        self.policy = policy
+        self.level: Level = level
+        self._tasks = graph.tasks
+        self._columns = Columns()
+        self._base_ns = 0
+        self._threads: dict[int, int] = {}
+        self._running: dict[int, int] = {}  # by thread: the place of the task that runs in it
+        self._labels: dict[Label, int] = {}
+        self._forms: dict[Forms | None, int] = {None: _AS_IN_GRAPH}
+        self._hooks: dict[Hook, int] = {}
+        self._edits: list[EditRow] = []
+        self._table = StatisticsTable()
+        self._lock = threading.Lock()
+
+    def arrive(self, task_id: int, label: str) -> None:
+        """The task got ready. `label` is its key as people read it."""
+        columns = self._columns
+        with self._lock:
+            if label.endswith(number := str(task_id)):
+                known = Label(label[: -len(number)], "task")
+            elif label.endswith(number := str(len(columns.arrivals))):
+                known = Label(label[: -len(number)], "arrival")
+            else:
+                known = Label(label, None)
+            columns.label.append(self._labels.setdefault(known, len(self._labels)))
+            columns.arrivals.append(task_id)
+
+    def start(self, task_id: int, gradients: Sequence[Tensor | None], by_hand: bool = False) -> None:
+        """The task was picked; `gradients` is its input buffer as it arrived."""
+        inputs, row = self._look(gradients, self._tasks[task_id].inputs)
+        thread = threading.get_ident()
+        columns = self._columns
+        with self._lock:
+            place = self._running[thread] = len(columns.order)
+            columns.order.append(task_id)
+            columns.ended_ns.append(_UNKNOWN)
+            columns.thread.append(self._threads.setdefault(thread, len(self._threads)))
+            columns.by_hand.append(by_hand)
+            columns.arrived.append(len(columns.arrivals))
+            columns.inputs.append(inputs)
+            columns.outputs.append(_AS_IN_GRAPH)
+            if row is not None:
+                columns.input_row.append(row)
+                columns.output_row.append(_UNKNOWN)
+            now = time.perf_counter_ns()
+            if not place:
+                self._base_ns = now
+            columns.started_ns.append(now - self._base_ns)
+
+    def hook(self, kind: str, name: str) -> None:
+        """A hook of the task that runs in this thread."""
+        place = self._running.get(threading.get_ident())
+        if place is None:
+            raise RuntimeError(f"no task runs in this thread whose {kind} hook {name} could be")
+        with self._lock:
+            self._columns.hook_place.append(place)
+            self._columns.hook.append(self._hooks.setdefault(Hook(kind, name), len(self._hooks)))
+
+    def edit(self, task_id: int, before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> None:
+        """Gradients in the buffer of a task that has not run were replaced by hand."""
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            if old is not new:
+                forms, rows = zip(*(self._one(gradient) for gradient in (old, new)), strict=True)
+                with self._lock:
+                    self._edits.append(EditRow(task_id, number, forms[0], rows[0], forms[1], rows[1]))
+
+    def end(self, outputs: Sequence[Tensor | None]) -> None:
+        """The task that runs in this thread has ended. `outputs` has one per entry of `next_functions`, after hooks."""
+        now = time.perf_counter_ns()
+        place = self._running.pop(threading.get_ident(), None)
+        if place is None:
+            raise RuntimeError("no task runs in this thread that could end")
+        columns = self._columns
+        columns.ended_ns[place] = now - self._base_ns
+        task_id = columns.order[place]
+        found, row = self._look(outputs, _usual_outputs(self.graph, task_id))
+        columns.outputs[place] = found
+        if row is not None:
+            columns.output_row[place] = row
+
+    def trace(self) -> Trace:
+        """What has been recorded so far. Later tasks are not added to it."""
+        policy, tasks = self.policy, self._tasks
+        key: Callable[[int], Key] | None = None
+        with self._lock:
+            columns = self._columns.copy()
+            if isinstance(policy, Policy):
+                key_of, arrivals = policy.key, columns.arrivals
+                key = lambda arrival: key_of(tasks[arrivals[arrival]], arrival)  # noqa: E731
+            return Trace(
+                self.graph,
+                policy_name(policy),
+                policy.title if isinstance(policy, Policy) else None,
+                self.level,
+                columns,
+                tuple(self._labels),
+                tuple(self._forms),
+                tuple(self._hooks),
+                tuple(self._edits),
+                self._table,
+                key,
+            )
+
+    def _look(self, gradients: Sequence[Tensor | None], usual: Sequence[TensorMeta | None]) -> tuple[int, int | None]:
+        """The number of the gradients' forms, and where their statistics begin; None at level "off"."""
+        row = None
+        if self.level != "off":
+            found = [measure(gradient, self.level) for gradient in gradients if gradient is not None]
+            row = self._table.add(found) if found else _UNKNOWN
+        return (_AS_IN_GRAPH if _are_as(gradients, usual) else self._number(gradients)), row
+
+    def _number(self, gradients: Sequence[Tensor | None]) -> int:
+        with unobserved():
+            forms = tuple(None if gradient is None else form_of(gradient) for gradient in gradients)
+        with self._lock:
+            return self._forms.setdefault(forms, len(self._forms))
+
+    def _one(self, gradient: Tensor | None) -> tuple[Form | None, int]:
+        if gradient is None:
+            return None, _UNKNOWN
+        if self.level != "off":
+            measurement = measure(gradient, self.level)
+            return measurement.form, self._table.add([measurement])
+        with unobserved():
+            return form_of(gradient), _UNKNOWN
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace:
+    """What happened to each task of one backward, in the order in which they started: a sequence of `TaskRecord`.
+
+    The queue at each task is not kept but replayed from the order of arrival: looking at records one after the other
+    costs what the queue's changes cost, going back starts from the front.
+
+    Attributes:
+        graph: the graph that was run.
+        policy: the policy's name; `rule`: what it picks, in words; None for a user's own choice.
+        level: of the gradients' statistics.
+        columns: the numbers, see `Columns`, which `labels`, `forms` and `hooks` give a meaning.
+        edits: the gradients that were replaced by hand.
+        table: the gradients' statistics.
+        key: the policy's key of the arrival of a number; None for a user's own choice.
+    """
+
+    graph: Graph
+    policy: str
+    rule: str | None
+    level: Level
+    columns: Columns
+    labels: tuple[Label, ...]
+    forms: tuple[Forms | None, ...]
+    hooks: tuple[Hook, ...]
+    edits: tuple[EditRow, ...]
+    table: StatisticsTable
+    key: Callable[[int], Key] | None
+
+    def __len__(self) -> int:
+        return len(self.columns.order)
+
+    def __repr__(self) -> str:
+        return f"<Trace of {len(self)} of {len(self.graph)} tasks under {self.policy}, statistics {self.level}>"
+
+    def __getitem__(self, place: int) -> TaskRecord:
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"there is no record {place}: {len(self)} tasks were recorded")
+        return TaskRecord(self, place % len(self))
+
+    def __iter__(self) -> Iterator[TaskRecord]:
+        return (TaskRecord(self, place) for place in range(len(self)))
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The ids of the tasks in the order in which they started."""
+        return tuple(self.columns.order)
+
+    def of(self, task: Task | int) -> TaskRecord | None:
+        """The record of a task; None if it has not run."""
+        place = self._places.get(self.graph.task(task).id)
+        return None if place is None else TaskRecord(self, place)
+
+    def label(self, arrival: int) -> str:
+        """The key of the arrival of this number, as people read it."""
+        label = self.labels[self.columns.label[arrival]]
+        if label.number is None:
+            return label.text
+        return f"{label.text}{arrival if label.number == 'arrival' else self.columns.arrivals[arrival]}"
+
+    def queue(self, place: int) -> list[tuple[int, str]]:
+        """The ready tasks before the task of this place was picked, each with its label, in the order in which the
+        policy would run them; under a user's own choice in order of arrival. With place = len(trace) what is left."""
+        return self._replay.entries(place)
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {task_id: place for place, task_id in enumerate(self.columns.order)}
+
+    @cached_property
+    def _replay(self) -> _Replay:
+        return _Replay(self)
+
+    @cached_property
+    def _hooks_by_place(self) -> tuple[array[int], array[int]]:
+        """Places and hooks, sorted by place: threads may have mixed them."""
+        places, hooks = self.columns.hook_place, self.columns.hook
+        by_place = sorted(range(len(places)), key=places.__getitem__)
+        return array("i", [places[row] for row in by_place]), array("i", [hooks[row] for row in by_place])
+
+    def _hooks_at(self, place: int) -> tuple[Hook, ...]:
+        places, hooks = self._hooks_by_place
+        return tuple(self.hooks[hook] for hook in hooks[bisect_left(places, place) : bisect_right(places, place)])
+
+    def _gradient(self, form: Form | None, row: int) -> RecordedGradient | None:
+        if form is None:
+            return None
+        return RecordedGradient(form.meta, form.layout, None if row < 0 else self.table.row(row))
+
+    def _gradients(self, forms: Forms, rows: array[int], place: int) -> tuple[RecordedGradient | None, ...]:
+        row = rows[place] if rows else _UNKNOWN
+        found = []
+        for form in forms:
+            found.append(self._gradient(form, row))
+            row += form is not None and row >= 0
+        return tuple(found)
+
+
+class _Replay:
+    """The ready queue as it was, from the arrivals: at one place of the trace, from which it moves on."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._lock = threading.Lock()
+        self._begin()
+
+    def length(self, place: int) -> int:
+        with self._lock:
+            return len(self._at(place))
+
+    def first(self, place: int) -> int | None:
+        """The task which the policy would run; None under a user's own choice, or if none is ready."""
+        with self._lock:
+            queue = self._at(place)
+            return queue.choose() if self._trace.key is not None and len(queue) else None
+
+    def holds(self, place: int, task_id: int) -> bool:
+        with self._lock:
+            return task_id in self._at(place)
+
+    def entries(self, place: int) -> list[tuple[int, str]]:
+        with self._lock:
+            return [(entry.task.id, self._trace.label(entry.arrival)) for entry in self._at(place).entries()]
+
+    def _begin(self) -> None:
+        trace = self._trace
+        self._place = self._arrived = 0
+        policy: Policy | Choice = _nobody
+        if (key := trace.key) is not None:
+            policy = Policy(
+                trace.policy, trace.rule or "", lambda task, arrival: key(arrival), lambda task, arrival: ""
+            )
+        self._queue: ReadyQueue = ready_queue(trace.graph, policy, ())
+
+    def _at(self, place: int) -> ReadyQueue:
+        if place < self._place:
+            self._begin()
+        columns = self._trace.columns
+        while self._place < place:
+            self._arrive(columns.arrived[self._place])
+            task_id = columns.order[self._place]
+            if task_id in self._queue:
+                self._queue.remove(task_id)
+            self._place += 1
+        self._arrive(columns.arrived[place] if place < len(columns.order) else len(columns.arrivals))
+        return self._queue
+
+    def _arrive(self, arrived: int) -> None:
+        for task_id in self._trace.columns.arrivals[self._arrived : arrived]:
+            self._queue.push(task_id)
+        self._arrived = arrived
+
+
+def _nobody(ready: Sequence[Task], state: QueueState) -> Task:
+    raise AssertionError("a replay asks nobody")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TaskRecord:
+    """What happened to one task. `place` counts from 0, in the order in which tasks started."""
+
+    trace: Trace = field(repr=False)
+    place: int
+
+    def __repr__(self) -> str:
+        elapsed = "running" if self.elapsed_ns is None else f"{self.elapsed_ns / 1e3:.1f} µs"
+        return f"<{self.task!r}, {elapsed}, {self.reason}>"
+
+    @property
+    def task(self) -> Task:
+        return self.trace.graph.tasks[self.trace.columns.order[self.place]]
+
+    @property
+    def started_ns(self) -> int:
+        """Nanoseconds since the first task started."""
+        return self.trace.columns.started_ns[self.place]
+
+    @property
+    def elapsed_ns(self) -> int | None:
+        """Nanoseconds from start to end, with its hooks; None if it did not end."""
+        ended_ns = self.trace.columns.ended_ns[self.place]
+        return None if ended_ns < 0 else ended_ns - self.started_ns
+
+    @property
+    def thread(self) -> int:
+        """In which thread it ran; 0 is that of the first task."""
+        return self.trace.columns.thread[self.place]
+
+    @property
+    def device(self) -> torch.device:
+        """Where PyTorch runs it: on the first accelerator among its gradients' devices (node.h, Node::device)."""
+        devices = [meta.device for meta in self.task.inputs]
+        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+    @property
+    def by_hand(self) -> bool:
+        return bool(self.trace.columns.by_hand[self.place])
+
+    @property
+    def queue_before(self) -> list[tuple[int, str]]:
+        """The tasks that were ready when it was picked, itself included: ids and labels, see `Trace.queue`."""
+        return self.trace.queue(self.place)
+
+    @property
+    def queue_after(self) -> list[tuple[int, str]]:
+        """The tasks that were ready when the next one was picked."""
+        return self.trace.queue(self.place + 1)
+
+    @property
+    def reason(self) -> str:
+        """Why it was picked."""
+        trace, task_id = self.trace, self.task.id
+        replay = trace._replay
+        count = replay.length(self.place)
+        if not replay.holds(self.place, task_id):
+            return "ran before all of its gradients were seen to arrive"
+        if self.by_hand:
+            return f"chosen by hand out of {count}"
+        if count == 1:
+            return "the only ready task"
+        if trace.key is None:
+            return f"chosen by {trace.policy} out of {count}"
+        first = replay.first(self.place)
+        if first == task_id:
+            return f"first of {count} under {trace.policy}: {trace.rule}"
+        return f"not the first of {count} under {trace.policy}, which was task {first}"
+
+    @property
+    def inputs(self) -> tuple[RecordedGradient | None, ...]:
+        """Its input buffer as it arrived, before hooks; None where there was no gradient."""
+        trace = self.trace
+        found = trace.forms[trace.columns.inputs[self.place]]
+        forms = tuple(map(_form, self.task.inputs)) if found is None else found
+        return trace._gradients(forms, trace.columns.input_row, self.place)
+
+    @property
+    def outputs(self) -> tuple[RecordedGradient | None, ...]:
+        """What it gave, after hooks: one per entry of the node's `next_functions`. Empty if it did not end."""
+        trace = self.trace
+        if self.elapsed_ns is None:
+            return ()
+        found = trace.forms[trace.columns.outputs[self.place]]
+        forms = tuple(map(_form, _usual_outputs(trace.graph, self.task.id))) if found is None else found
+        return trace._gradients(forms, trace.columns.output_row, self.place)
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """The hooks that ran, in order."""
+        return self.trace._hooks_at(self.place)
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The gradients that were replaced by hand before it ran."""
+        trace, task_id = self.trace, self.task.id
+        return tuple(
+            Edit(edit.input, trace._gradient(edit.before, edit.before_row), trace._gradient(edit.after, edit.after_row))
+            for edit in trace.edits
+            if edit.task == task_id
+        )
+
+
+def _form(meta: TensorMeta | None) -> Form | None:
+    return None if meta is None else Form(meta, torch.strided)
+
+
+def _usual_outputs(graph: Graph, task_id: int) -> list[TensorMeta | None]:
+    """What a task gives if each output is as the task it goes to takes it, and the others are None."""
+    usual: list[TensorMeta | None] = []
+    for edge in graph.out_edges[task_id]:
+        usual.extend([None] * (edge.output - len(usual)))
+        usual.append(graph.tasks[edge.next_task].inputs[edge.input])
+    return usual
+
+
+def _are_as(gradients: Sequence[Tensor | None], usual: Sequence[TensorMeta | None]) -> bool:
+    """Whether the gradients look as the graph says. When in doubt they don't."""
+    if len(gradients) != len(usual) or function_mode_is_on():
+        return False
+    for gradient, meta in zip(gradients, usual, strict=True):
+        if gradient is None or meta is None:
+            if gradient is not meta:  # type: ignore[comparison-overlap]
+                return False
+        elif (
+            type(gradient) is not Tensor
+            or gradient.is_nested
+            or gradient.shape != meta.shape
+            or gradient.dtype is not meta.dtype
+            or gradient.device != meta.device
+            or gradient.layout is not torch.strided
+        ):
+            return False
+    return True
