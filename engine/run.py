@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 from ..inspector.graph import Graph
 from .schedule import queue_lengths
+from .trace import Trace
 
 Engine = Literal["native", "direct"]
 
@@ -23,6 +25,7 @@ class Run:
         order: the ids of the tasks in the order in which they were executed.
         planned: the policy's order. Equal to `order` unless a task that `inputs=` makes needless was left out.
         elapsed_ns: nanoseconds of the backward itself, without reading the graph and planning.
+        trace: what happened to each task; None where it was not recorded.
     """
 
     graph: Graph
@@ -31,6 +34,7 @@ class Run:
     order: tuple[int, ...]
     planned: tuple[int, ...]
     elapsed_ns: int
+    trace: Trace | None = None
 
     def __repr__(self) -> str:
         return (
@@ -46,3 +50,12 @@ class Run:
     @property
     def longest_queue(self) -> int:
         return max(self.queue_lengths, default=0)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the run as versioned JSON, compressed when large, for `th.load`; see `trace_file.py` for the fields.
+
+        Of the graph all is kept but the nodes, so what they save from the forward is not.
+        """
+        from .trace_file import save
+
+        return save(self, path)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from threading import get_ident
+from time import perf_counter_ns
 from typing import NamedTuple
 
 import torch
@@ -21,55 +21,71 @@ from .ready_queue import ReadyQueue, ready_queue
 from .statistics import Form, Level, Statistics, form_of, measure
 from .statistics_table import StatisticsTable
 
-_UNKNOWN = -1  # no end yet, no row of statistics
+_NONE = -1  # no end was seen, or no row of statistics
+_MOST_NEW = 4096  # labels
 _AS_IN_GRAPH = 0  # the number of what the graph says of a task's gradients
 
 Forms = tuple[Form | None, ...]
 """What the gradients of a task look like, None for those that are undefined."""
 
 
-def _integers() -> array[int]:
-    return array("i")
-
-
-def _long_integers() -> array[int]:
-    return array("q")
-
-
 @dataclass(slots=True)
 class Columns:
-    """The trace's numbers, one entry per task in the order in which they started, unless said otherwise.
+    """The numbers of a trace.
 
     Attributes:
-        order: task ids.
-        started_ns, ended_ns: since the first start; -1 for a task that did not end.
-        thread: 0 is the thread in which the first task started.
-        by_hand: 1 where somebody chose the task himself.
-        arrived: how many tasks had got ready by its start.
-        inputs, outputs: what the gradients look like: 0 for what the graph says, else an index into `Trace.forms`.
-        input_row, output_row: where the statistics of its gradients begin, one row for each that is defined, or -1.
+        order: the ids of the tasks in the order in which they started.
+        started_ns, ended_ns: by task id, since the first start; -1 for a task that did not start or end.
+        thread: by task id; 0 is the thread in which the first task started.
+        by_hand: by task id; 1 where somebody chose the task himself.
+        arrived: by task id: how many tasks had got ready by its start.
+        inputs, outputs: by task id: what the gradients look like: 0 for what the graph says, else an index into
+            `Trace.forms`.
+        input_row, output_row: by task id: where the statistics of its gradients begin, one row for each that is
+            defined, or -1. Empty at level "off".
         arrivals: task ids in the order in which they got ready.
         label: for each arrival an index into `Trace.labels`.
-        hook_place, hook: for each hook that ran the place of its task in `order`, and an index into `Trace.hooks`.
+        hook_task, hook: for each hook that ran the id of its task, and an index into `Trace.hooks`.
     """
 
-    order: array[int] = field(default_factory=_integers)
-    started_ns: array[int] = field(default_factory=_long_integers)
-    ended_ns: array[int] = field(default_factory=_long_integers)
-    thread: array[int] = field(default_factory=_integers)
-    by_hand: array[int] = field(default_factory=lambda: array("b"))
-    arrived: array[int] = field(default_factory=_integers)
-    inputs: array[int] = field(default_factory=_integers)
-    outputs: array[int] = field(default_factory=_integers)
-    input_row: array[int] = field(default_factory=_long_integers)
-    output_row: array[int] = field(default_factory=_long_integers)
-    arrivals: array[int] = field(default_factory=_integers)
-    label: array[int] = field(default_factory=_integers)
-    hook_place: array[int] = field(default_factory=_integers)
-    hook: array[int] = field(default_factory=_integers)
+    order: array[int]
+    started_ns: array[int]
+    ended_ns: array[int]
+    thread: array[int]
+    by_hand: array[int]
+    arrived: array[int]
+    inputs: array[int]
+    outputs: array[int]
+    input_row: array[int]
+    output_row: array[int]
+    arrivals: array[int]
+    label: array[int]
+    hook_task: array[int]
+    hook: array[int]
 
     def copy(self) -> Columns:
-        return Columns(**{column.name: getattr(self, column.name)[:] for column in fields(self)})
+        return Columns(*(getattr(self, column.name)[:] for column in fields(self)))
+
+
+def empty_columns(tasks: int, level: Level) -> Columns:
+    """The columns of a graph of so many tasks none of which has started."""
+    measured = 0 if level == "off" else tasks
+    return Columns(
+        order=array("i"),
+        started_ns=array("q", [_NONE]) * tasks,
+        ended_ns=array("q", [_NONE]) * tasks,
+        thread=array("i", [0]) * tasks,
+        by_hand=array("b", [0]) * tasks,
+        arrived=array("i", [0]) * tasks,
+        inputs=array("i", [_AS_IN_GRAPH]) * tasks,
+        outputs=array("i", [_AS_IN_GRAPH]) * tasks,
+        input_row=array("q", [_NONE]) * measured,
+        output_row=array("q", [_NONE]) * measured,
+        arrivals=array("i"),
+        label=array("i"),
+        hook_task=array("i"),
+        hook=array("i"),
+    )
 
 
 class Label(NamedTuple):
@@ -77,6 +93,13 @@ class Label(NamedTuple):
 
     text: str
     number: str | None  # "task", "arrival" or None
+
+
+def _label_key(label: str, task_id: int, arrival: int) -> tuple[str, str | None]:
+    for name, number in (("task", str(task_id)), ("arrival", str(arrival))):
+        if label.endswith(number):
+            return label[: -len(number)], name
+    return label, None
 
 
 class Hook(NamedTuple):
@@ -133,11 +156,14 @@ class Recorder:
         self.policy = policy
         self.level: Level = level
         self._tasks = graph.tasks
-        self._columns = Columns()
-        self._base_ns = 0
+        self._out_edges = graph.out_edges
+        self._measures = level != "off"
+        self._columns = empty_columns(len(graph), level)
+        self._running: dict[int, int] = {}  # by thread: the task that runs in it
         self._threads: dict[int, int] = {}
-        self._running: dict[int, int] = {}  # by thread: the place of the task that runs in it
-        self._labels: dict[Label, int] = {}
+        self._base_ns: int | None = None
+        self._new_labels: list[str] = []  # of the last arrivals, not yet in the column
+        self._labels: dict[tuple[str, str | None], int] = {}
         self._forms: dict[Forms | None, int] = {None: _AS_IN_GRAPH}
         self._hooks: dict[Hook, int] = {}
         self._edits: list[EditRow] = []
@@ -146,75 +172,66 @@ class Recorder:
 
     def arrive(self, task_id: int, label: str) -> None:
         """The task got ready. `label` is its key as people read it."""
-        columns = self._columns
         with self._lock:
-            if label.endswith(number := str(task_id)):
-                known = Label(label[: -len(number)], "task")
-            elif label.endswith(number := str(len(columns.arrivals))):
-                known = Label(label[: -len(number)], "arrival")
-            else:
-                known = Label(label, None)
-            columns.label.append(self._labels.setdefault(known, len(self._labels)))
-            columns.arrivals.append(task_id)
+            self._columns.arrivals.append(task_id)
+            self._new_labels.append(label)
+            if len(self._new_labels) >= _MOST_NEW:
+                self._take_labels()
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None], by_hand: bool = False) -> None:
         """The task was picked; `gradients` is its input buffer as it arrived."""
-        inputs, row = self._look(gradients, self._tasks[task_id].inputs)
-        thread = threading.get_ident()
         columns = self._columns
-        with self._lock:
-            place = self._running[thread] = len(columns.order)
-            columns.order.append(task_id)
-            columns.ended_ns.append(_UNKNOWN)
-            columns.thread.append(self._threads.setdefault(thread, len(self._threads)))
-            columns.by_hand.append(by_hand)
-            columns.arrived.append(len(columns.arrivals))
-            columns.inputs.append(inputs)
-            columns.outputs.append(_AS_IN_GRAPH)
-            if row is not None:
-                columns.input_row.append(row)
-                columns.output_row.append(_UNKNOWN)
-            now = time.perf_counter_ns()
-            if not place:
-                self._base_ns = now
-            columns.started_ns.append(now - self._base_ns)
+        if not _are_as(gradients, self._tasks[task_id].inputs):
+            columns.inputs[task_id] = self._number(gradients)
+        if self._measures:
+            columns.input_row[task_id] = self._measure(gradients)
+        if by_hand:
+            columns.by_hand[task_id] = True
+        thread = get_ident()
+        self._running[thread] = task_id
+        if self._base_ns is None:
+            self._base_ns = perf_counter_ns()
+        if thread not in self._threads:
+            self._threads.setdefault(thread, len(self._threads))
+        columns.thread[task_id] = self._threads[thread]
+        columns.arrived[task_id] = len(columns.arrivals)
+        columns.order.append(task_id)
+        columns.started_ns[task_id] = perf_counter_ns() - self._base_ns
 
     def hook(self, kind: str, name: str) -> None:
         """A hook of the task that runs in this thread."""
-        place = self._running.get(threading.get_ident())
-        if place is None:
+        task_id = self._running.get(get_ident())
+        if task_id is None:
             raise RuntimeError(f"no task runs in this thread whose {kind} hook {name} could be")
         with self._lock:
-            self._columns.hook_place.append(place)
+            self._columns.hook_task.append(task_id)
             self._columns.hook.append(self._hooks.setdefault(Hook(kind, name), len(self._hooks)))
 
     def edit(self, task_id: int, before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> None:
         """Gradients in the buffer of a task that has not run were replaced by hand."""
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
             if old is not new:
-                forms, rows = zip(*(self._one(gradient) for gradient in (old, new)), strict=True)
-                with self._lock:
-                    self._edits.append(EditRow(task_id, number, forms[0], rows[0], forms[1], rows[1]))
+                self._edits.append(EditRow(task_id, number, *self._one(old), *self._one(new)))
 
     def end(self, outputs: Sequence[Tensor | None]) -> None:
         """The task that runs in this thread has ended. `outputs` has one per entry of `next_functions`, after hooks."""
-        now = time.perf_counter_ns()
-        place = self._running.pop(threading.get_ident(), None)
-        if place is None:
+        now = perf_counter_ns()
+        task_id = self._running.pop(get_ident(), None)
+        if task_id is None or self._base_ns is None:
             raise RuntimeError("no task runs in this thread that could end")
         columns = self._columns
-        columns.ended_ns[place] = now - self._base_ns
-        task_id = columns.order[place]
-        found, row = self._look(outputs, _usual_outputs(self.graph, task_id))
-        columns.outputs[place] = found
-        if row is not None:
-            columns.output_row[place] = row
+        if outputs and not self._are_as_taken(outputs, task_id):
+            columns.outputs[task_id] = self._number(outputs)
+        if self._measures:
+            columns.output_row[task_id] = self._measure(outputs)
+        columns.ended_ns[task_id] = now - self._base_ns
 
     def trace(self) -> Trace:
         """What has been recorded so far. Later tasks are not added to it."""
         policy, tasks = self.policy, self._tasks
         key: Callable[[int], Key] | None = None
         with self._lock:
+            self._take_labels()
             columns = self._columns.copy()
             if isinstance(policy, Policy):
                 key_of, arrivals = policy.key, columns.arrivals
@@ -225,7 +242,7 @@ class Recorder:
                 policy.title if isinstance(policy, Policy) else None,
                 self.level,
                 columns,
-                tuple(self._labels),
+                tuple(Label(*label) for label in self._labels),
                 tuple(self._forms),
                 tuple(self._hooks),
                 tuple(self._edits),
@@ -233,13 +250,25 @@ class Recorder:
                 key,
             )
 
-    def _look(self, gradients: Sequence[Tensor | None], usual: Sequence[TensorMeta | None]) -> tuple[int, int | None]:
-        """The number of the gradients' forms, and where their statistics begin; None at level "off"."""
-        row = None
-        if self.level != "off":
-            found = [measure(gradient, self.level) for gradient in gradients if gradient is not None]
-            row = self._table.add(found) if found else _UNKNOWN
-        return (_AS_IN_GRAPH if _are_as(gradients, usual) else self._number(gradients)), row
+    def _take_labels(self) -> None:
+        columns = self._columns
+        for arrival, label in enumerate(self._new_labels, len(columns.label)):
+            key = _label_key(label, columns.arrivals[arrival], arrival)
+            columns.label.append(self._labels.setdefault(key, len(self._labels)))
+        self._new_labels.clear()
+
+    def _are_as_taken(self, outputs: Sequence[Tensor | None], task_id: int) -> bool:
+        """Whether each output is as the task it goes to takes it."""
+        edges = self._out_edges[task_id]
+        if len(edges) != len(outputs):
+            return _are_as(outputs, _usual_outputs(self.graph, task_id))
+        tasks = self._tasks
+        return _are_as(outputs, [tasks[edge.next_task].inputs[edge.input] for edge in edges])
+
+    def _measure(self, gradients: Sequence[Tensor | None]) -> int:
+        """Where the gradients' statistics begin in the table."""
+        found = [measure(gradient, self.level) for gradient in gradients if gradient is not None]
+        return self._table.add(found) if found else _NONE
 
     def _number(self, gradients: Sequence[Tensor | None]) -> int:
         with unobserved():
@@ -249,12 +278,12 @@ class Recorder:
 
     def _one(self, gradient: Tensor | None) -> tuple[Form | None, int]:
         if gradient is None:
-            return None, _UNKNOWN
+            return None, _NONE
         if self.level != "off":
             measurement = measure(gradient, self.level)
             return measurement.form, self._table.add([measurement])
         with unobserved():
-            return form_of(gradient), _UNKNOWN
+            return form_of(gradient), _NONE
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -331,23 +360,19 @@ class Trace:
         return _Replay(self)
 
     @cached_property
-    def _hooks_by_place(self) -> tuple[array[int], array[int]]:
-        """Places and hooks, sorted by place: threads may have mixed them."""
-        places, hooks = self.columns.hook_place, self.columns.hook
-        by_place = sorted(range(len(places)), key=places.__getitem__)
-        return array("i", [places[row] for row in by_place]), array("i", [hooks[row] for row in by_place])
-
-    def _hooks_at(self, place: int) -> tuple[Hook, ...]:
-        places, hooks = self._hooks_by_place
-        return tuple(self.hooks[hook] for hook in hooks[bisect_left(places, place) : bisect_right(places, place)])
+    def _hooks_by_task(self) -> dict[int, list[Hook]]:
+        found: dict[int, list[Hook]] = {}
+        for task_id, hook in zip(self.columns.hook_task, self.columns.hook, strict=True):
+            found.setdefault(task_id, []).append(self.hooks[hook])
+        return found
 
     def _gradient(self, form: Form | None, row: int) -> RecordedGradient | None:
         if form is None:
             return None
         return RecordedGradient(form.meta, form.layout, None if row < 0 else self.table.row(row))
 
-    def _gradients(self, forms: Forms, rows: array[int], place: int) -> tuple[RecordedGradient | None, ...]:
-        row = rows[place] if rows else _UNKNOWN
+    def _gradients(self, forms: Forms, rows: array[int], task_id: int) -> tuple[RecordedGradient | None, ...]:
+        row = rows[task_id] if rows else _NONE
         found = []
         for form in forms:
             found.append(self._gradient(form, row))
@@ -396,18 +421,18 @@ class _Replay:
             self._begin()
         columns = self._trace.columns
         while self._place < place:
-            self._arrive(columns.arrived[self._place])
             task_id = columns.order[self._place]
+            self._arrive(columns.arrived[task_id])
             if task_id in self._queue:
                 self._queue.remove(task_id)
             self._place += 1
-        self._arrive(columns.arrived[place] if place < len(columns.order) else len(columns.arrivals))
+        self._arrive(columns.arrived[columns.order[place]] if place < len(columns.order) else len(columns.arrivals))
         return self._queue
 
     def _arrive(self, arrived: int) -> None:
         for task_id in self._trace.columns.arrivals[self._arrived : arrived]:
             self._queue.push(task_id)
-        self._arrived = arrived
+        self._arrived = max(arrived, self._arrived)
 
 
 def _nobody(ready: Sequence[Task], state: QueueState) -> Task:
@@ -427,23 +452,27 @@ class TaskRecord:
 
     @property
     def task(self) -> Task:
-        return self.trace.graph.tasks[self.trace.columns.order[self.place]]
+        return self.trace.graph.tasks[self._id]
+
+    @property
+    def _id(self) -> int:
+        return self.trace.columns.order[self.place]
 
     @property
     def started_ns(self) -> int:
         """Nanoseconds since the first task started."""
-        return self.trace.columns.started_ns[self.place]
+        return self.trace.columns.started_ns[self._id]
 
     @property
     def elapsed_ns(self) -> int | None:
         """Nanoseconds from start to end, with its hooks; None if it did not end."""
-        ended_ns = self.trace.columns.ended_ns[self.place]
+        ended_ns = self.trace.columns.ended_ns[self._id]
         return None if ended_ns < 0 else ended_ns - self.started_ns
 
     @property
     def thread(self) -> int:
         """In which thread it ran; 0 is that of the first task."""
-        return self.trace.columns.thread[self.place]
+        return self.trace.columns.thread[self._id]
 
     @property
     def device(self) -> torch.device:
@@ -453,7 +482,7 @@ class TaskRecord:
 
     @property
     def by_hand(self) -> bool:
-        return bool(self.trace.columns.by_hand[self.place])
+        return bool(self.trace.columns.by_hand[self._id])
 
     @property
     def queue_before(self) -> list[tuple[int, str]]:
@@ -468,7 +497,7 @@ class TaskRecord:
     @property
     def reason(self) -> str:
         """Why it was picked."""
-        trace, task_id = self.trace, self.task.id
+        trace, task_id = self.trace, self._id
         replay = trace._replay
         count = replay.length(self.place)
         if not replay.holds(self.place, task_id):
@@ -488,9 +517,9 @@ class TaskRecord:
     def inputs(self) -> tuple[RecordedGradient | None, ...]:
         """Its input buffer as it arrived, before hooks; None where there was no gradient."""
         trace = self.trace
-        found = trace.forms[trace.columns.inputs[self.place]]
+        found = trace.forms[trace.columns.inputs[self._id]]
         forms = tuple(map(_form, self.task.inputs)) if found is None else found
-        return trace._gradients(forms, trace.columns.input_row, self.place)
+        return trace._gradients(forms, trace.columns.input_row, self._id)
 
     @property
     def outputs(self) -> tuple[RecordedGradient | None, ...]:
@@ -498,19 +527,19 @@ class TaskRecord:
         trace = self.trace
         if self.elapsed_ns is None:
             return ()
-        found = trace.forms[trace.columns.outputs[self.place]]
-        forms = tuple(map(_form, _usual_outputs(trace.graph, self.task.id))) if found is None else found
-        return trace._gradients(forms, trace.columns.output_row, self.place)
+        found = trace.forms[trace.columns.outputs[self._id]]
+        forms = tuple(map(_form, _usual_outputs(trace.graph, self._id))) if found is None else found
+        return trace._gradients(forms, trace.columns.output_row, self._id)
 
     @property
     def hooks(self) -> tuple[Hook, ...]:
         """The hooks that ran, in order."""
-        return self.trace._hooks_at(self.place)
+        return tuple(self.trace._hooks_by_task.get(self._id, ()))
 
     @property
     def edits(self) -> tuple[Edit, ...]:
         """The gradients that were replaced by hand before it ran."""
-        trace, task_id = self.trace, self.task.id
+        trace, task_id = self.trace, self._id
         return tuple(
             Edit(edit.input, trace._gradient(edit.before, edit.before_row), trace._gradient(edit.after, edit.after_row))
             for edit in trace.edits
@@ -535,17 +564,19 @@ def _are_as(gradients: Sequence[Tensor | None], usual: Sequence[TensorMeta | Non
     """Whether the gradients look as the graph says. When in doubt they don't."""
     if len(gradients) != len(usual) or function_mode_is_on():
         return False
-    for gradient, meta in zip(gradients, usual, strict=True):
-        if gradient is None or meta is None:
-            if gradient is not meta:  # type: ignore[comparison-overlap]
+    try:
+        for gradient, meta in zip(gradients, usual, strict=False):
+            if gradient is None or meta is None:
+                if gradient is not meta:  # type: ignore[comparison-overlap]
+                    return False
+            elif (
+                type(gradient) is not Tensor
+                or gradient.shape != meta.shape
+                or gradient.dtype is not meta.dtype
+                or gradient.layout is not torch.strided
+                or gradient.device != meta.device
+            ):
                 return False
-        elif (
-            type(gradient) is not Tensor
-            or gradient.is_nested
-            or gradient.shape != meta.shape
-            or gradient.dtype is not meta.dtype
-            or gradient.device != meta.device
-            or gradient.layout is not torch.strided
-        ):
-            return False
+    except RuntimeError:  # a nested tensor has no shape
+        return False
     return True

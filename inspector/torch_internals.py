@@ -378,9 +378,8 @@ def computes_itself(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
-def function_mode_is_on() -> bool:
-    """Whether a TorchFunctionMode watches this thread: then even reading a tensor's shape calls it."""
-    return torch._C._is_torch_function_mode_enabled()
+function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+"""Whether a TorchFunctionMode watches this thread: then even reading a tensor's shape calls it."""
 
 
 @contextmanager
