@@ -3,41 +3,57 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
 from ..inspector.graph import Edge, Graph, Outputs, Task, TensorMeta
 from ..inspector.kinds import Kind
 from ..inspector.torch_internals import (
     call_node,
     compiled_autograd_is_on,
+    free_function,
+    free_saved,
+    functorch_is_active,
     gradient_dtype,
-    in_checkpoint_group,
-    leaf_hooks,
+    hides_saved,
     leaf_of,
-    new_checkpoint_group,
     node_hooks,
-    run_tensor_hooks,
+    packed_by_user,
+    saved_variables,
 )
 from ..inspector.walk import graph as graph_of
+from .accumulate import accumulate
+from .anomaly import check_nan, warn_of_forward
+from .graph_task import GraphTask
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer, fitted
+from .needed import Inputs, as_inputs, needed_tasks
 from .policies import AnyPolicy, find_policy, policy_name
 from .ready_queue import ReadyTask, ready_queue
 from .roots import as_outputs, root_gradients
 from .run import Run
 from .schedule import dependencies
+from .statistics import Level
+from .task_hooks import (
+    Gradients,
+    OnHook,
+    hook_name,
+    replaced,
+    run_leaf_hooks,
+    run_post_hooks,
+    run_pre_hooks,
+    run_tensor_hooks,
+)
+from .trace import Recorder, Trace
 
-Gradients = Sequence[Tensor | None]
-
-_APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK}  # Python nodes: not callable themselves
+_APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
 
 _MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
 
@@ -45,58 +61,75 @@ _MANY_TASKS = 1000  # from here on looking through the process for hooks is chea
 class Stepper:
     """A backward that runs one task at a time, when told to. `th.debug(loss)` makes one.
 
-    Reproduces PyTorch's engine: per edge the summing of broadcast gradients, casts and their errors, accumulation,
-    hooks on tensors, nodes and leaves, checkpoints. Under "heap" the gradients are equal bit for bit; other orders add
-    in another order. Must be used in one thread, with the grad mode, autocast and default hooks in which the backward
-    would be called.
+    Reproduces PyTorch's engine (its source is named where a rule comes from): the summing of broadcast gradients, casts
+    and their errors, accumulation in place and without copies, hooks on tensors, nodes, leaves and several tensors,
+    callbacks for the end, checkpoints, custom Functions, compiled regions as one task, `inputs=`, graphs of the
+    backward, anomaly mode, and the release of what nodes saved. Under "heap" the gradients are equal bit for bit; other
+    orders add in another order. Everything runs in the thread that calls `step`, with its modes and defaults; only the
+    grad mode is the backward's own.
 
-    Known limitations. Refused, with a sentence: create_graph, inputs=, C++ hooks (DistributedDataParallel), compiled
-    regions and compiled autograd, anomaly mode, and a custom Function that gets a gradient for some of its outputs
-    only. Different from PyTorch: the graph is never freed (as with retain_graph=True), a parameter's first gradient is
-    cloned where PyTorch may take the tensor as it is, hooks of a non-leaf tensor whose node gets no gradient at all are
-    not called with None, `register_multi_grad_hook` counts each task as a backward of its own, and callbacks queued for
-    the end of the backward run at once. Hooks registered from C++ are not seen.
+    Known limitations. Refused, with a sentence: C++ hooks (DistributedDataParallel), compiled autograd, gradients that
+    are nested tensors. Different from PyTorch: the hooks of a non-leaf tensor whose node gets no gradient at all are
+    not called with None; `torch._C._current_graph_task_execution_order` knows nothing of the tasks; all outputs of a
+    node are computed, also those which `inputs=` makes needless. What a node keeps but hides from Python (CopySlices,
+    C++ Functions of extensions, and what `saved_tensors_hooks` packed, checkpoints among them) is freed with the node
+    itself if any Python hooks are registered in the process, and after its task else. Hooks registered from C++ are not
+    seen. On several CUDA streams all runs on the current one.
 
     Args:
-        tensors, grad_tensors: as in `torch.autograd.backward`.
+        tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task; it picks when `step` is not told.
+        trace: how much of the gradients' statistics is recorded: "off", "cheap" or "full". None records nothing.
 
     Attributes:
         graph: the graph that is run.
         order: the ids of the tasks that have run.
+
+    Raises:
+        NotImplementedError: what is refused, before anything has run.
     """
 
     def __init__(
         self,
         tensors: Outputs,
         grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Inputs | None = None,
         *,
         policy: AnyPolicy = "heap",
+        trace: Level | None = "off",
     ) -> None:
         chosen = find_policy(policy)
         tensors = as_outputs(tensors)
+        limits = None if inputs is None else as_inputs(inputs)
         _refuse_surroundings()
         self.graph: Graph = graph_of(tensors)
         self.policy: str = policy_name(chosen)
         self.order: list[int] = []
+        self._needed = None if limits is None else needed_tasks(self.graph, limits)
         _refuse_tasks(self.graph)
+        gradients = root_gradients(tensors, grad_tensors)
+        self._keep_graph = create_graph if retain_graph is None else retain_graph
+        nodes = self.graph.nodes if self._needed is None else [self.graph.nodes[task_id] for task_id in self._needed]
+        self._graph_task = GraphTask(nodes, self._keep_graph, create_graph, limits is not None)
         self._queue = ready_queue(self.graph, chosen, self.order)
+        self._recorder = None if trace is None else Recorder(self.graph, chosen, trace)
         self._missing = dependencies(self.graph)
         self._takes = [_takes(task, node) for task, node in zip(self.graph.tasks, self.graph.nodes, strict=True)]
         self._buffers: dict[int, InputBuffer] = {}
         self._elapsed_ns = 0
         self._over: str | None = None  # why no step is possible any more
-        self._group = new_checkpoint_group()
         self._hooks = HookWatch(self.graph.nodes) if len(self.graph) >= _MANY_TASKS else None
         _wait_for_accelerators(self.graph)
-        with torch.no_grad():
-            for position, gradient in enumerate(root_gradients(tensors, grad_tensors)):
-                root = self.graph.roots[position]
+        with torch.set_grad_enabled(create_graph):
+            for position, (root, gradient) in enumerate(zip(self.graph.roots, gradients, strict=True)):
                 self._deliver(Edge(root.task, position, root.task, root.input), gradient)
 
     def __repr__(self) -> str:
         state = self._over or f"{len(self._queue)} ready"
-        return f"<Stepper under {self.policy}: {len(self.order)} of {len(self.graph)} tasks have run, {state}>"
+        total = len(self.graph) if self._needed is None else len(self._needed)
+        return f"<Stepper under {self.policy}: {len(self.order)} of {total} tasks have run, {state}>"
 
     def __enter__(self) -> Stepper:
         return self
@@ -116,11 +149,45 @@ class Stepper:
         """The task that `step()` would run now; None when all have run."""
         return self.graph.tasks[self._queue.choose()] if len(self._queue) else None
 
+    @property
+    def gradients(self) -> tuple[Tensor | None, ...]:
+        """The gradients which the current task is going to get: its input buffer. Empty when all have run."""
+        current = self.current
+        return () if current is None else self.waiting(current)
+
+    @property
+    def trace(self) -> Trace | None:
+        """What has been recorded so far."""
+        return None if self._recorder is None else self._recorder.trace()
+
     def waiting(self, task: Task | ReadyTask | int) -> tuple[Tensor | None, ...]:
-        """The gradients in a task's input buffer, one per input number, None where nothing has come yet."""
+        """The gradients in a task's input buffer, one per input number, None where nothing has come yet.
+
+        They are the engine's own tensors, not copies. Whoever keeps one makes the engine add out of place to it.
+        """
         task = self._task(task)
         buffer = self._buffers.get(task.id)
-        return buffer.look() if buffer else (None,) * len(task.inputs)
+        return tuple(buffer.gradients) if buffer else (None,) * len(task.inputs)
+
+    def replace(self, gradients: Tensor | Sequence[Tensor | None], task: Task | ReadyTask | int | None = None) -> None:
+        """Puts other gradients into the input buffer of a ready task, of the current one if none is given.
+
+        Args:
+            gradients: one per input number, of the same shape, dtype and device as what is there.
+
+        Raises:
+            ValueError: the task is not ready.
+            RuntimeError, TypeError: a gradient doesn't fit, as when a hook returned it.
+        """
+        self._check_open()
+        task_id = self._queue_choice() if task is None else self._ready_task(task)
+        given = (gradients,) if isinstance(gradients, Tensor) else tuple(gradients)
+        buffer = self._buffers[task_id]
+        before = tuple(buffer.gradients)
+        after = replaced("replace", given, before)
+        if self._recorder is not None:
+            self._recorder.edit(task_id, before, after)
+        buffer.gradients[:] = after
 
     def step(self, task: Task | ReadyTask | int | None = None) -> Task:
         """Runs one task: the given one (a task, its number, an entry of `ready`), or the policy's choice. Returns it.
@@ -133,41 +200,70 @@ class Stepper:
             RuntimeError: no task is left, or the session is over.
         """
         self._check_open()
-        if task is None:
-            if not len(self._queue):
-                raise RuntimeError(f"no task is left: all {len(self.order)} have run")
-            task_id = self._queue.choose()
-        else:
-            task_id = self._task(task).id
-            if task_id not in self._queue:
-                raise ValueError(f"{self.graph.describe(task_id)} is not ready: {self._why_not(task_id)}")
-        with self._running():
-            self._execute(task_id)
+        task_id = self._queue_choice() if task is None else self._ready_task(task)
+        self._go(lambda: self._execute(task_id, hooks=True, by_hand=task is not None))
         return self.graph.tasks[task_id]
 
     def run(self) -> Run:
-        """Runs all tasks that are left, in the policy's order."""
-        self._check_open()
-        queue = self._queue
-        with self._running():
-            watch = self._hooks
-            ask = watch is None or watch.possible()
-            while queue:
-                self._execute(queue.choose(), hooks=ask or (watch is not None and watch.registered()))
-        order = tuple(self.order)
-        return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns)
+        """Runs all tasks that are left, in the policy's order, or until `stop` is called meanwhile."""
+        return self._run_until(None)
+
+    def run_to(self, task: Task | int) -> Run:
+        """Runs in the policy's order until this task is the next to run.
+
+        Raises:
+            ValueError: it has run, or is not going to.
+        """
+        task_id = self._task(task).id
+        if task_id in self.order or not self._is_needed(task_id):
+            raise ValueError(f"{self.graph.describe(task_id)} {self._why_not(task_id)}")
+        return self._run_until(task_id)
+
+    def stop(self) -> None:
+        """Makes `run` or `run_to` return before the next task. May be called from a hook or another thread."""
+        self._stopped = True
 
     def close(self) -> None:
         """Ends the session and lets the waiting gradients go. Does nothing a second time."""
         self._buffers.clear()
         self._over = self._over or "closed"
 
-    @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _run_until(self, last: int | None) -> Run:
+        self._check_open()
+        self._stopped = False
+        queue = self._queue
+
+        def body() -> None:
+            watch = self._watch if len(self.graph) >= _MANY_TASKS else None
+            ask = watch is None or watch.possible()
+            while queue and not self._stopped:
+                task_id = queue.choose()
+                if task_id == last:
+                    break
+                self._execute(task_id, hooks=ask or (watch is not None and watch.registered()))
+
+        self._go(body)
+        order = tuple(self.order)
+        return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns, self.trace)
+
+    def _go(self, body: Callable[[], None]) -> None:
+        """Runs tasks inside the graph task. After the last, the callbacks for the end of the backward are due."""
+
+        def in_backward() -> None:
+            body()
+            if not len(self._queue):
+                self._graph_task.finish()
+
         started_ns = time.perf_counter_ns()
-        with torch.no_grad(), in_checkpoint_group(self._group):
-            yield
-        self._elapsed_ns += time.perf_counter_ns() - started_ns
+        try:
+            self._graph_task.run(in_backward)
+        except BaseException as error:
+            self._over = self._over or f"{type(error).__name__} after {len(self.order)} tasks"
+            self._buffers.clear()
+            raise
+        finally:
+            self._graph_task.node = None
+            self._elapsed_ns += time.perf_counter_ns() - started_ns
 
     def _check_open(self) -> None:
         if self._over is not None:
@@ -178,62 +274,124 @@ class Stepper:
     def _task(self, task: Task | ReadyTask | int) -> Task:
         return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
 
+    def _queue_choice(self) -> int:
+        if not len(self._queue):
+            raise RuntimeError(f"no task is left: all {len(self.order)} have run")
+        return self._queue.choose()
+
+    def _ready_task(self, task: Task | ReadyTask | int) -> int:
+        task_id = self._task(task).id
+        if task_id not in self._queue:
+            raise ValueError(f"{self.graph.describe(task_id)} is not ready: it {self._why_not(task_id)}")
+        return task_id
+
     def _why_not(self, task_id: int) -> str:
+        if not self._is_needed(task_id):
+            return "is not going to run: no path leads from it to inputs="
         if self._missing[task_id]:
             count = self._missing[task_id]
-            return f"it waits for {count} more gradient{'' if count == 1 else 's'}"
-        return "it has run"
+            return f"waits for {count} more gradient{'' if count == 1 else 's'}"
+        return "has run"
 
-    def _execute(self, task_id: int, hooks: bool = True) -> None:
+    def _is_needed(self, task_id: int) -> bool:
+        return self._needed is None or task_id in self._needed
+
+    def _execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
         """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
-        gradients: Gradients = self._buffers[task_id].gradients
+        recorder = self._recorder
+        node = self._graph_task.node = self.graph.nodes[task_id]
+        gradients = self._buffers.pop(task_id).gradients
+        self._queue.remove(task_id)
         try:
-            outputs = self._outputs_with_hooks(task_id, gradients) if hooks else self._outputs(task_id, gradients)
-            self._queue.remove(task_id)
-            del self._buffers[task_id]
+            if recorder is not None:
+                recorder.start(task_id, gradients, by_hand)
+            outputs = self._outputs(self.graph.tasks[task_id], node, gradients, hooks)
+            if torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
+                check_nan(node.name(), outputs)
+            if recorder is not None:
+                recorder.end(outputs)
             self.order.append(task_id)
             for edge in self.graph.out_edges[task_id]:
-                self._deliver(edge, outputs[edge.output])
+                gradient, outputs[edge.output] = outputs[edge.output], None  # the buffer alone holds it
+                self._deliver(edge, gradient)
         except BaseException as error:
             self._over = f"{type(error).__name__} in {self.graph.describe(task_id)}"
-            self._buffers.clear()
             error.add_note(f"tapehead: raised in {self.graph.describe(task_id)}")
+            if torch.is_anomaly_enabled():
+                warn_of_forward(node)
             raise
 
-    def _outputs(self, task_id: int, gradients: Gradients) -> Gradients:
-        """Calls the task's node. Its outputs, one per entry of `next_functions`."""
-        node = self.graph.nodes[task_id]
-        task = self.graph.tasks[task_id]
-        if task.kind not in _APPLIED:
-            return call_node(node, gradients)
-        if any(gradient is None for gradient in gradients):
-            raise _cannot_materialize(self.graph, task)
-        return _by_edge(task, node, call_node(node, gradients))
-
-    def _outputs_with_hooks(self, task_id: int, gradients: Gradients) -> Gradients:
-        node = self.graph.nodes[task_id]
-        if self.graph.tasks[task_id].kind is Kind.ACCUMULATE_GRAD:
-            gradients = _run_leaf_hooks(node, gradients)
+    def _outputs(self, task: Task, node: Node, gradients: list[Tensor | None], hooks: bool) -> list[Tensor | None]:
+        """Runs the task with its hooks, and frees its node. Its outputs, one per entry of `next_functions`."""
+        on_hook = None if self._recorder is None else self._recorder.hook
+        if task.kind is Kind.ACCUMULATE_GRAD:
+            return self._accumulate(node, gradients, hooks, on_hook)
+        if task.kind is Kind.COMPILED or (task.kind in _APPLIED and any(each is None for each in gradients)):
+            return self._outputs_by_engine(task, node, gradients, free=False)
+        saved = [] if self._keep_graph or task.kind in _APPLIED else saved_variables(node)
+        hidden = not self._keep_graph and (hides_saved(node) or packed_by_user(saved))
+        if hidden and not self._watch.possible():
+            return self._outputs_by_engine(task, node, gradients, free=True)
+        if not hooks:
+            outputs = self._call(task, node, gradients)
         else:
-            gradients = run_tensor_hooks(node, gradients)
-        before, after = node_hooks(node)
-        for hook in before:
-            gradients = _replaced(hook, hook(tuple(gradients)), gradients)
-        outputs = self._outputs(task_id, gradients)
-        if after:
-            fit = list(outputs)
-            for edge in self.graph.out_edges[task_id]:  # the hooks see what the next tasks will get
-                gradient = fit[edge.output]
-                if gradient is not None:
-                    fit[edge.output] = fitted(gradient, self._takes[edge.next_task][edge.input], self.graph, edge)
-            outputs = fit
-        for hook in after:
-            outputs = _replaced(hook, hook(tuple(outputs), tuple(gradients)), outputs)
+            gradients[:] = run_tensor_hooks(self._graph_task, node, gradients, on_hook)
+            gradients[:] = run_pre_hooks(node, gradients, on_hook)
+            outputs = self._call(task, node, gradients)
+            after = node_hooks(node)[1]
+            if after:
+                for edge in self.graph.out_edges[task.id]:  # the hooks see what the next tasks will get
+                    gradient = outputs[edge.output]
+                    if gradient is not None:
+                        takes = self._takes[edge.next_task][edge.input]
+                        outputs[edge.output] = fitted(gradient, takes, self.graph, edge)
+                outputs = list(run_post_hooks(after, outputs, gradients, on_hook))
+        if task.kind in _APPLIED:
+            free_function(node)
+        else:
+            free_saved(saved)
         return outputs
+
+    def _accumulate(
+        self, node: Node, gradients: list[Tensor | None], hooks: bool, on_hook: OnHook | None
+    ) -> list[Tensor | None]:
+        if hooks:
+            gradients[:] = run_leaf_hooks(node, gradients, on_hook)
+            gradients[:] = run_pre_hooks(node, gradients, on_hook)
+        accumulate(node, gradients, on_hook and (lambda hook: on_hook("post_accumulate", hook_name(hook))))
+        if hooks:
+            run_post_hooks(node_hooks(node)[1], [], gradients, on_hook)
+        return []
+
+    def _call(self, task: Task, node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        if task.kind in _APPLIED:
+            return list(_by_edge(task, node, call_node(node, gradients)))
+        if self._needed is not None and not any(
+            self._is_needed(edge.next_task) for edge in self.graph.out_edges[task.id]
+        ):
+            return [None] * len(node.next_functions)  # as C++ nodes ask, task_should_compute_output
+        return list(call_node(node, gradients))
+
+    def _outputs_by_engine(
+        self, task: Task, node: Node, gradients: list[Tensor | None], free: bool
+    ) -> list[Tensor | None]:
+        edges = [GradientEdge(child, number) for child, number in node.next_functions if child is not None]
+        if not free:
+            edges = edges[:1] if self._needed is not None else []
+        outputs = self._graph_task.run_in_engine(node, gradients, edges, free)
+        if task.kind in _APPLIED:
+            free_function(node)
+        return outputs
+
+    @cached_property
+    def _watch(self) -> HookWatch:
+        return HookWatch(self.graph.nodes)
 
     def _deliver(self, edge: Edge, gradient: Tensor | None) -> None:
         """Puts a gradient into the next task's buffer. The last makes it ready, also when all are undefined."""
         next_task = edge.next_task
+        if self._needed is not None and next_task not in self._needed:
+            return
         takes = self._takes[next_task]
         buffer = self._buffers.get(next_task)
         if buffer is None:
@@ -252,6 +410,8 @@ class Stepper:
         self._missing[next_task] = missing
         if not missing:
             self._queue.push(next_task)
+            if self._recorder is not None:
+                self._recorder.arrive(next_task, self._queue.label(next_task))
 
 
 def debug(
@@ -293,41 +453,6 @@ def _by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
     return found
 
 
-def _run_leaf_hooks(node: Node, gradients: Gradients) -> Gradients:
-    hooks = leaf_hooks(leaf_of(node))
-    if hooks and gradients[0] is not None:
-        return run_tensor_hooks(node, gradients)
-    for hook in hooks:
-        if hook(None) is not None:
-            raise RuntimeError("can't replace a None gradient with a non-None value")
-    return gradients
-
-
-def _replaced(hook: Any, result: Any, before: Gradients) -> Gradients:
-    """What a node's hook made of the gradients: None leaves them as they are. Checks of python_hook.cpp."""
-    if result is None:
-        return before
-    name = getattr(hook, "__name__", repr(hook))
-    if not isinstance(result, tuple):
-        raise TypeError(f"expected tuple, but hook '{name}' returned '{type(result).__name__}'")
-    if len(result) != len(before):
-        raise RuntimeError(
-            f"hook '{name}' has returned an incorrect number of values (got {len(result)}, but expected {len(before)})"
-        )
-    for new, old in zip(result, before, strict=True):
-        if new is None:
-            continue
-        if old is None:
-            raise RuntimeError("can't replace a None gradient with a non-None value")
-        if not isinstance(new, Tensor):
-            raise TypeError(f"expected Variable, but hook '{name}' returned '{type(new).__name__}'")
-        if (new.dtype, new.device, new.layout) != (old.dtype, old.device, old.layout):
-            raise RuntimeError(f"hook '{name}' has changed the type of value (was {old.type()} got {new.type()})")
-        if new.shape != old.shape:
-            raise RuntimeError(f"hook '{name}' has changed the size of value")
-    return result
-
-
 def _takes(task: Task, node: Node) -> tuple[TensorMeta, ...]:
     """What a task takes: a leaf's `grad_dtype` is not in its node's metadata."""
     if task.kind is not Kind.ACCUMULATE_GRAD:
@@ -349,23 +474,14 @@ def _refuse_tasks(graph: Graph) -> None:
     for task in graph.tasks:
         if any(meta.shape is None for meta in task.inputs):
             raise cannot(f"check the nested gradients of {graph.describe(task)}")
-        if task.kind is Kind.COMPILED:
-            raise cannot(f"run the compiled region {graph.describe(task)}, which frees its buffers by PyTorch's engine")
-        if task.kind in _APPLIED:
-            given = {edge.input for edge in graph.in_edges[task.id]}
-            given |= {root.input for root in graph.roots if root.task == task.id}
-            if len(given) < len(task.inputs):
-                raise _cannot_materialize(graph, task)
-
-
-def _cannot_materialize(graph: Graph, task: Task) -> NotImplementedError:
-    # The engine makes zeros unless ctx.set_materialize_grads(False) was called, which nobody can ask for.
-    return cannot(f"tell whether {graph.describe(task)} wants zeros or None for the gradients that it does not get")
 
 
 def _refuse_surroundings() -> None:
-    if torch.is_anomaly_enabled():
-        raise cannot("look for NaN as anomaly mode does")
+    if functorch_is_active():
+        raise RuntimeError(
+            "backward() called inside a functorch transform. This is not supported, please use functorch.grad or "
+            "functorch.vjp instead or call backward() outside of functorch transforms."
+        )
     if compiled_autograd_is_on():
         raise cannot("run under compiled autograd")
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -374,4 +490,4 @@ def _refuse_surroundings() -> None:
 
 def cannot(what: str) -> NotImplementedError:
     """The error for what the direct engine would not do as PyTorch does."""
-    return NotImplementedError(f'the direct engine cannot {what}; use th.backward(..., engine="native")')
+    return NotImplementedError(f'the direct engine cannot {what}; use engine="native"')

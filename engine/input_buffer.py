@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..inspector.graph import Edge, Graph, TensorMeta
-from ..inspector.torch_internals import leaf_of
+from ..inspector.torch_internals import leaf_of, owned_alone, storage_owned_alone
+from .accumulate import is_dense
 
 
 def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tensor:
@@ -47,42 +48,43 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 def _invalid(graph: Graph, edge: Edge, why: str) -> RuntimeError:
-    task = graph.tasks[edge.task]
-    error = RuntimeError(f"Function {task.name} returned an invalid gradient at index {edge.output} - {why}")
-    error.add_note(
-        f"tapehead: it goes from {graph.describe(task)} to input {edge.input} of {graph.describe(edge.next_task)}"
-    )
+    given = edge.task == edge.next_task  # by the user, for a root
+    what = f"invalid gradient at index {edge.output} - {why}"
+    source = "grad_tensors" if given else graph.describe(edge.task)
+    error = RuntimeError(what if given else f"Function {graph.tasks[edge.task].name} returned an {what}")
+    error.add_note(f"tapehead: it goes from {source} to input {edge.input} of {graph.describe(edge.next_task)}")
     return error
 
 
 class InputBuffer:
-    """The gradients that wait for one task, one sum per input number.
+    """The gradients that wait for one task, one sum per input number (input_buffer.cpp, accumulate)."""
 
-    PyTorch adds in place where it holds the only reference (input_buffer.cpp, accumulate). Python can't see reference
-    counts of the C++ side, so here only sums which this buffer made itself are added to in place: never one that a
-    node, a hook, another buffer or a user may hold too. That costs one tensor more than in PyTorch while a second
-    gradient arrives; the values are the same.
-    """
-
-    __slots__ = ("_own", "gradients")
+    __slots__ = ("gradients",)
 
     def __init__(self, count: int) -> None:
         self.gradients: list[Tensor | None] = [None] * count
-        self._own = 0  # bit i: gradients[i] is a sum made here
 
     def add(self, number: int, gradient: Tensor) -> None:
-        waiting = self.gradients[number]
+        """Adds in place where nobody else holds the sum: no node, hook, other buffer, nor user."""
+        gradients = self.gradients
+        waiting = gradients[number]
         if waiting is None:
-            self.gradients[number] = gradient
-        elif self._own >> number & 1 and gradient.layout is torch.strided:
-            waiting.add_(gradient)
+            gradients[number] = gradient
+            return
+        graph_wanted, dense = torch.is_grad_enabled(), waiting.layout is torch.strided
+        if graph_wanted or not dense or type(gradient) is not Tensor:
+            gradients[number] = waiting + gradient if graph_wanted or dense else gradient + waiting
+            return
+        del waiting
+        if _disposable(gradients, number):
+            gradients[number].add_(gradient)  # type: ignore[union-attr]
         else:
-            total = waiting + gradient if waiting.layout is torch.strided else gradient + waiting
-            self.gradients[number] = total
-            if type(total) is Tensor and total.layout is torch.strided:
-                self._own |= 1 << number
+            gradients[number] = gradients[number] + gradient  # type: ignore[operator]
 
-    def look(self) -> tuple[Tensor | None, ...]:
-        """The sums so far, for the user to keep: from now on they are not changed in place."""
-        self._own = 0
-        return tuple(self.gradients)
+
+def _disposable(gradients: list[Tensor | None], number: int) -> bool:
+    """Whether a sum may be added to in place (input_buffer.cpp, can_accumulate_inplace)."""
+    if not owned_alone(gradients, number):
+        return False
+    tensor = gradients[number]
+    return type(tensor) is Tensor and not tensor._is_zerotensor() and is_dense(tensor) and storage_owned_alone(tensor)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..inspector.graph import Graph, Task
 from .binary_heap import pop, push
-from .policies import Choice, Key, Policy, QueueState, policy_name
+from .policies import Choice, Key, Policy, QueueState, arrival_label, policy_name
 
 
 class PolicyError(RuntimeError):
@@ -24,6 +24,12 @@ class ReadyTask:
 
     def __repr__(self) -> str:
         return f"<{self.label} {self.task!r}>"
+
+
+def sort_key(policy: Policy, task: Task, arrival: int) -> Key:
+    """The policy's key for a task that gets ready; where it is dynamic, first come first served among equals."""
+    key = policy.key(task, arrival)
+    return (*key, arrival) if policy.dynamic else key
 
 
 class _Arrivals:
@@ -55,7 +61,12 @@ class KeyedQueue(_Arrivals):
         self._heap: list[tuple[Key, int]] = []
 
     def push(self, task_id: int) -> None:
-        push(self._heap, (self._policy.key(self._tasks[task_id], self._arrive(task_id)), task_id))
+        arrival = self._arrive(task_id)
+        push(self._heap, (sort_key(self._policy, self._tasks[task_id], arrival), task_id))
+
+    def label(self, task_id: int) -> str:
+        """The key of a ready task as people read it."""
+        return self._policy.label(self._tasks[task_id], self._arrivals[task_id])
 
     def choose(self) -> int:
         """The task which runs next; it stays in the queue."""
@@ -93,6 +104,10 @@ class ChoiceQueue(_Arrivals):
     def push(self, task_id: int) -> None:
         self._chosen = None
         self._arrive(task_id)
+
+    def label(self, task_id: int) -> str:
+        """The place of a ready task in the order of arrival."""
+        return f"@{self._arrivals[task_id]}"
 
     def choose(self) -> int:
         """The task which runs next; the user is asked once for each state of the queue."""

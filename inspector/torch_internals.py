@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
+from itertools import islice
 from traceback import FrameSummary
-from typing import Any, NamedTuple, NewType
+from types import TracebackType
+from typing import Any, NamedTuple, NewType, Protocol
 
 import torch
 from torch import Tensor
 from torch._C._profiler import gather_traceback
 from torch.autograd.function import BackwardCFunction, Function
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.autograd.variable import Variable
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._traceback import CapturedTraceback
-from torch.utils.checkpoint import GraphExecGroup
 from torch.utils.hooks import RemovableHandle
 
 if not hasattr(torch.autograd, "_get_sequence_nr"):
@@ -48,7 +50,17 @@ Traceback = NewType("Traceback", object)
 
 
 def number_of(node: Node) -> int:
-    """The node's sequence number."""
+    """The node's own sequence number, also while it is pinned to another."""
+    number = current_number(node)
+    for pin in _pins:
+        own = pin.own_number(node)
+        if own is not None:
+            return own
+    return number
+
+
+def current_number(node: Node) -> int:
+    """The sequence number by which the engine goes."""
     number: int = node._sequence_nr()
     return number
 
@@ -252,31 +264,121 @@ def torch_backward(*args: Any, **kwargs: Any) -> None:
         _passage.granted = False
 
 
-_pins: dict[Node, list[int]] = {}  # the number of each pinned node before, and how many pins hold it now
-_pins_lock = threading.Lock()
+_pins: list[Pin] = []
+_pins_lock = threading.RLock()
+_TOP = 2**63  # above each pinned number
 
 
-@contextmanager
-def pinned_order(nodes: Sequence[Node]) -> Iterator[None]:
-    """Meanwhile the engine runs `nodes` in this order, where edges allow it. Their sequence numbers come back after.
+class Pin:
+    """While it is open the engine runs `nodes` in this order, where edges allow it; then their own numbers come back.
 
-    Backwards in several threads may share nodes, the AccumulateGrad of a common parameter: then one may spoil the
-    other's order, but the last to end puts back the number from before the first.
+    The engine's ready queue pops the highest sequence number first (engine.h, CompareNodeTaskTime). Several pins may be
+    open, in threads of their own or one inside the other, and share nodes: the AccumulateGrad of a common parameter. A
+    node that another pin holds keeps its number where the rest can be numbered around it, as in two backwards of one
+    model. Else it gets a new one; but while it waits in the other backward's queue, that queue is not sorted again, and
+    the other pin is `disturbed`: its order may not hold for the shared nodes.
     """
-    with _pins_lock:
-        for rank, node in enumerate(nodes):
-            _pins.setdefault(node, [number_of(node), 0])[1] += 1
-            node._set_sequence_nr(len(nodes) - rank)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_index", "_nodes", "_numbers", "_own", "disturbed")
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.disturbed = False
+        self._nodes = nodes
+        self._own: list[int] = []
+        self._numbers: list[int] = []
+        self._index: dict[Node, int] | None = None  # made when a second pin opens
+
+    def __enter__(self) -> Pin:
         with _pins_lock:
-            for node in nodes:
-                pin = _pins[node]
-                pin[1] -= 1
-                if not pin[1]:
-                    node._set_sequence_nr(pin[0])  # type: ignore[attr-defined]
-                    del _pins[node]
+            self._own = [number_of(node) for node in self._nodes]
+            self._numbers = self._chosen()
+            _pins.append(self)
+            try:
+                _set_numbers(self._nodes, self._numbers)
+            except BaseException:  # an interrupt
+                self.__exit__()
+                raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        with _pins_lock:
+            try:
+                self._give_back()
+            except BaseException:
+                self._give_back()
+                raise
+            finally:
+                _pins.remove(self)
+
+    def own_number(self, node: Node) -> int | None:
+        """The number which the node had before any pin; None for a node that this one does not hold."""
+        place = self._places().get(node)
+        return None if place is None else self._own[place]
+
+    def reorder(self, nodes: Sequence[Node]) -> None:
+        """These of the nodes shall run in this order, which is not that of those that wait in the engine's queue."""
+        numbers = falling_numbers(len(nodes), {})
+        assert numbers is not None, "2**63 numbers are enough"
+        for node, number in zip(nodes, numbers, strict=True):
+            self.number(node, number)
+
+    def number(self, node: Node, number: int) -> None:
+        """Gives one of the nodes another number. In vain while the node waits in the engine's queue."""
+        with _pins_lock:
+            self._numbers[self._places()[node]] = number
+            node._set_sequence_nr(number)  # type: ignore[attr-defined]
+
+    def _places(self) -> dict[Node, int]:
+        if self._index is None:
+            self._index = {node: place for place, node in enumerate(self._nodes)}
+        return self._index
+
+    def _chosen(self) -> list[int]:
+        sharing = {pin: found for pin in _pins if (found := [node for node in self._nodes if node in pin._places()])}
+        held = {node for found in sharing.values() for node in found}
+        fixed = {place: current_number(node) for place, node in enumerate(self._nodes) if node in held} if held else {}
+        numbers = falling_numbers(len(self._nodes), fixed)
+        if numbers is None:
+            for pin in sharing:
+                pin.disturbed = True
+            numbers = falling_numbers(len(self._nodes), {})
+        assert numbers is not None, "2**63 numbers are enough"
+        return numbers
+
+    def _give_back(self) -> None:
+        others = [pin for pin in reversed(_pins) if pin is not self]
+        if not others:
+            _set_numbers(self._nodes, self._own)
+            return
+        for node, own in zip(self._nodes, self._own, strict=True):
+            holder = next((pin for pin in others if node in pin._places()), None)
+            number = own if holder is None else holder._numbers[holder._places()[node]]
+            node._set_sequence_nr(number)  # type: ignore[attr-defined]
+
+
+def falling_numbers(count: int, fixed: Mapping[int, int]) -> list[int] | None:
+    """So many numbers, each less than the one before, with room between them; some are `fixed`. None if impossible."""
+    numbers: list[int] = []
+    place, high = -1, _TOP
+    for next_place, low in [*sorted(fixed.items()), (count, 0)]:
+        step = (high - low) // (next_place - place)
+        if step < 1:
+            return None
+        numbers.extend(range(high - step, high - step * (next_place - place), -step))
+        numbers.append(low)
+        place, high = next_place, low
+    del numbers[count:]
+    return numbers
+
+
+def _set_numbers(nodes: Sequence[Node], numbers: Sequence[int]) -> None:
+    for node, number in zip(nodes, numbers, strict=True):
+        node._set_sequence_nr(number)  # type: ignore[attr-defined]
+
+
+def pins_open() -> bool:
+    """Whether any node's number may be pinned."""
+    return bool(_pins)
 
 
 def graph_task_id() -> int:
@@ -311,28 +413,202 @@ def _hooks_of(handle: RemovableHandle) -> Hooks:
     return list(hooks.values()) if hooks else []
 
 
-def run_tensor_hooks(node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Runs the hooks of the tensors which `node` made (`Tensor.register_hook`, then `retain_grad`) as the engine does.
-
-    Hooks of tensors that are gone can't be listed, but the engine runs them when a node's inputs are at once the roots
-    and the wanted inputs of a backward: the node itself is then not executed. Where no gradient is there at all, there
-    is nothing to start from, and no hook runs.
-    """
-    given = [number for number, gradient in enumerate(gradients) if gradient is not None]
-    if not given:
-        return list(gradients)
-    edges = tuple(GradientEdge(node, number) for number in range(len(gradients)))
-    return list(
-        Variable._execution_engine.run_backward(
-            tuple(edges[number] for number in given),
-            tuple(gradients[number] for number in given),
-            True,  # keep_graph
-            False,  # create_graph
-            edges,
-            True,  # allow_unreachable
-            False,  # accumulate_grad
-        )
+def run_engine(
+    roots: Sequence[GradientEdge],
+    gradients: Sequence[Tensor],
+    keep_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[GradientEdge] = (),
+    accumulate: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """One run of the engine (`THPEngine_run_backward`). With `inputs` it gives their gradients, or accumulates them."""
+    found: tuple[Tensor | None, ...] | None = Variable._execution_engine.run_backward(
+        tuple(roots), tuple(gradients), keep_graph, create_graph, tuple(inputs), True, accumulate
     )
+    return found or ()
+
+
+class StandIn(Protocol):
+    """A backward of our own, which answers in the engine's place what user code asks about the one under way."""
+
+    number: int | None
+    node: Node | None
+    limited: bool  # by inputs=
+
+    def owns(self, graph_task: int) -> bool:
+        """Whether this run of the engine is a part of it."""
+        ...
+
+    def will_execute(self, node: Node) -> bool: ...
+
+    def queue_callback(self, callback: Callable[[], None]) -> None: ...
+
+
+class _StandIns(threading.local):
+    """The stand-ins of this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[StandIn] = []
+
+    def current(self) -> StandIn | None:
+        """The one to answer; None where a real backward is under way inside of it, or none at all."""
+        if self.stack and self.stack[-1].owns(_real_graph_task_id()):
+            return self.stack[-1]
+        return None
+
+
+_stand_ins = _StandIns()
+_stand_in_lock = threading.Lock()
+_stand_in_count = 0
+_real_graph_task_id = torch._C._current_graph_task_id
+_real_current_node = torch._C._current_autograd_node
+_real_will_execute = torch._C._will_engine_execute_node
+_real_engine = Variable._execution_engine
+
+
+def _graph_task_id() -> int:
+    stand_in = _stand_ins.current()
+    return _real_graph_task_id() if stand_in is None or stand_in.number is None else stand_in.number
+
+
+def _current_node() -> Node | None:
+    stand_in = _stand_ins.current()
+    return _real_current_node() if stand_in is None else stand_in.node
+
+
+def _will_execute(node: Node) -> bool:
+    stand_in = _stand_ins.current()
+    return _real_will_execute(node) if stand_in is None else stand_in.will_execute(node)
+
+
+class _Engine(type(_real_engine)):  # type: ignore[misc]
+    def is_checkpoint_valid(self) -> bool:
+        stand_in = _stand_ins.current()
+        return bool(_real_engine.is_checkpoint_valid()) and (stand_in is None or not stand_in.limited)
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        stand_in = _stand_ins.current()
+        if stand_in is None:
+            _real_engine.queue_callback(callback)
+        else:
+            stand_in.queue_callback(callback)
+
+
+_engine = _Engine()
+
+
+@contextmanager
+def standing_in(stand_in: StandIn) -> Iterator[None]:
+    """Meanwhile `stand_in` answers in this thread: which graph task runs, which node, will that node run, and callbacks
+    for the end of the backward. `register_multi_grad_hook`, checkpoints and FSDP ask these through `torch._C`.
+    """
+    global _stand_in_count
+    with _stand_in_lock:
+        _stand_in_count += 1
+        torch._C._current_graph_task_id = _graph_task_id
+        torch._C._current_autograd_node = _current_node  # type: ignore[assignment]
+        torch._C._will_engine_execute_node = _will_execute
+        Variable._execution_engine = _engine
+    _stand_ins.stack.append(stand_in)
+    try:
+        yield
+    finally:
+        _stand_ins.stack.pop()
+        with _stand_in_lock:
+            _stand_in_count -= 1
+            if not _stand_in_count:
+                torch._C._current_graph_task_id = _real_graph_task_id
+                torch._C._current_autograd_node = _real_current_node
+                torch._C._will_engine_execute_node = _real_will_execute
+                Variable._execution_engine = _real_engine
+
+
+def real_graph_task_id() -> int:
+    """Which run of the engine this is, whatever a stand-in says. -1 outside."""
+    return _real_graph_task_id()
+
+
+def queue_engine_callback(callback: Callable[[], None]) -> None:
+    """Lets the engine call this at the end of the run which is under way."""
+    _real_engine.queue_callback(callback)
+
+
+def owned_alone(tensors: Sequence[Tensor | None], number: int) -> bool:
+    """Whether nothing but this sequence holds its tensor number `number`.
+
+    The C++ side counts one reference for all of Python's, which Python counts itself.
+    """
+    tensor = tensors[number]
+    if tensor is None or tensor._use_count() != 1:  # type: ignore[attr-defined]
+        return False
+    del tensor
+    return sys.getrefcount(tensors[number]) == _ALONE
+
+
+_ALONE = sys.getrefcount([object()][0]) + 1  # what a sequence adds to a reference of the call's own
+
+
+def storage_owned_alone(tensor: Tensor) -> bool:
+    """Whether no other tensor, nor a saved one, uses the storage."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2  # the tensor, and the storage looked at
+
+
+def post_accumulate_hooks(leaf: Tensor) -> Hooks:
+    """The hooks of `leaf.register_post_accumulate_grad_hook`, in running order."""
+    return list((leaf._post_accumulate_grad_hooks or {}).values())
+
+
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
+)
+
+
+def _freed(packed: int) -> Tensor:
+    raise RuntimeError(FREED)
+
+
+def saved_variables(node: Node) -> list[Any]:
+    """What a C++ node keeps, as torch's SavedTensor objects. Empty for a node that hides it: see `hides_saved`."""
+    found: list[Any] = []
+    for name in _raw_slots(type(node)):
+        try:
+            raw = getattr(node, name)
+        except RuntimeError:  # freed
+            continue
+        if type(raw) is tuple:
+            found.extend(each for each in raw if each is not None)
+        elif raw is not None:
+            found.append(raw)
+    return found
+
+
+def free_saved(saved: Sequence[Any]) -> None:
+    """Lets go of saved tensors as the engine does after a task (`release_variables`): a second use raises its error.
+
+    Hooks take the tensor's place, since Python can't reset it. What has hooks of the user's stays as it is.
+    """
+    for each in saved:
+        with suppress(RuntimeError):  # has hooks, or is an optional tensor that was never there
+            each.register_hooks(id, _freed)
+
+
+def packed_by_user(saved: Sequence[Any]) -> bool:
+    """Whether `saved_tensors_hooks` were at work when the node saved these: checkpoint, save_on_cpu."""
+    return any(each.unpack_hook not in (None, _freed) for each in saved)
+
+
+def hides_saved(node: Node) -> bool:
+    """Whether Python can't see what the node keeps: the one inside a CopySlices, and C++ nodes of extensions."""
+    kind = type(node)
+    return kind.__name__ in ("CopySlices", "CppFunction")
+
+
+def free_function(node: Node) -> None:
+    """Lets a custom Function's node free what it saved, unless the backward under way keeps the graph."""
+    node.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
 
 
 def first_gradients(
@@ -353,14 +629,9 @@ def leaf_hooks(leaf: Tensor) -> Hooks:
     return list((leaf._backward_hooks or {}).values())
 
 
-def new_checkpoint_group() -> GraphExecGroup:
-    """What makes checkpoints (use_reentrant=False) take all tasks for one backward, and recompute once."""
-    return GraphExecGroup()
-
-
-def in_checkpoint_group(group: GraphExecGroup) -> AbstractContextManager[Any]:
-    """A context in which tasks belong to `group`, unless the user opened a group of his own."""
-    return nullcontext() if torch._C._get_graph_exec_group() is not None else group
+def functorch_is_active() -> bool:
+    """Whether this runs inside a transform of torch.func, where a backward is not allowed."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def without_torch_function() -> AbstractContextManager[Any]:
@@ -390,4 +661,126 @@ def unobserved() -> Iterator[None]:
             with _disable_current_modes():
                 yield
         else:
+            yield
+
+
+_ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
+_FUNCTION_CALL = BackwardCFunction.apply.__code__
+
+
+def called_by_engine(error: BaseException) -> TracebackType | None:
+    """Where the engine called the Python code that raised: a hook, or a custom Function. None if no such code did."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code is _ENGINE_CALL:
+            return traceback.tb_next
+        traceback = traceback.tb_next
+    return None
+
+
+def running_function(error: BaseException) -> Node | None:
+    """The node of the custom Function whose backward raised, where this is what the engine called."""
+    called = called_by_engine(error)
+    if called is None or called.tb_frame.f_code is not _FUNCTION_CALL:
+        return None
+    node: Node = called.tb_frame.f_locals["self"]
+    return node
+
+
+def first_saving(nodes: Iterable[Node]) -> tuple[Node, bool] | None:
+    """The first of the nodes that saved tensors, if that can be told, and whether they were freed since."""
+    for node in islice(nodes, 50):
+        slots = ("_raw_saved_tensors",) if isinstance(node, BackwardCFunction) else _raw_slots(type(node))
+        try:
+            if any(getattr(node, slot) not in (None, ()) for slot in slots):
+                return node, False
+        except RuntimeError:
+            return node, True
+    return None
+
+
+def sort_queue_again(waiting: int) -> None:
+    """From a hook: lets the engine's queue, where so many tasks wait, follow sequence numbers that were changed there.
+
+    The queue is a binary heap, which compares tasks only as they are put in and taken out. Tasks of a backward inside
+    this one stand above all others: as they are put in, they push those down to the ends of the branches, where none is
+    above another any more; and as they are taken out, each is sorted in by its number.
+    """
+    with unobserved():
+        leaves = [torch.zeros((), requires_grad=True) for _ in range((waiting + 1) * waiting.bit_length() + 2)]
+        edges = [get_gradient_edge(leaf) for leaf in leaves]
+        run_engine(edges, [torch.ones(())] * len(leaves), False, False, accumulate=True)
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")
+
+
+class ThreadState:
+    """torch's state of the thread that makes it, as far as Python can give it to another one.
+
+    That is what the engine hands on to a backward's hooks and tasks: grad, inference and forward mode, autocast,
+    `saved_tensors_hooks`, function and dispatch modes (default device among them), whether devices have threads of
+    their own, and the accelerators' current device and streams.
+
+    Raises:
+        NotImplementedError: there is something which only the thread itself can have.
+    """
+
+    def __init__(self) -> None:
+        if torch.autograd._profiler_enabled():
+            raise NotImplementedError("a profiler of this thread, which would not see the other one")
+        self._function_modes = list(_get_current_function_mode_stack())
+        self._dispatch_modes = list(_get_current_dispatch_mode_stack())
+        for mode in self._dispatch_modes:
+            if getattr(mode, "_mode_key", None) is not None:
+                raise NotImplementedError(f"{type(mode).__name__}, a mode of torch's own dispatch")
+        self._grad = torch.is_grad_enabled()
+        self._inference = torch.is_inference_mode_enabled()
+        self._forward_mode = torch._C._is_fwd_grad_enabled()
+        self._multithreading = torch._C._is_multithreading_enabled()
+        self._view_replay = torch._C._is_view_replay_enabled()
+        devices = [device for device in _AUTOCAST_DEVICES if torch.amp.is_autocast_available(device)]
+        self._autocast = [
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices
+        ]
+        self._autocast_cache = torch.is_autocast_cache_enabled()
+        self._saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self._no_saved_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+        self._group = torch._C._get_graph_exec_group()
+        self._streams: list[torch.Stream] = []
+        self._device: int | None = None
+        if torch.accelerator.is_available():
+            self._device = torch.accelerator.current_device_index()
+            self._streams = [torch.accelerator.current_stream(each) for each in range(torch.accelerator.device_count())]
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """This thread has the state meanwhile. For a new thread, which has none of its own."""
+        for stream in self._streams:
+            torch.accelerator.set_stream(stream)
+        if self._device is not None:
+            torch.accelerator.set_device_index(self._device)
+        for device, enabled, dtype in self._autocast:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self._autocast_cache)
+        torch._C._set_fwd_grad_enabled(self._forward_mode)
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self._inference))
+            stack.enter_context(torch.set_grad_enabled(self._grad))
+            stack.enter_context(torch.autograd.set_multithreading_enabled(self._multithreading))
+            stack.enter_context(torch.autograd._force_original_view_tracking(self._view_replay))
+            if self._no_saved_hooks is not None:
+                stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(self._no_saved_hooks))
+            elif self._saved_hooks is not None:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._saved_hooks))
+            if self._group is not None:
+                torch._C._set_graph_exec_group(self._group)
+                stack.callback(torch._C._set_graph_exec_group, None)
+            for mode in self._function_modes:
+                torch._C._push_on_torch_function_stack(mode)
+                stack.callback(torch._C._pop_torch_function_stack)
+            for mode in self._dispatch_modes:
+                torch._C._push_on_torch_dispatch_stack(mode)
+                stack.callback(torch._C._pop_torch_dispatch_stack)
             yield

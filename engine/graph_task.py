@@ -1,0 +1,175 @@
+"""One backward in torch's eyes, whether its tasks are run at once or step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from ..inspector.torch_internals import (
+    input_metadata,
+    queue_engine_callback,
+    real_graph_task_id,
+    run_engine,
+    standing_in,
+)
+
+
+class GraphTask:
+    """What PyTorch's engine calls a graph task: the state of one backward, to which user code may refer.
+
+    Code that runs in a backward asks torch which backward that is (checkpoints recompute once in each, hooks on several
+    tensors count in each), whether the graph is kept, and may leave callbacks for its end. So tasks are run inside a
+    run of the engine: over a leaf of our own, from whose pre-hook Python runs them. A session that is stepped needs
+    several such runs, which give one answer.
+
+    Args:
+        nodes: the nodes that are going to run.
+        keep_graph, create_graph: as the engine has them.
+        limited: whether `inputs=` was given. Reentrant checkpoints don't work then.
+    """
+
+    def __init__(self, nodes: Collection[Node], keep_graph: bool, create_graph: bool, limited: bool) -> None:
+        self.number: int | None = None
+        self.node: Node | None = None
+        self.keep_graph = keep_graph
+        self.create_graph = create_graph
+        self._nodes = nodes
+        self.limited = limited
+        self._runs: set[int] = set()
+        self._callbacks: list[Callable[[], None]] = []
+        self._finished = False
+        self._leaf = torch.zeros((), requires_grad=True)
+        self._edge = get_gradient_edge(self._leaf)
+
+    def owns(self, graph_task: int) -> bool:
+        return graph_task in self._runs
+
+    def will_execute(self, node: Node) -> bool:
+        return node in self._nodes
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        if self._finished:
+            queue_engine_callback(callback)
+        else:
+            self._callbacks.append(callback)
+
+    def run(self, body: Callable[[], None]) -> None:
+        """Calls `body` in a run of the engine, with the grad mode of the backward."""
+
+        def before(gradients: tuple[Tensor | None, ...]) -> tuple[None]:
+            handle.remove()  # runs inside of this one start from the same leaf
+            number = real_graph_task_id()
+            self._runs.add(number)
+            if self.number is None:
+                self.number = number
+            body()
+            return (None,)
+
+        handle = self._edge.node.register_prehook(before)
+        try:
+            with standing_in(self):
+                run_engine([self._edge], [torch.ones(())], self.keep_graph, self.create_graph, accumulate=True)
+        finally:
+            handle.remove()
+            self._runs.clear()
+
+    def finish(self) -> None:
+        """Leaves the callbacks to the run which is under way: the engine calls them at its end, and theirs."""
+        for callback in self._callbacks:
+            queue_engine_callback(callback)
+        self._callbacks.clear()
+        self._finished = True
+
+    def run_tensor_hooks(self, node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Runs the hooks of the tensors that `node` made (`Tensor.register_hook`, then `retain_grad`).
+
+        Hooks of tensors that are gone can't be listed, but the engine runs them when a node's inputs are at once the
+        roots and the wanted inputs of a backward: the node itself is then not executed. Where no gradient is there at
+        all, there is nothing to start from, and no hook runs.
+        """
+        given = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        if not given:
+            return list(gradients)
+        edges = [GradientEdge(node, number) for number in range(len(gradients))]
+        with self._noted():
+            found = run_engine(
+                [self._edge, *(edges[number] for number in given)],
+                [torch.ones(()), *(gradient for gradient in gradients if gradient is not None)],
+                True,
+                self.create_graph,
+                [*edges, self._edge],
+            )
+        return list(found[:-1])
+
+    def run_in_engine(
+        self, node: Node, gradients: Sequence[Tensor | None], wanted: Collection[GradientEdge], free: bool
+    ) -> list[Tensor | None]:
+        """Lets the engine itself execute one node with all its hooks; no other is executed.
+
+        For what Python can't do: make zeros for missing gradients as a custom Function wishes, and free what a node
+        hides. A post-hook takes the outputs; then it, or to `free` the node a pre-hook of what follows, ends the run.
+
+        Args:
+            wanted: edges to next nodes as `inputs=` of the run, where it needs any: to `free` the node, all of them,
+                and none may have hooks.
+        """
+        taken: list[Tensor | None] = []
+
+        def take(outputs: tuple[Tensor | None, ...], inputs: object) -> None:
+            taken.extend(outputs)
+            if not free:
+                raise _Enough
+
+        def stop(inputs: object) -> None:
+            raise _Enough
+
+        roots = [GradientEdge(node, number) for number, each in enumerate(gradients) if each is not None]
+        given = [gradient for gradient in gradients if gradient is not None]
+        with ExitStack() as stack:
+            if not roots:  # the engine wants one to start from, which the node need not see
+                roots, given = [GradientEdge(node, 0)], [_zeros(node)]
+                stack.callback(node.register_prehook(lambda inputs: (None,) * len(gradients)).remove)
+            stack.callback(node.register_hook(take).remove)
+            if free:
+                for next_node in {edge.node for edge in wanted}:
+                    stack.callback(next_node.register_prehook(stop).remove)
+            stack.enter_context(self._noted())
+            stack.enter_context(suppress(_Enough))
+            run_engine(
+                [self._edge, *roots],
+                [torch.ones(()), *given],
+                self.keep_graph,
+                self.create_graph,
+                [*wanted, self._edge] if wanted else [],
+                accumulate=not wanted,
+            )
+        return taken
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """The run of the engine which is started meanwhile, with our leaf among its roots, is a part of this backward.
+
+        Leaves come first, so that the hook of ours is the first to run.
+        """
+
+        def note(gradient: Tensor) -> None:
+            self._runs.add(real_graph_task_id())
+
+        handle = self._leaf.register_hook(note)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+class _Enough(BaseException):
+    """Ends a run of the engine that has done what it was wanted for."""
+
+
+def _zeros(node: Node) -> Tensor:
+    shape, dtype, device = input_metadata(node)[0]
+    return torch.zeros((), dtype=dtype, device=device).expand(shape or ())
