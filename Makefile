@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lab bench
+.PHONY: help demo test lint lab bench upstream
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ lab: $(VENV)/notebook.stamp ## open JupyterLab on notebooks/
 
 bench: $(VENV)/dev.stamp ## measure, and print a table
 	$(BIN)/python tests/benchmarks
+
+upstream: $(VENV)/dev.stamp ## run PyTorch's own autograd tests on tapehead: TEST_AUTOGRAD=pytorch/test/test_autograd.py
+	$(BIN)/python tests/upstream $(TEST_AUTOGRAD)
 
 # torch first: resolved alone, its pinned version is found before anything else asks for a newer one.
 $(VENV)/dev.stamp: pyproject.toml constraints.txt

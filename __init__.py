@@ -2,6 +2,7 @@
 
 from .engine.backward import backward
 from .engine.direct import Stepper, debug
+from .engine.install import install, policy, uninstall
 from .engine.policies import POLICIES, Policy
 from .engine.ready_queue import PolicyError
 from .engine.run import Run
@@ -22,4 +23,7 @@ __all__ = [
     "capture",
     "debug",
     "graph",
+    "install",
+    "policy",
+    "uninstall",
 ]

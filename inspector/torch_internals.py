@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from functools import cache
 from itertools import islice
 from traceback import FrameSummary
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, NamedTuple, NewType, Protocol
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._C._profiler import gather_traceback
 from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -204,6 +205,14 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+def keep_compiler_out(function: FunctionType) -> None:
+    """When compiled code calls the function, torch.compile looks neither into it nor into what it calls.
+
+    As `torch.compiler.disable` does, which would load the compiler where nobody uses it.
+    """
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
 EngineRun = Callable[..., tuple[Tensor, ...]]
 Redirect = Callable[
     [Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Tensor | GradientEdge]], None
@@ -247,6 +256,7 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
             if getattr(module, _DOOR) is run_redirected:
                 setattr(module, _DOOR, beneath)
 
+    keep_compiler_out(run_redirected)
     # torch.compiler's own replacement takes the engine from the one module and puts it back into both.
     doors = torch.autograd, torch.autograd.graph
     for module in doors:

@@ -1,0 +1,150 @@
+"""`th.policy` and `th.install`: every `.backward()` of the program in the order of a policy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import get_args
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ..inspector.torch_internals import redirect_backward, torch_backward
+from .backward import backward
+from .policies import AnyPolicy, find_policy, policy_name
+from .run import Engine, Run
+
+_lock = threading.Lock()
+_installed: list[Installation] = []
+_end_redirect: Callable[[], None] | None = None
+
+
+class Installation:
+    """A policy that is in force, until it is removed; `with` removes it at its end.
+
+    Attributes:
+        policy: its name.
+        engine: "native" or "direct".
+        backwards: how many have ended without an error. No run is kept: a graph holds its nodes, and those what their
+            hooks and leaves hold. `on_run` gets each one.
+    """
+
+    def __init__(self, policy: AnyPolicy, engine: Engine, on_run: Callable[[Run], object] | None) -> None:
+        if engine not in get_args(Engine):
+            raise ValueError(f"there is no engine {engine!r}; known are {', '.join(get_args(Engine))}")
+        self.backwards = 0
+        self.engine: Engine = engine
+        self._policy = find_policy(policy)
+        self._on_run = on_run
+        global _end_redirect
+        with _lock:
+            _installed.append(self)
+            if _end_redirect is None:
+                _end_redirect = redirect_backward(_run_installed)
+
+    @property
+    def policy(self) -> str:
+        return policy_name(self._policy)
+
+    def __repr__(self) -> str:
+        state = (
+            "removed" if self not in _installed else "in force" if _installed[-1] is self else "covered by a later one"
+        )
+        return f"<Installation of {self.policy}, {self.engine} engine, {state}: {self.backwards} backwards>"
+
+    def remove(self) -> None:
+        """Ends it; installations may go in any order. A backward that is under way ends as it began."""
+        global _end_redirect
+        with _lock:
+            if self in _installed:
+                _installed.remove(self)
+            if not _installed and _end_redirect is not None:
+                _end_redirect()
+                _end_redirect = None
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _run(
+        self,
+        tensors: Sequence[Tensor | GradientEdge],
+        grad_tensors: Sequence[Tensor | None],
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Tensor] | Sequence[GradientEdge],
+    ) -> None:
+        run = backward(
+            tensors,
+            grad_tensors,
+            retain_graph,
+            create_graph,
+            inputs or None,
+            policy=self._policy,
+            engine=self.engine,
+        )
+        with _lock:
+            self.backwards += 1
+        if self._on_run is not None:
+            self._on_run(run)
+
+
+def _run_installed(
+    tensors: Sequence[Tensor | GradientEdge],
+    grad_tensors: Sequence[Tensor | None],
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Tensor] | Sequence[GradientEdge],
+) -> None:
+    with _lock:
+        innermost = _installed[-1] if _installed else None
+    if innermost is None or not tensors:  # removed meanwhile in another thread; nothing to put into an order
+        torch_backward(tensors, grad_tensors, retain_graph, create_graph, inputs=inputs or None)
+    else:
+        innermost._run(tensors, grad_tensors, retain_graph, create_graph, inputs)
+
+
+def install(
+    policy: AnyPolicy = "heap", *, engine: Engine = "native", on_run: Callable[[Run], object] | None = None
+) -> Installation:
+    """From now on every `.backward()` is a `th.backward` with this policy, so that a training loop needs no change.
+
+    That holds for `Tensor.backward` and `torch.autograd.backward` in all threads of the process, also for those inside
+    another backward (reentrant checkpoints, hooks); they still return None. `torch.autograd.grad` stays as it is, and
+    an explicit `th.backward` keeps its own policy. Of several installations the latest that is left is in force. Where
+    several processes train together (DDP), each must install the same policy.
+
+    Args:
+        policy, engine: as for `th.backward`.
+        on_run: called with the `Run` of each backward, in the thread of that one.
+
+    Raises:
+        ValueError: unknown policy or engine.
+    """
+    return Installation(policy, engine, on_run)
+
+
+def uninstall() -> None:
+    """Removes all that is installed: PyTorch's own engine alone is in charge again."""
+    with _lock:
+        installed = tuple(_installed)
+    for each in installed:
+        each.remove()
+
+
+@contextmanager
+def policy(
+    policy: AnyPolicy, *, engine: Engine = "native", on_run: Callable[[Run], object] | None = None
+) -> Iterator[Installation]:
+    """Meanwhile every `.backward()` runs in the order of a policy: `with th.policy("bfs"): trainer.fit(model)`.
+
+    Also a decorator: `@th.policy("bfs")` above a training step. For the arguments and what is covered see `th.install`.
+    """
+    with install(policy, engine=engine, on_run=on_run) as installation:
+        yield installation
