@@ -6,6 +6,9 @@ from .engine.install import install, policy, uninstall
 from .engine.policies import POLICIES, Policy
 from .engine.ready_queue import PolicyError
 from .engine.run import Run
+from .engine.statistics import Histogram, Statistics
+from .engine.trace import TaskRecord, Trace
+from .engine.trace_file import load
 from .inspector.capture import capture
 from .inspector.graph import Edge, Graph, Task
 from .inspector.walk import graph
@@ -14,16 +17,21 @@ __all__ = [
     "POLICIES",
     "Edge",
     "Graph",
+    "Histogram",
     "Policy",
     "PolicyError",
     "Run",
+    "Statistics",
     "Stepper",
     "Task",
+    "TaskRecord",
+    "Trace",
     "backward",
     "capture",
     "debug",
     "graph",
     "install",
+    "load",
     "policy",
     "uninstall",
 ]

@@ -152,9 +152,23 @@ def as_statistics(
     shape, dtype, device, layout = form.meta.shape, form.meta.dtype, form.meta.device, form.layout
     if unavailable is not None or shape is None:
         return Statistics(shape, dtype, device, layout, unavailable=unavailable)
-    low, high, mean, norm, *counts = numbers
-    values = (None, None, None, None) if math.isnan(mean) else (low, high, mean, norm)
-    return Statistics(shape, dtype, device, layout, prod(shape), *values, *map(int, counts), histogram)
+    low, high, mean, norm, nan_count, inf_count, zero_count = numbers
+    some = not math.isnan(mean)
+    return Statistics(
+        shape,
+        dtype,
+        device,
+        layout,
+        prod(shape),
+        low if some else None,
+        high if some else None,
+        mean if some else None,
+        norm if some else None,
+        int(nan_count),
+        int(inf_count),
+        int(zero_count),
+        histogram,
+    )
 
 
 def _why_not(gradient: Tensor) -> str | None:

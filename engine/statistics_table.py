@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -33,18 +33,30 @@ class StatisticsColumns:
     bins_at: array[int] = field(default_factory=lambda: array("q"))
     bins: array[int] = field(default_factory=lambda: array("q"))
 
+    def copy(self) -> StatisticsColumns:
+        return StatisticsColumns(*(getattr(self, column.name)[:] for column in fields(self)))
+
 
 class StatisticsTable:
     """Rows of statistics. They are added without waiting for an accelerator, and read when somebody looks.
 
+    Args:
+        columns, forms, unavailable: the rows to begin with: what each gradient looks like is an index into `forms`;
+            `unavailable` says by row why there are no numbers.
+
     What an accelerator still computes stays there, 56 bytes a gradient (568 with a histogram), until somebody looks.
     """
 
-    def __init__(self) -> None:
-        self.columns = StatisticsColumns()
-        self.forms: list[Form] = []
-        self.unavailable: dict[int, str] = {}
-        self._form_numbers: dict[Form, int] = {}
+    def __init__(
+        self,
+        columns: StatisticsColumns | None = None,
+        forms: Iterable[Form] = (),
+        unavailable: Mapping[int, str] | None = None,
+    ) -> None:
+        self.columns = columns or StatisticsColumns()
+        self.forms = list(forms)
+        self.unavailable = dict(unavailable or {})
+        self._form_numbers = {form: number for number, form in enumerate(self.forms)}
         self._pending: dict[torch.device, list[tuple[int, Tensor]]] = {}
         self._stacked: list[tuple[list[int], Tensor]] = []
         self._lock = threading.Lock()
@@ -62,7 +74,8 @@ class StatisticsTable:
 
     def row(self, number: int) -> Statistics:
         """The statistics of one row; waits for the accelerator that computes them."""
-        self.read_all()
+        with self._lock:
+            self._read_all()
         columns = self.columns
         form = self.forms[columns.form[number]]
         if number in self.unavailable:
@@ -78,9 +91,17 @@ class StatisticsTable:
         )
         return as_statistics(form, numbers, self._histogram(number))
 
-    def read_all(self) -> None:
+    def snapshot(self) -> StatisticsTable:
+        """What is in it now, read from the accelerators."""
+        with self._lock:
+            self._read_all()
+            return StatisticsTable(self.columns.copy(), self.forms, self.unavailable)
+
+    def _read_all(self) -> None:
         """Takes in what accelerators have computed."""
-        with self._lock, unobserved():
+        if not self._pending and not self._stacked:
+            return
+        with unobserved():
             for device in list(self._pending):
                 self._stack(device)
             for rows, numbers in self._stacked:

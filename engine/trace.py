@@ -17,7 +17,7 @@ from torch import Tensor
 from ..inspector.graph import Graph, Task, TensorMeta
 from ..inspector.torch_internals import function_mode_is_on, unobserved
 from .policies import Choice, Key, Policy, QueueState, policy_name
-from .ready_queue import ReadyQueue, ready_queue
+from .ready_queue import ReadyQueue, ready_queue, sort_key
 from .statistics import Form, Level, Statistics, form_of, measure
 from .statistics_table import StatisticsTable
 
@@ -162,6 +162,7 @@ class Recorder:
         self._running: dict[int, int] = {}  # by thread: the task that runs in it
         self._threads: dict[int, int] = {}
         self._base_ns: int | None = None
+        self._keys: list[Key] | None = [] if isinstance(policy, Policy) and policy.dynamic else None
         self._new_labels: list[str] = []  # of the last arrivals, not yet in the column
         self._labels: dict[tuple[str, str | None], int] = {}
         self._forms: dict[Forms | None, int] = {None: _AS_IN_GRAPH}
@@ -170,9 +171,15 @@ class Recorder:
         self._table = StatisticsTable()
         self._lock = threading.Lock()
 
-    def arrive(self, task_id: int, label: str) -> None:
-        """The task got ready. `label` is its key as people read it."""
+    def arrive(self, task_id: int, label: str, key: Key | None = None) -> None:
+        """The task got ready. `label` is its key as people read it.
+
+        `key` is what the queue sorts by; under a dynamic policy it is asked for here where it is not given.
+        """
         with self._lock:
+            if self._keys is not None and isinstance(self.policy, Policy):
+                arrival = len(self._columns.arrivals)
+                self._keys.append(sort_key(self.policy, self._tasks[task_id], arrival) if key is None else key)
             self._columns.arrivals.append(task_id)
             self._new_labels.append(label)
             if len(self._new_labels) >= _MOST_NEW:
@@ -228,14 +235,10 @@ class Recorder:
 
     def trace(self) -> Trace:
         """What has been recorded so far. Later tasks are not added to it."""
-        policy, tasks = self.policy, self._tasks
-        key: Callable[[int], Key] | None = None
+        policy = self.policy
         with self._lock:
             self._take_labels()
             columns = self._columns.copy()
-            if isinstance(policy, Policy):
-                key_of, arrivals = policy.key, columns.arrivals
-                key = lambda arrival: key_of(tasks[arrivals[arrival]], arrival)  # noqa: E731
             return Trace(
                 self.graph,
                 policy_name(policy),
@@ -247,8 +250,16 @@ class Recorder:
                 tuple(self._hooks),
                 tuple(self._edits),
                 self._table,
-                key,
+                self._key_of(columns.arrivals),
             )
+
+    def _key_of(self, arrivals: array[int]) -> Callable[[int], Key] | None:
+        policy, tasks = self.policy, self._tasks
+        if not isinstance(policy, Policy):
+            return None
+        if self._keys is not None:
+            return list(self._keys).__getitem__
+        return lambda arrival: policy.key(tasks[arrivals[arrival]], arrival)
 
     def _take_labels(self) -> None:
         columns = self._columns
@@ -261,7 +272,7 @@ class Recorder:
         """Whether each output is as the task it goes to takes it."""
         edges = self._out_edges[task_id]
         if len(edges) != len(outputs):
-            return _are_as(outputs, _usual_outputs(self.graph, task_id))
+            return _are_as(outputs, usual_outputs(self.graph, task_id))
         tasks = self._tasks
         return _are_as(outputs, [tasks[edge.next_task].inputs[edge.input] for edge in edges])
 
@@ -300,7 +311,7 @@ class Trace:
         columns: the numbers, see `Columns`, which `labels`, `forms` and `hooks` give a meaning.
         edits: the gradients that were replaced by hand.
         table: the gradients' statistics.
-        key: the policy's key of the arrival of a number; None for a user's own choice.
+        key: from the number of an arrival to what the policy sorts by; None for a user's own choice.
     """
 
     graph: Graph
@@ -528,7 +539,7 @@ class TaskRecord:
         if self.elapsed_ns is None:
             return ()
         found = trace.forms[trace.columns.outputs[self._id]]
-        forms = tuple(map(_form, _usual_outputs(trace.graph, self._id))) if found is None else found
+        forms = tuple(map(_form, usual_outputs(trace.graph, self._id))) if found is None else found
         return trace._gradients(forms, trace.columns.output_row, self._id)
 
     @property
@@ -551,7 +562,7 @@ def _form(meta: TensorMeta | None) -> Form | None:
     return None if meta is None else Form(meta, torch.strided)
 
 
-def _usual_outputs(graph: Graph, task_id: int) -> list[TensorMeta | None]:
+def usual_outputs(graph: Graph, task_id: int) -> list[TensorMeta | None]:
     """What a task gives if each output is as the task it goes to takes it, and the others are None."""
     usual: list[TensorMeta | None] = []
     for edge in graph.out_edges[task_id]:

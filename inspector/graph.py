@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import graphviz
 
     from .facts import Operation
+    from .graph_file import StoredOperation
     from .source import Source
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor | GradientEdge]
@@ -103,7 +104,7 @@ class Task:
     inputs: tuple[TensorMeta, ...]
     parameter: str | None = None
     call: int | None = None
-    operation: Operation | None = None
+    operation: Operation | StoredOperation | None = None
 
     @property
     def is_leaf(self) -> bool:
@@ -132,7 +133,7 @@ class Graph:
     sequence number is the highest there is, in the order in which the forward first used their leaf. `edges` are sorted
     by task and output. `nodes[i]` is the torch node of task i; holding it keeps the node's saved tensors alive until a
     backward frees them, as holding the loss does. `raised` says which exception ended the forward, and where, if the
-    graph is what had been built by then (`Tape.graph`).
+    graph is what had been built by then (`Tape.graph`). A graph from a file (`th.load`) has no nodes.
     """
 
     tasks: tuple[Task, ...]
@@ -165,7 +166,10 @@ class Graph:
 
         Known limitations: not listed is what `saved_tensors_hooks` have packed (checkpoint does), since looking at it
         would run the user's hooks, and what the node inside a CopySlices or a custom C++ node keeps, which torch hides.
+        Nothing is listed where there are no nodes: in a graph from a file.
         """
+        if not self.nodes:
+            return ()
         return tuple(saved_tensors(self.nodes, {task.id: task.parameter for task in self.tasks if task.is_leaf}))
 
     @cached_property

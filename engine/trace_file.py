@@ -1,0 +1,383 @@
+"""A run as a file: versioned JSON in columns, written in a stream, compressed when large."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, get_args
+
+import torch
+
+from ..inspector.graph import Graph
+from ..inspector.graph_file import meta_fields, meta_of, read_graph, write_graph
+from ..inspector.json_columns import ColumnWriter, Section, read_section
+from .run import Engine, Run
+from .statistics import BINS, EDGES, Form, Level
+from .statistics_table import StatisticsColumns, StatisticsTable
+from .trace import Columns, EditRow, Forms, Hook, Label, Trace
+
+FORMAT = "tapehead.trace"
+VERSION = 1
+
+_LARGE = 2**20  # bytes; what is larger is compressed
+_LARGEST = 2**32  # characters that a file may unpack to: a small one may claim to hold more than fits
+_GZIP = b"\x1f\x8b"
+_MOST = 2**63
+_NUMBERS = ("low", "high", "mean", "norm")
+
+
+def save(run: Run, path: str | Path) -> Path:
+    """Writes one JSON object, ASCII, as gzip if it is larger than a MiB, whatever the file is called:
+
+    - `format`, `version`: "tapehead.trace" and 1. A reader that finds a higher version should refuse it.
+    - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`.
+    - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null where it is the same.
+    - `graph`: see `inspector/graph_file.py`.
+    - `trace`: null where none was recorded. `rule`, `level` and the columns as in `Trace` and `Columns`; `order` is
+      null where it is the run's. `labels`: [text, "task", "arrival" or null]. `forms`: null for what the graph says, or
+      for each gradient null or [shape, dtype, device, layout]. `hooks`: [kind, name]. `edits`: [task, input, form, row,
+      form, row], before and after, with forms as in `forms` and rows of `statistics` or -1. `key`: for each arrival a
+      rank, of which the policy takes the least first; of equal ones as `binary_heap.py` says; null for a user's own
+      choice.
+      `statistics`: null at level "off", else the columns of `StatisticsColumns`, `forms` as [shape, dtype, device,
+      layout], `unavailable`: [row, why], and `edges` of the histograms' bins.
+
+    NaN is null, infinity "inf" and "-inf", in columns of numbers. What was at `path` before is replaced when all is
+    written.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f"{path.name}.part")
+    try:
+        with unfinished.open("wb") as file:
+            out = _Out(file)
+            _write_run(ColumnWriter(out.write), run)
+            out.close()
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def load(path: str | Path) -> Run:
+    """Reads a run that `Run.save` wrote. Its graph has no nodes, so it can be looked at, but not run.
+
+    Nothing of the file is executed, and no file that it names is opened.
+
+    Raises:
+        ValueError: the file is no saved run, is cut off, was written by a newer tapehead, or contradicts itself.
+        OSError: it can't be read.
+    """
+    path = Path(path)
+    try:
+        return _read_run(read_section(_text(path)))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a run that this tapehead can load: {error}") from None
+
+
+class _Out:
+    """A file that turns into gzip where it gets large."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._small: BytesIO | None = BytesIO()
+        self._large: gzip.GzipFile | None = None
+
+    def write(self, text: str) -> None:
+        piece = text.encode("ascii")
+        if self._large is not None:
+            self._large.write(piece)
+        elif self._small is not None:
+            self._small.write(piece)
+            if self._small.tell() > _LARGE:
+                self._large = gzip.GzipFile("", "wb", 4, self._file, mtime=0)
+                self._large.write(self._small.getbuffer())
+                self._small = None
+
+    def close(self) -> None:
+        if self._large is not None:
+            self._large.close()
+        elif self._small is not None:
+            self._file.write(self._small.getbuffer())
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        packed = file.read(2) == _GZIP
+        file.seek(0)
+        try:
+            content = gzip.GzipFile(fileobj=file).read(_LARGEST + 1) if packed else file.read(_LARGEST + 1)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"the compressed data are damaged or cut off ({error})") from None
+    if len(content) > _LARGEST:
+        raise ValueError(f"it holds more than {_LARGEST} characters")
+    return content.decode("utf-8")
+
+
+def _write_run(writer: ColumnWriter, run: Run) -> None:
+    with writer.object():
+        writer.value("format", FORMAT)
+        writer.value("version", VERSION)
+        writer.value("torch", torch.__version__)
+        writer.value("policy", run.policy)
+        writer.value("engine", run.engine)
+        writer.value("elapsed_ns", run.elapsed_ns)
+        writer.column("order", run.order)
+        if run.planned == run.order:
+            writer.value("planned", None)
+        else:
+            writer.column("planned", run.planned)
+        with writer.object("graph"):
+            write_graph(writer, run.graph)
+        if run.trace is None:
+            writer.value("trace", None)
+        else:
+            with writer.object("trace"):
+                _write_trace(writer, run.trace, run.order)
+
+
+def _write_trace(writer: ColumnWriter, trace: Trace, order: Sequence[int]) -> None:
+    columns = trace.columns
+    writer.value("rule", trace.rule)
+    writer.value("level", trace.level)
+    for column in fields(columns):
+        entries = getattr(columns, column.name)
+        if column.name == "order" and tuple(entries) == tuple(order):
+            writer.value("order", None)
+        else:
+            writer.column(column.name, entries)
+    writer.value("labels", trace.labels)
+    writer.column("forms", (None if forms is None else list(map(_form_fields, forms)) for forms in trace.forms))
+    writer.value("hooks", trace.hooks)
+    writer.column(
+        "edits",
+        (
+            [
+                edit.task,
+                edit.input,
+                _form_fields(edit.before),
+                edit.before_row,
+                _form_fields(edit.after),
+                edit.after_row,
+            ]
+            for edit in trace.edits
+        ),
+    )
+    if trace.key is None:
+        writer.value("key", None)
+    else:
+        writer.column("key", _ranks(trace.key, len(columns.arrivals)))
+    if trace.level == "off":
+        writer.value("statistics", None)
+    else:
+        with writer.object("statistics"):
+            _write_statistics(writer, trace.table.snapshot())
+
+
+def _write_statistics(writer: ColumnWriter, table: StatisticsTable) -> None:
+    writer.column("forms", map(_form_fields, table.forms))
+    writer.column("unavailable", ([row, reason] for row, reason in table.unavailable.items()))
+    writer.floats("edges", EDGES)
+    for column in fields(table.columns):
+        write = writer.floats if column.name in _NUMBERS else writer.column
+        write(column.name, getattr(table.columns, column.name))
+
+
+def _form_fields(form: Form | None) -> list[Any] | None:
+    return None if form is None else [*meta_fields(form.meta), str(form.layout).removeprefix("torch.")]
+
+
+def _ranks(key: Callable[[int], Any], count: int) -> array[int]:
+    """Numbers that compare as the keys do: keys may be any integers, of which JavaScript would lose some."""
+    keys = [key(arrival) for arrival in range(count)]
+    ranks = array("i", [0]) * count
+    rank, last = -1, None
+    for arrival in sorted(range(count), key=keys.__getitem__):
+        if keys[arrival] != last:
+            rank, last = rank + 1, keys[arrival]
+        ranks[arrival] = rank
+    return ranks
+
+
+def _read_run(section: Section) -> Run:
+    if "format" not in section or section.text("format") != FORMAT:
+        raise section.wrong("format", f"is not {FORMAT}")
+    version = section.number("version", low=1)
+    if version > VERSION:
+        raise section.wrong(
+            "version", f"is {version}, and this tapehead reads up to {VERSION}: it was written by a newer one"
+        )
+    graph = read_graph(section.section("graph"))
+    order = section.integers("order", len(graph), distinct=True)
+    planned = section.integers("planned", len(graph), distinct=True) if "planned" in section else order
+    engine: Engine = _one_of(section, "engine", get_args(Engine))
+    policy = section.text("policy")
+    elapsed_ns = section.number("elapsed_ns")
+    trace = _read_trace(section.section("trace"), graph, policy, order) if "trace" in section else None
+    return Run(graph, policy, engine, tuple(order), tuple(planned), elapsed_ns, trace)
+
+
+def _one_of(section: Section, key: str, known: tuple[Any, ...]) -> Any:
+    found = section.text(key)
+    if found not in known:
+        raise section.wrong(key, f"is {found!r:.80}; known are {', '.join(known)}")
+    return found
+
+
+def _read_trace(section: Section, graph: Graph, policy: str, order: array[int]) -> Trace:
+    level: Level = _one_of(section, "level", get_args(Level))
+    labels = tuple(_label(section, row) for row in section.rows("labels"))
+    hooks = tuple(_hook(section, row) for row in section.rows("hooks"))
+    forms = tuple(_forms(section, row) for row in section.rows("forms"))
+    if not forms or forms[0] is not None:
+        raise section.wrong("forms", "does not begin with null")
+    table = _read_statistics(section.section("statistics")) if "statistics" in section else StatisticsTable()
+    columns = _read_columns(section, graph, level, order, labels, forms, hooks, len(table))
+    _check_rows(section, graph, columns, forms, len(table))
+    edits = tuple(_edit(section, row, graph, len(table)) for row in section.rows("edits"))
+    keyed = "key" in section
+    key = section.integers("key", _MOST, length=len(columns.arrivals), code="q") if keyed else array("q")
+    return Trace(
+        graph,
+        policy,
+        section.text("rule") if "rule" in section else None,
+        level,
+        columns,
+        labels,
+        forms,
+        hooks,
+        edits,
+        table,
+        (lambda arrival: (key[arrival],)) if keyed else None,
+    )
+
+
+def _read_columns(
+    section: Section,
+    graph: Graph,
+    level: Level,
+    order: array[int],
+    labels: Sequence[Label],
+    forms: Sequence[Forms | None],
+    hooks: Sequence[Hook],
+    rows: int,
+) -> Columns:
+    tasks = len(graph)
+    measured = 0 if level == "off" else tasks
+    arrivals = section.integers("arrivals", tasks, distinct=True)
+    hook_task = section.integers("hook_task", tasks)
+    return Columns(
+        order=section.integers("order", tasks, distinct=True) if "order" in section else order,
+        started_ns=section.integers("started_ns", _MOST, low=-1, length=tasks, code="q"),
+        ended_ns=section.integers("ended_ns", _MOST, low=-1, length=tasks, code="q"),
+        thread=section.integers("thread", tasks + 1, length=tasks),
+        by_hand=section.integers("by_hand", 2, length=tasks, code="b"),
+        arrived=section.integers("arrived", len(arrivals) + 1, length=tasks),
+        inputs=section.integers("inputs", len(forms), length=tasks),
+        outputs=section.integers("outputs", len(forms), length=tasks),
+        input_row=section.integers("input_row", rows, low=-1, length=measured, code="q"),
+        output_row=section.integers("output_row", rows, low=-1, length=measured, code="q"),
+        arrivals=arrivals,
+        label=section.integers("label", len(labels), length=len(arrivals)),
+        hook_task=hook_task,
+        hook=section.integers("hook", len(hooks), length=len(hook_task)),
+    )
+
+
+def _check_rows(section: Section, graph: Graph, columns: Columns, forms: Sequence[Forms | None], rows: int) -> None:
+    """A task's rows of statistics, one for each gradient that is defined, must be there."""
+    given = [0 if each is None else sum(form is not None for form in each) for each in forms]
+    for task_id, row in enumerate(columns.input_row):
+        number = columns.inputs[task_id]
+        if row + (given[number] if number else len(graph.tasks[task_id].inputs)) > rows and row >= 0:
+            raise section.wrong("input_row", f"leads beyond the statistics at task {task_id}")
+    for task_id, row in enumerate(columns.output_row):
+        number = columns.outputs[task_id]
+        if row + (given[number] if number else len(graph.out_edges[task_id])) > rows and row >= 0:
+            raise section.wrong("output_row", f"leads beyond the statistics at task {task_id}")
+
+
+def _label(section: Section, row: Any) -> Label:
+    match row:
+        case [str(text), (None | "task" | "arrival") as number]:
+            return Label(text, number)
+    raise section.wrong("labels", f"has an entry that is no label: {row!r:.80}")
+
+
+def _hook(section: Section, row: Any) -> Hook:
+    match row:
+        case [str(kind), str(name)]:
+            return Hook(kind, name)
+    raise section.wrong("hooks", f"has an entry that is no hook: {row!r:.80}")
+
+
+def _forms(section: Section, row: Any) -> Forms | None:
+    if row is None:
+        return None
+    if not isinstance(row, list):
+        raise section.wrong("forms", f"has an entry that is no list: {row!r:.80}")
+    return tuple(None if each is None else _form(section, "forms", each) for each in row)
+
+
+def _form(section: Section, key: str, row: Any) -> Form:
+    match row:
+        case [shape, dtype, device, str(layout)]:
+            found = getattr(torch, layout, None)
+            if isinstance(found, torch.layout):
+                return Form(meta_of(section, key, [shape, dtype, device]), found)
+    raise section.wrong(key, f"has an entry that is no tensor's form: {row!r:.80}")
+
+
+def _edit(section: Section, row: Any, graph: Graph, rows: int) -> EditRow:
+    match row:
+        case [int(task), int(number), before, int(before_row), after, int(after_row)]:
+            forms = [None if each is None else _form(section, "edits", each) for each in (before, after)]
+            in_range = 0 <= task < len(graph) and 0 <= number < len(graph.tasks[task].inputs)
+            if in_range and all(-1 <= each < rows for each in (before_row, after_row)):
+                return EditRow(task, number, forms[0], before_row, forms[1], after_row)
+    raise section.wrong("edits", f"has an entry that leads nowhere: {row!r:.80}")
+
+
+def _read_statistics(section: Section) -> StatisticsTable:
+    forms = [_form(section, "forms", row) for row in section.rows("forms")]
+    if tuple(section.floats("edges", len(EDGES))) != EDGES:
+        raise section.wrong("edges", "are not those of this version's histograms")
+    form = section.integers("form", len(forms))
+    count = len(form)
+    bins = section.integers("bins", _MOST, code="q")
+
+    def counts(name: str) -> array[int]:
+        return section.integers(name, _MOST, length=count, code="q")
+
+    columns = StatisticsColumns(
+        form=form,
+        low=section.floats("low", count),
+        high=section.floats("high", count),
+        mean=section.floats("mean", count),
+        norm=section.floats("norm", count),
+        nan_count=counts("nan_count"),
+        inf_count=counts("inf_count"),
+        zero_count=counts("zero_count"),
+        first_bin=section.integers("first_bin", BINS, length=count, code="b"),
+        bin_count=section.integers("bin_count", BINS + 1, low=-1, length=count, code="b"),
+        bins_at=section.integers("bins_at", len(bins) + 1, length=count, code="q"),
+        bins=bins,
+    )
+    for row, (first, length, start) in enumerate(
+        zip(columns.first_bin, columns.bin_count, columns.bins_at, strict=True)
+    ):
+        if first + length > BINS or start + length > len(bins):
+            raise section.wrong("bin_count", f"leads beyond the bins at row {row}")
+    unavailable = {}
+    for entry in section.rows("unavailable"):
+        match entry:
+            case [int(row), str(reason)] if 0 <= row < count:
+                unavailable[row] = reason
+            case _:
+                raise section.wrong("unavailable", f"has an entry that leads nowhere: {entry!r:.80}")
+    return StatisticsTable(columns, forms, unavailable)

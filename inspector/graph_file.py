@@ -1,0 +1,265 @@
+"""A graph in columns, as files keep it: all but its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from .graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
+from .json_columns import ColumnWriter, Section
+from .kinds import Kind
+from .ranks import ranks_of
+from .source import Source
+
+_MOST = 2**31 - 1
+_MOST_OUTPUTS = 1_000_000  # of one node; a number beyond is a mistake, and would cost memory
+_EXACT = 2**53  # from here on JavaScript has no integers
+
+Entry = TypeVar("Entry", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSource(Source):
+    """A line of a source file as it was when the graph was saved. The file itself is not looked for."""
+
+    text: str | None
+
+    def code(self, before: int = 0, after: int = 0) -> tuple[str, ...]:
+        """The line alone: its neighbours were not saved."""
+        return () if self.text is None else (self.text,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredOperation:
+    """A forward operation as a file keeps it."""
+
+    name: str
+    source: Source | None
+
+
+class Table(Generic[Entry]):
+    """Numbers entries in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Entry, int] = {}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.numbers)
+
+    def number(self, entry: Entry) -> int:
+        return self.numbers.setdefault(entry, len(self.numbers))
+
+
+def write_graph(writer: ColumnWriter, graph: Graph) -> None:
+    """Writes the entries of an object:
+
+    - By task: `name`, an index into `names`; `kind`, into `kinds` (see `kinds.py`); `sequence_nr`, a string where
+      JavaScript has no such integer; `inputs`, into `input_lists`, whose entries are indices into `metas`: [shape or
+      null for a nested tensor, dtype, device]; `call`, into `calls`, or -1; `operation`, or -1.
+    - `parameters`: [task, name] for each AccumulateGrad whose leaf has a name.
+    - By operation: `operation_name`, an index into `operation_names`; `operation_source`, into `sources`, or -1.
+      `sources`: [file, line, function, the line's text or null].
+    - By edge, sorted by task and output: `edge_task`, `edge_output`, `edge_next_task`, `edge_input`.
+    - `roots`: [task, input]. `calls`: [path, class, parent or null, index]. `raised`: a text, or null.
+    """
+    names, kinds = Table[str](), Table[Kind]()
+    metas, input_lists = Table[TensorMeta](), Table[tuple[int, ...]]()
+    operations, operation_names, sources = Table[Any](), Table[str](), Table[Source]()
+    tasks = graph.tasks
+    writer.column("name", (names.number(task.name) for task in tasks))
+    writer.column("names", names)
+    writer.column("kind", (kinds.number(task.kind) for task in tasks))
+    writer.column("kinds", (kind.value for kind in kinds))
+    writer.column("sequence_nr", (_exact(task.sequence_nr) for task in tasks))
+    writer.column("inputs", (input_lists.number(tuple(map(metas.number, task.inputs))) for task in tasks))
+    writer.column("input_lists", input_lists)
+    writer.column("metas", map(meta_fields, metas))
+    writer.column("call", (-1 if task.call is None else task.call for task in tasks))
+    writer.column("operation", (-1 if task.operation is None else operations.number(task.operation) for task in tasks))
+    writer.column("parameters", ([task.id, task.parameter] for task in tasks if task.parameter is not None))
+    writer.column("operation_name", (operation_names.number(operation.name) for operation in operations))
+    writer.column("operation_names", operation_names)
+    found = [operation.source for operation in operations]
+    writer.column("operation_source", (-1 if source is None else sources.number(source) for source in found))
+    writer.column("sources", ([each.file, each.line, each.function, next(iter(each.code()), None)] for each in sources))
+    writer.column("edge_task", (edge.task for edge in graph.edges))
+    writer.column("edge_output", (edge.output for edge in graph.edges))
+    writer.column("edge_next_task", (edge.next_task for edge in graph.edges))
+    writer.column("edge_input", (edge.input for edge in graph.edges))
+    writer.column("roots", ([root.task, root.input] for root in graph.roots))
+    writer.column("calls", ([call.path, call.class_name, call.parent, call.index] for call in graph.calls))
+    writer.value("raised", graph.raised)
+
+
+def read_graph(section: Section) -> Graph:
+    """The graph from its columns, without nodes.
+
+    Raises:
+        ValueError: the columns do not make a graph; says which.
+    """
+    metas = [meta_of(section, "metas", row) for row in section.rows("metas")]
+    input_lists = [_indices(section, "input_lists", row, metas) for row in section.rows("input_lists")]
+    calls = tuple(_call(section, number, row) for number, row in enumerate(section.rows("calls")))
+    tasks = _tasks(section, input_lists, len(calls))
+    edges = _edges(section, tasks)
+    roots = tuple(_root(section, row, tasks) for row in section.rows("roots"))
+    if not roots:
+        raise section.wrong("roots", "is empty")
+    if len(ranks_of(len(tasks), ((edge.task, edge.next_task) for edge in edges))[1]) != len(tasks):
+        raise section.wrong("edge_next_task", "leads back to a task that came before: the edges form a circle")
+    return Graph(tasks, edges, roots, calls, raised=section.text("raised") if "raised" in section else None)
+
+
+def meta_fields(meta: TensorMeta) -> list[Any]:
+    """The fields of a meta as a file has them."""
+    return [meta.shape, str(meta.dtype).removeprefix("torch."), str(meta.device)]
+
+
+def meta_of(section: Section, key: str, row: Any) -> TensorMeta:
+    """The meta with these fields."""
+    shape, dtype, device = _fields(section, key, row, 3)
+    if shape is not None and not (isinstance(shape, list) and all(_is_count(size) for size in shape)):
+        raise section.wrong(key, f"has a shape that is none: {shape!r:.80}")
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else None
+    if not isinstance(found, torch.dtype):
+        raise section.wrong(key, f"has a dtype which torch {torch.__version__} does not know: {dtype!r:.80}")
+    try:
+        return TensorMeta(None if shape is None else tuple(shape), found, torch.device(device))
+    except (RuntimeError, TypeError):
+        raise section.wrong(
+            key, f"has a device which torch {torch.__version__} does not know: {device!r:.80}"
+        ) from None
+
+
+def _exact(number: int) -> int | str:
+    return number if number < _EXACT else str(number)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _fields(section: Section, key: str, row: Any, count: int) -> list[Any]:
+    if not isinstance(row, list) or len(row) != count:
+        raise section.wrong(key, f"has an entry that does not have {count} fields: {row!r:.80}")
+    return row
+
+
+def _indices(section: Section, key: str, row: Any, entries: list[TensorMeta]) -> tuple[TensorMeta, ...]:
+    if not isinstance(row, list) or not all(_is_count(each) and each < len(entries) for each in row):
+        raise section.wrong(key, f"has an entry that leads nowhere: {row!r:.80}")
+    return tuple(entries[each] for each in row)
+
+
+def _call(section: Section, number: int, row: Any) -> ModuleCall:
+    path, class_name, parent, index = _fields(section, "calls", row, 4)
+    if not (isinstance(path, str) and isinstance(class_name, str) and _is_count(index)):
+        raise section.wrong("calls", f"has an entry of other types: {row!r:.80}")
+    if parent is not None and not (_is_count(parent) and parent < number):
+        raise section.wrong("calls", f"has a parent that is no earlier call: {row!r:.80}")
+    return ModuleCall(number, path, class_name, parent, index)
+
+
+def _root(section: Section, row: Any, tasks: tuple[Task, ...]) -> Root:
+    task, number = _fields(section, "roots", row, 2)
+    if not (_is_count(task) and _is_count(number) and task < len(tasks) and number < len(tasks[task].inputs)):
+        raise section.wrong("roots", f"has an entry that leads nowhere: {row!r:.80}")
+    return Root(task, number)
+
+
+def _source(section: Section, row: Any) -> StoredSource:
+    file, line, function, text = _fields(section, "sources", row, 4)
+    texts = isinstance(file, str) and isinstance(function, str) and (text is None or isinstance(text, str))
+    if not (texts and _is_count(line)):
+        raise section.wrong("sources", f"has an entry of other types: {row!r:.80}")
+    return StoredSource(file, line, function, text)
+
+
+def _operations(section: Section) -> list[StoredOperation]:
+    sources = [_source(section, row) for row in section.rows("sources")]
+    names = section.texts("operation_names")
+    name_of = section.integers("operation_name", len(names))
+    source_of = section.integers("operation_source", len(sources), low=-1, length=len(name_of))
+    return [
+        StoredOperation(names[name], None if source < 0 else sources[source])
+        for name, source in zip(name_of, source_of, strict=True)
+    ]
+
+
+def _parameters(section: Section, tasks: int) -> dict[int, str]:
+    found = {}
+    for row in section.rows("parameters"):
+        task, name = _fields(section, "parameters", row, 2)
+        if not (_is_count(task) and task < tasks and isinstance(name, str)):
+            raise section.wrong("parameters", f"has an entry that names nothing: {row!r:.80}")
+        found[task] = name
+    return found
+
+
+def _sequence_numbers(section: Section, count: int) -> list[int]:
+    found = section.rows("sequence_nr")
+    if len(found) != count:
+        raise section.wrong("sequence_nr", f"has {len(found)} entries, not {count}")
+    if not all(type(each) is int or (isinstance(each, str) and each.isdecimal() and len(each) < 21) for each in found):
+        raise section.wrong("sequence_nr", "has an entry that is no whole number")
+    numbers = list(map(int, found))
+    if numbers and not (min(numbers) >= 0 and max(numbers) < 2**64):
+        raise section.wrong("sequence_nr", "has an entry that is not from 0 to 2**64 - 1")
+    return numbers
+
+
+def _tasks(section: Section, input_lists: list[tuple[TensorMeta, ...]], calls: int) -> tuple[Task, ...]:
+    names = section.texts("names")
+    try:
+        kinds = [Kind(kind) for kind in section.texts("kinds")]
+    except ValueError as error:
+        raise section.wrong("kinds", f"has a kind which this version does not know: {error}") from None
+    operations = _operations(section)
+    name = section.integers("name", len(names))
+    count = len(name)
+    parameters = _parameters(section, count)
+    columns = zip(
+        name,
+        section.integers("kind", len(kinds), length=count),
+        _sequence_numbers(section, count),
+        section.integers("inputs", len(input_lists), length=count),
+        section.integers("call", calls, low=-1, length=count),
+        section.integers("operation", len(operations), low=-1, length=count),
+        strict=True,
+    )
+    return tuple(
+        Task(
+            number,
+            names[name],
+            kinds[kind],
+            sequence_nr,
+            input_lists[inputs],
+            parameters.get(number),
+            None if call < 0 else call,
+            None if operation < 0 else operations[operation],
+        )
+        for number, (name, kind, sequence_nr, inputs, call, operation) in enumerate(columns)
+    )
+
+
+def _edges(section: Section, tasks: tuple[Task, ...]) -> tuple[Edge, ...]:
+    from_task = section.integers("edge_task", len(tasks))
+    count = len(from_task)
+    columns = (
+        from_task,
+        section.integers("edge_output", _MOST_OUTPUTS, length=count),
+        section.integers("edge_next_task", len(tasks), length=count),
+        section.integers("edge_input", _MOST, length=count),
+    )
+    edges = tuple(map(Edge, *columns))
+    last = (-1, -1)
+    for edge in edges:
+        if (edge.task, edge.output) <= last:
+            raise section.wrong("edge_output", f"is not sorted by task and output at {edge}")
+        if edge.input >= len(tasks[edge.next_task].inputs):
+            raise section.wrong("edge_input", f"leads to an input that is not there: {edge}")
+        last = edge.task, edge.output
+    return edges
