@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lab bench upstream
+.PHONY: help demo test lint lab bench conformance upstream
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # One thread: on two busy cores a second one mostly waits, and the times would say little.
 demo: export OMP_NUM_THREADS = 1
@@ -34,6 +34,9 @@ lab: $(VENV)/notebook.stamp ## open JupyterLab on notebooks/
 
 bench: $(VENV)/dev.stamp ## measure, and print a table
 	$(BIN)/python tests/benchmarks
+
+conformance: $(VENV)/dev.stamp ## run PyTorch's databases of operators and modules backward in every way, and compare
+	$(BIN)/python tests/conformance
 
 upstream: $(VENV)/dev.stamp ## run PyTorch's own autograd tests on tapehead: TEST_AUTOGRAD=pytorch/test/test_autograd.py
 	$(BIN)/python tests/upstream $(TEST_AUTOGRAD)

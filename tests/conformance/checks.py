@@ -1,0 +1,136 @@
+"""What is held against PyTorch: engines and policies, for gradients, gradients of gradients, and with inputs=."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from gradients import Result, difference
+from program import Forward, Program
+from results import Finding
+from torch import Tensor
+
+import tapehead as th
+
+Way = Literal["gradients", "second gradients", "inputs="]
+
+Backward = Callable[[Sequence[Tensor], Sequence[Tensor], bool, Sequence[Tensor] | None], object]
+"""outputs, their gradients, create_graph, inputs"""
+
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One way to run a backward through an engine of ours. Under PyTorch's own order all bits must be equal."""
+
+    way: Way
+    engine: Literal["direct", "native"]
+    policy: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.way}: {self.engine} {self.policy}"
+
+    @property
+    def digits(self) -> float:
+        """The share of a number's digits that must agree. Sums in another order round differently, and some second
+        derivatives multiply that: those of decompositions where two values lie close together.
+        """
+        if self.policy == "heap":
+            return 1
+        return 0.5 if self.way == "second gradients" else 0.75
+
+    def backward(
+        self,
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        create_graph: bool,
+        inputs: Sequence[Tensor] | None,
+    ) -> None:
+        policy = _any_order(random.Random(_SEED)) if self.policy == "random" else self.policy
+        th.backward(outputs, gradients, create_graph=create_graph, inputs=inputs, policy=policy, engine=self.engine)
+
+
+CHECKS = (
+    Check("gradients", "direct", "heap"),
+    Check("gradients", "direct", "random"),
+    Check("gradients", "native", "bfs"),
+    Check("gradients", "native", "random"),
+    Check("second gradients", "direct", "heap"),
+    Check("second gradients", "native", "bfs"),
+    Check("inputs=", "direct", "heap"),
+    Check("inputs=", "native", "bfs"),
+)
+
+
+def findings(program: Program, checks: Sequence[Check] = CHECKS) -> Iterator[Finding]:
+    """Runs a program's backward under PyTorch and under each check, and says how they compare."""
+    for way in dict.fromkeys(check.way for check in checks):
+        expected = _result(program, way, _plain)
+        again = difference(_result(program, way, _plain), expected)
+        for check in checks:
+            if check.way != way:
+                continue
+            if again:
+                yield Finding(program.name, check.name, "nondeterministic", f"two runs of PyTorch's: {again}")
+                continue
+            found = _result(program, way, check.backward)
+            differs = difference(found, expected, check.digits)
+            if not differs:
+                yield Finding(program.name, check.name, "same error" if found.error else "equal")
+            elif found.error and found.error.startswith("NotImplementedError: the direct engine cannot"):
+                yield Finding(program.name, check.name, "refused", found.error)
+            else:
+                yield Finding(program.name, check.name, "failed", differs)
+
+
+def _plain(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor], create_graph: bool, inputs: Sequence[Tensor] | None
+) -> None:
+    torch.autograd.backward(outputs, gradients, create_graph=create_graph, inputs=inputs)
+
+
+def _any_order(generator: random.Random) -> Callable[[Sequence[th.Task], object], th.Task]:
+    return lambda ready, state: ready[generator.randrange(len(ready))]
+
+
+def _result(program: Program, way: Way, backward: Backward) -> Result:
+    forward = program.forward()
+    try:
+        return Result(_backward(forward, way, backward))
+    except Exception as error:
+        return Result(error=f"{type(error).__name__}: {error}")
+    finally:
+        for leaf in forward.leaves:
+            leaf.grad = None  # with create_graph it refers to the graph, and the graph to the leaf
+
+
+def _backward(forward: Forward, way: Way, backward: Backward) -> tuple[Tensor | None, ...]:
+    generator = torch.Generator().manual_seed(_SEED)
+    gradients = [_random_like(output, generator) for output in forward.outputs]
+    inputs = forward.leaves[:1] if way == "inputs=" else None
+    backward(forward.outputs, gradients, way == "second gradients", inputs)
+    found = tuple(leaf.grad for leaf in forward.leaves)
+    if way != "second gradients":
+        return found
+    for leaf in forward.leaves:
+        leaf.grad = None
+    again = [gradient for gradient in found if gradient is not None and gradient.requires_grad]
+    if again:
+        backward(again, [_random_like(gradient, generator) for gradient in again], False, None)
+    firsts = (None if gradient is None else gradient.detach() for gradient in found)
+    return (*firsts, *(leaf.grad for leaf in forward.leaves))
+
+
+def _random_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """A gradient for it to start from; one of a sparse tensor has its pattern."""
+    if tensor.layout is torch.strided:
+        return torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
+    gradient = tensor.detach().clone()
+    values = gradient._values() if gradient.layout is torch.sparse_coo else gradient.values()
+    values.copy_(torch.randn(values.shape, dtype=values.dtype, generator=generator))
+    return gradient
