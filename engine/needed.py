@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..inspector.graph import Graph
+from ..inspector.torch_internals import leaf_of
 
 Inputs = Tensor | Sequence[Tensor] | GradientEdge | Sequence[GradientEdge]
 
@@ -32,9 +33,17 @@ def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
 
 def needed_tasks(graph: Graph, inputs: Sequence[Tensor | GradientEdge]) -> frozenset[int]:
     """The tasks from which a path leads to one of the inputs, theirs included (engine.cpp, init_to_execute)."""
-    ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
-    edges = (each if isinstance(each, GradientEdge) else get_gradient_edge(each) for each in inputs)
-    stack = [ids[edge.node] for edge in edges if edge.node in ids]
+    tasks = {node: task_id for task_id, node in enumerate(graph.nodes)}
+    leaves = {leaf_of(graph.nodes[task.id]): task.id for task in graph.tasks if task.is_leaf}
+    stack: list[int] = []
+    for each in inputs:
+        if isinstance(each, Tensor) and each.is_leaf:  # compressed sparse ones have no get_gradient_edge
+            task_id = leaves.get(each)
+        else:
+            edge = each if isinstance(each, GradientEdge) else get_gradient_edge(each)
+            task_id = tasks.get(edge.node)
+        if task_id is not None:
+            stack.append(task_id)
     needed: set[int] = set()
     while stack:
         task_id = stack.pop()
