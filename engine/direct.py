@@ -120,7 +120,8 @@ class Stepper:
         self._buffers: dict[int, InputBuffer] = {}
         self._elapsed_ns = 0
         self._over: str | None = None  # why no step is possible any more
-        self._hooks = HookWatch(self.graph.nodes) if len(self.graph) >= _MANY_TASKS else None
+        if len(self.graph) >= _MANY_TASKS:
+            self._watch  # looks around now
         _wait_for_accelerators(self.graph)
         with torch.set_grad_enabled(create_graph):
             for position, (root, gradient) in enumerate(zip(self.graph.roots, gradients, strict=True)):

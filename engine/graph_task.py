@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
 from ..inspector.torch_internals import (
     input_metadata,
     queue_engine_callback,
     real_graph_task_id,
+    run_as_backward,
     run_engine,
-    standing_in,
 )
 
 
@@ -23,8 +23,7 @@ class GraphTask:
 
     Code that runs in a backward asks torch which backward that is (checkpoints recompute once in each, hooks on several
     tensors count in each), whether the graph is kept, and may leave callbacks for its end. So tasks are run inside a
-    run of the engine: over a leaf of our own, from whose pre-hook Python runs them. A session that is stepped needs
-    several such runs, which give one answer.
+    run of the engine. A session that is stepped needs several such runs, which give one answer.
 
     Args:
         nodes: the nodes that are going to run.
@@ -37,16 +36,11 @@ class GraphTask:
         self.node: Node | None = None
         self.keep_graph = keep_graph
         self.create_graph = create_graph
-        self._nodes = nodes
         self.limited = limited
-        self._runs: set[int] = set()
+        self._nodes = nodes
+        self._body: Callable[[], None] | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._finished = False
-        self._leaf = torch.zeros((), requires_grad=True)
-        self._edge = get_gradient_edge(self._leaf)
-
-    def owns(self, graph_task: int) -> bool:
-        return graph_task in self._runs
 
     def will_execute(self, node: Node) -> bool:
         return node in self._nodes
@@ -57,25 +51,18 @@ class GraphTask:
         else:
             self._callbacks.append(callback)
 
+    def body(self) -> None:
+        """Is called by the engine."""
+        if self.number is None:
+            self.number = real_graph_task_id()
+        body, self._body = self._body, None
+        assert body is not None
+        body()
+
     def run(self, body: Callable[[], None]) -> None:
         """Calls `body` in a run of the engine, with the grad mode of the backward."""
-
-        def before(gradients: tuple[Tensor | None, ...]) -> tuple[None]:
-            handle.remove()  # runs inside of this one start from the same leaf
-            number = real_graph_task_id()
-            self._runs.add(number)
-            if self.number is None:
-                self.number = number
-            body()
-            return (None,)
-
-        handle = self._edge.node.register_prehook(before)
-        try:
-            with standing_in(self):
-                run_engine([self._edge], [torch.ones(())], self.keep_graph, self.create_graph, accumulate=True)
-        finally:
-            handle.remove()
-            self._runs.clear()
+        self._body = body
+        run_as_backward(self, self.keep_graph, self.create_graph)
 
     def finish(self) -> None:
         """Leaves the callbacks to the run which is under way: the engine calls them at its end, and theirs."""
@@ -95,15 +82,8 @@ class GraphTask:
         if not given:
             return list(gradients)
         edges = [GradientEdge(node, number) for number in range(len(gradients))]
-        with self._noted():
-            found = run_engine(
-                [self._edge, *(edges[number] for number in given)],
-                [torch.ones(()), *(gradient for gradient in gradients if gradient is not None)],
-                True,
-                self.create_graph,
-                [*edges, self._edge],
-            )
-        return list(found[:-1])
+        present = [gradient for gradient in gradients if gradient is not None]
+        return list(run_engine([edges[number] for number in given], present, True, self.create_graph, edges))
 
     def run_in_engine(
         self, node: Node, gradients: Sequence[Tensor | None], wanted: Collection[GradientEdge], free: bool
@@ -137,33 +117,9 @@ class GraphTask:
             if free:
                 for next_node in {edge.node for edge in wanted}:
                     stack.callback(next_node.register_prehook(stop).remove)
-            stack.enter_context(self._noted())
             stack.enter_context(suppress(_Enough))
-            run_engine(
-                [self._edge, *roots],
-                [torch.ones(()), *given],
-                self.keep_graph,
-                self.create_graph,
-                [*wanted, self._edge] if wanted else [],
-                accumulate=not wanted,
-            )
+            run_engine(roots, given, self.keep_graph, self.create_graph, list(wanted), accumulate=not wanted)
         return taken
-
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        """The run of the engine which is started meanwhile, with our leaf among its roots, is a part of this backward.
-
-        Leaves come first, so that the hook of ours is the first to run.
-        """
-
-        def note(gradient: Tensor) -> None:
-            self._runs.add(real_graph_task_id())
-
-        handle = self._leaf.register_hook(note)  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            handle.remove()
 
 
 class _Enough(BaseException):

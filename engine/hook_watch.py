@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from weakref import ref
 
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from ..inspector.torch_internals import without_torch_function
+from ..inspector.torch_internals import is_own, without_torch_function
 
 
 class HookWatch:
@@ -33,9 +34,18 @@ class HookWatch:
             for found in gc.get_objects():
                 kind = type(found)
                 if kind is OrderedDict:
-                    self._found = self._found or (bool(found) and all(type(key) is int for key in found))
+                    self._found = self._found or (
+                        bool(found) and all(type(key) is int for key in found) and not is_own(found)
+                    )
                 elif kind in tensors and _node_of(found) in of_graph:
                     self._tensors.append(ref(found))
+
+    @contextmanager
+    def own_hooks(self) -> Iterator[None]:
+        """What is registered meanwhile by this thread is no hook of the user's."""
+        before = RemovableHandle.next_id
+        yield
+        self._handles += RemovableHandle.next_id - before
 
     def possible(self) -> bool:
         """Whether there may be hooks; also those which came since."""

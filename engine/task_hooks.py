@@ -108,7 +108,7 @@ def _calls_noted(on_hook: OnHook) -> Iterator[None]:
     def note(frame: FrameType, event: str, argument: object) -> None:
         caller = frame.f_back
         by_engine = event == "call" and caller is not None and caller.f_code is run_engine.__code__
-        if by_engine and frame.f_globals is not GraphTask.run_tensor_hooks.__globals__:
+        if by_engine:
             on_hook("tensor", frame.f_code.co_qualname)
 
     sys.setprofile(note)

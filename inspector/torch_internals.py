@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from itertools import islice
 from traceback import FrameSummary
@@ -432,7 +432,7 @@ def run_engine(
     accumulate: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """One run of the engine (`THPEngine_run_backward`). With `inputs` it gives their gradients, or accumulates them."""
-    found: tuple[Tensor | None, ...] | None = Variable._execution_engine.run_backward(
+    found: tuple[Tensor | None, ...] | None = _real_engine.run_backward(
         tuple(roots), tuple(gradients), keep_graph, create_graph, tuple(inputs), True, accumulate
     )
     return found or ()
@@ -445,29 +445,40 @@ class StandIn(Protocol):
     node: Node | None
     limited: bool  # by inputs=
 
-    def owns(self, graph_task: int) -> bool:
-        """Whether this run of the engine is a part of it."""
-        ...
+    def body(self) -> None: ...
 
     def will_execute(self, node: Node) -> bool: ...
 
     def queue_callback(self, callback: Callable[[], None]) -> None: ...
 
 
-class _StandIns(threading.local):
-    """The stand-ins of this thread, innermost last."""
+class _Thread(threading.local):
+    """Of one thread: who answers, innermost last, None where a real backward runs inside; and a leaf to start from."""
 
     def __init__(self) -> None:
-        self.stack: list[StandIn] = []
+        self.answering: list[StandIn | None] = []
+        with torch.inference_mode(False), torch.enable_grad(), unobserved():
+            self.leaf = torch.zeros((), requires_grad=True, device="cpu")
+            self.edge = get_gradient_edge(self.leaf)
+            self.one = torch.ones((), device="cpu")
+        self.edge.node.register_prehook(_run_body)
 
-    def current(self) -> StandIn | None:
-        """The one to answer; None where a real backward is under way inside of it, or none at all."""
-        if self.stack and self.stack[-1].owns(_real_graph_task_id()):
-            return self.stack[-1]
-        return None
+    def stand_in(self) -> StandIn | None:
+        return self.answering[-1] if self.answering else None
 
 
-_stand_ins = _StandIns()
+def _run_body(gradients: tuple[Tensor | None, ...]) -> tuple[None]:
+    stand_in = _thread.stand_in()
+    if stand_in is not None:
+        stand_in.body()
+    return (None,)
+
+
+def is_own(hooks: Mapping[int, Any]) -> bool:
+    """Whether these are the hooks of the leaf from which we start the engine."""
+    return all(hook is _run_body for hook in hooks.values())
+
+
 _stand_in_lock = threading.Lock()
 _stand_in_count = 0
 _real_graph_task_id = torch._C._current_graph_task_id
@@ -477,27 +488,34 @@ _real_engine = Variable._execution_engine
 
 
 def _graph_task_id() -> int:
-    stand_in = _stand_ins.current()
+    stand_in = _thread.stand_in()
     return _real_graph_task_id() if stand_in is None or stand_in.number is None else stand_in.number
 
 
 def _current_node() -> Node | None:
-    stand_in = _stand_ins.current()
+    stand_in = _thread.stand_in()
     return _real_current_node() if stand_in is None else stand_in.node
 
 
 def _will_execute(node: Node) -> bool:
-    stand_in = _stand_ins.current()
+    stand_in = _thread.stand_in()
     return _real_will_execute(node) if stand_in is None else stand_in.will_execute(node)
 
 
 class _Engine(type(_real_engine)):  # type: ignore[misc]
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        _thread.answering.append(None)
+        try:
+            return _real_engine.run_backward(*args, **kwargs)
+        finally:
+            _thread.answering.pop()
+
     def is_checkpoint_valid(self) -> bool:
-        stand_in = _stand_ins.current()
+        stand_in = _thread.stand_in()
         return bool(_real_engine.is_checkpoint_valid()) and (stand_in is None or not stand_in.limited)
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
-        stand_in = _stand_ins.current()
+        stand_in = _thread.stand_in()
         if stand_in is None:
             _real_engine.queue_callback(callback)
         else:
@@ -507,10 +525,11 @@ class _Engine(type(_real_engine)):  # type: ignore[misc]
 _engine = _Engine()
 
 
-@contextmanager
-def standing_in(stand_in: StandIn) -> Iterator[None]:
-    """Meanwhile `stand_in` answers in this thread: which graph task runs, which node, will that node run, and callbacks
-    for the end of the backward. `register_multi_grad_hook`, checkpoints and FSDP ask these through `torch._C`.
+def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> None:
+    """Calls `stand_in.body` inside a run of the engine, from the pre-hook of a leaf of this thread.
+
+    Meanwhile the stand-in answers in this thread: which graph task runs, which node, will that node run, and takes
+    callbacks for the end of the backward. `register_multi_grad_hook`, checkpoints and FSDP ask for these.
     """
     global _stand_in_count
     with _stand_in_lock:
@@ -519,11 +538,11 @@ def standing_in(stand_in: StandIn) -> Iterator[None]:
         torch._C._current_autograd_node = _current_node  # type: ignore[assignment]
         torch._C._will_engine_execute_node = _will_execute
         Variable._execution_engine = _engine
-    _stand_ins.stack.append(stand_in)
+    _thread.answering.append(stand_in)
     try:
-        yield
+        run_engine([_thread.edge], [_thread.one], keep_graph, create_graph, accumulate=True)
     finally:
-        _stand_ins.stack.pop()
+        _thread.answering.pop()
         with _stand_in_lock:
             _stand_in_count -= 1
             if not _stand_in_count:
@@ -583,16 +602,16 @@ def _freed(packed: int) -> Tensor:
 def saved_variables(node: Node) -> list[Any]:
     """What a C++ node keeps, as torch's SavedTensor objects. Empty for a node that hides it: see `hides_saved`."""
     found: list[Any] = []
-    for name in _raw_slots(type(node)):
-        try:
+    try:
+        for name in _raw_slots(type(node)):
             raw = getattr(node, name)
-        except RuntimeError:  # freed
-            continue
-        if type(raw) is tuple:
-            found.extend(each for each in raw if each is not None)
-        elif raw is not None:
-            found.append(raw)
-    return found
+            if type(raw) is tuple:
+                found.extend(raw)
+            else:
+                found.append(raw)
+    except RuntimeError:  # freed
+        return []
+    return [each for each in found if each is not None]
 
 
 def free_saved(saved: Sequence[Any]) -> None:
@@ -601,12 +620,17 @@ def free_saved(saved: Sequence[Any]) -> None:
     Hooks take the tensor's place, since Python can't reset it. What has hooks of the user's stays as it is.
     """
     for each in saved:
-        with suppress(RuntimeError):  # has hooks, or is an optional tensor that was never there
+        try:  # noqa: SIM105  (a context for each would cost more than the rest)
             each.register_hooks(id, _freed)
+        except RuntimeError:  # has hooks, or is an optional tensor that was never there
+            pass
 
 
 def packed_by_user(saved: Sequence[Any]) -> bool:
-    """Whether `saved_tensors_hooks` were at work when the node saved these: checkpoint, save_on_cpu."""
+    """Whether `saved_tensors_hooks` were at work when the node saved these: checkpoint, save_on_cpu.
+
+    They are at work for all that a node saves, or for nothing; but what was never there is not packed.
+    """
     return any(each.unpack_hook not in (None, _freed) for each in saved)
 
 
@@ -794,3 +818,6 @@ class ThreadState:
                 torch._C._push_on_torch_dispatch_stack(mode)
                 stack.callback(torch._C._pop_torch_dispatch_stack)
             yield
+
+
+_thread = _Thread()
