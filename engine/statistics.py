@@ -233,7 +233,10 @@ def _numbers_later(values: Tensor, unstored: int) -> Tensor:
     """The same as a vector on the values' device, by kernels alone: nothing here waits for a result."""
     wide = torch.float32 if values.device.type == "mps" else torch.float64
     if not values.numel():
-        return torch.tensor([math.nan] * 4 + [0, 0, unstored], dtype=wide).to(values.device, non_blocking=True)
+        numbers = torch.full((SCALARS,), math.nan, dtype=wide, device=values.device)
+        numbers[4:6] = 0
+        numbers[6] = unstored
+        return numbers
     finite = values.isfinite()
     kept = values.where(finite, 0)
     count = finite.sum()
@@ -241,7 +244,7 @@ def _numbers_later(values: Tensor, unstored: int) -> Tensor:
     largest = kept.abs().amax()
     scaled = kept / largest.where(largest > 0, 1)
     largest = largest.to(wide)
-    numbers = (
+    found = (
         values.where(finite, math.inf).amin(),
         values.where(finite, -math.inf).amax(),
         scaled.sum().to(wide) / count * largest,  # NaN where nothing is finite
@@ -250,7 +253,7 @@ def _numbers_later(values: Tensor, unstored: int) -> Tensor:
         values.numel() - count - nan_count,
         (values == 0).sum() + unstored,
     )
-    return torch.stack([number.to(wide) for number in numbers])
+    return torch.stack([number.to(wide) for number in found])
 
 
 def _histogram(values: Tensor) -> Tensor:

@@ -196,14 +196,15 @@ class Recorder:
             columns.by_hand[task_id] = True
         thread = get_ident()
         self._running[thread] = task_id
-        if self._base_ns is None:
-            self._base_ns = perf_counter_ns()
         if thread not in self._threads:
             self._threads.setdefault(thread, len(self._threads))
         columns.thread[task_id] = self._threads[thread]
         columns.arrived[task_id] = len(columns.arrivals)
         columns.order.append(task_id)
-        columns.started_ns[task_id] = perf_counter_ns() - self._base_ns
+        now = perf_counter_ns()
+        if self._base_ns is None:
+            self._base_ns = now
+        columns.started_ns[task_id] = now - self._base_ns
 
     def hook(self, kind: str, name: str) -> None:
         """A hook of the task that runs in this thread."""

@@ -690,7 +690,7 @@ function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabl
 @contextmanager
 def unobserved() -> Iterator[None]:
     """A context without grad mode, in which no mode and no tensor subclass of the user's sees what is done."""
-    with torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch._C.DisableTorchFunction(), torch.no_grad():
         if torch._C._len_torch_dispatch_stack():
             with _disable_current_modes():
                 yield
