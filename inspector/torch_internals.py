@@ -23,8 +23,9 @@ from torch._C._profiler import gather_traceback
 from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.autograd.variable import Variable
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._traceback import CapturedTraceback
 from torch.utils.hooks import RemovableHandle
 
@@ -821,3 +822,23 @@ class ThreadState:
 
 
 _thread = _Thread()
+
+
+class _NoZeros(TorchDispatchMode):
+    """Meanwhile `zeros_like` gives back what it was asked to be like."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten.zeros_like.default:
+            return args[0]
+        return operator(*args, **(kwargs or {}))
+
+
+def reducer_buckets(wrapper: DistributedDataParallel) -> list[tuple[list[Tensor], int]]:
+    """The buckets of a DistributedDataParallel by their index: the parameters, and the bytes of their gradients.
+
+    torch tells of them in copies filled with zeros, as large as all gradients. Here they are not copied.
+    """
+    with _NoZeros():
+        buckets = wrapper.reducer._get_zeros_like_grad_buckets()
+    buckets.sort(key=lambda bucket: bucket.index())
+    return [(bucket.parameters(), bucket.buffer().nbytes) for bucket in buckets]
