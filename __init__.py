@@ -1,11 +1,13 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
 from .engine.backward import backward
-from .engine.direct import Stepper, debug
+from .engine.debug import debug
+from .engine.direct import Stepper
 from .engine.install import install, policy, uninstall
 from .engine.policies import POLICIES, Policy
 from .engine.ready_queue import PolicyError
 from .engine.run import Run
+from .engine.session import NativeSession
 from .engine.statistics import Histogram, Statistics
 from .engine.trace import TaskRecord, Trace
 from .engine.trace_file import load
@@ -18,6 +20,7 @@ __all__ = [
     "Edge",
     "Graph",
     "Histogram",
+    "NativeSession",
     "Policy",
     "PolicyError",
     "Run",

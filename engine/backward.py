@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import get_args
 
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from ..inspector.graph import Outputs
-from ..inspector.walk import graph as graph_of
-from .direct import Stepper, cannot
-from .native import execute_pinned
-from .policies import AnyPolicy, find_policy, policy_name
-from .roots import as_outputs, root_gradients
+from .direct import Stepper
+from .native import Call, Queues, run_native
+from .needed import Inputs
+from .policies import AnyPolicy, find_policy
 from .run import Engine, Run
-from .schedule import schedule
+from .statistics import Level
 
 
 def backward(
@@ -23,10 +21,12 @@ def backward(
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    inputs: Tensor | Sequence[Tensor] | GradientEdge | Sequence[GradientEdge] | None = None,
+    inputs: Inputs | None = None,
     *,
     policy: AnyPolicy = "heap",
     engine: Engine = "native",
+    trace: Level | None = None,
+    queues: Queues = "one",
 ) -> Run:
     """`torch.autograd.backward` in the order of a policy. Same arguments, same gradients, same errors.
 
@@ -35,7 +35,15 @@ def backward(
         policy: a policy's name ("bfs", "dfs", "heap"), a `Policy`, or a callable (ready tasks, state) -> task.
         engine: "native" runs PyTorch's C++ engine with the policy's order pinned to it; all works as in training.
             "direct" calls one node after the other from Python, on the current thread; see `Stepper` for what it
-            refuses. It never frees the graph, as if `retain_graph` were True.
+            refuses.
+        trace: what `Run.trace` records of each task: "off" its times, queue and shapes, "cheap" and "full" statistics
+            of its gradients, too. None, the default, records nothing and hooks nothing into the graph.
+        queues: where the graph is on accelerators, "one" queue for all devices gives the policy's total order; "per
+            device" leaves each device the thread which PyTorch has for it, so that they overlap, and the policy orders
+            each device's own tasks.
+
+    While a backward runs, its order is in the nodes' sequence numbers. Another backward of the same leaves at that
+    moment (in another thread, or in a hook) goes around them if its order allows; if not, a warning tells.
 
     Raises:
         NotImplementedError: the direct engine can't do this faithfully.
@@ -44,19 +52,19 @@ def backward(
         PolicyError: a policy of the user's own chose a task that was not ready. The native engine has then executed
             nothing.
     """
+    check_engine(engine)
+    if queues not in get_args(Queues):
+        raise ValueError(f"there is no choice of queues {queues!r}; known are {', '.join(get_args(Queues))}")
+    chosen = find_policy(policy)
+    if engine == "direct":
+        arguments = (tensors, grad_tensors, retain_graph, create_graph, inputs)
+        with Stepper(*arguments, policy=chosen, trace=trace) as stepper:
+            return stepper.run()
+    call = Call.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+    return run_native(call, chosen, trace, queues)
+
+
+def check_engine(engine: Engine) -> None:
+    """Says which engines there are, if this is none."""
     if engine not in get_args(Engine):
         raise ValueError(f"there is no engine {engine!r}; known are {', '.join(get_args(Engine))}")
-    chosen = find_policy(policy)
-    tensors = as_outputs(tensors)
-    if engine == "direct":
-        if create_graph:
-            raise cannot("build a graph of the backward (create_graph=True)")
-        if inputs is not None:
-            raise cannot("leave out what inputs= makes needless")
-        with Stepper(tensors, grad_tensors, policy=policy) as stepper:
-            return stepper.run()
-    graph = graph_of(tensors)
-    root_gradients(tensors, grad_tensors)  # says what is wrong with them
-    planned = schedule(graph, chosen)
-    order, elapsed_ns = execute_pinned(graph, planned, tensors, grad_tensors, retain_graph, create_graph, inputs)
-    return Run(graph, policy_name(chosen), "native", tuple(order), tuple(planned), elapsed_ns)

@@ -12,22 +12,31 @@ from ..inspector.kinds import Kind
 Key: TypeAlias = tuple[int, ...]
 
 
+def arrival_label(task: Task, arrival: int) -> str:
+    """The place in the order of arrival, as the ready queue shows it."""
+    return f"@{arrival}"
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A scheduling policy whose keys never change: of the ready tasks the one with the least key runs next.
+    """A scheduling policy by keys: of the ready tasks the one with the least key runs next.
 
     Attributes:
         name: what users call it.
         title: the rule in words.
-        key: from a task and its place in the order of arrival (0 for the first that got ready) to its key. A queue of
-            such keys costs O(log n) a task.
+        key: from a task and its place in the order of arrival (0 for the first that got ready) to its key, a tuple that
+            compares with the others. It is asked once, when the task gets ready. A queue of such keys costs O(log n) a
+            task.
         label: the key as the ready queue shows it.
+        dynamic: whether keys depend on what is only known while the backward runs (memory in use, values of gradients).
+            No order can be planned then. Of equal keys the first to arrive runs first.
     """
 
     name: str
     title: str
     key: Callable[[Task, int], Key] = field(repr=False)
-    label: Callable[[Task, int], str] = field(repr=False)
+    label: Callable[[Task, int], str] = field(default=arrival_label, repr=False)
+    dynamic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +53,6 @@ Choice: TypeAlias = Callable[[Sequence[Task], QueueState], Task]
 AnyPolicy: TypeAlias = str | Policy | Choice
 
 
-def _arrival_label(task: Task, arrival: int) -> str:
-    return f"@{arrival}"
-
-
 def _creation_label(task: Task, arrival: int) -> str:
     return "leaf" if task.kind is Kind.ACCUMULATE_GRAD else f"#{task.id}"
 
@@ -56,9 +61,9 @@ POLICIES = {
     policy.name: policy
     for policy in (
         # PyTorch before PR #4746 (2018).
-        Policy("bfs", "first ready, first run", lambda task, arrival: (arrival,), _arrival_label),
+        Policy("bfs", "first ready, first run", lambda task, arrival: (arrival,), arrival_label),
         # PR #4746, its second candidate.
-        Policy("dfs", "last ready, first run", lambda task, arrival: (-arrival,), _arrival_label),
+        Policy("dfs", "last ready, first run", lambda task, arrival: (-arrival,), arrival_label),
         # PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest number there is (PR
         # #7604). Equal numbers come in the order in which the engine's queue gives them, see binary_heap.py.
         Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr,), _creation_label),
@@ -87,3 +92,13 @@ def find_policy(policy: AnyPolicy) -> Policy | Choice:
 def policy_name(policy: Policy | Choice) -> str:
     """What to call it in tables."""
     return policy.name if isinstance(policy, Policy) else getattr(policy, "__name__", type(policy).__name__)
+
+
+def label_of(policy: Policy | Choice) -> Callable[[Task, int], str]:
+    """What the ready queue shows for a task and its arrival."""
+    return policy.label if isinstance(policy, Policy) else arrival_label
+
+
+def is_dynamic(policy: Policy | Choice) -> bool:
+    """Whether its order is only known while the backward runs."""
+    return isinstance(policy, Policy) and policy.dynamic

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..inspector.graph import Graph, Task
 from .binary_heap import pop, push
-from .policies import Choice, Key, Policy, QueueState, arrival_label, policy_name
+from .policies import Choice, Key, Policy, QueueState, policy_name
 
 
 class PolicyError(RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from ..inspector.graph import Graph
 from .policies import AnyPolicy, find_policy
@@ -19,22 +19,32 @@ def dependencies(graph: Graph) -> list[int]:
     return counts
 
 
-class _Pending:
-    """The tasks that are not ready yet, and which get ready as others run."""
+class Pending:
+    """The tasks that are not ready yet, and which get ready as others run.
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    Args:
+        graph: the graph.
+        needed: the tasks that are going to run at all; None: all. With each comes whatever leads to it.
+    """
+
+    def __init__(self, graph: Graph, needed: Collection[int] | None = None) -> None:
+        self._roots = [root.task for root in graph.roots]
+        self._nexts = [[edge.next_task for edge in edges] for edges in graph.out_edges]
         self._missing = dependencies(graph)
+        if needed is not None:
+            for task_id in range(len(graph)):
+                if task_id not in needed:
+                    self._missing[task_id] = 0  # never gets to 0 again
 
     def start(self) -> list[int]:
         """The tasks that are ready at once."""
-        return self._arrive(root.task for root in self._graph.roots)
+        return self._arrive(self._roots)
 
     def run(self, task_id: int) -> list[int]:
         """The tasks that get ready when this one runs, by its output number."""
-        return self._arrive(edge.next_task for edge in self._graph.out_edges[task_id])
+        return self._arrive(self._nexts[task_id])
 
-    def _arrive(self, task_ids: Iterable[int]) -> list[int]:
+    def _arrive(self, task_ids: list[int]) -> list[int]:
         missing = self._missing
         ready = []
         for task_id in task_ids:
@@ -44,19 +54,30 @@ class _Pending:
         return ready
 
 
-def schedule(graph: Graph, policy: AnyPolicy) -> list[int]:
+def schedule(
+    graph: Graph, policy: AnyPolicy, needed: Collection[int] | None = None, ran: Sequence[int] = ()
+) -> list[int]:
     """The task ids in the order in which `policy` runs them.
+
+    Args:
+        graph: the graph.
+        policy: a name, a `Policy` or a callable (ready tasks, state) -> task.
+        needed: the tasks that are going to run at all, as `inputs=` leaves them; None: all.
+        ran: the tasks with which the order starts, whatever the policy says: it goes on from there.
 
     Raises:
         PolicyError: a user's policy returned something that is not ready.
     """
     order: list[int] = []
     queue = ready_queue(graph, find_policy(policy), order)
-    pending = _Pending(graph)
+    pending = Pending(graph, needed)
     for task_id in pending.start():
         queue.push(task_id)
+    given = iter(ran)
     while queue:
-        task_id = queue.choose()
+        task_id = next(given, -1)
+        if task_id < 0:
+            task_id = queue.choose()
         queue.remove(task_id)
         order.append(task_id)
         for next_task in pending.run(task_id):
@@ -69,7 +90,7 @@ def queue_lengths(graph: Graph, order: Sequence[int]) -> list[int]:
 
     `order` may leave tasks out, as a backward with `inputs=` does; whatever else it runs must be in a legal order.
     """
-    pending = _Pending(graph)
+    pending = Pending(graph, set(order))
     ready = len(pending.start())
     lengths = []
     for task_id in order:

@@ -326,6 +326,17 @@ class Pin:
         place = self._places().get(node)
         return None if place is None else self._own[place]
 
+    def take_back(self) -> None:
+        """Gives the nodes this pin's numbers again, which other pins have changed."""
+        with _pins_lock:
+            for node, number in zip(self._nodes, self._numbers, strict=True):
+                if current_number(node) != number:
+                    self.number(node, number)
+                    for pin in _pins:
+                        if pin is not self and node in pin._places():
+                            pin.disturbed = True
+            self.disturbed = False
+
     def reorder(self, nodes: Sequence[Node]) -> None:
         """These of the nodes shall run in this order, which is not that of those that wait in the engine's queue."""
         numbers = falling_numbers(len(nodes), {})
@@ -762,9 +773,9 @@ class ThreadState:
     """
 
     def __init__(self) -> None:
-        if torch.autograd._profiler_enabled():
+        if torch._C._autograd._profiler_enabled():
             raise NotImplementedError("a profiler of this thread, which would not see the other one")
-        self._function_modes = list(_get_current_function_mode_stack())
+        self._function_modes = list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
         self._dispatch_modes = list(_get_current_dispatch_mode_stack())
         for mode in self._dispatch_modes:
             if getattr(mode, "_mode_key", None) is not None:
@@ -804,7 +815,7 @@ class ThreadState:
             stack.enter_context(torch.inference_mode(self._inference))
             stack.enter_context(torch.set_grad_enabled(self._grad))
             stack.enter_context(torch.autograd.set_multithreading_enabled(self._multithreading))
-            stack.enter_context(torch.autograd._force_original_view_tracking(self._view_replay))
+            stack.enter_context(torch.autograd.grad_mode._force_original_view_tracking(self._view_replay))
             if self._no_saved_hooks is not None:
                 stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(self._no_saved_hooks))
             elif self._saved_hooks is not None:
@@ -817,7 +828,7 @@ class ThreadState:
                 stack.callback(torch._C._pop_torch_function_stack)
             for mode in self._dispatch_modes:
                 torch._C._push_on_torch_dispatch_stack(mode)
-                stack.callback(torch._C._pop_torch_dispatch_stack)
+                stack.callback(torch._C._pop_torch_dispatch_stack, None)
             yield
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd.graph import Node
 
 from tapehead.inspector import torch_internals as internals
 
@@ -44,20 +49,83 @@ def test_metadata_of_a_node_stays_with_it() -> None:
     assert x.grad_fn.metadata == {"mine": 1}
 
 
-def test_pinned_numbers_come_back_also_after_an_error() -> None:
+def numbers(nodes: list[Node]) -> list[int]:
+    return [node._sequence_nr() for node in nodes]
+
+
+def falls(nodes: list[Node]) -> bool:
+    found = numbers(nodes)
+    return found == sorted(set(found), reverse=True)
+
+
+def test_pinned_numbers_fall_along_the_order_and_come_back_also_after_an_error() -> None:
     x = torch.ones(1, requires_grad=True)
     nodes = [x.exp().grad_fn, x.sin().grad_fn]
-    before = [node._sequence_nr() for node in nodes]
+    before = numbers(nodes)
     seen = []
 
     def fail() -> None:
-        seen.extend(node._sequence_nr() for node in nodes)
+        seen.append(falls(nodes))
+        assert [internals.number_of(node) for node in nodes] == before
         raise KeyError
 
-    with pytest.raises(KeyError), internals.pinned_order(nodes):
+    with pytest.raises(KeyError), internals.Pin(nodes):
         fail()
-    assert seen == [2, 1]
-    assert [node._sequence_nr() for node in nodes] == before
+    assert seen == [True]
+    assert numbers(nodes) == before
+
+
+def test_a_pin_goes_around_the_numbers_of_another_where_its_order_allows() -> None:
+    x = torch.ones(1, requires_grad=True)
+    a, b, c, d, e = (each.grad_fn for each in (x.exp(), x.sin(), x.cos(), x.tan(), x * 2))
+    before = numbers([a, b, c, d, e])
+    with internals.Pin([a, b, c]) as outer:
+        with internals.Pin([d, a, c, e]) as inner:
+            assert falls([a, b, c]) and falls([d, a, c, e])
+            assert not outer.disturbed
+        assert falls([a, b, c]) and numbers([d, e]) == before[3:]
+        with internals.Pin([c, d, a]):
+            assert falls([c, d, a])
+        assert outer.disturbed and not inner.disturbed
+        assert falls([a, b, c])
+        first = internals.Pin([c, d])
+        first.__enter__()
+    assert falls([c, d]) and numbers([a, b]) == before[:2]
+    first.__exit__()
+    assert numbers([a, b, c, d, e]) == before
+
+
+@given(st.dictionaries(st.integers(0, 40), st.integers(1, 2**63 - 1), max_size=5), st.integers(1, 41))
+def test_falling_numbers_keep_the_fixed_ones_or_there_are_none(fixed: dict[int, int], count: int) -> None:
+    fixed = {place: number for place, number in fixed.items() if place < count}
+    found = internals.falling_numbers(count, fixed)
+    places = [(-1, 2**63), *sorted(fixed.items()), (count, 0)]
+    possible = all(high - low >= then - place for (place, high), (then, low) in pairwise(places))
+    assert (found is not None) == possible
+    if found is not None:
+        assert len(found) == count and found == sorted(set(found), reverse=True)
+        assert found[-1] > 0 and found[0] < 2**63
+        assert {place: found[place] for place in fixed} == fixed
+
+
+@pytest.mark.parametrize("waiting", [2, 3, 4, 5, 7, 10, 17, 50, 100, 257])
+def test_the_engines_queue_follows_numbers_that_changed_while_tasks_waited_in_it(waiting: int) -> None:
+    x = torch.ones(1, requires_grad=True)
+    made = [x * number for number in range(waiting + 1)]
+    nodes = [each.grad_fn for each in made]
+    order: list[int] = []
+    for task, node in enumerate(nodes):
+        node.register_prehook(lambda gradients, task=task: order.append(task))
+    wanted = random.Random(waiting).sample(range(waiting), waiting)
+
+    def change(gradients: object) -> None:
+        for rank, task in enumerate(wanted):
+            nodes[task]._set_sequence_nr(10**6 - rank)
+        internals.sort_queue_again(waiting)
+
+    nodes[-1].register_prehook(change)  # the first to run: the last that was made
+    torch.stack(made).sum().backward()
+    assert order == [waiting, *wanted]
 
 
 def test_the_hooks_of_a_node_are_listed_in_order_and_none_is_added() -> None:

@@ -1,0 +1,433 @@
+"""A backward of PyTorch's own engine that stops where it is told to: `th.debug(loss, engine="native")`."""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import time
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from weakref import finalize
+
+from torch import Tensor
+
+from ..inspector.graph import Graph, Outputs, Task
+from ..inspector.torch_internals import ThreadState, sort_queue_again
+from .native import Call, Watch, one_queue
+from .needed import Inputs
+from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
+from .ready_queue import ReadyTask
+from .run import Run
+from .schedule import schedule
+from .statistics import Level
+from .task_hooks import Gradients
+from .trace import Recorder, Trace
+
+_NEVER = -1  # where to stop: nowhere
+_NEXT = -2  # before whichever task comes next
+
+
+class _Abandoned(BaseException):
+    """Ends the engine's run from within. Nobody but the session sees it: it is raised in a hook which C++ calls."""
+
+
+class _Worker(Watch):
+    """The engine's run in a thread of its own. Refers to nothing of the session, which may be let go at any time.
+
+    Attributes:
+        until: the task before which it stops, or _NEXT or _NEVER.
+        gradients: at a stop the input buffer of the task to come, after the hooks that run before it.
+        reports: None at each stop; at the end a tuple with what was raised, or nothing.
+        elapsed_ns: the time it ran, stops left out.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        state: ThreadState,
+        graph: Graph,
+        policy: Policy | Choice,
+        planned: list[int],
+        needed: frozenset[int] | None,
+        recorder: Recorder | None,
+    ) -> None:
+        super().__init__(graph, policy, planned, needed, recorder)
+        self.until = _NEVER
+        self.gradients: Gradients | None = None
+        self.sort_again = False
+        self.reports: SimpleQueue[tuple[BaseException, ...] | None] = SimpleQueue()
+        self.elapsed_ns = 0
+        self._call: Call | None = call
+        self._state = state
+        self._edited: tuple[Tensor | None, ...] | None = None
+        self._abandoned = False
+        self._go: SimpleQueue[None] = SimpleQueue()
+        context = contextvars.copy_context()
+        self._thread = Thread(target=context.run, args=(self._main,), name="tapehead backward", daemon=True)
+
+    def start(self) -> None:
+        _running.add(self)
+        self._thread.start()
+
+    @property
+    def started(self) -> bool:
+        return self._thread.ident is not None
+
+    def go_on(self) -> None:
+        """At a stop: lets the engine run until the next one."""
+        self._go.put(None)
+
+    def edit(self, gradients: tuple[Tensor | None, ...]) -> None:
+        """At a stop: the task to come gets these."""
+        self._edited = self.gradients = gradients
+
+    def abandon(self) -> None:
+        """Ends the run before the next task, at the latest. Does not wait; may be called from anywhere."""
+        self._abandoned = True
+        self.until = _NEXT
+        self._go.put(None)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        if self.started:
+            self._thread.join(timeout_s)
+
+    def _main(self) -> None:
+        raised: tuple[BaseException, ...] = ()
+        started_ns = time.perf_counter_ns()
+        try:
+            call = self._call
+            assert call is not None, "a worker runs once"
+            with self._state.entered(), one_queue(self.graph), self.pin, self:
+                try:
+                    if not self._abandoned:
+                        call.run()
+                except Exception as error:
+                    self.explain(error)
+                    raise
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            raised = (error,)
+        finally:
+            self.elapsed_ns += time.perf_counter_ns() - started_ns
+            self._call = self.gradients = self._edited = None
+            _running.discard(self)
+            self.reports.put(raised)
+
+    def _before(self, task_id: int, gradients: Gradients) -> Gradients | None:
+        if not self.owns(task_id):
+            return None
+        if self.until in (_NEXT, task_id):
+            gradients = self._stop(gradients)
+        self._begin(task_id, gradients)
+        edited, self._edited = self._edited, None
+        return edited
+
+    def _stop(self, gradients: Gradients) -> Gradients:
+        if self._abandoned:
+            raise _Abandoned
+        stopped_ns = time.perf_counter_ns()
+        self.gradients = gradients
+        self.reports.put(None)
+        self._go.get()
+        gradients, self.gradients = self.gradients, None
+        self.elapsed_ns -= time.perf_counter_ns() - stopped_ns
+        if self._abandoned:
+            raise _Abandoned
+        self.stay_last()
+        if self.pin.disturbed:  # by another backward, while this one stood still
+            self.pin.take_back()
+            self.sort_again = True
+        if self.sort_again:
+            self.sort_again = False
+            sort_queue_again(len(self.ready))
+        return gradients
+
+
+_running: set[_Worker] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread must not be in the engine when the interpreter goes."""
+    for worker in list(_running):
+        worker.abandon()
+    for worker in list(_running):
+        worker.join(timeout_s=5)
+
+
+class NativeSession:
+    """A backward of PyTorch's own engine which runs one task at a time, when told to.
+
+    The engine runs in a thread of the session's own and waits in a hook before each task at which it is to stop. All is
+    as in training: hooks from C++, freeing, DistributedDataParallel. The engine has then taken the task that comes from
+    its queue, and called the hooks that run before it: so the next task can't be chosen by hand, and no step taken back
+    (engine="direct" can do both). Where nothing stops, nothing is handed over between threads.
+
+    The session's thread has the caller's grad mode, inference mode, autocast, `saved_tensors_hooks`, modes of functions
+    and dispatch, default device, context variables, and accelerators' streams, all as of the session's making. On
+    accelerators all tasks share one queue and run in that thread.
+
+    Known limitations. A profiler of the calling thread would not see the backward: refused. A `threading.local` of the
+    user's is the session's thread's own in hooks. Warnings point to that thread. After a session that was closed before
+    its end, gradients which have been accumulated stay, callbacks for the end of the backward have not run, and
+    DistributedDataParallel waits for the gradients that have not come.
+
+    Args:
+        tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
+        policy: a name, a `Policy` or a callable (ready tasks, state) -> task.
+        trace: what is recorded of each task, as for `th.backward`; None: nothing.
+
+    Attributes:
+        graph: the graph that is run.
+    """
+
+    def __init__(
+        self,
+        tensors: Outputs,
+        grad_tensors: Gradients | Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Inputs | None = None,
+        *,
+        policy: AnyPolicy = "heap",
+        trace: Level | None = "off",
+    ) -> None:
+        chosen = find_policy(policy)
+        call = Call.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+        try:
+            state = ThreadState()
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"a native session runs in a thread of its own, which can't be given {error}; use "
+                'th.debug(..., engine="direct") or th.backward'
+            ) from None
+        self.graph: Graph = call.graph()
+        needed = self._needed = call.needed(self.graph)
+        self._planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, needed)
+        recorder = None if trace is None else Recorder(self.graph, chosen, trace)
+        self._worker = _Worker(call, state, self.graph, chosen, self._planned, needed, recorder)
+        self._over: str | None = None
+        self._ended = False
+        self._finalizer = finalize(self, self._worker.abandon)
+        self._finalizer.atexit = False  # _end_all also waits
+
+    def __repr__(self) -> str:
+        state = self._over or f"{len(self._worker.ready)} ready"
+        ran, tasks = len(self._worker.order), len(self._worker.tasks)
+        return f"<NativeSession under {self.policy}: {ran} of {tasks} tasks have run, {state}>"
+
+    def __enter__(self) -> NativeSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def order(self) -> list[int]:
+        """The ids of the tasks that have run."""
+        return list(self._worker.order)
+
+    @property
+    def ready(self) -> list[ReadyTask]:
+        """The ready queue, in the order in which it pops if no other task comes. The first is the current task."""
+        worker = self._worker
+        return [
+            ReadyTask(self.graph.tasks[task_id], worker.ready[task_id], worker.label(task_id))
+            for task_id in worker.upcoming()
+        ]
+
+    @property
+    def current(self) -> Task | None:
+        """The task that `step()` would run now; None when all have run."""
+        upcoming = self._worker.upcoming()
+        return self.graph.tasks[upcoming[0]] if upcoming else None
+
+    @property
+    def gradients(self) -> tuple[Tensor | None, ...]:
+        """What the current task is about to get, one per input number: its input buffer after tensor and pre-hooks.
+
+        While somebody holds one of them, the engine does not add to it in place, nor take it for a leaf's .grad.
+        """
+        self._check_open()
+        self._stopped_at()
+        return tuple(self._worker.gradients or ())
+
+    def waiting(self, task: Task | ReadyTask | int) -> tuple[Tensor | None, ...]:
+        """The gradients of the current task.
+
+        Raises:
+            NotImplementedError: for any other task. The engine shows an input buffer only as its task starts.
+        """
+        if self._task(task) is not self.current:
+            raise NotImplementedError(
+                f"PyTorch's engine keeps to itself what waits for {self.graph.describe(self._task(task))} until that "
+                'task is the current one; th.debug(..., engine="direct") shows all input buffers'
+            )
+        return self.gradients
+
+    def replace(self, gradients: Gradients | Tensor | None) -> None:
+        """Gives the current task these gradients instead of `gradients`, one per input number.
+
+        Raises:
+            ValueError: their number, shape, dtype, device or layout differs, or one is given where none came.
+            TypeError: one is no tensor.
+        """
+        self._check_open()
+        task = self._stopped_at()
+        before = self.gradients
+        after = (gradients,) if isinstance(gradients, Tensor | None) else tuple(gradients)
+        self._check_fit(task, before, after)
+        if self._worker.recorder is not None:
+            self._worker.recorder.edit(task.id, before, after)
+        self._worker.edit(after)
+
+    def step(self, task: Task | ReadyTask | int | None = None) -> Task:
+        """Runs the current task and stops before the next. Returns it.
+
+        If it raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over.
+
+        Raises:
+            NotImplementedError: `task` is not the current one.
+            RuntimeError: no task is left, or the session is over.
+        """
+        self._check_open()
+        if task is not None and (wanted := self._task(task)) is not self.current:
+            raise NotImplementedError(
+                f"the next task is {self._describe_current()}, and PyTorch's engine cannot run "
+                f'{self.graph.describe(wanted)} before it; th.debug(..., engine="direct") can, if it is ready'
+            )
+        self._stopped_at()
+        ran = len(self._worker.order)
+        self._go_on(_NEXT)
+        return self.graph.tasks[self._worker.order[ran]]
+
+    def run(self) -> Run:
+        """Runs all tasks that are left, or as many as `stop` lets it."""
+        self._check_open()
+        if not self._ended:
+            self._go_on(_NEVER)
+        worker = self._worker
+        order = tuple(worker.order)
+        planned = tuple(self._planned) or order
+        return Run(self.graph, self.policy, "native", order, planned, worker.elapsed_ns, trace=self.trace)
+
+    def run_to(self, task: Task | ReadyTask | int) -> Task | None:
+        """Runs what comes before a task, which is then the current one. Returns the current task.
+
+        Raises:
+            ValueError: it has run, or is not going to.
+        """
+        self._check_open()
+        target = self._task(task)
+        if target.id in self._worker.order:
+            raise ValueError(f"{self.graph.describe(target)} has run already")
+        if self._needed is not None and target.id not in self._needed:
+            raise ValueError(f"{self.graph.describe(target)} is not going to run: inputs= makes it needless")
+        if target is not self.current:
+            self._go_on(target.id)
+        else:
+            self._stopped_at()
+        return self.current
+
+    def stop(self) -> None:
+        """Lets a `run` that is under way stop before the next task. For another thread, or a signal's handler."""
+        self._worker.until = _NEXT
+
+    @property
+    def policy(self) -> str:
+        """The policy's name. Another policy may be set at any stop: what comes after the current task goes by it."""
+        return policy_name(self._worker.policy)
+
+    @policy.setter
+    def policy(self, policy: AnyPolicy) -> None:
+        self._check_open()
+        chosen = find_policy(policy)
+        worker = self._worker
+        taken = [self._stopped_at().id] if worker.started and not self._ended else []
+        ran = [*worker.order, *taken]
+        planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, self._needed, ran)
+        waiting = worker.upcoming()
+        worker.follow(chosen, planned, taken)
+        self._planned = planned
+        worker.sort_again = worker.upcoming() != waiting
+
+    @property
+    def trace(self) -> Trace | None:
+        """What has been recorded so far; None with trace=None."""
+        recorder = self._worker.recorder
+        return None if recorder is None else recorder.trace()
+
+    def close(self) -> None:
+        """Ends the session: the task that runs is the last. Does nothing a second time."""
+        self._finalizer()
+        self._worker.join()
+        self._over = self._over or "closed"
+
+    def _task(self, task: Task | ReadyTask | int) -> Task:
+        return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
+
+    def _describe_current(self) -> str:
+        current = self.current
+        return "none" if current is None else self.graph.describe(current)
+
+    def _check_open(self) -> None:
+        if self._over is not None:
+            raise RuntimeError(
+                f"this session is over ({self._over}); start a new one on a fresh forward with th.debug(loss)"
+            )
+
+    def _stopped_at(self) -> Task:
+        """The current task, before which the engine has stopped."""
+        if not self._worker.started:
+            self._go_on(_NEXT)
+        current = self.current
+        if current is None:
+            raise RuntimeError(f"no task is left: all {len(self._worker.order)} have run")
+        return current
+
+    def _go_on(self, until: int) -> None:
+        """Lets the engine run until it stops, or ends."""
+        worker = self._worker
+        worker.until = until
+        try:
+            if worker.started:
+                worker.go_on()
+            else:
+                worker.start()
+            report = worker.reports.get()
+        except BaseException as interrupt:  # of the one who waits
+            self._over = f"{type(interrupt).__name__} while it ran"
+            self.close()
+            raise
+        if report is None:
+            return
+        self._ended = True
+        worker.join()
+        if report:
+            self._over = f"{type(report[0]).__name__} in the backward"
+            try:
+                raise report[0]
+            finally:
+                del report  # else the error would hold itself through this frame
+
+    def _check_fit(self, task: Task, before: Gradients, after: Gradients) -> None:
+        where = self.graph.describe(task)
+        if len(after) != len(before):
+            raise ValueError(f"{where} takes {len(before)} gradients, not {len(after)}")
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            if new is None:
+                continue
+            if not isinstance(new, Tensor):
+                raise TypeError(f"gradient {number} of {where} must be a tensor or None, not a {type(new).__name__}")
+            if old is None:
+                raise ValueError(f"no gradient came to input {number} of {where}, so none can be replaced")
+            for what in ("shape", "dtype", "device", "layout"):
+                if getattr(new, what) != getattr(old, what):
+                    raise ValueError(
+                        f"gradient {number} of {where} has {what} {getattr(old, what)}; the new one has "
+                        f"{getattr(new, what)}"
+                    )

@@ -1,0 +1,647 @@
+"""A session of PyTorch's own engine: where it stops, what it shows, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tapehead as th
+from tapehead.engine.policies import POLICIES, Policy
+from tapehead.engine.schedule import dependencies
+from tapehead.inspector.torch_internals import node_hooks
+
+from .comparing import assert_equal, engine_order, gradients_of
+from .programs import random_program
+
+LIMIT_S = 30.0  # far beyond what anything here takes
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    wait_for(lambda: not session_threads())
+
+
+def session_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tapehead backward"]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, "this never came true"
+        time.sleep(0.001)
+
+
+def native(loss: Tensor, **options: object) -> th.NativeSession:
+    return th.debug(loss, engine="native", **options)
+
+
+def fan() -> tuple[Tensor, Tensor]:
+    x = torch.ones(2, requires_grad=True)
+    return x, torch.stack([x.exp(), x.sin(), x.cos()]).sum()
+
+
+def names(tasks: list[th.Task]) -> list[str]:
+    return [task.short_name for task in tasks]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(sorted(POLICIES)), st.booleans())
+def test_steps_run_what_the_queue_foretold_and_leave_pytorchs_gradients(seed: int, policy: str, limited: bool) -> None:
+    leaves, loss = random_program(seed)
+    inputs = leaves[seed % 6 : seed % 6 + 2] if limited else None
+    loss.backward(inputs=inputs)
+    expected = [leaf.grad for leaf in leaves]
+    leaves, loss = random_program(seed)
+    inputs = leaves[seed % 6 : seed % 6 + 2] if limited else None
+    ran: list[int] = []
+
+    def step_all() -> None:
+        with native(loss, inputs=inputs, policy=policy) as session:
+            while session.current is not None:
+                foretold = session.ready[0].task
+                assert foretold is session.current
+                assert session.step() is foretold
+                ran.append(foretold.id)
+                assert session.order == ran
+            assert session.ready == [] and list(session.trace.order) == ran
+
+    assert engine_order(th.graph(loss), step_all) == ran
+    assert_equal([leaf.grad for leaf in leaves], expected, bitwise=policy == "heap")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 40), st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(POLICIES)))
+def test_another_policy_at_a_stop_holds_for_all_that_comes_after_the_current_task(
+    seed: int, steps: int, first: str, second: str
+) -> None:
+    _, loss = random_program(seed)
+    session = native(loss, policy=first)
+    for _ in range(steps):
+        if session.current is not None:
+            session.step()
+    session.policy = second
+    assert session.policy == second
+    taken = [] if session.current is None or not steps else [session.current.id]
+    expected = rest_by_hand(session.graph, [*session.order, *taken], second)
+    run = session.run()
+    assert run.order == run.planned
+    assert without_ties(session.graph, run.order) == without_ties(session.graph, expected)
+
+
+def without_ties(graph: th.Graph, order: Sequence[int]) -> list[int]:
+    """Leaves have equal numbers under "heap": which of them runs first is the engine's business."""
+    return [-1 if graph.tasks[task].is_leaf else task for task in order]
+
+
+def rest_by_hand(graph: th.Graph, ran: list[int], policy: str) -> list[int]:
+    """The order of a policy that takes over after some tasks have run, as plainly as can be."""
+    missing = dependencies(graph)
+    arrived: list[int] = []
+    ready: list[int] = []
+    order: list[int] = []
+
+    def arrive(task: int) -> None:
+        missing[task] -= 1
+        if not missing[task]:
+            arrived.append(task)
+            ready.append(task)
+
+    key = {
+        "bfs": lambda task: arrived.index(task),
+        "dfs": lambda task: -arrived.index(task),
+        "heap": lambda task: -graph.tasks[task].sequence_nr,
+    }[policy]
+    for root in graph.roots:
+        arrive(root.task)
+    while ready:
+        given = ran[len(order) : len(order) + 1]
+        task = given[0] if given else min(ready, key=key)
+        ready.remove(task)
+        order.append(task)
+        for edge in graph.out_edges[task]:
+            arrive(edge.next_task)
+    return order
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_dynamic_policy_foretells_the_queue_at_each_stop(seed: int) -> None:
+    _, loss = random_program(seed)
+    pick = random.Random(seed)
+    policy = Policy("random", "", lambda task, arrival: (pick.randrange(9),), dynamic=True)
+    session = native(loss, policy=policy)
+    for number in range(len(session.graph)):
+        foretold = session.ready[0].task
+        if number == 7:
+            session.policy = "bfs"
+        elif number == 14:
+            session.policy = policy
+        assert session.current is foretold
+        assert session.step() is foretold
+    assert session.current is None
+
+
+def test_run_to_stops_before_a_task_and_run_finishes() -> None:
+    x, loss = fan()
+    session = native(loss, policy="bfs")
+    sine = next(task for task in session.graph.tasks if task.short_name == "Sin")
+    assert session.run_to(sine) is sine is session.current
+    assert names([session.graph.tasks[task] for task in session.order]) == ["Sum", "Stack", "Exp"]
+    assert session.run_to(sine) is sine
+    with pytest.raises(ValueError, match="has run already"):
+        session.run_to(session.order[0])
+    run = session.run()
+    assert len(run.order) == len(session.graph) == len(session.trace)
+    expected = x.detach().exp() + x.detach().cos() - x.detach().sin()
+    torch.testing.assert_close(x.grad, expected)
+    assert repr(session) == "<NativeSession under bfs: 6 of 6 tasks have run, 0 ready>"
+    with pytest.raises(RuntimeError, match="no task is left: all 6 have run"):
+        session.step()
+    assert session.run().order == run.order
+
+
+def test_run_to_what_inputs_make_needless_is_refused() -> None:
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    with native((x.exp() * y.sin()).sum(), inputs=[x]) as session:
+        needless = next(task for task in session.graph.tasks if task.short_name == "Sin")
+        with pytest.raises(ValueError, match="inputs= makes it needless"):
+            session.run_to(needless)
+
+
+def test_another_task_than_the_next_is_refused() -> None:
+    _, loss = fan()
+    with native(loss, policy="bfs") as session:
+        session.step()
+        session.step()
+        current, other, _ = session.ready
+        with pytest.raises(NotImplementedError, match=r'task 0 Exp.*cannot run task 1 Sin.*engine="direct"'):
+            session.step(other)
+        assert session.step(current) is current.task
+        assert session.step(other.task.id) is other.task
+
+
+def test_gradients_are_seen_and_replaced_at_a_stop() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 3
+    y.register_hook(lambda gradient: gradient * 10)
+    loss = y.sum()
+    session = native(loss)
+    assert [each.tolist() for each in session.gradients] == [1.0]
+    session.step()
+    (gradient,) = session.gradients
+    assert gradient.tolist() == [10.0, 10.0]
+    assert session.waiting(session.current)[0] is gradient
+    with pytest.raises(NotImplementedError, match=r'keeps to itself what waits for task 2.*engine="direct"'):
+        session.waiting(2)
+    session.replace([torch.tensor([1.0, 2.0])])
+    assert session.gradients[0].tolist() == [1.0, 2.0]
+    run = session.run()
+    assert x.grad.tolist() == [3.0, 6.0]
+    (edit,) = run.trace.of(0).edits
+    assert edit.input == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: [torch.ones(3)], ValueError, r"gradient 0 of task 1 Sum.* has shape torch.Size\(\[\]\)"),
+        (lambda: [torch.ones((), dtype=torch.float64)], ValueError, "has dtype torch.float32; the new one has torch.f"),
+        (lambda: [torch.ones((), device="meta")], ValueError, "has device cpu"),
+        (lambda: [3], TypeError, "must be a tensor or None, not a int"),
+        (lambda: [None, None], ValueError, "takes 1 gradients, not 2"),
+    ],
+)
+def test_gradients_that_do_not_fit_are_refused_and_the_session_goes_on(
+    make: Callable[[], list[object]], error: type[Exception], message: str
+) -> None:
+    x = torch.ones(2, requires_grad=True)
+    session = native(x.exp().sum())
+    with pytest.raises(error, match=message):
+        session.replace(make())
+    session.run()
+    torch.testing.assert_close(x.grad, x.detach().exp())
+
+
+def test_a_gradient_can_be_taken_away() -> None:
+    x = torch.ones(2, requires_grad=True)
+    session = native(x.exp().sum())
+    session.replace(None)
+    session.run()
+    assert x.grad is None
+
+
+def test_stop_from_another_thread_stops_before_the_next_task() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y, reached = x, threading.Event()
+
+    def wait(gradient: Tensor) -> None:
+        reached.set()
+        time.sleep(0.05)
+
+    for number in range(200):
+        y = y * 1
+        if number == 150:
+            y.register_hook(wait)
+    session = native(y.sum())
+
+    def stop() -> None:
+        reached.wait()
+        session.stop()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    run = session.run()
+    thread.join()
+    assert 0 < len(run.order) < 60 and session.current is not None
+    assert len(session.run().order) == len(session.graph)
+    assert torch.equal(x.grad, torch.ones(2))
+
+
+def test_stop_from_a_signal_stops_a_run() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 1
+    for _ in range(50):
+        y.register_hook(lambda gradient: time.sleep(0.002))
+        y = y * 1
+    session = native(y.sum())
+    old = signal.signal(signal.SIGALRM, lambda number, frame: session.stop())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        run = session.run()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert 0 < len(run.order) < len(session.graph)
+    session.run()
+    assert torch.equal(x.grad, torch.ones(2))
+
+
+def test_an_interrupt_of_the_caller_ends_the_session_and_goes_on() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 1
+    for _ in range(50):
+        y.register_hook(lambda gradient: time.sleep(0.002))
+        y = y * 1
+    loss = y.sum()
+    session = native(loss, policy="bfs")
+    before = [node._sequence_nr() for node in session.graph.nodes]
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        with pytest.raises(KeyboardInterrupt):
+            session.run()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert not session_threads()
+    assert_untouched(session.graph, before)
+    assert 0 < len(session.order) < len(session.graph) and x.grad is None
+    with pytest.raises(RuntimeError, match="this session is over .KeyboardInterrupt while it ran"):
+        session.step()
+
+
+def assert_untouched(graph: th.Graph, numbers: list[int]) -> None:
+    assert [node._sequence_nr() for node in graph.nodes] == numbers
+    assert [node_hooks(node) for node in graph.nodes] == [([], [])] * len(graph)
+
+
+@pytest.mark.parametrize("how", ["close", "with", "collected", "never started"])
+def test_an_abandoned_session_leaves_no_thread_hook_or_number(how: str) -> None:
+    _, loss = fan()
+    graph = th.graph(loss)
+    numbers = [node._sequence_nr() for node in graph.nodes]
+    session = native(loss, policy="bfs", retain_graph=True)
+    if how != "never started":
+        session.step()
+        session.step()
+        assert len(session_threads()) == 1
+    if how == "with":
+        with session:
+            pass
+    elif how != "collected":
+        session.close()
+        session.close()
+        assert repr(session).endswith("closed>")
+        with pytest.raises(RuntimeError, match="this session is over .closed"):
+            session.step()
+    else:
+        del session
+    wait_for(lambda: not session_threads())
+    assert_untouched(graph, numbers)
+    loss.backward()
+
+
+def test_a_closed_session_keeps_what_was_accumulated() -> None:
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    session = native((x.exp() + y).sum())
+    while y.grad is None:
+        session.step()
+    session.close()
+    assert torch.equal(y.grad, torch.ones(2)) and x.grad is None
+
+
+def test_a_user_who_catches_everything_does_not_keep_a_session_alive() -> None:
+    caught: list[BaseException] = []
+    x = torch.ones(2, requires_grad=True)
+
+    def swallow(gradients: object) -> None:
+        try:
+            with torch.enable_grad():
+                (x * 2).sum().backward()
+        except BaseException as error:
+            caught.append(error)
+
+    y = x * 3
+    y.grad_fn.register_prehook(swallow)
+    session = native(y.sum())
+    session.step()
+    session.close()
+    assert caught == [] and not session_threads()
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ZeroDivisionError("mine")
+
+
+def test_an_error_arrives_in_the_caller_with_task_module_and_line() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Failing.apply(self.inner(x))
+
+    model = nn.Sequential(Model())
+    with th.capture():
+        loss = model(torch.ones(1, 2)).sum()
+    session = native(loss, policy="bfs")
+    numbers = [node._sequence_nr() for node in session.graph.nodes]
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        session.run()
+    (note,) = caught.value.__notes__
+    assert note.startswith("tapehead: raised in task 2 FailingBackward (0, test_session.py:")
+    assert [entry.name for entry in caught.traceback][-1] == "backward"
+    assert not session_threads()
+    assert_untouched(session.graph, numbers)
+    with pytest.raises(RuntimeError, match="over .ZeroDivisionError in the backward"):
+        session.run()
+
+
+def test_a_hook_that_raises_at_a_stop_is_told_from_the_task_that_had_run() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+
+    def fail(gradient: Tensor) -> None:
+        raise ZeroDivisionError
+
+    y.register_hook(fail)
+    session = native(y.sum())
+    with pytest.raises(ZeroDivisionError) as caught:
+        session.step()
+    assert caught.value.__notes__ == ["tapehead: raised in the hooks that run before task 0 ExpBackward0"]
+    assert session.order == [1]
+
+
+def test_backwards_in_hooks_and_checkpoints_are_no_tasks_of_the_session() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+
+    def inner(gradient: Tensor) -> None:
+        with torch.enable_grad():
+            (x * 3).sum().backward()
+
+    y.register_hook(inner)
+    z = torch.utils.checkpoint.checkpoint(lambda y: (y * x).sum(), y, use_reentrant=True)
+    session = native(z)
+    stops = []
+    while session.current is not None:
+        stops.append(session.step().id)
+    assert sorted(stops) == list(range(len(session.graph)))
+    assert torch.equal(x.grad, torch.full((2,), 7.0))
+
+
+def test_hooks_that_come_at_a_stop_are_seen_by_it() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    z = y * 3
+    session = native(z.sum())
+    session.step()
+    y.grad_fn.register_prehook(lambda gradients: (gradients[0] * 10,))
+    session.step()
+    assert session.gradients[0].tolist() == [30.0, 30.0]
+    x.register_hook(lambda gradient: gradient * 5)
+    leaf = session.graph.nodes[-1]
+    leaf.register_prehook(lambda gradients: (gradients[0] + 1,))
+    session.step()
+    assert session.gradients[0].tolist() == [301.0, 301.0]
+    session.run()
+    assert x.grad.tolist() == [301.0, 301.0]
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class Renaming(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names.append(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
+
+
+def test_torchs_state_of_the_caller_holds_in_the_sessions_thread() -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="default")
+
+    def state() -> list[object]:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return [
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+            torch.ones(1).device,
+            (torch.ones(2, 2) @ torch.ones(2, 2)).dtype,
+            hooks and hooks[0](torch.ones(1)) == "packed",
+            torch._C._is_multithreading_enabled(),
+            variable.get(),
+            torch.is_grad_enabled(),
+        ]
+
+    def collect(run: Callable[[Tensor], object]) -> tuple[list[object], list[str], list[str]]:
+        x = torch.ones(2, requires_grad=True)
+        y = x * 2
+        loss = y.sum()
+        seen: list[object] = []
+        y.register_hook(lambda gradient: seen.append((state(), (gradient * 2).tolist())) and None)
+        counting, renaming = Counting(), Renaming()
+        variable.set("mine")
+        with (
+            torch.autocast("cpu", dtype=torch.float16, cache_enabled=False),
+            torch.autograd.graph.saved_tensors_hooks(lambda tensor: "packed", lambda packed: None),
+            torch.autograd.set_multithreading_enabled(False),
+            torch.device("meta"),
+            counting,
+            renaming,
+        ):
+            counting.names.clear()
+            renaming.names.clear()
+            run(loss)
+        return seen, counting.names, [name for name in renaming.names if name == "mul"]
+
+    gradient = torch.ones(())
+    expected = collect(lambda loss: loss.backward(gradient))
+    found = collect(lambda loss: native(loss, grad_tensors=gradient, trace=None).run())
+    assert found[0] == expected[0] and expected[0]
+    assert found[2] == expected[2]
+    assert [name for name in found[1] if "mul" in name] == [name for name in expected[1] if "mul" in name]
+
+
+def test_what_the_sessions_thread_cannot_have_is_refused() -> None:
+    _, loss = fan()
+    with torch.profiler.profile(), pytest.raises(NotImplementedError, match=r'a profiler.*engine="direct"'):
+        native(loss)
+    _, loss = fan()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), pytest.raises(NotImplementedError, match="FakeTensorMode"):
+        native(loss)
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph), pytest.raises(RuntimeError, match="compiled"):
+        native(loss)
+
+
+def test_a_thousand_sessions_leave_nothing() -> None:
+    """Run out, closed at a stop, failed and let go in turns."""
+
+    def one(number: int) -> list[weakref.ref[Tensor]]:
+        x = torch.ones(2, requires_grad=True)
+        y = x.exp()
+        if number % 4 == 3:
+            y = Failing.apply(y)
+        loss = y.sum()
+        session = native(loss, policy="bfs", trace="cheap")
+        found = [weakref.ref(each) for each in (x, y, loss)]
+        if number % 4 == 3:
+            with pytest.raises(ZeroDivisionError):
+                session.run()
+        elif number % 4 == 0:
+            session.run()
+        else:
+            session.step()
+            found.append(weakref.ref(session.gradients[0]))
+            if number % 4 == 1:
+                session.close()
+        return found
+
+    kept: list[weakref.ref[Tensor]] = []
+    objects = []
+    for number in range(1000):
+        kept.extend(one(number))
+        if number in (99, 999):
+            wait_for(lambda: not session_threads())
+            gc.collect()
+            assert [each() for each in kept if each() is not None] == []
+            kept.clear()
+            objects.append(len(gc.get_objects()))
+    assert objects[1] - objects[0] < 100
+
+
+def test_an_open_session_does_not_hold_up_the_interpreters_end() -> None:
+    script = (
+        "import torch, tapehead as th\n"
+        "x = torch.ones(2, requires_grad=True)\n"
+        "session = th.debug(x.exp().sum(), engine='native')\n"
+        "session.step()\n"
+        "kept = [session]; kept.append(kept)\n"
+        "print(session.current.short_name, flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Exp\n", "")
+
+
+def test_two_sessions_at_once_share_leaves_and_each_keeps_its_order() -> None:
+    layer = nn.Linear(4, 4)
+    leaves = list(layer.parameters())
+    losses = [layer(torch.ones(2, 4)).sum(), layer(torch.ones(3, 4)).square().sum()]
+    expected = gradients_of(leaves, lambda: [loss.backward(retain_graph=True) for loss in losses])
+    sessions = [native(loss, policy=policy) for loss, policy in zip(losses, ("bfs", "dfs"), strict=True)]
+    while any(session.current for session in sessions):
+        for session in sessions:
+            if session.current is not None:
+                foretold = session.current
+                assert session.step() is foretold
+    assert_equal([leaf.grad for leaf in leaves], expected, bitwise=False)
+    for node, _ in losses[0].grad_fn.next_functions[0][0].next_functions:
+        assert node is None or "Accumulate" not in node.name() or node._sequence_nr() == 2**64 - 1
+
+
+def test_a_session_in_a_thread_other_than_the_main_one() -> None:
+    x, loss = fan()
+    runs: list[th.Run] = []
+    thread = threading.Thread(target=lambda: runs.append(native(loss).run()))
+    thread.start()
+    thread.join()
+    assert len(runs[0].order) == 6 and x.grad is not None
+
+
+def test_debug_picks_the_engine() -> None:
+    _, loss = fan()
+    assert type(th.debug(loss)) is th.Stepper
+    assert type(th.debug(loss, engine="native")) is th.NativeSession
+    with pytest.raises(ValueError, match="no engine 'turbo'; known are native, direct"):
+        th.debug(loss, engine="turbo")
+
+
+@pytest.mark.gpu
+def test_a_session_has_the_callers_device_and_streams_and_one_queue() -> None:
+    x = torch.ones(64, device="cuda", requires_grad=True)
+    stream = torch.cuda.Stream()
+    seen = []
+    with torch.cuda.stream(stream):
+        y = (x * 2).cpu() + torch.ones(64, requires_grad=True)
+        loss = y.sum()
+        y.register_hook(lambda gradient: seen.append((torch.cuda.current_stream(), threading.current_thread().name)))
+        session = native(loss, policy="bfs")
+        while session.current is not None:
+            foretold = session.current
+            assert session.step() is foretold
+    assert seen == [(stream, "tapehead backward")]
+    assert torch.equal(x.grad, torch.full((64,), 2.0, device="cuda"))
