@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..inspector.graph import Graph
-from ..inspector.torch_internals import leaf_of, reducer_buckets
+from ..inspector.torch_internals import leaf_of, reducer_buckets, reductions_are_delayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,17 @@ class Bucket:
         wrapper: which of the graph's DDP modules it belongs to, from 0.
         index: its place in that module's row of buckets, in which the all-reduces start.
         tasks: the leaf tasks that fill it.
-        unused: how many of its parameters have no task in this graph. DDP never reduces such a bucket unless
-            `awaits_unused` is False.
-        awaits_unused: whether DDP waits for them; not so with `find_unused_parameters` or `static_graph`.
+        missing: how many of its parameters have no task in this graph and are waited for in vain. DDP waits for none
+            with `find_unused_parameters` or `static_graph`.
+        delayed: whether all all-reduces wait for the end of the backward: so the first with `static_graph`.
         nbytes: bytes that are reduced.
     """
 
     wrapper: int
     index: int
     tasks: tuple[int, ...]
-    unused: int
-    awaits_unused: bool
+    missing: int
+    delayed: bool
     nbytes: int
 
 
@@ -42,8 +42,8 @@ class Reduction:
     Attributes:
         bucket: what is reduced.
         completed_by: the task that brings its last gradient; None if that never comes.
-        started_by: the task at whose end its all-reduce starts, which is later where a bucket before it is not complete
-            yet; None if that never is.
+        started_by: the task at whose end its all-reduce starts: later than `completed_by` where a bucket before it was
+            not complete yet. None if no task's end starts it.
     """
 
     bucket: Bucket
@@ -52,19 +52,17 @@ class Reduction:
 
 
 def buckets_of(graph: Graph) -> tuple[Bucket, ...]:
-    """The buckets into which the leaves of a graph fall, between the forward and its backward.
+    """The buckets into which the leaves of a graph fall, if asked between the forward and its backward.
 
-    That is when they are right: DDP makes up its buckets anew in the forward of the second step, after the order in
-    which the gradients came in the first. So a policy that is in force from the start gets buckets that suit it. The
+    DDP makes up its buckets anew in the forward of the second step, after the order in which the gradients came in the
+    first: under a policy that is in force from the start they suit it. Its order must be the same in all processes. The
     DDP modules are found among the objects which Python's garbage collector tracks.
-
-    Known limitations: with `static_graph=True` the all-reduces of the very first backward all start at its end.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return ()
     tasks = {id(leaf_of(graph.nodes[task.id])): task.id for task in graph.tasks if task.is_leaf}
-    found: list[Bucket] = []
     wrappers = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+    found: list[Bucket] = []
     number = 0
     for wrapper in wrappers:
         if not wrapper.require_backward_grad_sync:  # no_sync()
@@ -72,37 +70,35 @@ def buckets_of(graph: Graph) -> tuple[Bucket, ...]:
         filled = []
         for index, (parameters, nbytes) in enumerate(reducer_buckets(wrapper)):
             in_graph = tuple(tasks[id(each)] for each in parameters if id(each) in tasks)
-            awaits = not (wrapper.find_unused_parameters or wrapper.static_graph)
-            filled.append(Bucket(number, index, in_graph, len(parameters) - len(in_graph), awaits, nbytes))
+            waits = not (wrapper.find_unused_parameters or wrapper.static_graph)
+            missing = len(parameters) - len(in_graph) if waits else 0
+            filled.append(Bucket(number, index, in_graph, missing, reductions_are_delayed(wrapper), nbytes))
         if any(bucket.tasks for bucket in filled):
             found += filled
             number += 1
     return tuple(found)
 
 
-def reductions(buckets: Iterable[Bucket], order: Sequence[int]) -> tuple[Reduction, ...]:
-    """When each bucket is complete and when its all-reduce starts, if the tasks run in this order (reducer.cpp)."""
+def reductions(buckets: Sequence[Bucket], order: Sequence[int]) -> tuple[Reduction, ...]:
+    """When each bucket is complete and its all-reduce starts, if the tasks end in this order (reducer.cpp)."""
+    never = len(order)
     place = {task: number for number, task in enumerate(order)}
-    last_start: dict[int, int] = {}  # by wrapper: the place at which the bucket before starts
-    first: dict[int, int] = {}  # by wrapper: the place of its first leaf, where unused parameters are counted in
-    buckets = tuple(buckets)
+    first: dict[int, int] = {}  # by wrapper: the place of its first leaf, before which nothing counts as complete
     for bucket in buckets:
-        for task in bucket.tasks:
-            if task in place:
-                first[bucket.wrapper] = min(first.get(bucket.wrapper, len(order)), place[task])
+        places = (place.get(task, never) for task in bucket.tasks)
+        first[bucket.wrapper] = min((first.get(bucket.wrapper, never), *places))
     found = []
+    start = {}  # by wrapper: the place at which the bucket before starts
     for bucket in buckets:
-        never = len(order)
-        ends = [place.get(task, never) for task in bucket.tasks]
-        if bucket.unused:
-            ends.append(never if bucket.awaits_unused else first.get(bucket.wrapper, never))
-        completed = max(ends)
-        started = last_start[bucket.wrapper] = max(completed, last_start.get(bucket.wrapper, -1))
+        completed = max((place.get(task, never) for task in bucket.tasks), default=first[bucket.wrapper])
+        if bucket.missing:
+            completed = never
+        started = start[bucket.wrapper] = max(completed, start.get(bucket.wrapper, completed))
         found.append(
             Reduction(
                 bucket,
                 None if completed == never else order[completed],
-                None if started == never else order[started],
+                None if started == never or bucket.delayed else order[started],
             )
         )
     return tuple(found)

@@ -6,15 +6,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import get_args
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..inspector.torch_internals import redirect_backward, torch_backward
-from .backward import backward
+from .backward import backward, check_engine
+from .native import Queues
 from .policies import AnyPolicy, find_policy, policy_name
 from .run import Engine, Run
+from .statistics import Level
 
 _lock = threading.Lock()
 _installed: list[Installation] = []
@@ -31,12 +32,20 @@ class Installation:
             hooks and leaves hold. `on_run` gets each one.
     """
 
-    def __init__(self, policy: AnyPolicy, engine: Engine, on_run: Callable[[Run], object] | None) -> None:
-        if engine not in get_args(Engine):
-            raise ValueError(f"there is no engine {engine!r}; known are {', '.join(get_args(Engine))}")
+    def __init__(
+        self,
+        policy: AnyPolicy,
+        engine: Engine,
+        trace: Level | None,
+        queues: Queues,
+        on_run: Callable[[Run], object] | None,
+    ) -> None:
+        check_engine(engine)
         self.backwards = 0
         self.engine: Engine = engine
         self._policy = find_policy(policy)
+        self._trace = trace
+        self._queues = queues
         self._on_run = on_run
         global _end_redirect
         with _lock:
@@ -88,6 +97,8 @@ class Installation:
             inputs or None,
             policy=self._policy,
             engine=self.engine,
+            trace=self._trace,
+            queues=self._queues,
         )
         with _lock:
             self.backwards += 1
@@ -111,7 +122,12 @@ def _run_installed(
 
 
 def install(
-    policy: AnyPolicy = "heap", *, engine: Engine = "native", on_run: Callable[[Run], object] | None = None
+    policy: AnyPolicy = "heap",
+    *,
+    engine: Engine = "native",
+    trace: Level | None = None,
+    queues: Queues = "one",
+    on_run: Callable[[Run], object] | None = None,
 ) -> Installation:
     """From now on every `.backward()` is a `th.backward` with this policy, so that a training loop needs no change.
 
@@ -121,13 +137,13 @@ def install(
     several processes train together (DDP), each must install the same policy.
 
     Args:
-        policy, engine: as for `th.backward`.
+        policy, engine, trace, queues: as for `th.backward`.
         on_run: called with the `Run` of each backward, in the thread of that one.
 
     Raises:
         ValueError: unknown policy or engine.
     """
-    return Installation(policy, engine, on_run)
+    return Installation(policy, engine, trace, queues, on_run)
 
 
 def uninstall() -> None:
@@ -140,11 +156,16 @@ def uninstall() -> None:
 
 @contextmanager
 def policy(
-    policy: AnyPolicy, *, engine: Engine = "native", on_run: Callable[[Run], object] | None = None
+    policy: AnyPolicy,
+    *,
+    engine: Engine = "native",
+    trace: Level | None = None,
+    queues: Queues = "one",
+    on_run: Callable[[Run], object] | None = None,
 ) -> Iterator[Installation]:
     """Meanwhile every `.backward()` runs in the order of a policy: `with th.policy("bfs"): trainer.fit(model)`.
 
     Also a decorator: `@th.policy("bfs")` above a training step. For the arguments and what is covered see `th.install`.
     """
-    with install(policy, engine=engine, on_run=on_run) as installation:
+    with install(policy, engine=engine, trace=trace, queues=queues, on_run=on_run) as installation:
         yield installation

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..inspector.graph import Graph, Task, TensorMeta
 from ..inspector.torch_internals import function_mode_is_on, unobserved
+from .buckets import Bucket, Reduction, buckets_of, reductions
 from .policies import Choice, Key, Policy, QueueState, policy_name
 from .ready_queue import ReadyQueue, ready_queue, sort_key
 from .statistics import Form, Level, Statistics, form_of, measure
@@ -156,6 +157,7 @@ class Recorder:
         self.policy = policy
         self.level: Level = level
         self._tasks = graph.tasks
+        self._buckets = buckets_of(graph)
         self._out_edges = graph.out_edges
         self._measures = level != "off"
         self._columns = empty_columns(len(graph), level)
@@ -252,6 +254,7 @@ class Recorder:
                 tuple(self._edits),
                 self._table,
                 self._key_of(columns.arrivals),
+                self._buckets,
             )
 
     def _key_of(self, arrivals: array[int]) -> Callable[[int], Key] | None:
@@ -313,6 +316,7 @@ class Trace:
         edits: the gradients that were replaced by hand.
         table: the gradients' statistics.
         key: from the number of an arrival to what the policy sorts by; None for a user's own choice.
+        buckets: those of DistributedDataParallel that its leaves fill.
     """
 
     graph: Graph
@@ -326,6 +330,7 @@ class Trace:
     edits: tuple[EditRow, ...]
     table: StatisticsTable
     key: Callable[[int], Key] | None
+    buckets: tuple[Bucket, ...] = ()
 
     def __len__(self) -> int:
         return len(self.columns.order)
@@ -362,6 +367,12 @@ class Trace:
         """The ready tasks before the task of this place was picked, each with its label, in the order in which the
         policy would run them; under a user's own choice in order of arrival. With place = len(trace) what is left."""
         return self._replay.entries(place)
+
+    @cached_property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """Which task completed each bucket of DistributedDataParallel, and which started its all-reduce."""
+        ended = [task_id for task_id in self.columns.order if self.columns.ended_ns[task_id] >= 0]
+        return reductions(self.buckets, ended)
 
     @cached_property
     def _places(self) -> dict[int, int]:
@@ -547,6 +558,16 @@ class TaskRecord:
     def hooks(self) -> tuple[Hook, ...]:
         """The hooks that ran, in order."""
         return tuple(self.trace._hooks_by_task.get(self._id, ()))
+
+    @property
+    def completed(self) -> tuple[Bucket, ...]:
+        """The buckets of DistributedDataParallel whose last gradient it brought."""
+        return tuple(each.bucket for each in self.trace.reductions if each.completed_by == self._id)
+
+    @property
+    def reduced(self) -> tuple[Bucket, ...]:
+        """The buckets whose all-reduce started at its end: also those that were complete and had to wait."""
+        return tuple(each.bucket for each in self.trace.reductions if each.started_by == self._id)
 
     @property
     def edits(self) -> tuple[Edit, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import os
 import zlib
@@ -17,6 +18,7 @@ import torch
 from ..inspector.graph import Graph
 from ..inspector.graph_file import meta_fields, meta_of, read_graph, write_graph
 from ..inspector.json_columns import ColumnWriter, Section, read_section
+from .buckets import Bucket
 from .run import Engine, Run
 from .statistics import BINS, EDGES, Form, Level
 from .statistics_table import StatisticsColumns, StatisticsTable
@@ -42,7 +44,8 @@ def save(run: Run, path: str | Path) -> Path:
     - `trace`: null where none was recorded. `rule`, `level` and the columns as in `Trace` and `Columns`; `order` is
       null where it is the run's. `labels`: [text, "task", "arrival" or null]. `forms`: null for what the graph says, or
       for each gradient null or [shape, dtype, device, layout]. `hooks`: [kind, name]. `edits`: [task, input, form, row,
-      form, row], before and after, with forms as in `forms` and rows of `statistics` or -1. `key`: for each arrival a
+      form, row], before and after, with forms as in `forms` and rows of `statistics` or -1. `buckets`: [wrapper, index,
+      tasks, missing, delayed, nbytes] as in `Bucket`. `key`: for each arrival a
       rank, of which the policy takes the least first; of equal ones as `binary_heap.py` says; null for a user's own
       choice.
       `statistics`: null at level "off", else the columns of `StatisticsColumns`, `forms` as [shape, dtype, device,
@@ -168,6 +171,7 @@ def _write_trace(writer: ColumnWriter, trace: Trace, order: Sequence[int]) -> No
             for edit in trace.edits
         ),
     )
+    writer.value("buckets", [dataclasses.astuple(bucket) for bucket in trace.buckets])
     if trace.key is None:
         writer.value("key", None)
     else:
@@ -254,6 +258,7 @@ def _read_trace(section: Section, graph: Graph, policy: str, order: array[int]) 
         edits,
         table,
         (lambda arrival: (key[arrival],)) if keyed else None,
+        tuple(_bucket(section, row, len(graph)) for row in section.rows("buckets")),
     )
 
 
@@ -341,6 +346,14 @@ def _edit(section: Section, row: Any, graph: Graph, rows: int) -> EditRow:
             if in_range and all(-1 <= each < rows for each in (before_row, after_row)):
                 return EditRow(task, number, forms[0], before_row, forms[1], after_row)
     raise section.wrong("edits", f"has an entry that leads nowhere: {row!r:.80}")
+
+
+def _bucket(section: Section, row: Any, tasks: int) -> Bucket:
+    match row:
+        case [int(wrapper), int(index), [*filled], int(missing), bool(delayed), int(nbytes)]:
+            if all(type(task) is int and 0 <= task < tasks for task in filled):
+                return Bucket(wrapper, index, tuple(filled), missing, delayed, nbytes)
+    raise section.wrong("buckets", f"has an entry that is no bucket: {row!r:.80}")
 
 
 def _read_statistics(section: Section) -> StatisticsTable:

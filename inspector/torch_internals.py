@@ -853,3 +853,8 @@ def reducer_buckets(wrapper: DistributedDataParallel) -> list[tuple[list[Tensor]
         buckets = wrapper.reducer._get_zeros_like_grad_buckets()
     buckets.sort(key=lambda bucket: bucket.index())
     return [(bucket.parameters(), bucket.buffer().nbytes) for bucket in buckets]
+
+
+def reductions_are_delayed(wrapper: DistributedDataParallel) -> bool:
+    """Whether a DistributedDataParallel is about to learn its static graph, and reduces all at the backward's end."""
+    return wrapper.static_graph and not wrapper._static_graph_delay_allreduce_enqueued
