@@ -88,7 +88,7 @@ def reductions(buckets: Sequence[Bucket], order: Sequence[int]) -> tuple[Reducti
         places = (place.get(task, never) for task in bucket.tasks)
         first[bucket.wrapper] = min((first.get(bucket.wrapper, never), *places))
     found = []
-    start = {}  # by wrapper: the place at which the bucket before starts
+    start: dict[int, int] = {}  # by wrapper: the place at which the bucket before starts
     for bucket in buckets:
         completed = max((place.get(task, never) for task in bucket.tasks), default=first[bucket.wrapper])
         if bucket.missing:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from itertools import islice
 from traceback import FrameSummary
-from types import FunctionType, TracebackType
+from types import CodeType, TracebackType
 from typing import Any, NamedTuple, NewType, Protocol
 
 import torch
@@ -206,17 +206,18 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-def keep_compiler_out(function: FunctionType) -> None:
+def keep_compiler_out(function: Callable[..., object]) -> None:
     """When compiled code calls the function, torch.compile looks neither into it nor into what it calls.
 
     As `torch.compiler.disable` does, which would load the compiler where nobody uses it.
     """
-    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    code: CodeType = function.__code__
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 EngineRun = Callable[..., tuple[Tensor, ...]]
 Redirect = Callable[
-    [Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Tensor | GradientEdge]], None
+    [Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Any]], None
 ]
 """Gets tensors, gradients, retain_graph, create_graph and inputs of a backward, as torch completed them."""
 
@@ -835,7 +836,7 @@ class ThreadState:
 _thread = _Thread()
 
 
-class _NoZeros(TorchDispatchMode):
+class _NoZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Meanwhile `zeros_like` gives back what it was asked to be like."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -849,7 +850,7 @@ def reducer_buckets(wrapper: DistributedDataParallel) -> list[tuple[list[Tensor]
 
     torch tells of them in copies filled with zeros, as large as all gradients. Here they are not copied.
     """
-    with _NoZeros():
+    with _NoZeros():  # type: ignore[no-untyped-call]
         buckets = wrapper.reducer._get_zeros_like_grad_buckets()
     buckets.sort(key=lambda bucket: bucket.index())
     return [(bucket.parameters(), bucket.buffer().nbytes) for bucket in buckets]

@@ -28,7 +28,7 @@ REFUSAL = "the direct engine cannot"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one test: passed, failed, skipped, or crashed; its traceback; backwards that were redirected."""
+    """What became of one test: passed, failed, skipped or crashed; its traceback; backwards that were redirected."""
 
     outcome: str
     text: str
@@ -83,7 +83,10 @@ def compare(plain: dict[str, Result], redirected: dict[str, Result], redirect: s
     worse = {test: redirected[test] for test in passing if redirected[test].outcome not in ("passed", "skipped")}
     reasons = {test: _reason(test, redirect, result) for test, result in worse.items()}
     backwards = sum(result.backwards for result in redirected.values())
-    table = Table(title=f"{redirect}: {backwards} backwards redirected, {len(worse)} of {len(passing)} tests differ")
+    console.print(f"{redirect}: {backwards} backwards redirected, {len(worse)} of {len(passing)} tests differ")
+    if not worse:
+        return 0
+    table = Table()
     table.add_column("test")
     table.add_column("error", overflow="fold")
     table.add_column("reason", overflow="fold")
@@ -121,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="upstream", description=__doc__)
     parser.add_argument("test_autograd", type=Path, metavar="FILE", help="test/test_autograd.py of a PyTorch checkout")
-    parser.add_argument("--redirect", action="append", metavar="'POLICY ENGINE'", help="default: heap and bfs, native")
+    parser.add_argument("--redirect", action="append", metavar="'POLICY ENGINE [TRACE]'", help="default: heap and bfs")
     parser.add_argument("-k", dest="keyword", metavar="EXPRESSION", help="only these tests, as pytest's -k")
     parser.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="for one run of the file")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the tracebacks there")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NATIVE_BFS = ("bfs native",)
+NATIVE_BFS = ("bfs native", "bfs native full")
 
 KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (

@@ -1,7 +1,7 @@
 """A pytest plugin: every `.backward()` of the tests goes to tapehead; what became of each test is one line of a file.
 
-`-p redirected`, with TAPEHEAD_REDIRECT="bfs native" (or "plain") and TAPEHEAD_RESULTS=FILE in the environment. A line
-is written when a test starts, too, so that one which ends the process is known.
+`-p redirected`, and in the environment TAPEHEAD_RESULTS=FILE and TAPEHEAD_REDIRECT="bfs native", "bfs native full"
+(with a trace) or "plain". A line is written when a test starts, too, so that one which ends the process is known.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if _redirect == ["plain"]:
         return (yield)
-    policy, engine = _redirect
-    with th.policy(policy, engine=engine) as installation:  # type: ignore[arg-type]
+    policy, engine, *level = _redirect
+    with th.policy(policy, engine=engine, trace=level[0] if level else None) as installation:
         try:
             return (yield)
         finally:
