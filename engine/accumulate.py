@@ -16,36 +16,43 @@ def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[ob
     """What an AccumulateGrad does (accumulate_grad.h), its post-accumulate hooks included.
 
     The first gradient becomes .grad itself, without a copy, where nobody else holds it and its strides suit the leaf's.
-    Called from Python the node would always copy, since the call's arguments hold the gradient too.
+    The node itself would look at reference counts, which are others when Python calls it.
 
     Args:
-        gradients: its input buffer. Nobody but the caller's list may hold the gradient, or it is copied.
+        gradients: its input buffer. If anything but this list holds the gradient, it is copied.
         on_hook: is told of each hook before that runs.
     """
     if gradients[0] is None:
         return
     leaf = leaf_of(node)
+    hooks = post_accumulate_hooks(leaf)
     if on_hook is not None:
-        for hook in post_accumulate_hooks(leaf):
+        for hook in hooks:
             on_hook(hook)
-    if leaf.grad is None and not torch.is_grad_enabled() and _may_become(gradients, leaf):
-        leaf.grad = gradients[0].detach()
-        for hook in post_accumulate_hooks(leaf):
-            if hook(leaf) is not None:
-                raise RuntimeError("Tensor post accumulate grad hooks should return None.")
-    else:
+    if leaf.grad is not None or torch.is_grad_enabled() or not _plain(gradients[0], leaf):
         call_node(node, gradients)
+        return
+    if _suits(gradients[0], leaf) and owned_alone(gradients, 0):
+        leaf.grad = gradients[0].detach()
+    elif is_dense(leaf):
+        leaf.grad = torch.empty_strided(
+            leaf.shape, leaf.stride(), dtype=gradients[0].dtype, device=gradients[0].device
+        ).copy_(gradients[0])
+    else:
+        leaf.grad = gradients[0].clone(memory_format=torch.contiguous_format)
+    for hook in hooks:
+        if hook(leaf) is not None:
+            raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
 
-def _may_become(gradients: list[Tensor | None], leaf: Tensor) -> bool:
-    """Whether the gradient can be the leaf's .grad as it is (accumulate_grad.h, case 1.1)."""
-    gradient = gradients[0]
-    if type(gradient) is not Tensor or gradient.layout is not torch.strided or leaf.layout is not torch.strided:
-        return False
-    fits = (gradient.dtype, gradient.device, gradient.shape) == (leaf.dtype, leaf.device, leaf.shape)
-    fits = fits and not leaf.is_nested and not gradient._is_zerotensor() and _suits(gradient, leaf)
-    del gradient
-    return fits and owned_alone(gradients, 0)
+def _plain(gradient: Tensor, leaf: Tensor) -> bool:
+    """Whether both are strided tensors of the same form, without anything that would want a rule of its own."""
+    return (
+        type(gradient) is Tensor
+        and gradient.layout is leaf.layout is torch.strided
+        and (gradient.dtype, gradient.device, gradient.shape) == (leaf.dtype, leaf.device, leaf.shape)
+        and not (leaf.is_nested or gradient._is_zerotensor() or leaf._is_zerotensor())
+    )
 
 
 def _suits(gradient: Tensor, leaf: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -379,7 +380,8 @@ class Stepper:
         edges = [GradientEdge(child, number) for child, number in node.next_functions if child is not None]
         if not free:
             edges = edges[:1] if self._needed is not None else []
-        outputs = self._graph_task.run_in_engine(node, gradients, edges, free)
+        with self._watch.own_hooks() if free else nullcontext():
+            outputs = self._graph_task.run_in_engine(node, gradients, edges, free)
         if task.kind in _APPLIED:
             free_function(node)
         return outputs

@@ -39,6 +39,7 @@ class GraphTask:
         self.limited = limited
         self._nodes = nodes
         self._body: Callable[[], None] | None = None
+        self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._finished = False
 
@@ -57,12 +58,18 @@ class GraphTask:
             self.number = real_graph_task_id()
         body, self._body = self._body, None
         assert body is not None
-        body()
+        try:
+            body()
+        except BaseException as error:  # in anomaly mode the engine would blame the leaf from which it started
+            self._error = error
 
     def run(self, body: Callable[[], None]) -> None:
         """Calls `body` in a run of the engine, with the grad mode of the backward."""
         self._body = body
         run_as_backward(self, self.keep_graph, self.create_graph)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def finish(self) -> None:
         """Leaves the callbacks to the run which is under way: the engine calls them at its end, and theirs."""
@@ -117,6 +124,8 @@ class GraphTask:
             if free:
                 for next_node in {edge.node for edge in wanted}:
                     stack.callback(next_node.register_prehook(stop).remove)
+            if torch.is_anomaly_enabled():  # the caller looks for NaN, and tells of errors, but not of the end of the run
+                stack.enter_context(torch.autograd.set_detect_anomaly(False))
             stack.enter_context(suppress(_Enough))
             run_engine(roots, given, self.keep_graph, self.create_graph, list(wanted), accumulate=not wanted)
         return taken

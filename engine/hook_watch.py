@@ -6,6 +6,7 @@ import gc
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from weakref import ref
 
 from torch import Tensor
@@ -21,7 +22,7 @@ class HookWatch:
     Each hook of `register_hook` and its kin stands in an OrderedDict under the number of its handle, and handles are
     counted; a tensor whose gradient is retained says so. Both are found among the objects which Python's garbage
     collector tracks; where some are frozen (`gc.freeze`), nothing can be said. Hooks of modules and optimizers look the
-    same: they cost the time of asking the nodes, and nothing else.
+    same, and are told apart by who holds them.
     """
 
     def __init__(self, nodes: Collection[Node]) -> None:
@@ -30,15 +31,16 @@ class HookWatch:
         self._found = gc.get_freeze_count() > 0
         self._tensors: list[ref[Tensor]] = []  # of these nodes; only they can be told to retain their gradient
         tensors = _subclasses(Tensor)
+        registries: list[OrderedDict[int, object]] = []
         with without_torch_function():
             for found in gc.get_objects():
                 kind = type(found)
                 if kind is OrderedDict:
-                    self._found = self._found or (
-                        bool(found) and all(type(key) is int for key in found) and not is_own(found)
-                    )
+                    if found and not is_own(found) and all(type(key) is int for key in found):
+                        registries.append(found)
                 elif kind in tensors and _node_of(found) in of_graph:
                     self._tensors.append(ref(found))
+        self._found = self._found or not _belong_to_modules(registries)
 
     @contextmanager
     def own_hooks(self) -> Iterator[None]:
@@ -54,6 +56,18 @@ class HookWatch:
     def registered(self) -> bool:
         """The same without retained gradients; costs next to nothing."""
         return self._found or RemovableHandle.next_id != self._handles
+
+
+def _belong_to_modules(registries: list[OrderedDict[int, object]]) -> bool:
+    """Whether Python objects hold all of these: hooks of modules and optimizers. Those of nodes are held by C++ alone,
+    or by a tensor or the node."""
+    if not registries:
+        return True
+    held: set[int] = set()
+    for holder in gc.get_referrers(*registries):
+        if holder is not registries and not isinstance(holder, Tensor | Node | FrameType):
+            held.update(map(id, gc.get_referents(holder)))
+    return all(id(registry) in held for registry in registries)
 
 
 def _node_of(tensor: Tensor) -> Node | None:

@@ -25,9 +25,7 @@ def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
     for each in found:
         if isinstance(each, Tensor):
-            if not each.requires_grad:
-                raise RuntimeError("One of the differentiated Tensors does not require grad")
-            each.retain_grad()
+            each.retain_grad()  # raises where no gradient is required
     return found
 
 

@@ -216,9 +216,7 @@ def keep_compiler_out(function: Callable[..., object]) -> None:
 
 
 EngineRun = Callable[..., tuple[Tensor, ...]]
-Redirect = Callable[
-    [Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Any]], None
-]
+Redirect = Callable[[Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Any]], None]
 """Gets tensors, gradients, retain_graph, create_graph and inputs of a backward, as torch completed them."""
 
 _DOOR = "_engine_run_backward"
@@ -279,6 +277,7 @@ def torch_backward(*args: Any, **kwargs: Any) -> None:
 _pins: list[Pin] = []
 _pins_lock = threading.RLock()
 _TOP = 2**63  # above each pinned number
+_ROOM = 2**20  # between two of them, for those of a pin inside this one
 
 
 class Pin:
@@ -287,23 +286,35 @@ class Pin:
     The engine's ready queue pops the highest sequence number first (engine.h, CompareNodeTaskTime). Several pins may be
     open, in threads of their own or one inside the other, and share nodes: the AccumulateGrad of a common parameter. A
     node that another pin holds keeps its number where the rest can be numbered around it, as in two backwards of one
-    model. Else it gets a new one; but while it waits in the other backward's queue, that queue is not sorted again, and
-    the other pin is `disturbed`: its order may not hold for the shared nodes.
+    model. Else it gets a new one, and the other pin is `disturbed`: while the node waits in the other backward's queue,
+    that queue is not sorted again, and its order may not hold for the shared nodes. In one thread, where a backward in
+    a hook disturbs the one around it, `settle_queue` mends that.
+
+    Args:
+        nodes: in their order.
+        waiting: how many of them may wait in the engine's queue at once.
     """
 
-    __slots__ = ("_index", "_nodes", "_numbers", "_own", "disturbed")
+    __slots__ = ("_index", "_nodes", "_numbers", "_own", "disturbed", "thread", "waiting")
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node], waiting: Callable[[], int] = lambda: 0) -> None:
         self.disturbed = False
+        self.waiting = waiting
+        self.thread = 0
         self._nodes = nodes
         self._own: list[int] = []
         self._numbers: list[int] = []
         self._index: dict[Node, int] | None = None  # made when a second pin opens
 
     def __enter__(self) -> Pin:
+        self.thread = threading.get_ident()
         with _pins_lock:
-            self._own = [number_of(node) for node in self._nodes]
-            self._numbers = self._chosen()
+            if _pins:
+                self._own = [number_of(node) for node in self._nodes]
+                self._numbers = self._chosen()
+            else:
+                self._own = [node._sequence_nr() for node in self._nodes]  # type: ignore[attr-defined]
+                self._numbers = list(range(len(self._nodes) * _ROOM, 0, -_ROOM))
             _pins.append(self)
             try:
                 _set_numbers(self._nodes, self._numbers)
@@ -399,6 +410,15 @@ def _set_numbers(nodes: Sequence[Node], numbers: Sequence[int]) -> None:
         node._set_sequence_nr(number)  # type: ignore[attr-defined]
 
 
+def settle_queue() -> None:
+    """After a backward in a hook, which may have disturbed those around it: puts the engine's queue in order."""
+    around = [pin for pin in tuple(_pins) if pin.thread == threading.get_ident()]
+    if any(pin.disturbed for pin in around) and _real_graph_task_id() >= 0:
+        sort_queue_again(sum(pin.waiting() for pin in around))
+        for pin in around:
+            pin.disturbed = False
+
+
 def pins_open() -> bool:
     """Whether any node's number may be pinned."""
     return bool(_pins)
@@ -489,7 +509,7 @@ def _run_body(gradients: tuple[Tensor | None, ...]) -> tuple[None]:
 
 def is_own(hooks: Mapping[int, Any]) -> bool:
     """Whether these are the hooks of the leaf from which we start the engine."""
-    return all(hook is _run_body for hook in hooks.values())
+    return all(getattr(hook, "__code__", None) == _run_body.__code__ for hook in hooks.values())  # reloaded, too
 
 
 _stand_in_lock = threading.Lock()
@@ -757,6 +777,14 @@ def sort_queue_again(waiting: int) -> None:
         leaves = [torch.zeros((), requires_grad=True) for _ in range((waiting + 1) * waiting.bit_length() + 2)]
         edges = [get_gradient_edge(leaf) for leaf in leaves]
         run_engine(edges, [torch.ones(())] * len(leaves), False, False, accumulate=True)
+
+
+def empty_queue() -> None:
+    """After a backward that raised: lets go of the tasks which still wait in the engine's queue, with their gradients.
+
+    The next backward of the thread drops them first, and may be a small one.
+    """
+    sort_queue_again(0)
 
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")

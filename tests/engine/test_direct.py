@@ -141,7 +141,7 @@ def test_hooks_registered_at_a_stop_run() -> None:
     loss = y.sin().sum()
     for steps in (0, 1):
         x.grad = None
-        session = th.debug(loss)
+        session = th.debug(loss, retain_graph=True)
         for _ in range(steps):
             session.step()
         handle = y.register_hook(lambda gradient: gradient * 0)
@@ -169,20 +169,23 @@ def test_a_session_says_what_it_is_doing() -> None:
     assert repr(run).startswith("<Run of 6 tasks under bfs, direct engine:") and "longest queue 3" in repr(run)
 
 
-def test_only_sums_made_by_the_buffer_are_added_to_in_place() -> None:
-    buffer = InputBuffer(1)
-    first, second, third = torch.ones(2), torch.full((2,), 2.0), torch.full((2,), 4.0)
-    buffer.add(0, first)
-    assert buffer.gradients[0] is first
-    buffer.add(0, second)
-    total = buffer.gradients[0]
-    buffer.add(0, third)
-    assert buffer.gradients[0] is total, "the buffer's own sum is reused"
-    assert torch.equal(total, torch.full((2,), 7.0))
-    assert torch.equal(first, torch.ones(2)) and torch.equal(second, torch.full((2,), 2.0))
-    (seen,) = buffer.look()
-    buffer.add(0, first)
-    assert torch.equal(seen, torch.full((2,), 7.0)), "what somebody looked at stays as it was"
+def test_only_sums_that_nobody_else_holds_are_added_to_in_place() -> None:
+    with torch.no_grad():
+        buffer = InputBuffer(1)
+        first, second = torch.ones(2), torch.full((2,), 2.0)
+        buffer.add(0, first)
+        assert buffer.gradients[0] is first
+        buffer.add(0, second)
+        address = buffer.gradients[0].data_ptr()
+        buffer.add(0, torch.full((2,), 4.0))
+        assert buffer.gradients[0].data_ptr() == address, "the buffer's own sum is reused"
+        assert torch.equal(first, torch.ones(2)) and torch.equal(second, torch.full((2,), 2.0))
+        view = buffer.gradients[0].view(2, 1)
+        buffer.add(0, first)
+        assert torch.equal(view, torch.full((2, 1), 7.0)), "its bytes belong to another tensor too"
+        seen = buffer.gradients[0]
+        buffer.add(0, first)
+        assert torch.equal(seen, torch.full((2,), 8.0)), "what somebody looked at stays as it was"
 
 
 def test_a_policy_is_asked_once_for_each_state_of_the_queue() -> None:

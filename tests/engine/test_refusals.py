@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import tapehead as th
 
-from .comparing import ENGINES, compiled_loss
-from .programs import Scale, Swap
+from .comparing import ENGINES
+from .programs import Scale
 
 
 def test_the_direct_engine_finds_hooks_of_frozen_objects_and_minds_no_stranger() -> None:
@@ -28,7 +28,7 @@ def test_the_direct_engine_finds_hooks_of_frozen_objects_and_minds_no_stranger()
     y = x = torch.ones(1, requires_grad=True)
     for _ in range(1200):
         y = y * 1
-    assert th.backward(y, engine="direct").engine == "direct" and len(strangers) == 2
+    assert th.backward(y, retain_graph=True, engine="direct").engine == "direct" and len(strangers) == 2
     x.grad = None
     x.register_hook(lambda gradient: gradient * 0)
     gc.freeze()
@@ -51,34 +51,11 @@ def test_the_direct_engine_refuses_what_it_would_do_differently() -> None:
     def loss() -> Tensor:
         return x.exp().sum()
 
-    with pytest.raises(NotImplementedError, match=r'create_graph=True.*engine="native"'):
-        th.backward(loss(), create_graph=True, engine="direct")
-    with pytest.raises(NotImplementedError, match="inputs="):
-        th.backward(loss(), inputs=[x], engine="direct")
-    with torch.autograd.detect_anomaly(check_nan=True), pytest.raises(NotImplementedError, match="anomaly"):
-        th.backward(loss(), engine="direct")
     with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
         for engine in ENGINES:
             with pytest.raises((NotImplementedError, RuntimeError), match="compiled autograd"):
                 th.backward(loss(), engine=engine)
     assert x.grad is None
-
-
-def test_the_direct_engine_refuses_compiled_regions_before_it_runs_anything() -> None:
-    x = torch.arange(3.0, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="compiled region task 0 CompiledFunctionBackward"):
-        th.backward(compiled_loss(x), engine="direct")
-    assert x.grad is None
-
-
-def test_the_direct_engine_refuses_a_function_that_gets_only_some_gradients() -> None:
-    x = torch.ones(2, requires_grad=True)
-    first, _ = Swap.apply(x * 1, x * 2)
-    with pytest.raises(NotImplementedError, match="zeros or None"):
-        th.backward(first.sum(), engine="direct")
-    first, _ = Swap.apply(x * 1, x * 2)
-    th.backward(first.sum())
-    assert torch.equal(x.grad, torch.full((2,), 2.0))
 
 
 def test_the_direct_engine_refuses_the_hooks_of_torch_distributed(tmp_path) -> None:

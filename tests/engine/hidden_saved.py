@@ -1,0 +1,64 @@
+"""Run by test_fidelity.py: the direct engine frees what nodes keep and hide from Python, as PyTorch does."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+
+Alive = list[bool]
+
+
+class Box:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def view_modified_in_place(backward: Callable[[Tensor], object]) -> tuple[Alive, Tensor]:
+    x = torch.ones(4, requires_grad=True)
+    y = x.clone()
+    factor = torch.full((2,), 3.0)
+    y[:2].mul_(factor)
+    alive = weakref.ref(factor)
+    del factor
+    loss = y.sum()
+    backward(loss)
+    return [alive() is not None], x.grad
+
+
+def packed_by_hooks(backward: Callable[[Tensor], object]) -> tuple[Alive, Tensor]:
+    x = torch.ones(4, requires_grad=True)
+    boxes = []
+
+    def pack(tensor: Tensor) -> Box:
+        box = Box(tensor.detach())
+        boxes.append(weakref.ref(box))
+        return box
+
+    with saved_tensors_hooks(pack, lambda box: box.tensor):
+        loss = (x.exp() * x).sin().sum()
+    backward(loss)
+    return [box() is not None for box in boxes], x.grad
+
+
+def checkpointed(backward: Callable[[Tensor], object]) -> tuple[Alive, Tensor]:
+    x = torch.ones(4, requires_grad=True)
+    y = x * 1
+    alive = weakref.ref(y)
+    loss = checkpoint(lambda y: y.exp().sin() * y, y, use_reentrant=False).sum()
+    del y
+    backward(loss)
+    return [alive() is not None], x.grad
+
+
+for program in (view_modified_in_place, packed_by_hooks, checkpointed):
+    expected, expected_gradient = program(torch.autograd.backward)
+    found, gradient = program(lambda loss: th.backward(loss, engine="direct"))
+    assert not any(expected) and found == expected, (program.__name__, found)
+    assert torch.equal(gradient, expected_gradient), program.__name__
