@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -257,7 +258,11 @@ def _numbers_later(values: Tensor, unstored: int) -> Tensor:
 
 
 def _histogram(values: Tensor) -> Tensor:
-    inner = torch.tensor(EDGES[1:-1], dtype=values.dtype, device=values.device)
-    bins = torch.bucketize(values.contiguous(), inner, right=True)
+    bins = torch.bucketize(values.contiguous(), _inner_edges(values.dtype, values.device), right=True)
     bins = bins.where(values.isfinite() & (values != 0), BINS)  # one bin more, for what is in none
     return torch.bincount(bins, minlength=BINS + 1)[:BINS]
+
+
+@cache
+def _inner_edges(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(EDGES[1:-1], dtype=dtype, device=device)

@@ -15,6 +15,7 @@ from typing import IO, Any, get_args
 
 import torch
 
+from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph
 from ..inspector.graph_file import meta_fields, meta_of, read_graph, write_graph
 from ..inspector.json_columns import ColumnWriter, Section, read_section
@@ -78,7 +79,8 @@ def load(path: str | Path) -> Run:
     """
     path = Path(path)
     try:
-        return _read_run(read_section(_text(path)))
+        with collector_paused():
+            return _read_run(read_section(_text(path)))
     except ValueError as error:
         raise ValueError(f"{path} is not a run that this tapehead can load: {error}") from None
 

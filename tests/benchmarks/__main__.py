@@ -11,6 +11,7 @@ import capture_cost
 import drawing
 import other_tools
 import stepping
+import tracing
 import walking
 from measure import Effort, Row
 from rich.console import Console
@@ -21,6 +22,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "stepping": stepping.rows,
     "drawing": drawing.rows,
     "walking": walking.rows,
+    "tracing": tracing.rows,
     "other_tools": other_tools.rows,
 }
 

@@ -72,7 +72,7 @@ def last_ready(ready, state):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("policy", [*POLICIES, last_ready], ids=str)
+@pytest.mark.parametrize("policy", [*POLICIES, last_ready], ids=[*POLICIES, "last_ready"])
 def test_the_queue_is_shown_as_it_was_also_after_picks_by_hand(seed: int, policy: object) -> None:
     graph = th.graph(random_program(seed)[1])
     pick = random.Random(seed)
