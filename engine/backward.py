@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..inspector.graph import Outputs
 from .direct import Stepper
-from .native import Call, Queues, run_native
+from .native import Call, Plan, Queues, run_native
 from .needed import Inputs
 from .policies import AnyPolicy, find_policy
 from .run import Engine, Run
@@ -61,7 +61,7 @@ def backward(
         with Stepper(*arguments, policy=chosen, trace=trace) as stepper:
             return stepper.run()
     call = Call.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
-    return run_native(call, chosen, trace, queues)
+    return run_native(call, Plan.of(call, chosen), trace, queues)
 
 
 def check_engine(engine: Engine) -> None:

@@ -46,6 +46,10 @@ class LiveNumbers:
         place = self._tasks.index(task_id)
         del self._keys[place], self._tasks[place], self._numbers[place]
 
+    def first(self) -> int:
+        """The ready task that runs next if no other comes."""
+        return self._tasks[0]
+
     def order(self) -> list[int]:
         """The ready tasks in the order in which they run if no other comes."""
         return list(self._tasks)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock, get_ident
@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
 
+from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Outputs
 from ..inspector.torch_internals import (
     Pin,
     called_by_engine,
     compiled_autograd_is_on,
-    first_saving,
+    first_freed,
     functorch_is_active,
     leaf_hooks,
     leaf_of,
@@ -30,6 +31,7 @@ from ..inspector.torch_internals import (
     post_accumulate_hooks,
     real_graph_task_id,
     running_function,
+    settle_queue,
     torch_backward,
 )
 from ..inspector.walk import graph as graph_of
@@ -39,7 +41,7 @@ from .policies import POLICIES, Choice, Policy, is_dynamic, label_of, policy_nam
 from .ready_queue import sort_key
 from .roots import as_outputs, root_gradients
 from .run import Run
-from .schedule import Pending, schedule
+from .schedule import Pending, queue_lengths, schedule
 from .statistics import Level
 from .task_hooks import Gradients, hook_name
 from .trace import Recorder
@@ -108,43 +110,73 @@ class Call:
         )
 
 
-def run_native(call: Call, policy: Policy | Choice, trace: Level | None, queues: Queues) -> Run:
-    """`call` in the policy's order, which is planned ahead where it can be.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known before a backward runs.
+
+    Attributes:
+        graph: the graph.
+        policy: what picks the next task.
+        needed: the tasks that run at all; None: all.
+        order: all of them in the policy's order; empty where it is dynamic.
+        devices: those that have a queue of their own.
+    """
+
+    graph: Graph
+    policy: Policy | Choice
+    needed: frozenset[int] | None
+    order: list[int]
+    devices: frozenset[str]
+
+    @staticmethod
+    def of(call: Call, policy: Policy | Choice) -> Plan:
+        graph = call.graph()
+        needed = call.needed(graph)
+        order = [] if is_dynamic(policy) else schedule(graph, policy, needed)
+        return Plan(graph, policy, needed, order, _queue_devices(graph))
+
+    def pin(self) -> Pin:
+        nodes = self.graph.nodes
+        return Pin([nodes[task_id] for task_id in self.order], lambda: max(queue_lengths(self.graph, self.order)))
+
+
+def run_native(call: Call, plan: Plan, trace: Level | None = None, queues: Queues = "one") -> Run:
+    """Runs `call` as planned.
 
     Nothing is hooked into the graph unless a trace is wanted, or the order can't be known without looking: under a
     dynamic policy, and with one queue per device.
     """
-    graph = call.graph()
-    needed = call.needed(graph)
+    graph, policy = plan.graph, plan.policy
     dynamic = is_dynamic(policy)
-    planned = [] if dynamic else schedule(graph, policy, needed)
-    several = queues == "per device" and len(_queue_devices(graph)) > 1
+    several = queues == "per device" and len(plan.devices) > 1
     if several and dynamic:
         raise ValueError(f"policy {policy_name(policy)} is dynamic, which needs one queue for all devices")
-    watch = None
+    watch = pin = None
     if dynamic or several or trace is not None:
-        recorder = None if trace is None else Recorder(graph, policy, trace)
-        watch = Watch(graph, policy, planned, needed, recorder)
-    pin = None if _is_engines_own(policy) else watch.pin if watch else Pin([graph.nodes[task] for task in planned])
-    saving = first_saving(graph.nodes[task_id] for task_id in planned)
-    with one_queue(graph) if queues == "one" else nullcontext(), pin or nullcontext(), watch or nullcontext():
-        started_ns = time.perf_counter_ns()
-        try:
+        watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))
+    if not _is_engines_own(policy):
+        pin = plan.pin() if watch is None else watch.pin
+    freed = first_freed(graph.nodes[task_id] for task_id in plan.order)
+    try:
+        with one_queue(plan) if queues == "one" else nullcontext(), pin or nullcontext(), watch or nullcontext():
+            started_ns = time.perf_counter_ns()
             call.run()
-        except Exception as error:
-            if watch is not None:
-                watch.explain(error)
-            else:
-                _explain(error, graph, saving)
-            raise
-        elapsed_ns = time.perf_counter_ns() - started_ns
+            elapsed_ns = time.perf_counter_ns() - started_ns
+    except Exception as error:
+        if watch is not None:
+            watch.explain(error)
+        else:
+            _explain(error, graph, freed)
+        raise
+    finally:
+        if pin is not None:
+            settle_queue()
     if pin is not None and pin.disturbed:
         warnings.warn(_DISTURBED, stacklevel=3)
-    order = tuple(planned if watch is None else watch.order)
+    order = tuple(plan.order if watch is None else watch.order)
+    planned = order if dynamic else tuple(plan.order)
     record = None if watch is None or watch.recorder is None else watch.recorder.trace()
-    return Run(
-        graph, policy_name(policy), "native", order, order if dynamic else tuple(planned), elapsed_ns, trace=record
-    )
+    return Run(graph, policy_name(policy), "native", order, planned, elapsed_ns, trace=record)
 
 
 _DISTURBED = (
@@ -158,27 +190,23 @@ def _is_engines_own(policy: Policy | Choice) -> bool:
     return policy is POLICIES["heap"] and sys.platform == "linux" and not pins_open()
 
 
-@contextmanager
-def one_queue(graph: Graph) -> Iterator[None]:
+def one_queue(plan: Plan) -> AbstractContextManager[object]:
     """With accelerators each device has a queue and a thread of its own; for one total order they must be one."""
-    if _queue_devices(graph) == {"cpu"}:
-        yield
-    else:
-        with torch.autograd.set_multithreading_enabled(False):
-            yield
+    return nullcontext() if plan.devices == {"cpu"} else torch.autograd.set_multithreading_enabled(False)
 
 
-def _queue_devices(graph: Graph) -> set[str]:
+def _queue_devices(graph: Graph) -> frozenset[str]:
     """The devices on which tasks run. What is on no accelerator goes into the caller's queue (Engine::ready_queue)."""
     metas = {id(meta): meta for task in graph.tasks for meta in task.inputs}  # few, shared by many
-    return {"cpu" if meta.device.type in ("cpu", "meta", "lazy") else str(meta.device) for meta in metas.values()}
+    devices = {meta.device for meta in metas.values()}
+    return frozenset("cpu" if device.type in ("cpu", "meta", "lazy") else str(device) for device in devices)
 
 
-def _explain(error: Exception, graph: Graph, saving: tuple[Node, bool] | None) -> None:
+def _explain(error: Exception, graph: Graph, freed: Node | None) -> None:
     """Says which task raised, where that is certain although nobody watched."""
     node = running_function(error)
-    if saving is not None and saving[1] and str(error).startswith(_FREED) and called_by_engine(error) is None:
-        node = saving[0]  # the first task that can raise this, and it was freed before
+    if freed is not None and str(error).startswith(_FREED) and called_by_engine(error) is None:
+        node = freed  # the first task that can raise this
     if node in graph.nodes:
         error.add_note(f"tapehead: raised in {graph.describe(graph.nodes.index(node))}")
     else:
@@ -202,28 +230,23 @@ class Watch:
         tasks: those that run at all, as `inputs=` leaves them.
         order: the ids of the tasks that have ended.
         ready: the tasks that wait in the engine's queue, with their arrivals.
+        taken: one of them which the engine has taken out, and which has not started.
         pin: gives the order to the engine. To be opened before.
         live: under a dynamic policy what numbers the tasks as they get ready.
         recorder: what takes the run down, if anything.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        policy: Policy | Choice,
-        planned: Sequence[int],
-        needed: Collection[int] | None,
-        recorder: Recorder | None,
-    ) -> None:
-        self.graph = graph
-        self.tasks = range(len(graph)) if needed is None else sorted(needed)
+    def __init__(self, plan: Plan, recorder: Recorder | None) -> None:
+        self.graph = graph = plan.graph
+        self.tasks = range(len(graph)) if plan.needed is None else sorted(plan.needed)
         self.order: list[int] = []
         self.ready: dict[int, int] = {}
+        self.taken: int | None = None
         self.recorder = recorder
-        self.pin = Pin([graph.nodes[task_id] for task_id in self.tasks])
+        self.pin = Pin([graph.nodes[task_id] for task_id in self.tasks], self.ready.__len__)
         self._pinned = False
         self._roots = {root.task for root in graph.roots}
-        self._pending = Pending(graph, needed)
+        self._pending = Pending(graph, plan.needed)
         self._arrived = 0
         self._graph_task: int | None = None
         self._inside: dict[int, int] = {}  # by thread: the task that runs in it
@@ -231,37 +254,48 @@ class Watch:
         self._handles: list[tuple[int, RemovableHandle, RemovableHandle]] = []
         self._hooks: dict[int, tuple[dict[int, Any], dict[int, Any]]] = {}  # all that a node has
         self._handles_seen = 0
-        self.follow(policy, planned)
+        self.follow(plan.policy, plan.order)
         self._arrive(self._pending.start())
 
-    def follow(self, policy: Policy | Choice, planned: Sequence[int], taken: Collection[int] = ()) -> None:
-        """Goes by this policy from now on.
+    def follow(self, policy: Policy | Choice, planned: Sequence[int]) -> None:
+        """Goes by this policy from now on. `planned`: all tasks in the order in which they ran and will run, if known.
 
-        Args:
-            policy: the policy.
-            planned: all tasks in the order in which they ran and will run; empty under a dynamic policy.
-            taken: the task which the engine has taken from its queue already, and runs next.
+        While the engine runs this may only be called from a hook, or at a stop in one.
         """
         self.policy = policy
-        self._taken = taken
         self._label = label_of(policy)
+        self._planned = planned
         self._rank = {task_id: place for place, task_id in enumerate(planned)}
         self.live: LiveNumbers | None = None
+        nodes, pin = self.graph.nodes, self.pin
         if isinstance(policy, Policy) and policy.dynamic:
-            self.live = LiveNumbers(self._number)
+            self.live = LiveNumbers(lambda task_id, number: pin.number(nodes[task_id], number))
             for task_id, arrival in self.ready.items():
-                if task_id not in taken:
+                if task_id != self.taken:
                     self.live.add(task_id, sort_key(policy, self.graph.tasks[task_id], arrival))
-        elif not self._pinned:
-            self.pin = Pin([self.graph.nodes[task_id] for task_id in planned])
+        elif self._pinned:
+            pin.reorder([nodes[task_id] for task_id in planned[len(self.order) :]])
         else:
-            self.pin.reorder([self.graph.nodes[task_id] for task_id in planned[len(self.order) :]])
+            self.pin = Pin([nodes[task_id] for task_id in planned], self.ready.__len__)
 
     def upcoming(self) -> list[int]:
         """The ready tasks in the order in which they run if no other comes."""
-        if self.live is None:
-            return sorted(self.ready, key=self._rank.__getitem__)
-        return [*self._taken, *self.live.order()]
+        taken = [] if self.taken is None else [self.taken]
+        if self.live is not None:
+            return taken + self.live.order()
+        return taken + sorted(self.ready.keys() - taken, key=self._rank.__getitem__)
+
+    def first(self) -> int | None:
+        """The first of `upcoming`."""
+        if self.taken is not None or not self.ready:
+            return self.taken
+        return self._planned[len(self.order)] if self.live is None else self.live.first()
+
+    def take(self, task_id: int) -> None:
+        """The engine has taken the task from its queue."""
+        self.taken = task_id
+        if self.live is not None:
+            self.live.remove(task_id)
 
     def label(self, task_id: int) -> str:
         """The key of a ready task as people read it."""
@@ -270,12 +304,13 @@ class Watch:
     def __enter__(self) -> Watch:
         """Registers the hooks; after the pin has been opened."""
         try:
-            for task_id in self.tasks:
-                node = self.graph.nodes[task_id]
-                before = node.register_prehook(partial(self._before, task_id))
-                after = node.register_hook(partial(self._after, task_id))
-                self._handles.append((task_id, before, after))
-                self._hooks[task_id] = _all_hooks(before), _all_hooks(after)
+            with collector_paused():
+                for task_id in self.tasks:
+                    node = self.graph.nodes[task_id]
+                    before = node.register_prehook(partial(self._before, task_id))
+                    after = node.register_hook(partial(self._after, task_id))
+                    self._handles.append((task_id, before, after))
+                    self._hooks[task_id] = _all_hooks(before), _all_hooks(after)
             self._handles_seen = RemovableHandle.next_id
             self._pinned = True
             if self.live is not None:
@@ -329,11 +364,10 @@ class Watch:
 
     def _begin(self, task_id: int, gradients: Gradients) -> None:
         with self._lock:
+            if task_id != self.taken:
+                self.take(task_id)
+            self.taken = None
             del self.ready[task_id]
-            if task_id in self._taken:
-                self._taken = ()
-            elif self.live is not None:
-                self.live.remove(task_id)
             self._inside[get_ident()] = task_id
         if self.recorder is not None:
             self.recorder.start(task_id, gradients)
@@ -357,6 +391,8 @@ class Watch:
     def _note(self, kind: str, hooks: Collection[Any]) -> None:
         """Tells the recorder of the user's hooks."""
         assert self.recorder is not None
+        if len(hooks) == 1 and kind in ("pre", "post"):  # ours
+            return
         for hook in hooks:
             if getattr(hook, "func", None) not in (self._before, self._after):
                 self.recorder.hook(kind, hook_name(hook))
@@ -372,7 +408,3 @@ class Watch:
                 self.live.add(task_id, key)
             if self.recorder is not None:
                 self.recorder.arrive(task_id, self.label(task_id), key)
-
-    def _number(self, task_id: int, number: int) -> None:
-        if self._pinned:
-            self.pin.number(self.graph.nodes[task_id], number)

@@ -13,10 +13,10 @@ from weakref import finalize
 from torch import Tensor
 
 from ..inspector.graph import Graph, Outputs, Task
-from ..inspector.torch_internals import ThreadState, sort_queue_again
-from .native import Call, Watch, one_queue
+from ..inspector.torch_internals import ThreadState, empty_queue, sort_queue_again
+from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
-from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
+from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
 from .ready_queue import ReadyTask
 from .run import Run
 from .schedule import schedule
@@ -42,17 +42,9 @@ class _Worker(Watch):
         elapsed_ns: the time it ran, stops left out.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        state: ThreadState,
-        graph: Graph,
-        policy: Policy | Choice,
-        planned: list[int],
-        needed: frozenset[int] | None,
-        recorder: Recorder | None,
-    ) -> None:
-        super().__init__(graph, policy, planned, needed, recorder)
+    def __init__(self, call: Call, state: ThreadState, plan: Plan, recorder: Recorder | None) -> None:
+        super().__init__(plan, recorder)
+        self._plan = plan
         self.until = _NEVER
         self.gradients: Gradients | None = None
         self.sort_again = False
@@ -98,7 +90,7 @@ class _Worker(Watch):
         try:
             call = self._call
             assert call is not None, "a worker runs once"
-            with self._state.entered(), one_queue(self.graph), self.pin, self:
+            with self._state.entered(), one_queue(self._plan), self.pin, self:
                 try:
                     if not self._abandoned:
                         call.run()
@@ -106,8 +98,9 @@ class _Worker(Watch):
                     self.explain(error)
                     raise
         except _Abandoned:
-            pass
+            empty_queue()
         except BaseException as error:
+            empty_queue()
             raised = (error,)
         finally:
             self.elapsed_ns += time.perf_counter_ns() - started_ns
@@ -119,14 +112,15 @@ class _Worker(Watch):
         if not self.owns(task_id):
             return None
         if self.until in (_NEXT, task_id):
-            gradients = self._stop(gradients)
+            gradients = self._stop(task_id, gradients)
         self._begin(task_id, gradients)
         edited, self._edited = self._edited, None
         return edited
 
-    def _stop(self, gradients: Gradients) -> Gradients:
+    def _stop(self, task_id: int, gradients: Gradients) -> Gradients:
         if self._abandoned:
             raise _Abandoned
+        self.take(task_id)
         stopped_ns = time.perf_counter_ns()
         self.gradients = gradients
         self.reports.put(None)
@@ -141,7 +135,7 @@ class _Worker(Watch):
             self.sort_again = True
         if self.sort_again:
             self.sort_again = False
-            sort_queue_again(len(self.ready))
+            sort_queue_again(len(self.ready) - 1)
         return gradients
 
 
@@ -203,11 +197,11 @@ class NativeSession:
                 f"a native session runs in a thread of its own, which can't be given {error}; use "
                 'th.debug(..., engine="direct") or th.backward'
             ) from None
-        self.graph: Graph = call.graph()
-        needed = self._needed = call.needed(self.graph)
-        self._planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, needed)
+        plan = Plan.of(call, chosen)
+        self.graph: Graph = plan.graph
+        self._needed, self._planned = plan.needed, plan.order
         recorder = None if trace is None else Recorder(self.graph, chosen, trace)
-        self._worker = _Worker(call, state, self.graph, chosen, self._planned, needed, recorder)
+        self._worker = _Worker(call, state, plan, recorder)
         self._over: str | None = None
         self._ended = False
         self._finalizer = finalize(self, self._worker.abandon)
@@ -243,8 +237,8 @@ class NativeSession:
     @property
     def current(self) -> Task | None:
         """The task that `step()` would run now; None when all have run."""
-        upcoming = self._worker.upcoming()
-        return self.graph.tasks[upcoming[0]] if upcoming else None
+        first = self._worker.first()
+        return None if first is None else self.graph.tasks[first]
 
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:
@@ -347,13 +341,12 @@ class NativeSession:
         self._check_open()
         chosen = find_policy(policy)
         worker = self._worker
-        taken = [self._stopped_at().id] if worker.started and not self._ended else []
-        ran = [*worker.order, *taken]
+        ran = worker.order if worker.taken is None else [*worker.order, worker.taken]
         planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, self._needed, ran)
         waiting = worker.upcoming()
-        worker.follow(chosen, planned, taken)
+        worker.follow(chosen, planned)
         self._planned = planned
-        worker.sort_again = worker.upcoming() != waiting
+        worker.sort_again |= worker.upcoming() != waiting
 
     @property
     def trace(self) -> Trace | None:

@@ -313,7 +313,7 @@ class Pin:
                 self._own = [number_of(node) for node in self._nodes]
                 self._numbers = self._chosen()
             else:
-                self._own = [node._sequence_nr() for node in self._nodes]  # type: ignore[attr-defined]
+                self._own = [node._sequence_nr() for node in self._nodes]
                 self._numbers = list(range(len(self._nodes) * _ROOM, 0, -_ROOM))
             _pins.append(self)
             try:
@@ -357,7 +357,12 @@ class Pin:
             self.number(node, number)
 
     def number(self, node: Node, number: int) -> None:
-        """Gives one of the nodes another number. In vain while the node waits in the engine's queue."""
+        """Gives one of the nodes another number. In vain while the node waits in the engine's queue.
+
+        Before the pin is open nothing happens.
+        """
+        if not self._numbers:
+            return
         with _pins_lock:
             self._numbers[self._places()[node]] = number
             node._set_sequence_nr(number)  # type: ignore[attr-defined]
@@ -754,15 +759,26 @@ def running_function(error: BaseException) -> Node | None:
     return node
 
 
-def first_saving(nodes: Iterable[Node]) -> tuple[Node, bool] | None:
-    """The first of the nodes that saved tensors, if that can be told, and whether they were freed since."""
+def first_freed(nodes: Iterable[Node]) -> Node | None:
+    """The first of the nodes that kept something, if it has been freed: in this order, the first that can complain.
+
+    None if it has not, or if this can't be told of it or one before. Custom Functions complain from Python.
+    """
     for node in islice(nodes, 50):
-        slots = ("_raw_saved_tensors",) if isinstance(node, BackwardCFunction) else _raw_slots(type(node))
+        if hides_saved(node):
+            return None
+        if isinstance(node, BackwardCFunction):
+            continue
         try:
-            if any(getattr(node, slot) not in (None, ()) for slot in slots):
-                return node, False
+            for slot in _raw_slots(type(node)):
+                raw = getattr(node, slot)
+                if type(raw) is tuple and not raw:
+                    continue
+                if type(raw) is tuple or raw.unpack_hook is not None or raw.data is not None:
+                    return None
+                raw.unpack()  # nothing, of an optional tensor that was never there
         except RuntimeError:
-            return node, True
+            return node
     return None
 
 

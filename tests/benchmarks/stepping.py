@@ -9,23 +9,75 @@ from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
 import tapehead as th
+from tapehead.engine.native import Call, Plan, run_native
+from tapehead.engine.policies import find_policy
 from tapehead.engine.workloads import workload
+
+Prepare = Callable[[Tensor], Callable[[], Any]]
+"""From a fresh loss to what is measured."""
 
 
 def rows(effort: Effort) -> Iterator[Row]:
     model, make_loss = workload("mlp_norm").build(layers=2 if effort.tiny else 500)
+    tasks = len(th.graph(make_loss()))
 
-    def timed(prepare: Callable[[Tensor], Callable[[], Any]]) -> Callable[[], float]:
+    def timed(prepare: Prepare) -> Callable[[], float]:
         def once() -> float:
             model.zero_grad(set_to_none=True)
             return seconds(prepare(make_loss()))
 
         return once
 
-    def row(what: str, prepare: Callable[[Tensor], Callable[[], Any]], goal: float | None = None) -> Row:
-        plain = timed(lambda loss: loss.backward)
-        return Row(f"{what} / loss.backward(), mlp_norm", "×", ratios(timed(prepare), plain, effort.repetitions), goal)
+    plain = timed(lambda loss: loss.backward)
 
-    yield row("session.run()", lambda loss: th.debug(loss).run, 1.6)
-    yield row("th.backward(engine='direct')", lambda loss: lambda: th.backward(loss, engine="direct"))
-    yield row("th.backward(engine='native')", lambda loss: lambda: th.backward(loss, engine="native"))
+    def ratio(what: str, prepare: Prepare, goal: float | None = None) -> Row:
+        name = f"{what} / loss.backward(), mlp_norm"
+        return Row(name, "×", ratios(timed(prepare), plain, effort.repetitions), goal)
+
+    def beyond_plain(what: str, prepare: Prepare, goal: float) -> Row:
+        """Microseconds for each task more than in a plain backward."""
+        slower = timed(prepare)
+        slower(), plain()
+        values = tuple((slower() - plain()) / tasks * 1e6 for _ in range(effort.repetitions))
+        return Row(f"{what}: a task beyond loss.backward(), mlp_norm", "µs", values, goal)
+
+    yield ratio("direct: th.debug(loss, trace=None).run()", lambda loss: th.debug(loss, trace=None).run, 1.5)
+    yield ratio("direct: th.backward()", lambda loss: lambda: th.backward(loss, engine="direct"))
+    yield ratio("native: th.backward(), all in all", lambda loss: lambda: th.backward(loss, policy="bfs"))
+    yield ratio("native: of that planning (walk, schedule)", lambda loss: lambda: planned(loss))
+    yield ratio("native: of that running, pinned to bfs", lambda loss: pinned(loss), 1.05)
+    yield beyond_plain("native session: run to a breakpoint", run_to_the_last, 30)
+    yield beyond_plain("native session: a stop before each", step_through, 150)
+
+
+def planned(loss: Tensor) -> tuple[Call, Plan]:
+    call = Call.of(loss, None, None, False, None)
+    return call, Plan.of(call, find_policy("bfs"))
+
+
+def pinned(loss: Tensor) -> Callable[[], th.Run]:
+    call, plan = planned(loss)
+    return lambda: run_native(call, plan)
+
+
+def run_to_the_last(loss: Tensor) -> Callable[[], object]:
+    session = native_session(loss)
+    last = th.graph(loss).tasks[-1]
+    return lambda: (session.run_to(last), session.run())
+
+
+def step_through(loss: Tensor) -> Callable[[], object]:
+    session = native_session(loss)
+
+    def steps() -> None:
+        while session.current is not None:
+            session.step()
+
+    return steps
+
+
+def native_session(loss: Tensor) -> th.NativeSession:
+    """Stopped before its first task."""
+    session = th.debug(loss, engine="native", policy="bfs")
+    session.gradients  # noqa: B018 -- starts it
+    return session
