@@ -56,6 +56,8 @@ from .trace import Recorder, Trace
 
 _APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
 
+_SPECIAL = _APPLIED | {Kind.COPY_SLICES, Kind.ERROR}
+
 _MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
 
 
@@ -121,8 +123,7 @@ class Stepper:
         self._buffers: dict[int, InputBuffer] = {}
         self._elapsed_ns = 0
         self._over: str | None = None  # why no step is possible any more
-        if len(self.graph) >= _MANY_TASKS:
-            self._watch  # looks around now
+        self._hooks = self._watch if len(self.graph) >= _MANY_TASKS else None
         _wait_for_accelerators(self.graph)
         with torch.set_grad_enabled(create_graph):
             for position, (root, gradient) in enumerate(zip(self.graph.roots, gradients, strict=True)):
@@ -236,8 +237,10 @@ class Stepper:
         queue = self._queue
 
         def body() -> None:
-            watch = self._watch if len(self.graph) >= _MANY_TASKS else None
+            watch = self._hooks
             ask = watch is None or watch.possible()
+            if watch is not None and not ask and self._recorder is None and self._needed is None:
+                self._run_bare(last, watch)
             while queue and not self._stopped:
                 task_id = queue.choose()
                 if task_id == last:
@@ -247,6 +250,60 @@ class Stepper:
         self._go(body)
         order = tuple(self.order)
         return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns, self.trace)
+
+    def _run_bare(self, last: int | None, watch: HookWatch) -> None:
+        """Runs tasks as `_execute` does, while nobody records or hooks them.
+
+        All in one loop: on small tasks the calls between its parts would cost as much as the tasks themselves.
+        """
+        graph, queue, buffers, missing, order = self.graph, self._queue, self._buffers, self._missing, self.order
+        kinds = [task.kind for task in graph.tasks]
+        edges, takes_of = graph.out_edges, self._takes
+        while queue and not self._stopped and not watch.registered():
+            task_id = queue.choose()
+            if task_id == last:
+                break
+            kind, node = kinds[task_id], graph.nodes[task_id]
+            leaf = kind is Kind.ACCUMULATE_GRAD
+            saved = [] if leaf or self._keep_graph or kind in _APPLIED else saved_variables(node)
+            if kind in _SPECIAL or packed_by_user(saved) or torch.is_anomaly_enabled():
+                self._execute(task_id, hooks=False)
+                continue
+            queue.remove(task_id)
+            gradients = buffers.pop(task_id).gradients
+            self._graph_task.node = node
+            order.append(task_id)
+            try:
+                if leaf:
+                    accumulate(node, gradients, None)
+                    continue
+                result = node(*gradients)  # type: ignore[operator]
+                outputs = list(result) if type(result) is tuple else [result]
+                del result
+                free_saved(saved)
+                for edge in edges[task_id]:
+                    next_task = edge.next_task
+                    gradient, outputs[edge.output] = outputs[edge.output], None
+                    buffer = buffers.get(next_task)
+                    if buffer is None:
+                        buffer = buffers[next_task] = InputBuffer(len(takes_of[next_task]))
+                    if gradient is not None:
+                        takes = takes_of[next_task][edge.input]
+                        if (
+                            gradient.shape != takes.shape
+                            or gradient.dtype is not takes.dtype
+                            or gradient.device != takes.device
+                            or gradient.layout is not torch.strided
+                        ):
+                            gradient = fitted(gradient, takes, graph, edge)
+                        buffer.add(edge.input, gradient)
+                        gradient = None  # the buffer alone holds it
+                    missing[next_task] -= 1
+                    if not missing[next_task]:
+                        queue.push(next_task)
+            except BaseException as error:
+                self._fail(error, task_id)
+                raise
 
     def _go(self, body: Callable[[], None]) -> None:
         """Runs tasks inside the graph task. After the last, the callbacks for the end of the backward are due."""
@@ -317,11 +374,15 @@ class Stepper:
                 gradient, outputs[edge.output] = outputs[edge.output], None  # the buffer alone holds it
                 self._deliver(edge, gradient)
         except BaseException as error:
-            self._over = f"{type(error).__name__} in {self.graph.describe(task_id)}"
-            error.add_note(f"tapehead: raised in {self.graph.describe(task_id)}")
-            if torch.is_anomaly_enabled():
-                warn_of_forward(node)
+            self._fail(error, task_id)
             raise
+
+    def _fail(self, error: BaseException, task_id: int) -> None:
+        described = self.graph.describe(task_id)
+        self._over = f"{type(error).__name__} in {described}"
+        error.add_note(f"tapehead: raised in {described}")
+        if torch.is_anomaly_enabled():
+            warn_of_forward(self.graph.nodes[task_id])
 
     def _outputs(self, task: Task, node: Node, gradients: list[Tensor | None], hooks: bool) -> list[Tensor | None]:
         """Runs the task with its hooks, and frees its node. Its outputs, one per entry of `next_functions`."""

@@ -124,7 +124,7 @@ class GraphTask:
             if free:
                 for next_node in {edge.node for edge in wanted}:
                     stack.callback(next_node.register_prehook(stop).remove)
-            if torch.is_anomaly_enabled():  # the caller looks for NaN, and tells of errors, but not of the end of the run
+            if torch.is_anomaly_enabled():  # it would tell of how the run ends; the caller looks for NaN
                 stack.enter_context(torch.autograd.set_detect_anomaly(False))
             stack.enter_context(suppress(_Enough))
             run_engine(roots, given, self.keep_graph, self.create_graph, list(wanted), accumulate=not wanted)

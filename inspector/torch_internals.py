@@ -669,7 +669,11 @@ def packed_by_user(saved: Sequence[Any]) -> bool:
 
     They are at work for all that a node saves, or for nothing; but what was never there is not packed.
     """
-    return any(each.unpack_hook not in (None, _freed) for each in saved)
+    for each in saved:  # `any` would take twice as long
+        hook = each.unpack_hook
+        if hook is not None and hook is not _freed:
+            return True
+    return False
 
 
 def hides_saved(node: Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -35,8 +36,10 @@ class Swap(torch.autograd.Function):
         return gradient_x, gradient_y
 
 
-def random_program(seed: int, operations: int = 25) -> tuple[list[Tensor], Tensor]:
-    """Leaves of several shapes and a scalar loss, equal for equal seeds."""
+def random_program(
+    seed: int, operations: int = 25, visit: Callable[[Tensor], object] = lambda tensor: None
+) -> tuple[list[Tensor], Tensor]:
+    """Leaves of several shapes and a scalar loss, equal for equal seeds. Each tensor on the way is shown to `visit`."""
     pick = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     leaves = [
@@ -47,7 +50,10 @@ def random_program(seed: int, operations: int = 25) -> tuple[list[Tensor], Tenso
     for _ in range(operations):
         x, y = pick.choice(made), pick.choice(made)
         leaf = pick.choice(leaves)
-        made.extend(_operation(pick.randrange(17), x, y, leaf))
+        new = _operation(pick.randrange(17), x, y, leaf)
+        made.extend(new)
+        for each in new:
+            visit(each)
     return leaves, torch.stack([each.sum() for each in made[-8:]]).sum() + (made[-1] * made[0]).mean()
 
 
@@ -84,7 +90,8 @@ def _operation(kind: int, x: Tensor, y: Tensor, leaf: Tensor) -> list[Tensor]:
         case 11:
             return [torch.nn.functional.layer_norm(x, (4,)) / 2]
         case 12:
-            return [(x.double() * 2).float()]
+            other = torch.float32 if x.dtype == torch.float64 else torch.float64
+            return [(x.to(other) * 2).to(x.dtype)]
         case 13:
             return [x.expand(2, 4, 4).sum(0).sin()]
         case 14:
