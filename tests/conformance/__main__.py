@@ -20,7 +20,7 @@ from selection import selected
 from sweep import sweep_all
 
 SAMPLES = 6
-SLICE_SAMPLES = 2
+SLICE_SAMPLES = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = 120
     good = report(swept, console, whole=len(names) == len(entries()))
-    samples = "all samples" if limit is None else f"at most {limit} samples"
+    samples = "all" if limit is None else f"at most {limit}"
     console.print(
-        f"[dim]torch {torch.__version__}, {samples} of each variant and dtype, "
-        f"{time.monotonic() - started:.0f} s in {options.jobs} processes[/dim]",
+        f"[dim]torch {torch.__version__}, samples of each variant and dtype: {samples}, "
+        f"{time.monotonic() - started:.0f} s in {options.jobs} process(es)[/dim]",
         highlight=False,
     )
     return 0 if good else 1
