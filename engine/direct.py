@@ -32,6 +32,7 @@ from ..inspector.torch_internals import (
 from ..inspector.walk import graph as graph_of
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
+from .edits import check_edit
 from .graph_task import GraphTask
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer, fitted
@@ -40,13 +41,12 @@ from .policies import AnyPolicy, find_policy, policy_name
 from .ready_queue import ReadyTask, ready_queue
 from .roots import as_outputs, root_gradients
 from .run import Run
-from .schedule import dependencies
+from .schedule import Pending, dependencies
 from .statistics import Level
 from .task_hooks import (
     Gradients,
     OnHook,
     hook_name,
-    replaced,
     run_leaf_hooks,
     run_post_hooks,
     run_pre_hooks,
@@ -108,7 +108,6 @@ class Stepper:
         limits = None if inputs is None else as_inputs(inputs)
         _refuse_surroundings()
         self.graph: Graph = graph_of(tensors)
-        self.policy: str = policy_name(chosen)
         self.order: list[int] = []
         self._needed = None if limits is None else needed_tasks(self.graph, limits)
         _refuse_tasks(self.graph)
@@ -116,6 +115,7 @@ class Stepper:
         self._keep_graph = create_graph if retain_graph is None else retain_graph
         nodes = self.graph.nodes if self._needed is None else [self.graph.nodes[task_id] for task_id in self._needed]
         self._graph_task = GraphTask(nodes, self._keep_graph, create_graph, limits is not None)
+        self._policy = chosen
         self._queue = ready_queue(self.graph, chosen, self.order)
         self._recorder = None if trace is None else Recorder(self.graph, chosen, trace)
         self._missing = dependencies(self.graph)
@@ -159,6 +159,25 @@ class Stepper:
         return () if current is None else self.waiting(current)
 
     @property
+    def policy(self) -> str:
+        """The policy's name. Another policy may be set at any stop: it takes over the queue."""
+        return policy_name(self._policy)
+
+    @policy.setter
+    def policy(self, policy: AnyPolicy) -> None:
+        self._check_open()
+        chosen = find_policy(policy)
+        queue = ready_queue(self.graph, chosen, self.order)
+        pending = Pending(self.graph, self._needed)
+        for task_id in pending.start():
+            queue.push(task_id)
+        for ran in self.order:
+            queue.remove(ran)
+            for task_id in pending.run(ran):
+                queue.push(task_id)
+        self._policy, self._queue = chosen, queue
+
+    @property
     def trace(self) -> Trace | None:
         """What has been recorded so far."""
         return None if self._recorder is None else self._recorder.trace()
@@ -172,22 +191,25 @@ class Stepper:
         buffer = self._buffers.get(task.id)
         return tuple(buffer.gradients) if buffer else (None,) * len(task.inputs)
 
-    def replace(self, gradients: Tensor | Sequence[Tensor | None], task: Task | ReadyTask | int | None = None) -> None:
+    def replace(
+        self, gradients: Tensor | Sequence[Tensor | None] | None, task: Task | ReadyTask | int | None = None
+    ) -> None:
         """Puts other gradients into the input buffer of a ready task, of the current one if none is given.
 
         Args:
             gradients: one per input number, of the same shape, dtype and device as what is there.
 
         Raises:
-            ValueError: the task is not ready.
-            RuntimeError, TypeError: a gradient doesn't fit, as when a hook returned it.
+            ValueError: the task is not ready; or the gradients' number, shape, dtype, device or layout differs, or one
+                is given where none came.
+            TypeError: one is no tensor.
         """
         self._check_open()
         task_id = self._queue_choice() if task is None else self._ready_task(task)
-        given = (gradients,) if isinstance(gradients, Tensor) else tuple(gradients)
+        after = (gradients,) if isinstance(gradients, Tensor | None) else tuple(gradients)
         buffer = self._buffers[task_id]
         before = tuple(buffer.gradients)
-        after = replaced("replace", given, before)
+        check_edit(self.graph, self.graph.tasks[task_id], before, after)
         if self._recorder is not None:
             self._recorder.edit(task_id, before, after)
         buffer.gradients[:] = after
@@ -208,19 +230,24 @@ class Stepper:
         return self.graph.tasks[task_id]
 
     def run(self) -> Run:
-        """Runs all tasks that are left, in the policy's order, or until `stop` is called meanwhile."""
-        return self._run_until(None)
+        """Runs all tasks that are left, in the policy's order, or as many as `stop` lets it."""
+        self._check_open()
+        self._run_until(None)
+        order = tuple(self.order)
+        return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns, self.trace)
 
-    def run_to(self, task: Task | int) -> Run:
-        """Runs in the policy's order until this task is the next to run.
+    def run_to(self, task: Task | ReadyTask | int) -> Task | None:
+        """Runs what the policy picks before a task, which is then the current one. Returns the current task.
 
         Raises:
             ValueError: it has run, or is not going to.
         """
+        self._check_open()
         task_id = self._task(task).id
         if task_id in self.order or not self._is_needed(task_id):
             raise ValueError(f"{self.graph.describe(task_id)} {self._why_not(task_id)}")
-        return self._run_until(task_id)
+        self._run_until(task_id)
+        return self.current
 
     def stop(self) -> None:
         """Makes `run` or `run_to` return before the next task. May be called from a hook or another thread."""
@@ -231,8 +258,7 @@ class Stepper:
         self._buffers.clear()
         self._over = self._over or "closed"
 
-    def _run_until(self, last: int | None) -> Run:
-        self._check_open()
+    def _run_until(self, last: int | None) -> None:
         self._stopped = False
         queue = self._queue
 
@@ -248,8 +274,6 @@ class Stepper:
                 self._execute(task_id, hooks=ask or (watch is not None and watch.registered()))
 
         self._go(body)
-        order = tuple(self.order)
-        return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns, self.trace)
 
     def _run_bare(self, last: int | None, watch: HookWatch) -> None:
         """Runs tasks as `_execute` does, while nobody records or hooks them.
@@ -473,9 +497,9 @@ class Stepper:
         missing = self._missing[next_task] - 1
         self._missing[next_task] = missing
         if not missing:
-            self._queue.push(next_task)
+            key = self._queue.push(next_task)
             if self._recorder is not None:
-                self._recorder.arrive(next_task, self._queue.label(next_task))
+                self._recorder.arrive(next_task, self._queue.label(next_task), key)
 
 
 def debug(

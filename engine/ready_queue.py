@@ -60,9 +60,11 @@ class KeyedQueue(_Arrivals):
         self._policy = policy
         self._heap: list[tuple[Key, int]] = []
 
-    def push(self, task_id: int) -> None:
-        arrival = self._arrive(task_id)
-        push(self._heap, (sort_key(self._policy, self._tasks[task_id], arrival), task_id))
+    def push(self, task_id: int) -> Key:
+        """The task got ready. Returns its key, by which the queue sorts."""
+        key = sort_key(self._policy, self._tasks[task_id], self._arrive(task_id))
+        push(self._heap, (key, task_id))
+        return key
 
     def label(self, task_id: int) -> str:
         """The key of a ready task as people read it."""
@@ -102,6 +104,7 @@ class ChoiceQueue(_Arrivals):
         self._chosen: int | None = None
 
     def push(self, task_id: int) -> None:
+        """The task got ready."""
         self._chosen = None
         self._arrive(task_id)
 

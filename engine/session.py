@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..inspector.graph import Graph, Outputs, Task
 from ..inspector.torch_internals import ThreadState, empty_queue, sort_queue_again
+from .edits import check_edit
 from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
 from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
@@ -274,7 +275,7 @@ class NativeSession:
         task = self._stopped_at()
         before = self.gradients
         after = (gradients,) if isinstance(gradients, Tensor | None) else tuple(gradients)
-        self._check_fit(task, before, after)
+        check_edit(self.graph, task, before, after)
         if self._worker.recorder is not None:
             self._worker.recorder.edit(task.id, before, after)
         self._worker.edit(after)
@@ -406,21 +407,3 @@ class NativeSession:
                 raise report[0]
             finally:
                 del report  # else the error would hold itself through this frame
-
-    def _check_fit(self, task: Task, before: Gradients, after: Gradients) -> None:
-        where = self.graph.describe(task)
-        if len(after) != len(before):
-            raise ValueError(f"{where} takes {len(before)} gradients, not {len(after)}")
-        for number, (old, new) in enumerate(zip(before, after, strict=True)):
-            if new is None:
-                continue
-            if not isinstance(new, Tensor):
-                raise TypeError(f"gradient {number} of {where} must be a tensor or None, not a {type(new).__name__}")
-            if old is None:
-                raise ValueError(f"no gradient came to input {number} of {where}, so none can be replaced")
-            for what in ("shape", "dtype", "device", "layout"):
-                if getattr(new, what) != getattr(old, what):
-                    raise ValueError(
-                        f"gradient {number} of {where} has {what} {getattr(old, what)}; the new one has "
-                        f"{getattr(new, what)}"
-                    )

@@ -1,0 +1,33 @@
+"""Gradients that a person puts in the place of others, at a stop."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..inspector.graph import Graph, Task
+from .task_hooks import Gradients
+
+
+def check_edit(graph: Graph, task: Task, before: Gradients, after: Gradients) -> None:
+    """Says what is wrong with gradients that are to replace those in a task's input buffer.
+
+    Raises:
+        ValueError: their number, shape, dtype, device or layout differs, or one is given where none came.
+        TypeError: one is no tensor.
+    """
+    where = graph.describe(task)
+    if len(after) != len(before):
+        raise ValueError(f"{where} takes {len(before)} gradients, not {len(after)}")
+    for number, (old, new) in enumerate(zip(before, after, strict=True)):
+        if new is None:
+            continue
+        if not isinstance(new, Tensor):
+            raise TypeError(f"gradient {number} of {where} must be a tensor or None, not a {type(new).__name__}")
+        if old is None:
+            raise ValueError(f"no gradient came to input {number} of {where}, so none can be replaced")
+        for what in ("shape", "dtype", "device", "layout"):
+            if getattr(new, what) != getattr(old, what):
+                raise ValueError(
+                    f"gradient {number} of {where} has {what} {getattr(old, what)}; the new one has "
+                    f"{getattr(new, what)}"
+                )
