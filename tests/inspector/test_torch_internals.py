@@ -6,12 +6,15 @@ import random
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.autograd.graph import Node
+from torch.nn.parallel import DistributedDataParallel
 
 from tapehead.inspector import torch_internals as internals
 
@@ -205,3 +208,37 @@ def test_lines_of_a_traceback_are_found_without_loading_inductor() -> None:
         "assert internals.traceback_frames(internals.capture_traceback())\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_redirect_gets_each_backward_until_it_ends_and_torch_backward_goes_past_it() -> None:
+    x = torch.ones(2, requires_grad=True)
+    seen: list[tuple[object, ...]] = []
+    end = internals.redirect_backward(lambda *call: seen.append(call))
+    try:
+        loss = x.sum()
+        loss.backward(retain_graph=True, inputs=[x])
+        assert seen == [((loss,), (torch.ones(()),), True, False, (x,))] and x.grad is None
+        assert torch.autograd.grad(x.sum(), x)[0].tolist() == [1, 1]
+        other = torch.ones(1, requires_grad=True).sin()
+        x.register_hook(lambda gradient: other.backward())
+        internals.torch_backward(x.exp().sum())
+        assert len(seen) == 2 and x.grad is not None  # the one in the hook
+    finally:
+        end()
+    x.sin().sum().backward()
+    assert len(seen) == 2
+    assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
+
+
+def test_a_reducer_tells_its_buckets_without_copies(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        layer = nn.Linear(4, 2)
+        wrapper = DistributedDataParallel(layer, static_graph=True)
+        ((parameters, nbytes),) = internals.reducer_buckets(wrapper)
+        assert {id(each) for each in parameters} == {id(layer.weight), id(layer.bias)} and nbytes == 40
+        assert internals.reductions_are_delayed(wrapper)
+        wrapper(torch.ones(1, 4)).sum().backward()
+        assert not internals.reductions_are_delayed(wrapper)
+    finally:
+        torch.distributed.destroy_process_group()
