@@ -11,6 +11,8 @@ from torch.autograd.graph import Node
 
 from ..inspector.torch_internals import call_node, leaf_of, owned_alone, post_accumulate_hooks
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr)
+
 
 def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[object], None] | None) -> None:
     """What an AccumulateGrad does (accumulate_grad.h), its post-accumulate hooks included.
@@ -29,10 +31,15 @@ def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[ob
     if on_hook is not None:
         for hook in hooks:
             on_hook(hook)
-    if leaf.grad is not None or torch.is_grad_enabled() or not _plain(gradients[0], leaf):
+    if leaf.grad is not None or torch.is_grad_enabled():
         call_node(node, gradients)
         return
-    if _suits(gradients[0], leaf) and owned_alone(gradients, 0):
+    if gradients[0].layout in _SPARSE:
+        leaf.grad = gradients[0].detach() if owned_alone(gradients, 0) else gradients[0].clone()
+    elif not _plain(gradients[0], leaf):
+        call_node(node, gradients)
+        return
+    elif _suits(gradients[0], leaf) and owned_alone(gradients, 0):
         leaf.grad = gradients[0].detach()
     elif is_dense(leaf):
         leaf.grad = torch.empty_strided(

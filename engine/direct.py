@@ -41,7 +41,7 @@ from .policies import AnyPolicy, find_policy, policy_name
 from .ready_queue import ReadyTask, ready_queue
 from .roots import as_outputs, root_gradients
 from .run import Run
-from .schedule import Pending, dependencies
+from .schedule import Pending, dependencies, schedule
 from .statistics import Level
 from .task_hooks import (
     Gradients,
@@ -73,11 +73,10 @@ class Stepper:
 
     Known limitations. Refused, with a sentence: C++ hooks (DistributedDataParallel), compiled autograd, gradients that
     are nested tensors. Different from PyTorch: the hooks of a non-leaf tensor whose node gets no gradient at all are
-    not called with None; `torch._C._current_graph_task_execution_order` knows nothing of the tasks; all outputs of a
-    node are computed, also those which `inputs=` makes needless. What a node keeps but hides from Python (CopySlices,
-    C++ Functions of extensions, and what `saved_tensors_hooks` packed, checkpoints among them) is freed with the node
-    itself if any Python hooks are registered in the process, and after its task else. Hooks registered from C++ are not
-    seen. On several CUDA streams all runs on the current one.
+    not called with None; a backward inside another, thousands deep, reaches Python's recursion limit. What a node keeps
+    but hides from Python (CopySlices, C++ Functions of extensions, and what `saved_tensors_hooks` packed, checkpoints
+    among them) is freed after its task only if no tensor or node in the process has Python hooks, and else with the
+    node itself. Hooks registered from C++ are not seen. On several CUDA streams all runs on the current one.
 
     Args:
         tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
@@ -113,8 +112,7 @@ class Stepper:
         _refuse_tasks(self.graph)
         gradients = root_gradients(tensors, grad_tensors)
         self._keep_graph = create_graph if retain_graph is None else retain_graph
-        nodes = self.graph.nodes if self._needed is None else [self.graph.nodes[task_id] for task_id in self._needed]
-        self._graph_task = GraphTask(nodes, self._keep_graph, create_graph, limits is not None)
+        self._graph_task = GraphTask(self.graph, self._needed, self._keep_graph, create_graph, self._upcoming)
         self._policy = chosen
         self._queue = ready_queue(self.graph, chosen, self.order)
         self._recorder = None if trace is None else Recorder(self.graph, chosen, trace)
@@ -348,6 +346,10 @@ class Stepper:
             self._graph_task.node = None
             self._elapsed_ns += time.perf_counter_ns() - started_ns
 
+    def _upcoming(self) -> list[int]:
+        """All tasks in the order in which they ran or are going to."""
+        return schedule(self.graph, self._policy, self._needed, self.order)
+
     def _check_open(self) -> None:
         if self._over is not None:
             raise RuntimeError(
@@ -375,6 +377,11 @@ class Stepper:
             count = self._missing[task_id]
             return f"waits for {count} more gradient{'' if count == 1 else 's'}"
         return "has run"
+
+    def _is_partly_needed(self, task_id: int) -> bool:
+        """Whether only some of its outputs lead to inputs=: a C++ node then computes only them."""
+        needed = self._needed
+        return needed is not None and len({edge.next_task in needed for edge in self.graph.out_edges[task_id]}) == 2
 
     def _is_needed(self, task_id: int) -> bool:
         return self._needed is None or task_id in self._needed
@@ -413,13 +420,14 @@ class Stepper:
         on_hook = None if self._recorder is None else self._recorder.hook
         if task.kind is Kind.ACCUMULATE_GRAD:
             return self._accumulate(node, gradients, hooks, on_hook)
-        if task.kind is Kind.COMPILED or (task.kind in _APPLIED and any(each is None for each in gradients)):
-            return self._outputs_by_engine(task, node, gradients, free=False)
-        saved = [] if self._keep_graph or task.kind in _APPLIED else saved_variables(node)
+        python = task.kind in _APPLIED
+        saved = [] if self._keep_graph or python else saved_variables(node)
         hidden = not self._keep_graph and (hides_saved(node) or packed_by_user(saved))
-        if hidden and not self._watch.possible():
-            return self._outputs_by_engine(task, node, gradients, free=True)
-        if not hooks:
+        free = hidden and not self._watch.possible()
+        wants_zeros = python and any(each is None for each in gradients)
+        if free or wants_zeros or task.kind is Kind.COMPILED or (not python and self._is_partly_needed(task.id)):
+            outputs = self._outputs_by_engine(node, gradients, free)
+        elif not hooks:
             outputs = self._call(task, node, gradients)
         else:
             gradients[:] = run_tensor_hooks(self._graph_task, node, gradients, on_hook)
@@ -433,7 +441,7 @@ class Stepper:
                         takes = self._takes[edge.next_task][edge.input]
                         outputs[edge.output] = fitted(gradient, takes, self.graph, edge)
                 outputs = list(run_post_hooks(after, outputs, gradients, on_hook))
-        if task.kind in _APPLIED:
+        if python:
             free_function(node)
         else:
             free_saved(saved)
@@ -459,17 +467,15 @@ class Stepper:
             return [None] * len(node.next_functions)  # as C++ nodes ask, task_should_compute_output
         return list(call_node(node, gradients))
 
-    def _outputs_by_engine(
-        self, task: Task, node: Node, gradients: list[Tensor | None], free: bool
-    ) -> list[Tensor | None]:
-        edges = [GradientEdge(child, number) for child, number in node.next_functions if child is not None]
-        if not free:
-            edges = edges[:1] if self._needed is not None else []
+    def _outputs_by_engine(self, node: Node, gradients: list[Tensor | None], free: bool) -> list[Tensor | None]:
+        limited = self._graph_task.limited
+        wanted = [
+            GradientEdge(child, number)
+            for child, number in node.next_functions
+            if child is not None and (free or (limited and self._graph_task.will_execute(child)))
+        ]
         with self._watch.own_hooks() if free else nullcontext():
-            outputs = self._graph_task.run_in_engine(node, gradients, edges, free)
-        if task.kind in _APPLIED:
-            free_function(node)
-        return outputs
+            return self._graph_task.run_in_engine(node, gradients, wanted, free)
 
     @cached_property
     def _watch(self) -> HookWatch:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from ..inspector.graph import Graph
 from ..inspector.torch_internals import (
     input_metadata,
     queue_engine_callback,
@@ -26,25 +28,43 @@ class GraphTask:
     run of the engine. A session that is stepped needs several such runs, which give one answer.
 
     Args:
-        nodes: the nodes that are going to run.
+        graph: the graph whose nodes run.
+        needed: the tasks that `inputs=` needs; None: all. Reentrant checkpoints don't work with it.
         keep_graph, create_graph: as the engine has them.
-        limited: whether `inputs=` was given. Reentrant checkpoints don't work then.
+        order: gives the tasks in the order in which they ran or are going to.
     """
 
-    def __init__(self, nodes: Collection[Node], keep_graph: bool, create_graph: bool, limited: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        needed: Collection[int] | None,
+        keep_graph: bool,
+        create_graph: bool,
+        order: Callable[[], Sequence[int]],
+    ) -> None:
         self.number: int | None = None
         self.node: Node | None = None
         self.keep_graph = keep_graph
         self.create_graph = create_graph
-        self.limited = limited
-        self._nodes = nodes
+        self.limited = needed is not None
+        self._graph = graph
+        self._needed = needed
+        self._order = order
         self._body: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._finished = False
 
+    @cached_property
+    def _executed(self) -> frozenset[Node]:
+        nodes = self._graph.nodes
+        return frozenset(nodes if self._needed is None else (nodes[task_id] for task_id in self._needed))
+
     def will_execute(self, node: Node) -> bool:
-        return node in self._nodes
+        return node in self._executed
+
+    def execution_order(self) -> list[Node]:
+        return [self._graph.nodes[task_id] for task_id in self._order()]
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
         if self._finished:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from itertools import islice
 from traceback import FrameSummary
@@ -487,6 +487,8 @@ class StandIn(Protocol):
 
     def will_execute(self, node: Node) -> bool: ...
 
+    def execution_order(self) -> list[Node]: ...
+
     def queue_callback(self, callback: Callable[[], None]) -> None: ...
 
 
@@ -522,6 +524,7 @@ _stand_in_count = 0
 _real_graph_task_id = torch._C._current_graph_task_id
 _real_current_node = torch._C._current_autograd_node
 _real_will_execute = torch._C._will_engine_execute_node
+_real_execution_order = torch._C._current_graph_task_execution_order  # type: ignore[attr-defined]
 _real_engine = Variable._execution_engine
 
 
@@ -538,6 +541,11 @@ def _current_node() -> Node | None:
 def _will_execute(node: Node) -> bool:
     stand_in = _thread.stand_in()
     return _real_will_execute(node) if stand_in is None else stand_in.will_execute(node)
+
+
+def _execution_order() -> list[Node]:
+    stand_in = _thread.stand_in()
+    return _real_execution_order() if stand_in is None else stand_in.execution_order()
 
 
 class _Engine(type(_real_engine)):  # type: ignore[misc]
@@ -575,6 +583,7 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
         torch._C._current_graph_task_id = _graph_task_id
         torch._C._current_autograd_node = _current_node  # type: ignore[assignment]
         torch._C._will_engine_execute_node = _will_execute
+        torch._C._current_graph_task_execution_order = _execution_order  # type: ignore[attr-defined]
         Variable._execution_engine = _engine
     _thread.answering.append(stand_in)
     try:
@@ -587,6 +596,7 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
                 torch._C._current_graph_task_id = _real_graph_task_id
                 torch._C._current_autograd_node = _real_current_node
                 torch._C._will_engine_execute_node = _real_will_execute
+                torch._C._current_graph_task_execution_order = _real_execution_order  # type: ignore[attr-defined]
                 Variable._execution_engine = _real_engine
 
 
@@ -657,11 +667,12 @@ def free_saved(saved: Sequence[Any]) -> None:
 
     Hooks take the tensor's place, since Python can't reset it. What has hooks of the user's stays as it is.
     """
-    for each in saved:
-        try:  # noqa: SIM105  (a context for each would cost more than the rest)
-            each.register_hooks(id, _freed)
-        except RuntimeError:  # has hooks, or is an optional tensor that was never there
-            pass
+    with unobserved() if torch._C._len_torch_dispatch_stack() else nullcontext():  # hooks are given a detached tensor
+        for each in saved:
+            try:  # noqa: SIM105  (a context for each would cost more than the rest)
+                each.register_hooks(id, _freed)
+            except RuntimeError:  # has hooks, or is an optional tensor that was never there
+                pass
 
 
 def packed_by_user(saved: Sequence[Any]) -> bool:

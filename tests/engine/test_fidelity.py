@@ -109,10 +109,14 @@ def hooks_of_modules(backward: Backward, log: Log) -> object:
 def hooks_on_several_tensors(backward: Backward, log: Log) -> object:
     x, unused = leaf(), leaf()
     a, b, c = x.exp(), x.sin(), x.cos()
-    register_multi_grad_hook((a, b, x, unused), lambda gradients: log.append(str(gradients)))
-    register_multi_grad_hook((a, c), lambda gradient: log.append(str(gradient)), mode="any")
+    handles = [
+        register_multi_grad_hook((a, b, x, unused), lambda gradients: log.append(str(gradients))),
+        register_multi_grad_hook((a, c), lambda gradient: log.append(str(gradient)), mode="any"),
+    ]
     backward((a * b).sum())
     backward((x.exp() * 2).sum())
+    for handle in handles:  # torch never frees them
+        handle.remove()
     return x.grad
 
 
