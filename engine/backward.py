@@ -8,6 +8,7 @@ from typing import get_args
 from torch import Tensor
 
 from ..inspector.graph import Outputs
+from ..inspector.torch_internals import keep_compiler_out
 from .direct import Stepper
 from .native import Call, Plan, Queues, run_native
 from .needed import Inputs
@@ -62,6 +63,9 @@ def backward(
             return stepper.run()
     call = Call.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
     return run_native(call, Plan.of(call, chosen), trace, queues)
+
+
+keep_compiler_out(backward)
 
 
 def check_engine(engine: Engine) -> None:

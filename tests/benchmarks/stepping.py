@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from measure import Effort, Row, ratios, seconds
@@ -10,11 +11,15 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.native import Call, Plan, run_native
-from tapehead.engine.policies import find_policy
+from tapehead.engine.policies import POLICIES
 from tapehead.engine.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
 """From a fresh loss to what is measured."""
+
+
+PINNED = replace(POLICIES["heap"], name="pinned")
+"""PyTorch's own order, but pinned: another one would cost or save time of its own."""
 
 
 def rows(effort: Effort) -> Iterator[Row]:
@@ -29,10 +34,12 @@ def rows(effort: Effort) -> Iterator[Row]:
         return once
 
     plain = timed(lambda loss: loss.backward)
+    plain_known = timed(known_backward)
 
-    def ratio(what: str, prepare: Prepare, goal: float | None = None) -> Row:
-        name = f"{what} / loss.backward(), mlp_norm"
-        return Row(name, "×", ratios(timed(prepare), plain, effort.repetitions), goal)
+    def ratio(what: str, prepare: Prepare, goal: float | None = None, known: bool = False) -> Row:
+        """`known`: beside a backward whose graph was walked and is held, too, which slows it down by itself."""
+        name = f"{what} / loss.backward(){' of a known graph' * known}, mlp_norm"
+        return Row(name, "×", ratios(timed(prepare), plain_known if known else plain, effort.repetitions), goal)
 
     def beyond_plain(what: str, prepare: Prepare, goal: float) -> Row:
         """Microseconds for each task more than in a plain backward."""
@@ -43,16 +50,21 @@ def rows(effort: Effort) -> Iterator[Row]:
 
     yield ratio("direct: th.debug(loss, trace=None).run()", lambda loss: th.debug(loss, trace=None).run, 1.5)
     yield ratio("direct: th.backward()", lambda loss: lambda: th.backward(loss, engine="direct"))
-    yield ratio("native: th.backward(), all in all", lambda loss: lambda: th.backward(loss, policy="bfs"))
+    yield ratio("native: th.backward(), all in all", lambda loss: lambda: th.backward(loss, policy=PINNED))
     yield ratio("native: of that planning (walk, schedule)", lambda loss: lambda: planned(loss))
-    yield ratio("native: of that running, pinned to bfs", lambda loss: pinned(loss), 1.05)
+    yield ratio("native: of that running, pinned", pinned, 1.05, known=True)
     yield beyond_plain("native session: run to a breakpoint", run_to_the_last, 30)
     yield beyond_plain("native session: a stop before each", step_through, 150)
 
 
+def known_backward(loss: Tensor) -> Callable[[], object]:
+    graph = th.graph(loss)
+    return lambda: (loss.backward(), graph)
+
+
 def planned(loss: Tensor) -> tuple[Call, Plan]:
     call = Call.of(loss, None, None, False, None)
-    return call, Plan.of(call, find_policy("bfs"))
+    return call, Plan.of(call, PINNED)
 
 
 def pinned(loss: Tensor) -> Callable[[], th.Run]:

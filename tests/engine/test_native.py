@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.utils.hooks import RemovableHandle
 
 import tapehead as th
@@ -410,3 +411,21 @@ def test_on_several_devices_each_queue_follows_the_policy(queues: str, policy: s
         assert {record.thread for record in run.trace} == {0}
     else:
         assert len({record.thread for record in run.trace}) == 2
+
+
+def test_compiled_code_that_calls_it_compiles_nothing_of_tapehead() -> None:
+    def step(x: Tensor, backward: Callable[[Tensor], object]) -> Tensor:
+        y = (x * 2).sin()
+        backward(y.sum())
+        return y * 3
+
+    def compiled_frames(backward: Callable[[Tensor], object]) -> tuple[int, Tensor]:
+        torch._dynamo.reset()
+        counters.clear()
+        x = torch.ones(3, requires_grad=True)
+        torch.compile(step, backend="eager")(x, backward)
+        return counters["frames"]["total"], x.grad
+
+    frames, gradient = compiled_frames(torch._dynamo.disable(torch.autograd.backward))
+    found, found_gradient = compiled_frames(th.backward)
+    assert found <= frames and torch.equal(found_gradient, gradient)
