@@ -112,7 +112,7 @@ class Stepper:
         _refuse_tasks(self.graph)
         gradients = root_gradients(tensors, grad_tensors)
         self._keep_graph = create_graph if retain_graph is None else retain_graph
-        self._graph_task = GraphTask(self.graph, self._needed, self._keep_graph, create_graph, self._upcoming)
+        self._graph_task = GraphTask(self.graph, self._needed, self._keep_graph, create_graph)
         self._policy = chosen
         self._queue = ready_queue(self.graph, chosen, self.order)
         self._recorder = None if trace is None else Recorder(self.graph, chosen, trace)
@@ -337,7 +337,7 @@ class Stepper:
 
         started_ns = time.perf_counter_ns()
         try:
-            self._graph_task.run(in_backward)
+            self._graph_task.run(in_backward, self._upcoming)
         except BaseException as error:
             self._over = self._over or f"{type(error).__name__} after {len(self.order)} tasks"
             self._buffers.clear()

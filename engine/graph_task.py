@@ -31,7 +31,6 @@ class GraphTask:
         graph: the graph whose nodes run.
         needed: the tasks that `inputs=` needs; None: all. Reentrant checkpoints don't work with it.
         keep_graph, create_graph: as the engine has them.
-        order: gives the tasks in the order in which they ran or are going to.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class GraphTask:
         needed: Collection[int] | None,
         keep_graph: bool,
         create_graph: bool,
-        order: Callable[[], Sequence[int]],
     ) -> None:
         self.number: int | None = None
         self.node: Node | None = None
@@ -49,7 +47,7 @@ class GraphTask:
         self.limited = needed is not None
         self._graph = graph
         self._needed = needed
-        self._order = order
+        self._order: Callable[[], Sequence[int]] | None = None
         self._body: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -64,6 +62,7 @@ class GraphTask:
         return node in self._executed
 
     def execution_order(self) -> list[Node]:
+        assert self._order is not None
         return [self._graph.nodes[task_id] for task_id in self._order()]
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
@@ -83,13 +82,22 @@ class GraphTask:
         except BaseException as error:  # in anomaly mode the engine would blame the leaf from which it started
             self._error = error
 
-    def run(self, body: Callable[[], None]) -> None:
-        """Calls `body` in a run of the engine, with the grad mode of the backward."""
-        self._body = body
-        run_as_backward(self, self.keep_graph, self.create_graph)
-        error, self._error = self._error, None
+    def run(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
+        """Calls `body` in a run of the engine, with the grad mode of the backward.
+
+        `order` gives the ids of all tasks in the order in which they ran or are going to.
+        """
+        self._body, self._order = body, order
+        try:
+            run_as_backward(self, self.keep_graph, self.create_graph)
+        finally:
+            self._body = self._order = None
+            error, self._error = self._error, None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # else it would hold itself through this frame
 
     def finish(self) -> None:
         """Leaves the callbacks to the run which is under way: the engine calls them at its end, and theirs."""

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from contextlib import suppress
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -218,3 +224,70 @@ def test_entries_of_the_queue_read_as_one_line() -> None:
     session.step()
     session.step()
     assert repr(session.ready) == "[<#2 <Task 2 Cos>>, <#1 <Task 1 Sin>>, <#0 <Task 0 Exp>>]"
+
+
+class _Both(torch.autograd.Function):
+    """Gives both inputs the same gradient, the very tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        return first + second
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient
+
+
+def test_two_leaves_never_share_the_values_of_a_sparse_gradient() -> None:
+    first, second = torch.ones(10, 3, requires_grad=True), torch.ones(10, 3, requires_grad=True)
+    rows = nn.functional.embedding(torch.tensor([1, 2, 2]), _Both.apply(first, second), sparse=True)
+    th.backward(rows.sum(), engine="direct")
+    assert first.grad.layout is second.grad.layout is torch.sparse_coo
+    first.grad._values().zero_()
+    assert torch.equal(second.grad.to_dense()[1:3], torch.tensor([[1.0], [2.0]]).expand(2, 3))
+
+
+class _Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+
+def test_a_thousand_sessions_leave_nothing() -> None:
+    """Run out, closed at a stop, let go and failed in turns; nothing waits for the garbage collector."""
+
+    def one(number: int) -> list[weakref.ref[Tensor]]:
+        x = torch.ones(2, requires_grad=True)
+        y = x.exp()
+        if number % 4 == 3:
+            y = _Failing.apply(y)
+        loss = y.sum()
+        session = th.debug(loss, policy="bfs", trace="cheap")
+        found = [weakref.ref(each) for each in (x, y, loss)]
+        if number % 4 == 3:
+            with suppress(ZeroDivisionError):
+                session.run()
+        elif number % 4 == 0:
+            session.run()
+        else:
+            session.step()
+            found.append(weakref.ref(session.gradients[0]))
+            if number % 4 == 1:
+                session.close()
+        return found
+
+    threads = threading.active_count()
+    objects = []
+    gc.disable()
+    try:
+        for number in range(1000):
+            assert all(each() is None for each in one(number)), number
+            if number in (99, 999):
+                objects.append(len(gc.get_objects()))
+    finally:
+        gc.enable()
+    assert objects[1] - objects[0] < 100 and threading.active_count() == threads
