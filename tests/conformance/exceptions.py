@@ -39,10 +39,4 @@ KNOWN: tuple[Known, ...] = (
         "failed",
         "PyTorch has neither of two second derivatives; which error comes depends on which task runs first",
     ),
-    Known(
-        "mul * sparse_[cb]s[rc] #*",
-        "inputs=: direct heap",
-        "failed",
-        "the gradient that inputs= makes needless is computed all the same, and PyTorch can't compute that one",
-    ),
 )
