@@ -145,6 +145,20 @@ def refusal(net: Net) -> str:
     return "not refused"
 
 
+def two_wrappers(net: Net) -> list[list[int | None]]:
+    """For each bucket of two modules in one graph, the module and the task that started it."""
+    log: Log = []
+    graphs: list[th.Graph] = []
+    inner, outer = wrap(net, log, graphs), wrap(net, log, graphs)
+    loss = outer(inner(torch.ones(2, 16), False, False), False, False).sum()
+    graphs.append(th.graph(loss))
+    run = th.backward(loss, policy="bfs", trace="off")
+    assert run.trace is not None
+    found = [[each.bucket.wrapper, each.started_by] for each in run.trace.reductions]
+    assert sorted(log) == sorted((each.bucket.index, each.started_by) for each in run.trace.reductions)
+    return found
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "checkpointed": {"checkpointed": True},
@@ -167,6 +181,7 @@ def main() -> None:
                 results[variant][policy] = train(net, backward, **options)
     results["as it is"]["stepped"] = train(net, stepped)
     results["refusal"] = refusal(net)
+    results["two wrappers"] = two_wrappers(net)
     Path(sys.argv[1], f"{dist.get_rank()}.json").write_text(json.dumps(results), encoding="utf-8")
     dist.destroy_process_group()
 

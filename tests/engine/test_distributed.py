@@ -93,6 +93,12 @@ def test_a_native_session_steps_through_a_backward_of_ddp(ranks: list[dict[str, 
     assert ranks[0]["as it is"]["stepped"]["weights"] == ranks[1]["as it is"]["stepped"]["weights"]
 
 
+def test_two_modules_in_one_graph_have_buckets_of_their_own(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        wrappers = [wrapper for wrapper, _ in rank["two wrappers"]]
+        assert wrappers == sorted(wrappers) and set(wrappers) == {0, 1}
+
+
 def test_the_direct_engine_refuses(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert "DistributedDataParallel" in rank["refusal"] and 'engine="native"' in rank["refusal"]
