@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -20,6 +20,8 @@ def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
         RuntimeError: there is none, or one doesn't require grad.
     """
     found: tuple[Tensor | GradientEdge, ...]
+    if isinstance(inputs, Mapping):
+        inputs = list(inputs.values())
     found = (inputs,) if isinstance(inputs, Tensor | GradientEdge) else tuple(inputs)
     if not found:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import weakref
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tapehead.inspector import torch_internals as internals
 
@@ -147,33 +149,6 @@ def test_the_hooks_of_a_node_are_listed_in_order_and_none_is_added() -> None:
     assert internals.node_hooks(node) == (before, after)
 
 
-def test_tensor_hooks_run_though_their_tensor_is_gone_and_the_node_does_not_run() -> None:
-    x = torch.ones(2, requires_grad=True)
-    y = x * 3
-    y.register_hook(lambda gradient: gradient * 10)
-    node = y.grad_fn
-    del y
-    (result,) = internals.run_tensor_hooks(node, [torch.ones(2)])
-    assert torch.equal(result, torch.full((2,), 10.0))
-    assert x.grad is None
-
-
-def test_tensor_hooks_see_none_for_a_gradient_that_is_missing() -> None:
-    seen = []
-    first, second = torch.ones(2, requires_grad=True).mul(1).split(1)
-    second.register_hook(seen.append)
-    assert internals.run_tensor_hooks(first.grad_fn, [torch.ones(1), None])[1] is None
-    assert seen == [None]
-    assert internals.run_tensor_hooks(first.grad_fn, [None, None]) == [None, None]
-
-
-def test_a_retained_gradient_is_filled() -> None:
-    y = torch.ones(2, requires_grad=True) * 3
-    y.retain_grad()
-    internals.run_tensor_hooks(y.grad_fn, [torch.full((2,), 7.0)])
-    assert torch.equal(y.grad, torch.full((2,), 7.0))
-
-
 def test_apply_is_watched_and_given_back() -> None:
     seen = []
     original = torch.autograd.Function.__dict__["apply"]
@@ -185,12 +160,68 @@ def test_apply_is_watched_and_given_back() -> None:
     assert len(seen) == 1
 
 
-def test_a_checkpoint_group_can_be_entered_again() -> None:
-    group = internals.new_checkpoint_group()
-    for _ in range(2):
-        with internals.in_checkpoint_group(group):
-            assert torch._C._get_graph_exec_group() is not None
-        assert torch._C._get_graph_exec_group() is None
+def test_what_a_node_saved_is_freed_and_a_second_use_raises_torchs_error() -> None:
+    x, factor = torch.ones(2, requires_grad=True), torch.full((2,), 3.0)
+    alive = weakref.ref(factor)
+    loss = (x * factor).sum()
+    del factor
+    node = loss.grad_fn.next_functions[0][0]
+    saved = internals.saved_variables(node)
+    assert saved and not internals.packed_by_user(saved) and alive() is not None
+    internals.free_saved(saved)
+    del saved
+    assert alive() is None
+    with pytest.raises(RuntimeError) as ours:
+        node(torch.ones(2))
+    other = (x * torch.ones(2)).sum()
+    other.backward()
+    with pytest.raises(RuntimeError) as torchs:
+        other.backward()
+    assert str(ours.value) == str(torchs.value) == internals.FREED
+
+
+def test_what_saved_tensors_hooks_packed_is_told_and_left_alone() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        y = x.exp()
+    saved = internals.saved_variables(y.grad_fn)
+    assert internals.packed_by_user(saved)
+    internals.free_saved(saved)
+    assert torch.equal(y.grad_fn(torch.ones(2)), y)
+
+
+def test_freeing_is_unseen_by_dispatch_modes() -> None:
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            raise AssertionError(function)
+
+    y = torch.ones(2, requires_grad=True).exp()
+    with Seen():
+        internals.free_saved(internals.saved_variables(y.grad_fn))
+
+
+def test_who_owns_a_tensor_alone() -> None:
+    tensors = [torch.ones(2)]
+    found = [internals.owned_alone(tensors, 0)]
+    also = tensors[0]
+    found.append(internals.owned_alone(tensors, 0))
+    del also
+    found.append(internals.owned_alone(tensors, 0))
+    node = (torch.ones(2, requires_grad=True) * tensors[0]).grad_fn
+    found.append(internals.owned_alone(tensors, 0))
+    del node
+    found.append(internals.owned_alone(tensors, 0))
+    assert found == [True, False, True, False, True]
+
+
+def test_who_owns_bytes_alone() -> None:
+    tensor = torch.ones(2)
+    found = [internals.storage_owned_alone(tensor)]
+    view = tensor.view(2, 1)
+    found.append(internals.storage_owned_alone(tensor))
+    del view
+    found.append(internals.storage_owned_alone(tensor))
+    assert found == [True, False, True]
 
 
 def test_compiled_autograd_is_noticed() -> None:
