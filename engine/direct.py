@@ -174,6 +174,8 @@ class Stepper:
             for task_id in pending.run(ran):
                 queue.push(task_id)
         self._policy, self._queue = chosen, queue
+        if self._recorder is not None:
+            self._recorder.switch(chosen)
 
     @property
     def trace(self) -> Trace | None:

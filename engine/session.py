@@ -346,6 +346,8 @@ class NativeSession:
         planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, self._needed, ran)
         waiting = worker.upcoming()
         worker.follow(chosen, planned)
+        if worker.recorder is not None:
+            worker.recorder.switch(chosen)
         self._planned = planned
         worker.sort_again |= worker.upcoming() != waiting
 

@@ -155,6 +155,7 @@ class Recorder:
     def __init__(self, graph: Graph, policy: Policy | Choice, level: Level = "off") -> None:
         self.graph = graph
         self.policy = policy
+        self.policies = [policy_name(policy)]
         self.level: Level = level
         self._tasks = graph.tasks
         self._buckets = buckets_of(graph)
@@ -172,6 +173,11 @@ class Recorder:
         self._edits: list[EditRow] = []
         self._table = StatisticsTable()
         self._lock = threading.Lock()
+
+    def switch(self, policy: Policy | Choice) -> None:
+        """From now on this policy picks. The trace can then say who chose a task, but no longer which was first."""
+        with self._lock:
+            self.policies.append(policy_name(policy))
 
     def arrive(self, task_id: int, label: str, key: Key | None = None) -> None:
         """The task got ready. `label` is its key as people read it.
@@ -242,10 +248,11 @@ class Recorder:
         with self._lock:
             self._take_labels()
             columns = self._columns.copy()
+            switched = len(self.policies) > 1
             return Trace(
                 self.graph,
-                policy_name(policy),
-                policy.title if isinstance(policy, Policy) else None,
+                ", then ".join(self.policies),
+                policy.title if isinstance(policy, Policy) and not switched else None,
                 self.level,
                 columns,
                 tuple(Label(*label) for label in self._labels),
@@ -253,7 +260,7 @@ class Recorder:
                 tuple(self._hooks),
                 tuple(self._edits),
                 self._table,
-                self._key_of(columns.arrivals),
+                None if switched else self._key_of(columns.arrivals),
                 self._buckets,
             )
 

@@ -329,3 +329,15 @@ def test_statistics_on_cuda_are_stacked_and_read_when_asked_for() -> None:
     assert run.trace.table._stacked or run.trace.table._pending
     assert all(record.inputs[0].statistics.max == 1 for record in run.trace)
     assert run.trace[0].device.type == "cuda"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_after_another_policy_was_set_a_trace_says_who_chose_but_not_which_was_first(engine: str) -> None:
+    x = torch.ones(2, requires_grad=True)
+    session = th.debug(x.exp().sum() + x.sin().sum() + x.cos().sum(), policy="bfs", engine=engine)
+    session.step()
+    session.policy = "dfs"
+    session.run()
+    assert session.policy == "dfs" and session.trace.policy == "bfs, then dfs"
+    chosen = [record.reason for record in session.trace if len(record.queue_before) > 1]
+    assert chosen and all(reason.startswith("chosen by bfs, then dfs out of") for reason in chosen)
