@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -31,25 +32,42 @@ def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[ob
     if on_hook is not None:
         for hook in hooks:
             on_hook(hook)
-    if leaf.grad is not None or torch.is_grad_enabled():
-        call_node(node, gradients)
-        return
-    if gradients[0].layout in _SPARSE:
-        leaf.grad = gradients[0].detach() if owned_alone(gradients, 0) else gradients[0].clone()
-    elif not _plain(gradients[0], leaf):
-        call_node(node, gradients)
-        return
-    elif _suits(gradients[0], leaf) and owned_alone(gradients, 0):
-        leaf.grad = gradients[0].detach()
-    elif is_dense(leaf):
-        leaf.grad = torch.empty_strided(
-            leaf.shape, leaf.stride(), dtype=gradients[0].dtype, device=gradients[0].device
-        ).copy_(gradients[0])
-    else:
-        leaf.grad = gradients[0].clone(memory_format=torch.contiguous_format)
+    with _first:
+        if leaf.grad is not None or torch.is_grad_enabled() or not _take(gradients, leaf):
+            call_node(node, gradients)  # which also runs the hooks
+            return
     for hook in hooks:
         if hook(leaf) is not None:
             raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+_first = threading.RLock()
+"""Held while a thread finds .grad empty and fills it: torch lets others run meanwhile. The node has a lock of its own."""
+
+
+def _take(gradients: list[Tensor | None], leaf: Tensor) -> bool:
+    """Makes the first gradient, or a copy of it, the leaf's .grad. False: its kind of tensor is left to the node."""
+    assert gradients[0] is not None
+    if gradients[0].layout in _SPARSE:
+        alone = _is_compact(gradients[0]) and owned_alone(gradients, 0)
+        leaf.grad = gradients[0].detach() if alone else gradients[0].clone()
+    elif not _plain(gradients[0], leaf):
+        return False
+    elif _suits(gradients[0], leaf) and owned_alone(gradients, 0):
+        leaf.grad = gradients[0].detach()
+    elif is_dense(leaf):
+        copy = torch.empty_strided(leaf.shape, leaf.stride(), dtype=gradients[0].dtype, device=gradients[0].device)
+        leaf.grad = copy.copy_(gradients[0])
+    else:
+        leaf.grad = gradients[0].clone(memory_format=torch.contiguous_format)
+    return True
+
+
+def _is_compact(gradient: Tensor) -> bool:
+    """Whether a sparse gradient may become .grad as it is. Later ones are added into its values, in place."""
+    if gradient.layout is not torch.sparse_coo:
+        return False
+    return gradient._indices().is_contiguous() and gradient._values().is_contiguous()
 
 
 def _plain(gradient: Tensor, leaf: Tensor) -> bool:

@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -291,3 +291,26 @@ def test_a_thousand_sessions_leave_nothing() -> None:
     finally:
         gc.enable()
     assert objects[1] - objects[0] < 100 and threading.active_count() == threads
+
+
+class _Spread(torch.autograd.Function):
+    """Gives a sparse gradient whose values are one row, seen eight times."""
+
+    values = torch.ones(1, 3)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.sparse_coo_tensor(torch.arange(8).view(1, 8), _Spread.values.expand(8, 3), (8, 3))
+
+
+@pytest.mark.parametrize("engine", ["native", "direct"])
+def test_a_sparse_gradient_with_gaps_or_overlaps_is_copied(engine: Literal["native", "direct"]) -> None:
+    x = torch.ones(8, 3, requires_grad=True)
+    for times in (1, 2):
+        th.backward(_Spread.apply(x).sum(), engine=engine)
+        assert torch.equal(x.grad.to_dense(), torch.full((8, 3), float(times)))
+        assert x.grad._values().data_ptr() != _Spread.values.data_ptr()

@@ -6,7 +6,7 @@ LATER_ORDERS = ("bfs native", "dfs native")
 BFS = ("bfs native", "bfs direct")
 DIRECT = ("heap direct", "bfs direct", "dfs direct")
 
-_PACKED = "wants what saved_tensors_hooks packed to be freed while its node is still held, which Python can't"
+_PACKED = "wants what hooks of saved tensors packed to be freed while its node is still held, which Python can't"
 
 KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
@@ -32,6 +32,7 @@ KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("TestAllowMutationOnSaved::test_save_base_and_modify_view", DIRECT, _PACKED),
     ("TestAllowMutationOnSaved::test_saved_but_not_anymore", DIRECT, _PACKED),
     ("TestAllowMutationOnSaved::test_with_out_variant", DIRECT, _PACKED),
+    ("TestAutograd::test_grad_fn_attr_bindings", DIRECT, _PACKED),
     (
         "TestAutograd::test_current_graph_task_execution_order",
         DIRECT,
