@@ -29,10 +29,12 @@ FORMAT = "tapehead.trace"
 VERSION = 1
 
 _LARGE = 2**20  # bytes; what is larger is compressed
-_LARGEST = 2**32  # characters that a file may unpack to: a small one may claim to hold more than fits
+_LARGEST = 2**30  # bytes that a file may unpack to: some 600 a task with histograms, and room for a million tasks
+_PIECE = 2**20  # bytes that are read at once
 _GZIP = b"\x1f\x8b"
 _MOST = 2**63
 _NUMBERS = ("low", "high", "mean", "norm")
+_LAYOUTS = {name: found for name, found in vars(torch).items() if isinstance(found, torch.layout)}
 
 
 def save(run: Run, path: str | Path) -> Path:
@@ -116,12 +118,19 @@ def _text(path: Path) -> str:
         packed = file.read(2) == _GZIP
         file.seek(0)
         try:
-            content = gzip.GzipFile(fileobj=file).read(_LARGEST + 1) if packed else file.read(_LARGEST + 1)
+            return _all_of(gzip.GzipFile(fileobj=file) if packed else file).decode("utf-8")
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"the compressed data are damaged or cut off ({error})") from None
-    if len(content) > _LARGEST:
-        raise ValueError(f"it holds more than {_LARGEST} characters")
-    return content.decode("utf-8")
+
+
+def _all_of(file: IO[bytes] | gzip.GzipFile) -> bytearray:
+    """What can be read, piece by piece: to ask for the most that is allowed would take that much memory."""
+    content = bytearray()
+    while piece := file.read(_PIECE):
+        content += piece
+        if len(content) > _LARGEST:
+            raise ValueError(f"it unpacks to more than {_LARGEST} bytes, which is more than a million tasks need")
+    return content
 
 
 def _write_run(writer: ColumnWriter, run: Run) -> None:
@@ -334,9 +343,8 @@ def _forms(section: Section, row: Any) -> Forms | None:
 def _form(section: Section, key: str, row: Any) -> Form:
     match row:
         case [shape, dtype, device, str(layout)]:
-            found = getattr(torch, layout, None)
-            if isinstance(found, torch.layout):
-                return Form(meta_of(section, key, [shape, dtype, device]), found)
+            if layout in _LAYOUTS:
+                return Form(meta_of(section, key, [shape, dtype, device]), _LAYOUTS[layout])
     raise section.wrong(key, f"has an entry that is no tensor's form: {row!r:.80}")
 
 

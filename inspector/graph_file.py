@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +18,7 @@ from .source import Source
 _MOST = 2**31 - 1
 _MOST_OUTPUTS = 1_000_000  # of one node; a number beyond is a mistake, and would cost memory
 _EXACT = 2**53  # from here on JavaScript has no integers
+_DTYPES = {name: found for name, found in vars(torch).items() if isinstance(found, torch.dtype)}
 
 Entry = TypeVar("Entry", bound=Hashable)
 
@@ -123,15 +125,16 @@ def meta_of(section: Section, key: str, row: Any) -> TensorMeta:
     shape, dtype, device = _fields(section, key, row, 3)
     if shape is not None and not (isinstance(shape, list) and all(_is_count(size) for size in shape)):
         raise section.wrong(key, f"has a shape that is none: {shape!r:.80}")
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else None
-    if not isinstance(found, torch.dtype):
+    if not (isinstance(dtype, str) and dtype in _DTYPES):  # torch itself may import what it is asked for
         raise section.wrong(key, f"has a dtype which torch {torch.__version__} does not know: {dtype!r:.80}")
-    try:
-        return TensorMeta(None if shape is None else tuple(shape), found, torch.device(device))
-    except (RuntimeError, TypeError):
-        raise section.wrong(
-            key, f"has a device which torch {torch.__version__} does not know: {device!r:.80}"
-        ) from None
+    return TensorMeta(None if shape is None else tuple(shape), _DTYPES[dtype], _device(section, key, device))
+
+
+def _device(section: Section, key: str, device: Any) -> torch.device:
+    if isinstance(device, str):  # a number would be looked up among the accelerators of this machine
+        with suppress(RuntimeError):
+            return torch.device(device)
+    raise section.wrong(key, f"has a device which torch {torch.__version__} does not know: {device!r:.80}")
 
 
 def _exact(number: int) -> int | str:

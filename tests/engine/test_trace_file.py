@@ -7,6 +7,9 @@ import gzip
 import json
 import math
 import random
+import subprocess
+import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -216,8 +219,42 @@ def test_a_small_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(trace_file, "_LARGEST", 10_000)
     path = tmp_path / "run.json"
     path.write_bytes(gzip.compress(b" " * 1_000_000))
-    with pytest.raises(ValueError, match="holds more than 10000 characters"):
+    with pytest.raises(ValueError, match="unpacks to more than 10000 bytes"):
         th.load(path)
+    path.write_bytes(b" " * 1_000_000)
+    with pytest.raises(ValueError, match="unpacks to more than 10000 bytes"):
+        th.load(path)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_small_file_is_loaded_in_little_memory(large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if large:
+        monkeypatch.setattr(trace_file, "_LARGE", 0)
+    path = captured_run().save(tmp_path / "run.json")
+    tracemalloc.start()
+    try:
+        th.load(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 50 * 2**20
+
+
+def test_a_dtype_is_not_asked_of_torch_which_might_import_it(tmp_path: Path) -> None:
+    path = captured_run(None).save(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    content["graph"]["metas"][0][1] = "_inductor"
+    path.write_text(json.dumps(content))
+    program = f"""
+import sys, tapehead
+before = set(sys.modules)
+try:
+    tapehead.load({str(path)!r})
+except ValueError as error:
+    print(error, *(name for name in set(sys.modules) - before if name.startswith("torch._inductor")))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.endswith("does not know: '_inductor'\n")
 
 
 @pytest.mark.parametrize(
@@ -232,6 +269,7 @@ def test_a_small_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkey
         (("graph", "metas", 0), [[2], "float7", "cpu"], "has a dtype which torch"),
         (("graph", "metas", 0), [[2], "nn", "cpu"], "has a dtype which torch"),
         (("graph", "metas", 0), [[2], "float32", "toaster"], "has a device which torch"),
+        (("graph", "metas", 0), [[2], "float32", 0], "has a device which torch"),
         (("graph", "metas", 0), [[-2], "float32", "cpu"], "has a shape that is none"),
         (("graph", "sequence_nr", 0), "many", "has an entry that is no whole number"),
         (("graph", "calls", 0), ["", "M", 0, 0], "has a parent that is no earlier call"),
@@ -241,6 +279,7 @@ def test_a_small_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkey
         (("trace", "input_row", 0), 10**6, '"trace.input_row" has entries'),
         (("trace", "arrived", 0), 10**6, '"trace.arrived" has entries'),
         (("trace", "labels", 0), ["#", "colour"], "has an entry that is no label"),
+        (("trace", "forms", 0), [[[2], "float32", "cpu", "nn"]], "has an entry that is no tensor's form"),
         (("trace", "forms"), [], "does not begin with null"),
         (("trace", "edits"), [[0, 99, None, -1, None, -1]], '"trace.edits" has an entry that leads nowhere'),
         (("trace", "statistics", "low", 0), "low", "has an entry that is no number"),
