@@ -39,4 +39,10 @@ KNOWN: tuple[Known, ...] = (
         "failed",
         "PyTorch has neither of two second derivatives; which error comes depends on which task runs first",
     ),
+    Known(
+        "linalg.householder_product complex64 #*",
+        "second gradients: native bfs",
+        "failed",
+        "ill-conditioned: PyTorch's own second gradient in complex64 is 2% off that in complex128, where both agree",
+    ),
 )
