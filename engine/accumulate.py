@@ -32,21 +32,25 @@ def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[ob
     if on_hook is not None:
         for hook in hooks:
             on_hook(hook)
-    with _first:
-        if leaf.grad is not None or torch.is_grad_enabled() or not _take(gradients, leaf):
-            call_node(node, gradients)  # which also runs the hooks
-            return
+    if torch.is_grad_enabled() or not _take(gradients, leaf):
+        call_node(node, gradients)  # which also runs the hooks
+        return
     for hook in hooks:
         if hook(leaf) is not None:
             raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
 
-_first = threading.RLock()
-"""Held while a thread finds .grad empty and fills it: torch lets others run meanwhile. The node has a lock of its own."""
+_filling = threading.Lock()
+"""Held while .grad is found empty and filled: torch lets other threads run meanwhile. The node has its own lock."""
 
 
 def _take(gradients: list[Tensor | None], leaf: Tensor) -> bool:
-    """Makes the first gradient, or a copy of it, the leaf's .grad. False: its kind of tensor is left to the node."""
+    """Makes the first gradient, or a copy of it, the leaf's .grad. False: it is not the first, or of another kind."""
+    with _filling:
+        return leaf.grad is None and _fill(gradients, leaf)
+
+
+def _fill(gradients: list[Tensor | None], leaf: Tensor) -> bool:
     assert gradients[0] is not None
     if gradients[0].layout in _SPARSE:
         alone = _is_compact(gradients[0]) and owned_alone(gradients, 0)

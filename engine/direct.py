@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -32,13 +31,13 @@ from ..inspector.torch_internals import (
 from ..inspector.walk import graph as graph_of
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
-from .edits import check_edit
+from .edits import as_gradients, check_edit
 from .graph_task import GraphTask
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer, fitted
 from .needed import Inputs, as_inputs, needed_tasks
 from .policies import AnyPolicy, find_policy, policy_name
-from .ready_queue import ReadyTask, ready_queue
+from .ready_queue import PolicyError, ReadyTask, ready_queue
 from .roots import as_outputs, root_gradients
 from .run import Run
 from .schedule import Pending, dependencies, schedule
@@ -120,6 +119,8 @@ class Stepper:
         self._takes = [_takes(task, node) for task, node in zip(self.graph.tasks, self.graph.nodes, strict=True)]
         self._buffers: dict[int, InputBuffer] = {}
         self._elapsed_ns = 0
+        self._running = False
+        self._stopped = False
         self._over: str | None = None  # why no step is possible any more
         self._hooks = self._watch if len(self.graph) >= _MANY_TASKS else None
         _wait_for_accelerators(self.graph)
@@ -152,9 +153,13 @@ class Stepper:
 
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """The gradients which the current task is going to get: its input buffer. Empty when all have run."""
-        current = self.current
-        return () if current is None else self.waiting(current)
+        """The gradients which the current task is going to get: its input buffer.
+
+        Raises:
+            RuntimeError: no task is left, or the session is over.
+        """
+        self._check_open()
+        return self.waiting(self._queue_choice())
 
     @property
     def policy(self) -> str:
@@ -206,7 +211,7 @@ class Stepper:
         """
         self._check_open()
         task_id = self._queue_choice() if task is None else self._ready_task(task)
-        after = (gradients,) if isinstance(gradients, Tensor | None) else tuple(gradients)
+        after = as_gradients(gradients)
         buffer = self._buffers[task_id]
         before = tuple(buffer.gradients)
         check_edit(self.graph, self.graph.tasks[task_id], before, after)
@@ -250,16 +255,29 @@ class Stepper:
         return self.current
 
     def stop(self) -> None:
-        """Makes `run` or `run_to` return before the next task. May be called from a hook or another thread."""
+        """Makes `run` or `run_to` return before the next task: one under way, or the next. May be called from a hook,
+        another thread or a signal's handler."""
         self._stopped = True
 
     def close(self) -> None:
-        """Ends the session and lets the waiting gradients go. Does nothing a second time."""
-        self._buffers.clear()
+        """Ends the session; lets the waiting gradients and the graph's nodes go. Does nothing a second time.
+
+        Called from a hook or another thread while a task runs, it ends the session after that task.
+        """
         self._over = self._over or "closed"
+        self._stopped = True
+        if not self._running:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._buffers.clear()
+        self.graph = replace(self.graph, nodes=())
+        self._graph_task = GraphTask(self.graph, None, self._keep_graph, False)
+        self._queue = ready_queue(self.graph, self._policy, self.order)
+        if self._recorder is not None:
+            self._recorder.graph = self.graph
 
     def _run_until(self, last: int | None) -> None:
-        self._stopped = False
         queue = self._queue
 
         def body() -> None:
@@ -273,7 +291,10 @@ class Stepper:
                     break
                 self._execute(task_id, hooks=ask or (watch is not None and watch.registered()))
 
-        self._go(body)
+        try:
+            self._go(body)
+        finally:
+            self._stopped = False
 
     def _run_bare(self, last: int | None, watch: HookWatch) -> None:
         """Runs tasks as `_execute` does, while nobody records or hooks them.
@@ -296,15 +317,16 @@ class Stepper:
             queue.remove(task_id)
             gradients = buffers.pop(task_id).gradients
             self._graph_task.node = node
-            order.append(task_id)
             try:
                 if leaf:
                     accumulate(node, gradients, None)
+                    order.append(task_id)
                     continue
                 result = node(*gradients)  # type: ignore[operator]
                 outputs = list(result) if type(result) is tuple else [result]
                 del result
                 free_saved(saved)
+                order.append(task_id)
                 for edge in edges[task_id]:
                     next_task = edge.next_task
                     gradient, outputs[edge.output] = outputs[edge.output], None
@@ -338,21 +360,31 @@ class Stepper:
                 self._graph_task.finish()
 
         started_ns = time.perf_counter_ns()
+        self._running = True
         try:
             self._graph_task.run(in_backward, self._upcoming)
+        except PolicyError:  # no task ran: another policy may be set
+            raise
         except BaseException as error:
             self._over = self._over or f"{type(error).__name__} after {len(self.order)} tasks"
-            self._buffers.clear()
             raise
         finally:
+            self._running = False
             self._graph_task.node = None
             self._elapsed_ns += time.perf_counter_ns() - started_ns
+            if self._over is not None:
+                self._let_go()
 
     def _upcoming(self) -> list[int]:
         """All tasks in the order in which they ran or are going to."""
         return schedule(self.graph, self._policy, self._needed, self.order)
 
     def _check_open(self) -> None:
+        if self._running:
+            raise RuntimeError(
+                "a task of this session is running; only stop() and close() may be called from a hook or another "
+                "thread meanwhile"
+            )
         if self._over is not None:
             raise RuntimeError(
                 f"this session is over ({self._over}); start a new one on a fresh forward with th.debug(loss)"
@@ -476,8 +508,7 @@ class Stepper:
             for child, number in node.next_functions
             if child is not None and (free or (limited and self._graph_task.will_execute(child)))
         ]
-        with self._watch.own_hooks() if free else nullcontext():
-            return self._graph_task.run_in_engine(node, gradients, wanted, free)
+        return self._graph_task.run_in_engine(node, gradients, wanted, free)
 
     @cached_property
     def _watch(self) -> HookWatch:
@@ -508,19 +539,6 @@ class Stepper:
             key = self._queue.push(next_task)
             if self._recorder is not None:
                 self._recorder.arrive(next_task, self._queue.label(next_task), key)
-
-
-def debug(
-    tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None = None, *, policy: AnyPolicy = "heap"
-) -> Stepper:
-    """Starts a backward that runs one task at a time. Arguments as for `Stepper`, which says what the session can do.
-
-    session = th.debug(loss, policy="bfs")
-    session.ready           # the ready queue in the order in which it will pop, with keys
-    session.step()          # runs the next task; session.step(task) runs any other ready one
-    session.run()           # runs the rest; the gradients are where loss.backward() puts them
-    """
-    return Stepper(tensors, grad_tensors, policy=policy)
 
 
 def _by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from torch import Tensor
 
 from ..inspector.graph import Graph, Task
 from .task_hooks import Gradients
+
+
+def as_gradients(given: object) -> tuple[Any, ...]:
+    """One gradient or several as a tuple.
+
+    Raises:
+        TypeError: it is neither a tensor nor a sequence.
+    """
+    if given is None or isinstance(given, Tensor):
+        return (given,)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"expected a gradient or a sequence of them, one per input, not a {type(given).__name__}")
+    return tuple(given)
 
 
 def check_edit(graph: Graph, task: Task, before: Gradients, after: Gradients) -> None:

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, Node
 from ..inspector.graph import Graph
 from ..inspector.torch_internals import (
     input_metadata,
+    own,
     queue_engine_callback,
     real_graph_task_id,
     run_as_backward,
@@ -147,11 +148,11 @@ class GraphTask:
         with ExitStack() as stack:
             if not roots:  # the engine wants one to start from, which the node need not see
                 roots, given = [GradientEdge(node, 0)], [_zeros(node)]
-                stack.callback(node.register_prehook(lambda inputs: (None,) * len(gradients)).remove)
-            stack.callback(node.register_hook(take).remove)
+                stack.callback(own(node.register_prehook(lambda inputs: (None,) * len(gradients))).remove)
+            stack.callback(own(node.register_hook(take)).remove)
             if free:
                 for next_node in {edge.node for edge in wanted}:
-                    stack.callback(next_node.register_prehook(stop).remove)
+                    stack.callback(own(next_node.register_prehook(stop)).remove)
             if torch.is_anomaly_enabled():  # it would tell of how the run ends; the caller looks for NaN
                 stack.enter_context(torch.autograd.set_detect_anomaly(False))
             stack.enter_context(suppress(_Enough))

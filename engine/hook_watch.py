@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from types import FrameType
 from weakref import ref
 
 from torch import Tensor
 from torch.autograd.graph import Node
-from torch.utils.hooks import RemovableHandle
 
-from ..inspector.torch_internals import is_own, without_torch_function
+from ..inspector.torch_internals import hooks_registered, is_own, without_torch_function
 
 
 class HookWatch:
@@ -27,7 +25,7 @@ class HookWatch:
 
     def __init__(self, nodes: Collection[Node]) -> None:
         of_graph = frozenset(nodes)
-        self._handles = RemovableHandle.next_id
+        self._handles = hooks_registered()
         self._found = gc.get_freeze_count() > 0
         self._tensors: list[ref[Tensor]] = []  # of these nodes; only they can be told to retain their gradient
         tensors = _subclasses(Tensor)
@@ -42,20 +40,13 @@ class HookWatch:
                     self._tensors.append(ref(found))
         self._found = self._found or not _belong_to_modules(registries)
 
-    @contextmanager
-    def own_hooks(self) -> Iterator[None]:
-        """What is registered meanwhile by this thread is no hook of the user's."""
-        before = RemovableHandle.next_id
-        yield
-        self._handles += RemovableHandle.next_id - before
-
     def possible(self) -> bool:
         """Whether there may be hooks; also those which came since."""
         return self.registered() or any(tensor.retains_grad for each in self._tensors if (tensor := each()) is not None)
 
     def registered(self) -> bool:
         """The same without retained gradients; costs next to nothing."""
-        return self._found or RemovableHandle.next_id != self._handles
+        return self._found or hooks_registered() != self._handles
 
 
 def _belong_to_modules(registries: list[OrderedDict[int, object]]) -> bool:

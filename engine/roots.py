@@ -13,7 +13,9 @@ from ..inspector.torch_internals import first_gradients
 
 def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tensor | GradientEdge, ...]:
     """One output or several as a tuple; a generator of them can be read once only."""
-    return (tensors,) if isinstance(tensors, Tensor | GradientEdge) else tuple(tensors)
+    if isinstance(tensors, Tensor | GradientEdge) or not isinstance(tensors, Iterable):
+        return (tensors,)
+    return tuple(tensors)
 
 
 def root_gradients(

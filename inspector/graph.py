@@ -196,7 +196,7 @@ class Graph:
         """The task of this number; a task is given back.
 
         Raises:
-            ValueError: there is no such task in this graph.
+            ValueError: there is no such task in this graph, or it is another graph's.
             TypeError: it is neither a number nor a task.
         """
         if not isinstance(task, Task | int):
@@ -204,6 +204,8 @@ class Graph:
         number = task.id if isinstance(task, Task) else task
         if not 0 <= number < len(self.tasks):
             raise ValueError(f"there is no task {number}; this graph has tasks 0 to {len(self.tasks) - 1}")
+        if isinstance(task, Task) and self.tasks[number] is not task:
+            raise ValueError(f"{task!r} is a task of another graph; this one's task {number} is {self.tasks[number]!r}")
         return self.tasks[number]
 
     def to_json(self) -> str:

@@ -6,6 +6,7 @@ there.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -448,17 +449,35 @@ def node_hooks(node: Node) -> tuple[Hooks, Hooks]:
 
     torch lists them nowhere, but a handle knows the dict in which it stands.
     """
-    return _hooks_of(node.register_prehook(_no_hook)), _hooks_of(node.register_hook(_no_hook))
+    return _hooks_of(own(node.register_prehook(_no_hook))), _hooks_of(own(node.register_hook(_no_hook)))
 
 
 def _no_hook(*args: Any) -> None:
-    raise AssertionError("a hook that is taken away at once")
+    """Is taken away at once, and does no harm where an interrupt prevents that."""
 
 
 def _hooks_of(handle: RemovableHandle) -> Hooks:
-    hooks = handle.hooks_dict_ref()
-    handle.remove()
+    try:
+        hooks = handle.hooks_dict_ref()
+    finally:
+        handle.remove()
     return list(hooks.values()) if hooks else []
+
+
+_own_handles = itertools.count(1)  # counts without a lock
+_owned = 0
+
+
+def own(handle: RemovableHandle) -> RemovableHandle:
+    """Notes that a hook is ours, not the user's."""
+    global _owned
+    _owned = next(_own_handles)
+    return handle
+
+
+def hooks_registered() -> int:
+    """How many hooks users have registered in this process so far; those that were removed, too."""
+    return RemovableHandle.next_id - _owned
 
 
 def run_engine(
@@ -519,8 +538,6 @@ def is_own(hooks: Mapping[int, Any]) -> bool:
     return all(getattr(hook, "__code__", None) == _run_body.__code__ for hook in hooks.values())  # reloaded, too
 
 
-_stand_in_lock = threading.Lock()
-_stand_in_count = 0
 _real_graph_task_id = torch._C._current_graph_task_id
 _real_current_node = torch._C._current_autograd_node
 _real_will_execute = torch._C._will_engine_execute_node
@@ -550,11 +567,12 @@ def _execution_order() -> list[Node]:
 
 class _Engine(type(_real_engine)):  # type: ignore[misc]
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        _thread.answering.append(None)
+        depth = len(_thread.answering)
         try:
+            _thread.answering.append(None)
             return _real_engine.run_backward(*args, **kwargs)
         finally:
-            _thread.answering.pop()
+            del _thread.answering[depth:]
 
     def is_checkpoint_valid(self) -> bool:
         stand_in = _thread.stand_in()
@@ -575,29 +593,24 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
     """Calls `stand_in.body` inside a run of the engine, from the pre-hook of a leaf of this thread.
 
     Meanwhile the stand-in answers in this thread: which graph task runs, which node, will that node run, and takes
-    callbacks for the end of the backward. `register_multi_grad_hook`, checkpoints and FSDP ask for these.
+    callbacks for the end of the backward. `register_multi_grad_hook`, checkpoints and FSDP ask for these. The functions
+    that they ask are replaced at the first call, for good: where nobody stands in, torch's own answer.
     """
-    global _stand_in_count
-    with _stand_in_lock:
-        _stand_in_count += 1
-        torch._C._current_graph_task_id = _graph_task_id
-        torch._C._current_autograd_node = _current_node  # type: ignore[assignment]
-        torch._C._will_engine_execute_node = _will_execute
-        torch._C._current_graph_task_execution_order = _execution_order  # type: ignore[attr-defined]
-        Variable._execution_engine = _engine
-    _thread.answering.append(stand_in)
+    _answer_for_torch()
+    depth = len(_thread.answering)
     try:
+        _thread.answering.append(stand_in)
         run_engine([_thread.edge], [_thread.one], keep_graph, create_graph, accumulate=True)
     finally:
-        _thread.answering.pop()
-        with _stand_in_lock:
-            _stand_in_count -= 1
-            if not _stand_in_count:
-                torch._C._current_graph_task_id = _real_graph_task_id
-                torch._C._current_autograd_node = _real_current_node
-                torch._C._will_engine_execute_node = _real_will_execute
-                torch._C._current_graph_task_execution_order = _real_execution_order  # type: ignore[attr-defined]
-                Variable._execution_engine = _real_engine
+        del _thread.answering[depth:]
+
+
+def _answer_for_torch() -> None:
+    torch._C._current_graph_task_id = _graph_task_id
+    torch._C._current_autograd_node = _current_node  # type: ignore[assignment]
+    torch._C._will_engine_execute_node = _will_execute
+    torch._C._current_graph_task_execution_order = _execution_order  # type: ignore[attr-defined]
+    Variable._execution_engine = _engine
 
 
 def real_graph_task_id() -> int:

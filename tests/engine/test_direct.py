@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from contextlib import suppress
@@ -314,3 +315,98 @@ def test_a_sparse_gradient_with_gaps_or_overlaps_is_copied(engine: Literal["nati
         th.backward(_Spread.apply(x).sum(), engine=engine)
         assert torch.equal(x.grad.to_dense(), torch.full((8, 3), float(times)))
         assert x.grad._values().data_ptr() != _Spread.values.data_ptr()
+
+
+def test_threads_that_share_a_leaf_lose_no_gradient() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(200):
+            leaf = torch.zeros(32, 32, requires_grad=True)
+            losses = [(leaf.t() * float(factor)).sum() for factor in (1, 2)]
+            start = threading.Barrier(2)
+
+            def work(loss: Tensor) -> None:
+                start.wait()
+                th.backward(loss, engine="direct")
+
+            threads = [threading.Thread(target=work, args=(loss,)) for loss in losses]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert torch.equal(leaf.grad, torch.full((32, 32), 3.0))
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("verb", ["step", "run", "replace", "gradients", "policy"])
+def test_a_session_is_not_told_to_go_on_from_inside_itself(verb: str) -> None:
+    def call() -> object:
+        match verb:
+            case "replace":
+                return session.replace(None)
+            case "gradients":
+                return session.gradients
+            case "policy":
+                session.policy = "bfs"
+                return None
+            case _:
+                return getattr(session, verb)()
+
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    y.register_hook(lambda gradient: call())
+    session = th.debug(y.sum())
+    with pytest.raises(RuntimeError, match=r"only stop\(\) and close\(\) may be called from a hook"):
+        session.run()
+
+
+def test_a_session_closed_in_a_hook_ends_after_that_task() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    y.register_hook(lambda gradient: session.close())
+    session = th.debug(y.sum())
+    run = session.run()
+    assert [run.graph.tasks[task].short_name for task in run.order] == ["Sum", "Exp"] and x.grad is None
+    assert session.current is None and session.ready == []
+    with pytest.raises(RuntimeError, match="closed"):
+        session.step()
+
+
+def test_a_stop_asked_for_before_the_run_is_not_lost() -> None:
+    session = th.debug(fan(torch.ones(1, requires_grad=True)))
+    session.stop()
+    assert len(session.run().order) == 0
+    assert len(session.run().order) == 6
+
+
+def test_a_closed_session_holds_no_saved_tensors() -> None:
+    factor = torch.ones(2)
+    alive = weakref.ref(factor)
+    session = th.debug((torch.ones(2, requires_grad=True) * factor).sum())
+    del factor
+    session.step()
+    assert alive() is not None
+    session.close()
+    assert alive() is None and len(session.graph) == 3
+
+
+def test_a_policy_that_fails_leaves_the_session_to_another() -> None:
+    x = torch.ones(1, requires_grad=True)
+    session = th.debug(fan(x), policy=lambda ready, state: 7)
+    with pytest.raises(th.PolicyError):
+        session.run()
+    session.policy = "heap"
+    session.run()
+    assert x.grad is not None
+
+
+def test_what_is_given_to_a_session_must_be_its_own() -> None:
+    one, other = (th.debug(fan(torch.ones(1, requires_grad=True))) for _ in range(2))
+    with pytest.raises(ValueError, match="a task of another graph"):
+        one.step(other.current)
+    with pytest.raises(TypeError, match="not a float"):
+        one.replace(0.0)
+    with pytest.raises(TypeError, match="is a Linear; expected a torch.Tensor"):
+        th.debug(nn.Linear(1, 1))
