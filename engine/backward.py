@@ -53,7 +53,7 @@ def backward(
         PolicyError: a policy of the user's own chose a task that was not ready. The native engine has then executed
             nothing.
     """
-    check_engine(engine)
+    check_choices(engine, trace)
     if queues not in get_args(Queues):
         raise ValueError(f"there is no choice of queues {queues!r}; known are {', '.join(get_args(Queues))}")
     chosen = find_policy(policy)
@@ -68,7 +68,14 @@ def backward(
 keep_compiler_out(backward)
 
 
-def check_engine(engine: Engine) -> None:
-    """Says which engines there are, if this is none."""
+def check_choices(engine: Engine, trace: Level | None) -> None:
+    """Says which engines and levels of a trace there are, if these are none.
+
+    Raises:
+        ValueError: with the list.
+    """
     if engine not in get_args(Engine):
         raise ValueError(f"there is no engine {engine!r}; known are {', '.join(get_args(Engine))}")
+    if trace is not None and trace not in get_args(Level):
+        known = ", ".join(map(repr, get_args(Level)))
+        raise ValueError(f"there is no trace {trace!r}; known are {known}, and None to record nothing")

@@ -8,7 +8,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from ..inspector.graph import Outputs
-from .backward import check_engine
+from .backward import check_choices
 from .direct import Stepper
 from .needed import Inputs
 from .policies import AnyPolicy
@@ -66,6 +66,6 @@ def debug(
     session.step()          # runs the next task; session.step(task) runs any other ready one
     session.run()           # runs the rest; the gradients are where loss.backward() puts them
     """
-    check_engine(engine)
+    check_choices(engine, trace)
     kind = Stepper if engine == "direct" else NativeSession
     return kind(tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, trace=trace)

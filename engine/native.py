@@ -39,12 +39,12 @@ from .live_numbers import LiveNumbers
 from .needed import Inputs, needed_tasks
 from .policies import POLICIES, Choice, Policy, is_dynamic, label_of, policy_name
 from .ready_queue import sort_key
+from .recorder import Recorder
 from .roots import as_outputs, root_gradients
 from .run import Run
 from .schedule import Pending, queue_lengths, schedule
 from .statistics import Level
 from .task_hooks import Gradients, hook_name
-from .trace import Recorder
 
 Queues = Literal["one", "per device"]
 
@@ -210,7 +210,7 @@ def _explain(error: Exception, graph: Graph, freed: Node | None) -> None:
     if node in graph.nodes:
         error.add_note(f"tapehead: raised in {graph.describe(graph.nodes.index(node))}")
     else:
-        error.add_note('tapehead: with trace="off" the error says in which task it was raised')
+        error.add_note('tapehead: run it again on a fresh forward with trace="off" to be told in which task')
 
 
 def _all_hooks(handle: RemovableHandle) -> dict[int, Any]:

@@ -476,6 +476,15 @@ class TestBoth:
         assert freed == [1]
 
 
+@pytest.mark.parametrize("start", [th.backward, th.debug])
+def test_an_unknown_level_of_a_trace_is_told_with_those_there_are(start: Callable[..., object]) -> None:
+    for wrong in ("high", True, 3):
+        with pytest.raises(ValueError, match="'off', 'cheap', 'full', and None"):
+            start(torch.ones(1, requires_grad=True).sum(), trace=wrong)
+    with pytest.raises(ValueError, match="there is no trace 'high'"):
+        th.install("bfs", trace="high")
+
+
 def test_an_unknown_engine_is_told_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="no engine 'turbo'; known are native, direct"):
         th.backward(torch.ones(1, requires_grad=True).exp(), engine="turbo")  # type: ignore[arg-type]

@@ -251,7 +251,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
     y.register_hook(fail)
     with pytest.raises(ZeroDivisionError) as caught:
         th.backward(y.sum(), policy="bfs")
-    assert caught.value.__notes__ == ['tapehead: with trace="off" the error says in which task it was raised']
+    assert caught.value.__notes__ == ['tapehead: run it again on a fresh forward with trace="off" to be told in which task']
 
 
 @pytest.mark.parametrize("where", ["tensor", "leaf", "before", "inside", "after", "accumulated", "end"])
