@@ -242,8 +242,11 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
     """
     global _redirected
     beneath: EngineRun = getattr(torch.autograd, _DOOR)
+    ended = False
 
     def run_redirected(outputs: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        if ended:  # others wrapped the engine meanwhile, and have this in their chain for good
+            return beneath(outputs, *args, **kwargs)
         if _passage.granted or not kwargs["accumulate_grad"]:
             _passage.granted = False
             return beneath(outputs, *args, **kwargs)
@@ -251,7 +254,9 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
         return ()
 
     def end() -> None:
+        nonlocal ended
         global _redirected
+        ended = True
         _redirected = False
         for module in doors:
             if getattr(module, _DOOR) is run_redirected:
@@ -260,9 +265,9 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
     keep_compiler_out(run_redirected)
     # torch.compiler's own replacement takes the engine from the one module and puts it back into both.
     doors = torch.autograd, torch.autograd.graph
+    _redirected = True
     for module in doors:
         setattr(module, _DOOR, run_redirected)
-    _redirected = True
     return end
 
 
@@ -594,23 +599,38 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
 
     Meanwhile the stand-in answers in this thread: which graph task runs, which node, will that node run, and takes
     callbacks for the end of the backward. `register_multi_grad_hook`, checkpoints and FSDP ask for these. The functions
-    that they ask are replaced at the first call, for good: where nobody stands in, torch's own answer.
+    that they ask are replaced as long as any thread has a stand-in; where none answers, torch's own do. So it does no
+    harm if an interrupt leaves them in place.
     """
-    _answer_for_torch()
     depth = len(_thread.answering)
     try:
+        with _standing_lock:
+            _standing.append(stand_in)
+            _answer(_graph_task_id, _current_node, _will_execute, _execution_order, _engine)
         _thread.answering.append(stand_in)
         run_engine([_thread.edge], [_thread.one], keep_graph, create_graph, accumulate=True)
     finally:
         del _thread.answering[depth:]
+        with _standing_lock:
+            if stand_in in _standing:
+                _standing.remove(stand_in)
+            if not _standing:
+                _answer(
+                    _real_graph_task_id, _real_current_node, _real_will_execute, _real_execution_order, _real_engine
+                )
 
 
-def _answer_for_torch() -> None:
-    torch._C._current_graph_task_id = _graph_task_id
-    torch._C._current_autograd_node = _current_node  # type: ignore[assignment]
-    torch._C._will_engine_execute_node = _will_execute
-    torch._C._current_graph_task_execution_order = _execution_order  # type: ignore[attr-defined]
-    Variable._execution_engine = _engine
+_standing: list[StandIn] = []
+_standing_lock = threading.Lock()
+
+
+def _answer(number: Any, node: Any, will_execute: Any, order: Any, engine: Any) -> None:
+    """Has torch's questions answered by these."""
+    torch._C._current_graph_task_id = number
+    torch._C._current_autograd_node = node
+    torch._C._will_engine_execute_node = will_execute
+    torch._C._current_graph_task_execution_order = order  # type: ignore[attr-defined]
+    Variable._execution_engine = engine
 
 
 def real_graph_task_id() -> int:
@@ -772,9 +792,11 @@ def called_by_engine(error: BaseException) -> TracebackType | None:
     """Where the engine called the Python code that raised: a hook, or a custom Function. None if no such code did."""
     traceback = error.__traceback__
     while traceback is not None:
+        below = traceback.tb_next
         if traceback.tb_frame.f_code is _ENGINE_CALL:
-            return traceback.tb_next
-        traceback = traceback.tb_next
+            ours = below is not None and below.tb_frame.f_code is _Engine.run_backward.__code__
+            return below.tb_next if below is not None and ours else below
+        traceback = below
     return None
 
 

@@ -388,6 +388,37 @@ def test_a_removal_inside_the_backward_lets_it_end() -> None:
     assert torch.equal(x.grad, x.detach().exp()) and installation.backwards == 1
 
 
+def test_who_wraps_the_engine_meanwhile_and_stays_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.compiler` replaces the engine in the same way."""
+    x = torch.ones(3, requires_grad=True)
+    wrapped: list[bool] = []
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward)
+    with th.policy("bfs") as first:
+        inner = torch.autograd._engine_run_backward
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            wrapped.append(True)
+            return inner(*args, **kwargs)
+
+        torch.autograd._engine_run_backward = wrapper
+        two_branches(x).backward()
+    two_branches(x).backward()
+    th.backward(two_branches(x), policy="dfs")
+    assert (first.backwards, len(wrapped)) == (1, 4)  # what was redirected comes again, to be run
+    with th.policy("dfs") as second:
+        two_branches(x).backward()
+    two_branches(x).backward()
+    assert (first.backwards, second.backwards, len(wrapped)) == (1, 1, 6)
+    torch.autograd._engine_run_backward = inner  # put back after its end
+    two_branches(x).backward()
+    with th.policy("bfs") as third:
+        two_branches(x).backward()
+    assert third.backwards == 1
+    found = x.grad
+    (expected,) = gradients_of([x], lambda: [TORCH_BACKWARD(two_branches(x)) for _ in range(7)])
+    torch.testing.assert_close(found, expected)
+
+
 def test_no_graph_is_kept() -> None:
     with th.policy("bfs"):
         x = torch.ones(3, requires_grad=True)
