@@ -38,6 +38,7 @@ from .input_buffer import InputBuffer, fitted
 from .needed import Inputs, as_inputs, needed_tasks
 from .policies import AnyPolicy, find_policy, policy_name
 from .ready_queue import PolicyError, ReadyTask, ready_queue
+from .recorder import Recorder
 from .roots import as_outputs, root_gradients
 from .run import Run
 from .schedule import Pending, dependencies, schedule
@@ -51,7 +52,7 @@ from .task_hooks import (
     run_pre_hooks,
     run_tensor_hooks,
 )
-from .trace import Recorder, Trace
+from .trace import Trace
 
 _APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
 

@@ -19,11 +19,12 @@ from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
 from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
 from .ready_queue import ReadyTask
+from .recorder import Recorder
 from .run import Run
 from .schedule import schedule
 from .statistics import Level
 from .task_hooks import Gradients
-from .trace import Recorder, Trace
+from .trace import Trace
 
 _NEVER = -1  # where to stop: nowhere
 _NEXT = -2  # before whichever task comes next
@@ -347,7 +348,7 @@ class NativeSession:
         waiting = worker.upcoming()
         worker.follow(chosen, planned)
         if worker.recorder is not None:
-            worker.recorder.switch(chosen)
+            worker.recorder.switch(chosen, worker.taken)
         self._planned = planned
         worker.sort_again |= worker.upcoming() != waiting
 

@@ -1,113 +1,20 @@
-"""The trace: what happened to each task of one backward, in columns, so that a million tasks fit."""
+"""The trace: what happened to each task of one backward."""
 
 from __future__ import annotations
 
-import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
-from threading import get_ident
-from time import perf_counter_ns
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..inspector.graph import Graph, Task, TensorMeta
-from ..inspector.torch_internals import function_mode_is_on, unobserved
-from .buckets import Bucket, Reduction, buckets_of, reductions
-from .policies import Choice, Key, Policy, QueueState, policy_name
-from .ready_queue import ReadyQueue, ready_queue, sort_key
-from .statistics import Form, Level, Statistics, form_of, measure
+from .buckets import Bucket, Reduction, reductions
+from .replay import Replay
+from .statistics import Form, Level, Statistics
 from .statistics_table import StatisticsTable
-
-_NONE = -1  # no end was seen, or no row of statistics
-_MOST_NEW = 4096  # labels
-_AS_IN_GRAPH = 0  # the number of what the graph says of a task's gradients
-
-Forms = tuple[Form | None, ...]
-"""What the gradients of a task look like, None for those that are undefined."""
-
-
-@dataclass(slots=True)
-class Columns:
-    """The numbers of a trace.
-
-    Attributes:
-        order: the ids of the tasks in the order in which they started.
-        started_ns, ended_ns: by task id, since the first start; -1 for a task that did not start or end.
-        thread: by task id; 0 is the thread in which the first task started.
-        by_hand: by task id; 1 where somebody chose the task himself.
-        arrived: by task id: how many tasks had got ready by its start.
-        inputs, outputs: by task id: what the gradients look like: 0 for what the graph says, else an index into
-            `Trace.forms`.
-        input_row, output_row: by task id: where the statistics of its gradients begin, one row for each that is
-            defined, or -1. Empty at level "off".
-        arrivals: task ids in the order in which they got ready.
-        label: for each arrival an index into `Trace.labels`.
-        hook_task, hook: for each hook that ran the id of its task, and an index into `Trace.hooks`.
-    """
-
-    order: array[int]
-    started_ns: array[int]
-    ended_ns: array[int]
-    thread: array[int]
-    by_hand: array[int]
-    arrived: array[int]
-    inputs: array[int]
-    outputs: array[int]
-    input_row: array[int]
-    output_row: array[int]
-    arrivals: array[int]
-    label: array[int]
-    hook_task: array[int]
-    hook: array[int]
-
-    def copy(self) -> Columns:
-        return Columns(*(getattr(self, column.name)[:] for column in fields(self)))
-
-
-def empty_columns(tasks: int, level: Level) -> Columns:
-    """The columns of a graph of so many tasks none of which has started."""
-    measured = 0 if level == "off" else tasks
-    return Columns(
-        order=array("i"),
-        started_ns=array("q", [_NONE]) * tasks,
-        ended_ns=array("q", [_NONE]) * tasks,
-        thread=array("i", [0]) * tasks,
-        by_hand=array("b", [0]) * tasks,
-        arrived=array("i", [0]) * tasks,
-        inputs=array("i", [_AS_IN_GRAPH]) * tasks,
-        outputs=array("i", [_AS_IN_GRAPH]) * tasks,
-        input_row=array("q", [_NONE]) * measured,
-        output_row=array("q", [_NONE]) * measured,
-        arrivals=array("i"),
-        label=array("i"),
-        hook_task=array("i"),
-        hook=array("i"),
-    )
-
-
-class Label(NamedTuple):
-    """What labels of the queue have in common: the text before the task's id ("#12"), or before its arrival ("@3")."""
-
-    text: str
-    number: str | None  # "task", "arrival" or None
-
-
-def _label_key(label: str, task_id: int, arrival: int) -> tuple[str, str | None]:
-    for name, number in (("task", str(task_id)), ("arrival", str(arrival))):
-        if label.endswith(number):
-            return label[: -len(number)], name
-    return label, None
-
-
-class Hook(NamedTuple):
-    """A hook that ran. `kind` is "tensor", "retain_grad", "pre", "post" or "post_accumulate"."""
-
-    kind: str
-    name: str
+from .trace_columns import NONE, Columns, EditRow, Forms, Hook, Label, Term, term_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,186 +35,6 @@ class Edit:
     after: RecordedGradient | None
 
 
-class EditRow(NamedTuple):
-    """An edit as it is kept: forms, and rows of statistics or -1."""
-
-    task: int
-    input: int
-    before: Form | None
-    before_row: int
-    after: Form | None
-    after_row: int
-
-
-class Recorder:
-    """Takes down what an engine does, task by task. One for each backward; may be called in several threads.
-
-    Order of calls for a task: `arrive` when it gets ready, `edit` if a gradient of its buffer is replaced, `start` when
-    it is picked, `hook` for each hook that runs, `end`. What a recorder was given, it does not keep: no gradient lives
-    longer for it.
-
-    Args:
-        graph: the graph that is run.
-        policy: the policy that picks; names the reasons.
-        level: of the gradients' statistics. "off" costs about two microseconds a task.
-    """
-
-    def __init__(self, graph: Graph, policy: Policy | Choice, level: Level = "off") -> None:
-        self.graph = graph
-        self.policy = policy
-        self.policies = [policy_name(policy)]
-        self.level: Level = level
-        self._tasks = graph.tasks
-        self._buckets = buckets_of(graph)
-        self._out_edges = graph.out_edges
-        self._measures = level != "off"
-        self._columns = empty_columns(len(graph), level)
-        self._running: dict[int, int] = {}  # by thread: the task that runs in it
-        self._threads: dict[int, int] = {}
-        self._base_ns: int | None = None
-        self._keys: list[Key] | None = [] if isinstance(policy, Policy) and policy.dynamic else None
-        self._new_labels: list[str] = []  # of the last arrivals, not yet in the column
-        self._labels: dict[tuple[str, str | None], int] = {}
-        self._forms: dict[Forms | None, int] = {None: _AS_IN_GRAPH}
-        self._hooks: dict[Hook, int] = {}
-        self._edits: list[EditRow] = []
-        self._table = StatisticsTable()
-        self._lock = threading.Lock()
-
-    def switch(self, policy: Policy | Choice) -> None:
-        """From now on this policy picks. The trace can then say who chose a task, but no longer which was first."""
-        with self._lock:
-            self.policies.append(policy_name(policy))
-
-    def arrive(self, task_id: int, label: str, key: Key | None = None) -> None:
-        """The task got ready. `label` is its key as people read it.
-
-        `key` is what the queue sorts by; under a dynamic policy it is asked for here where it is not given.
-        """
-        with self._lock:
-            if self._keys is not None and isinstance(self.policy, Policy):
-                arrival = len(self._columns.arrivals)
-                self._keys.append(sort_key(self.policy, self._tasks[task_id], arrival) if key is None else key)
-            self._columns.arrivals.append(task_id)
-            self._new_labels.append(label)
-            if len(self._new_labels) >= _MOST_NEW:
-                self._take_labels()
-
-    def start(self, task_id: int, gradients: Sequence[Tensor | None], by_hand: bool = False) -> None:
-        """The task was picked; `gradients` is its input buffer as it arrived."""
-        columns = self._columns
-        if not _are_as(gradients, self._tasks[task_id].inputs):
-            columns.inputs[task_id] = self._number(gradients)
-        if self._measures:
-            columns.input_row[task_id] = self._measure(gradients)
-        if by_hand:
-            columns.by_hand[task_id] = True
-        thread = get_ident()
-        self._running[thread] = task_id
-        if thread not in self._threads:
-            self._threads.setdefault(thread, len(self._threads))
-        columns.thread[task_id] = self._threads[thread]
-        columns.arrived[task_id] = len(columns.arrivals)
-        columns.order.append(task_id)
-        now = perf_counter_ns()
-        if self._base_ns is None:
-            self._base_ns = now
-        columns.started_ns[task_id] = now - self._base_ns
-
-    def hook(self, kind: str, name: str) -> None:
-        """A hook of the task that runs in this thread."""
-        task_id = self._running.get(get_ident())
-        if task_id is None:
-            raise RuntimeError(f"no task runs in this thread whose {kind} hook {name} could be")
-        with self._lock:
-            self._columns.hook_task.append(task_id)
-            self._columns.hook.append(self._hooks.setdefault(Hook(kind, name), len(self._hooks)))
-
-    def edit(self, task_id: int, before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> None:
-        """Gradients in the buffer of a task that has not run were replaced by hand."""
-        for number, (old, new) in enumerate(zip(before, after, strict=True)):
-            if old is not new:
-                self._edits.append(EditRow(task_id, number, *self._one(old), *self._one(new)))
-
-    def end(self, outputs: Sequence[Tensor | None]) -> None:
-        """The task that runs in this thread has ended. `outputs` has one per entry of `next_functions`, after hooks."""
-        now = perf_counter_ns()
-        task_id = self._running.pop(get_ident(), None)
-        if task_id is None or self._base_ns is None:
-            raise RuntimeError("no task runs in this thread that could end")
-        columns = self._columns
-        if outputs and not self._are_as_taken(outputs, task_id):
-            columns.outputs[task_id] = self._number(outputs)
-        if self._measures:
-            columns.output_row[task_id] = self._measure(outputs)
-        columns.ended_ns[task_id] = now - self._base_ns
-
-    def trace(self) -> Trace:
-        """What has been recorded so far. Later tasks are not added to it."""
-        policy = self.policy
-        with self._lock:
-            self._take_labels()
-            columns = self._columns.copy()
-            switched = len(self.policies) > 1
-            return Trace(
-                self.graph,
-                ", then ".join(self.policies),
-                policy.title if isinstance(policy, Policy) and not switched else None,
-                self.level,
-                columns,
-                tuple(Label(*label) for label in self._labels),
-                tuple(self._forms),
-                tuple(self._hooks),
-                tuple(self._edits),
-                self._table,
-                None if switched else self._key_of(columns.arrivals),
-                self._buckets,
-            )
-
-    def _key_of(self, arrivals: array[int]) -> Callable[[int], Key] | None:
-        policy, tasks = self.policy, self._tasks
-        if not isinstance(policy, Policy):
-            return None
-        if self._keys is not None:
-            return list(self._keys).__getitem__
-        return lambda arrival: policy.key(tasks[arrivals[arrival]], arrival)
-
-    def _take_labels(self) -> None:
-        columns = self._columns
-        for arrival, label in enumerate(self._new_labels, len(columns.label)):
-            key = _label_key(label, columns.arrivals[arrival], arrival)
-            columns.label.append(self._labels.setdefault(key, len(self._labels)))
-        self._new_labels.clear()
-
-    def _are_as_taken(self, outputs: Sequence[Tensor | None], task_id: int) -> bool:
-        """Whether each output is as the task it goes to takes it."""
-        edges = self._out_edges[task_id]
-        if len(edges) != len(outputs):
-            return _are_as(outputs, usual_outputs(self.graph, task_id))
-        tasks = self._tasks
-        return _are_as(outputs, [tasks[edge.next_task].inputs[edge.input] for edge in edges])
-
-    def _measure(self, gradients: Sequence[Tensor | None]) -> int:
-        """Where the gradients' statistics begin in the table."""
-        found = [measure(gradient, self.level) for gradient in gradients if gradient is not None]
-        return self._table.add(found) if found else _NONE
-
-    def _number(self, gradients: Sequence[Tensor | None]) -> int:
-        with unobserved():
-            forms = tuple(None if gradient is None else form_of(gradient) for gradient in gradients)
-        with self._lock:
-            return self._forms.setdefault(forms, len(self._forms))
-
-    def _one(self, gradient: Tensor | None) -> tuple[Form | None, int]:
-        if gradient is None:
-            return None, _NONE
-        if self.level != "off":
-            measurement = measure(gradient, self.level)
-            return measurement.form, self._table.add([measurement])
-        with unobserved():
-            return form_of(gradient), _NONE
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """What happened to each task of one backward, in the order in which they started: a sequence of `TaskRecord`.
@@ -317,18 +44,16 @@ class Trace:
 
     Attributes:
         graph: the graph that was run.
-        policy: the policy's name; `rule`: what it picks, in words; None for a user's own choice.
+        terms: which policy picked from which place on; most have one alone.
         level: of the gradients' statistics.
         columns: the numbers, see `Columns`, which `labels`, `forms` and `hooks` give a meaning.
         edits: the gradients that were replaced by hand.
         table: the gradients' statistics.
-        key: from the number of an arrival to what the policy sorts by; None for a user's own choice.
         buckets: those of DistributedDataParallel that its leaves fill.
     """
 
     graph: Graph
-    policy: str
-    rule: str | None
+    terms: tuple[Term, ...]
     level: Level
     columns: Columns
     labels: tuple[Label, ...]
@@ -336,7 +61,6 @@ class Trace:
     hooks: tuple[Hook, ...]
     edits: tuple[EditRow, ...]
     table: StatisticsTable
-    key: Callable[[int], Key] | None
     buckets: tuple[Bucket, ...] = ()
 
     def __len__(self) -> int:
@@ -354,6 +78,11 @@ class Trace:
         return (TaskRecord(self, place) for place in range(len(self)))
 
     @property
+    def policy(self) -> str:
+        """The policy's name; "bfs, then dfs" where a session switched."""
+        return ", then ".join(term.policy for term in self.terms)
+
+    @property
     def order(self) -> tuple[int, ...]:
         """The ids of the tasks in the order in which they started."""
         return tuple(self.columns.order)
@@ -364,7 +93,7 @@ class Trace:
         return None if place is None else TaskRecord(self, place)
 
     def label(self, arrival: int) -> str:
-        """The key of the arrival of this number, as people read it."""
+        """The key of the arrival of this number, as people read it, under the policy that picked then."""
         label = self.labels[self.columns.label[arrival]]
         if label.number is None:
             return label.text
@@ -373,7 +102,7 @@ class Trace:
     def queue(self, place: int) -> list[tuple[int, str]]:
         """The ready tasks before the task of this place was picked, each with its label, in the order in which the
         policy would run them; under a user's own choice in order of arrival. With place = len(trace) what is left."""
-        return self._replay.entries(place)
+        return [(entry.task.id, self.label(entry.arrival)) for entry in self._replay.entries(place)]
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
@@ -386,8 +115,8 @@ class Trace:
         return {task_id: place for place, task_id in enumerate(self.columns.order)}
 
     @cached_property
-    def _replay(self) -> _Replay:
-        return _Replay(self)
+    def _replay(self) -> Replay:
+        return Replay(self.graph, self.columns, self.terms)
 
     @cached_property
     def _hooks_by_task(self) -> dict[int, list[Hook]]:
@@ -402,71 +131,12 @@ class Trace:
         return RecordedGradient(form.meta, form.layout, None if row < 0 else self.table.row(row))
 
     def _gradients(self, forms: Forms, rows: array[int], task_id: int) -> tuple[RecordedGradient | None, ...]:
-        row = rows[task_id] if rows else _NONE
+        row = rows[task_id] if rows else NONE
         found = []
         for form in forms:
             found.append(self._gradient(form, row))
             row += form is not None and row >= 0
         return tuple(found)
-
-
-class _Replay:
-    """The ready queue as it was, from the arrivals: at one place of the trace, from which it moves on."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._lock = threading.Lock()
-        self._begin()
-
-    def length(self, place: int) -> int:
-        with self._lock:
-            return len(self._at(place))
-
-    def first(self, place: int) -> int | None:
-        """The task which the policy would run; None under a user's own choice, or if none is ready."""
-        with self._lock:
-            queue = self._at(place)
-            return queue.choose() if self._trace.key is not None and len(queue) else None
-
-    def holds(self, place: int, task_id: int) -> bool:
-        with self._lock:
-            return task_id in self._at(place)
-
-    def entries(self, place: int) -> list[tuple[int, str]]:
-        with self._lock:
-            return [(entry.task.id, self._trace.label(entry.arrival)) for entry in self._at(place).entries()]
-
-    def _begin(self) -> None:
-        trace = self._trace
-        self._place = self._arrived = 0
-        policy: Policy | Choice = _nobody
-        if (key := trace.key) is not None:
-            policy = Policy(
-                trace.policy, trace.rule or "", lambda task, arrival: key(arrival), lambda task, arrival: ""
-            )
-        self._queue: ReadyQueue = ready_queue(trace.graph, policy, ())
-
-    def _at(self, place: int) -> ReadyQueue:
-        if place < self._place:
-            self._begin()
-        columns = self._trace.columns
-        while self._place < place:
-            task_id = columns.order[self._place]
-            self._arrive(columns.arrived[task_id])
-            if task_id in self._queue:
-                self._queue.remove(task_id)
-            self._place += 1
-        self._arrive(columns.arrived[columns.order[place]] if place < len(columns.order) else len(columns.arrivals))
-        return self._queue
-
-    def _arrive(self, arrived: int) -> None:
-        for task_id in self._trace.columns.arrivals[self._arrived : arrived]:
-            self._queue.push(task_id)
-        self._arrived = max(arrived, self._arrived)
-
-
-def _nobody(ready: Sequence[Task], state: QueueState) -> Task:
-    raise AssertionError("a replay asks nobody")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -536,12 +206,13 @@ class TaskRecord:
             return f"chosen by hand out of {count}"
         if count == 1:
             return "the only ready task"
-        if trace.key is None:
-            return f"chosen by {trace.policy} out of {count}"
+        term = term_at(trace.terms, self.place)
+        if term.key is None:
+            return f"chosen by {term.policy} out of {count}"
         first = replay.first(self.place)
         if first == task_id:
-            return f"first of {count} under {trace.policy}: {trace.rule}"
-        return f"not the first of {count} under {trace.policy}, which was task {first}"
+            return f"first of {count} under {term.policy}: {term.rule}"
+        return f"not the first of {count} under {term.policy}, which was task {first}"
 
     @property
     def inputs(self) -> tuple[RecordedGradient | None, ...]:
@@ -598,25 +269,3 @@ def usual_outputs(graph: Graph, task_id: int) -> list[TensorMeta | None]:
         usual.extend([None] * (edge.output - len(usual)))
         usual.append(graph.tasks[edge.next_task].inputs[edge.input])
     return usual
-
-
-def _are_as(gradients: Sequence[Tensor | None], usual: Sequence[TensorMeta | None]) -> bool:
-    """Whether the gradients look as the graph says. When in doubt they don't."""
-    if len(gradients) != len(usual) or function_mode_is_on():
-        return False
-    try:
-        for gradient, meta in zip(gradients, usual, strict=False):
-            if gradient is None or meta is None:
-                if gradient is not meta:  # type: ignore[comparison-overlap]
-                    return False
-            elif (
-                type(gradient) is not Tensor
-                or gradient.shape != meta.shape
-                or gradient.dtype is not meta.dtype
-                or gradient.layout is not torch.strided
-                or gradient.device != meta.device
-            ):
-                return False
-    except RuntimeError:  # a nested tensor has no shape
-        return False
-    return True

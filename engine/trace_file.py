@@ -20,16 +20,18 @@ from ..inspector.graph import Graph
 from ..inspector.graph_file import meta_fields, meta_of, read_graph, write_graph
 from ..inspector.json_columns import ColumnWriter, Section, read_section
 from .buckets import Bucket
+from .policies import Key
 from .run import Engine, Run
 from .statistics import BINS, EDGES, Form, Level
 from .statistics_table import StatisticsColumns, StatisticsTable
-from .trace import Columns, EditRow, Forms, Hook, Label, Trace
+from .trace import Trace
+from .trace_columns import Columns, EditRow, Forms, Hook, Label, Term
 
 FORMAT = "tapehead.trace"
 VERSION = 1
 
 _LARGE = 2**20  # bytes; what is larger is compressed
-_LARGEST = 2**30  # bytes that a file may unpack to: some 600 a task with histograms, and room for a million tasks
+_LARGEST = 2**30  # bytes that a file may unpack to: a task with histograms takes some 400, and a million should fit
 _PIECE = 2**20  # bytes that are read at once
 _GZIP = b"\x1f\x8b"
 _MOST = 2**63
@@ -44,13 +46,13 @@ def save(run: Run, path: str | Path) -> Path:
     - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`.
     - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null where it is the same.
     - `graph`: see `inspector/graph_file.py`.
-    - `trace`: null where none was recorded. `rule`, `level` and the columns as in `Trace` and `Columns`; `order` is
-      null where it is the run's. `labels`: [text, "task", "arrival" or null]. `forms`: null for what the graph says, or
-      for each gradient null or [shape, dtype, device, layout]. `hooks`: [kind, name]. `edits`: [task, input, form, row,
-      form, row], before and after, with forms as in `forms` and rows of `statistics` or -1. `buckets`: [wrapper, index,
-      tasks, missing, delayed, nbytes] as in `Bucket`. `key`: for each arrival a
-      rank, of which the policy takes the least first; of equal ones as `binary_heap.py` says; null for a user's own
-      choice.
+    - `trace`: null where none was recorded. `level` and the columns as in `Trace` and `Columns`; `order` is null where
+      it is the run's. `terms`: [first place, policy, rule or null, whether it has keys]; a user's own choice has none.
+      `key`: of each term that has, one after the other, for each arrival a rank, of which the policy takes the least
+      first; of equal ones as `binary_heap.py` says. `labels`: [text, "task", "arrival" or null]. `forms`: null for what
+      the graph says, or for each gradient null or [shape, dtype, device, layout]. `hooks`: [kind, name]. `edits`:
+      [task, input, form, row, form, row], before and after, with forms as in `forms` and rows of `statistics` or -1.
+      `buckets`: [wrapper, index, tasks, missing, delayed, nbytes] as in `Bucket`.
       `statistics`: null at level "off", else the columns of `StatisticsColumns`, `forms` as [shape, dtype, device,
       layout], `unavailable`: [row, why], and `edges` of the histograms' bins.
 
@@ -157,7 +159,9 @@ def _write_run(writer: ColumnWriter, run: Run) -> None:
 
 def _write_trace(writer: ColumnWriter, trace: Trace, order: Sequence[int]) -> None:
     columns = trace.columns
-    writer.value("rule", trace.rule)
+    writer.value("terms", [(term.begins, term.policy, term.rule, term.key is not None) for term in trace.terms])
+    arrivals = len(columns.arrivals)
+    writer.column("key", (rank for term in trace.terms if term.key is not None for rank in _ranks(term.key, arrivals)))
     writer.value("level", trace.level)
     for column in fields(columns):
         entries = getattr(columns, column.name)
@@ -183,10 +187,6 @@ def _write_trace(writer: ColumnWriter, trace: Trace, order: Sequence[int]) -> No
         ),
     )
     writer.value("buckets", [dataclasses.astuple(bucket) for bucket in trace.buckets])
-    if trace.key is None:
-        writer.value("key", None)
-    else:
-        writer.column("key", _ranks(trace.key, len(columns.arrivals)))
     if trace.level == "off":
         writer.value("statistics", None)
     else:
@@ -233,7 +233,7 @@ def _read_run(section: Section) -> Run:
     engine: Engine = _one_of(section, "engine", get_args(Engine))
     policy = section.text("policy")
     elapsed_ns = section.number("elapsed_ns")
-    trace = _read_trace(section.section("trace"), graph, policy, order) if "trace" in section else None
+    trace = _read_trace(section.section("trace"), graph, order) if "trace" in section else None
     return Run(graph, policy, engine, tuple(order), tuple(planned), elapsed_ns, trace)
 
 
@@ -244,7 +244,7 @@ def _one_of(section: Section, key: str, known: tuple[Any, ...]) -> Any:
     return found
 
 
-def _read_trace(section: Section, graph: Graph, policy: str, order: array[int]) -> Trace:
+def _read_trace(section: Section, graph: Graph, order: array[int]) -> Trace:
     level: Level = _one_of(section, "level", get_args(Level))
     labels = tuple(_label(section, row) for row in section.rows("labels"))
     hooks = tuple(_hook(section, row) for row in section.rows("hooks"))
@@ -255,12 +255,9 @@ def _read_trace(section: Section, graph: Graph, policy: str, order: array[int]) 
     columns = _read_columns(section, graph, level, order, labels, forms, hooks, len(table))
     _check_rows(section, graph, columns, forms, len(table))
     edits = tuple(_edit(section, row, graph, len(table)) for row in section.rows("edits"))
-    keyed = "key" in section
-    key = section.integers("key", _MOST, length=len(columns.arrivals), code="q") if keyed else array("q")
     return Trace(
         graph,
-        policy,
-        section.text("rule") if "rule" in section else None,
+        _terms(section, len(columns.order), len(columns.arrivals)),
         level,
         columns,
         labels,
@@ -268,7 +265,6 @@ def _read_trace(section: Section, graph: Graph, policy: str, order: array[int]) 
         hooks,
         edits,
         table,
-        (lambda arrival: (key[arrival],)) if keyed else None,
         tuple(_bucket(section, row, len(graph)) for row in section.rows("buckets")),
     )
 
@@ -316,6 +312,28 @@ def _check_rows(section: Section, graph: Graph, columns: Columns, forms: Sequenc
         number = columns.outputs[task_id]
         if row + (given[number] if number else len(graph.out_edges[task_id])) > rows and row >= 0:
             raise section.wrong("output_row", f"leads beyond the statistics at task {task_id}")
+
+
+def _terms(section: Section, places: int, arrivals: int) -> tuple[Term, ...]:
+    terms: list[Term] = []
+    ranks = section.integers("key", _MOST)
+    for row in section.rows("terms"):
+        match row:
+            case [int(begins), str(policy), (None | str()) as rule, bool(keyed)]:
+                low = terms[-1].begins + 1 if terms else 0
+                if not low <= begins <= (places + 1 if terms else 0) or len(ranks) < arrivals * keyed:
+                    raise section.wrong("terms", f"has an entry out of place: {row!r:.80}")
+                terms.append(Term(begins, policy, rule, _key(ranks[:arrivals]) if keyed else None))
+                ranks = ranks[arrivals * keyed :]
+            case _:
+                raise section.wrong("terms", f"has an entry that is no term: {row!r:.80}")
+    if not terms or ranks:
+        raise section.wrong("terms", "don't fit the keys" if terms else "is empty")
+    return tuple(terms)
+
+
+def _key(ranks: array[int]) -> Callable[[int], Key]:
+    return lambda arrival: (ranks[arrival],)
 
 
 def _label(section: Section, row: Any) -> Label:

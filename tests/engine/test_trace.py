@@ -7,6 +7,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 import tapehead as th
 from tapehead.engine.policies import find_policy
 from tapehead.engine.ready_queue import ready_queue
+from tapehead.engine.recorder import Recorder
 from tapehead.engine.schedule import Pending
-from tapehead.engine.trace import Recorder
 from tapehead.inspector.graph import TensorMeta
 
 from .comparing import ENGINES
@@ -331,13 +332,41 @@ def test_statistics_on_cuda_are_stacked_and_read_when_asked_for() -> None:
     assert run.trace[0].device.type == "cuda"
 
 
+OLDEST = th.Policy("oldest", "first created, first run", lambda task, arrival: (task.id,), dynamic=True)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-def test_after_another_policy_was_set_a_trace_says_who_chose_but_not_which_was_first(engine: str) -> None:
-    x = torch.ones(2, requires_grad=True)
-    session = th.debug(x.exp().sum() + x.sin().sum() + x.cos().sum(), policy="bfs", engine=engine)
-    session.step()
-    session.policy = "dfs"
-    session.run()
-    assert session.policy == "dfs" and session.trace.policy == "bfs, then dfs"
-    chosen = [record.reason for record in session.trace if len(record.queue_before) > 1]
-    assert chosen and all(reason.startswith("chosen by bfs, then dfs out of") for reason in chosen)
+@pytest.mark.parametrize("seed", range(3))
+def test_after_another_policy_was_set_the_queue_and_the_reasons_go_by_it(
+    engine: str, seed: int, tmp_path: Path
+) -> None:
+    pick = random.Random(seed)
+    session = th.debug(random_program(seed)[1], policy="bfs", engine=engine)
+
+    def ready() -> list[int]:
+        return [entry.task.id for entry in session.ready]
+
+    queues, policies = [], []
+    while queue := ready():
+        policy = session.policy
+        if pick.random() < 0.3:
+            session.policy = pick.choice([*POLICIES, last_ready, OLDEST])
+            if engine == "direct":  # the native engine has taken its next task by now
+                queue, policy = ready(), session.policy
+        queues.append(queue)
+        policies.append(policy)
+        session.step()
+    order = tuple(session.order)
+    run = th.Run(session.graph, session.policy, engine, order, order, 5, session.trace)
+    assert ", then " in session.trace.policy
+    for trace in (run.trace, th.load(run.save(tmp_path / "run.json")).trace):
+        for place in pick.sample(range(len(trace)), len(trace)):
+            record, queue, policy = trace[place], queues[place], policies[place]
+            shown = [task_id for task_id, _ in record.queue_before]
+            assert sorted(shown) == sorted(queue) and (shown == queue or policy == "last_ready")
+            if len(queue) == 1:
+                assert record.reason == "the only ready task"
+            elif policy == "last_ready":
+                assert record.reason == f"chosen by last_ready out of {len(queue)}"
+            else:
+                assert record.reason.startswith(f"first of {len(queue)} under {policy}: ")

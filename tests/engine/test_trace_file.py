@@ -70,11 +70,7 @@ def assert_same(run: th.Run, loaded: th.Run) -> None:
         assert graph.describe(task) == other.describe(twin)
     assert (run.trace is None) == (loaded.trace is None)
     if run.trace is not None and loaded.trace is not None:
-        assert (run.trace.policy, run.trace.rule, run.trace.level) == (
-            loaded.trace.policy,
-            loaded.trace.rule,
-            loaded.trace.level,
-        )
+        assert (run.trace.policy, run.trace.level) == (loaded.trace.policy, loaded.trace.level)
         assert run.trace.order == loaded.trace.order
         for record, twin_record in zip(run.trace, loaded.trace, strict=True):
             for name in FIELDS:
@@ -278,6 +274,9 @@ except ValueError as error:
         (("trace", "started_ns"), [1], '"trace.started_ns" has 1 entries, not'),
         (("trace", "input_row", 0), 10**6, '"trace.input_row" has entries'),
         (("trace", "arrived", 0), 10**6, '"trace.arrived" has entries'),
+        (("trace", "terms"), [], '"trace.terms" is empty'),
+        (("trace", "terms", 0), [3, "dfs", None, True], '"trace.terms" has an entry out of place'),
+        (("trace", "terms", 0, 3), False, '"trace.terms" don\'t fit the keys'),
         (("trace", "labels", 0), ["#", "colour"], "has an entry that is no label"),
         (("trace", "forms", 0), [[[2], "float32", "cpu", "nn"]], "has an entry that is no tensor's form"),
         (("trace", "forms"), [], "does not begin with null"),
