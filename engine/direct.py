@@ -578,9 +578,8 @@ def _takes(task: Task, node: Node) -> tuple[TensorMeta, ...]:
 
 def _wait_for_accelerators(graph: Graph) -> None:
     """Lets the forward finish on all its streams: the nodes are going to run on the current one."""
-    devices = {meta.device for task in graph.tasks for meta in task.inputs}
-    for device in devices:
-        if device.type not in ("cpu", "meta"):
+    for device in graph.devices:
+        if device.type != "cpu":
             torch.accelerator.synchronize(device)
 
 

@@ -133,7 +133,7 @@ class Plan:
         graph = call.graph()
         needed = call.needed(graph)
         order = [] if is_dynamic(policy) else schedule(graph, policy, needed)
-        return Plan(graph, policy, needed, order, _queue_devices(graph))
+        return Plan(graph, policy, needed, order, frozenset(map(str, graph.devices)))
 
     def pin(self) -> Pin:
         nodes = self.graph.nodes
@@ -193,13 +193,6 @@ def _is_engines_own(policy: Policy | Choice) -> bool:
 def one_queue(plan: Plan) -> AbstractContextManager[object]:
     """With accelerators each device has a queue and a thread of its own; for one total order they must be one."""
     return nullcontext() if plan.devices == {"cpu"} else torch.autograd.set_multithreading_enabled(False)
-
-
-def _queue_devices(graph: Graph) -> frozenset[str]:
-    """The devices on which tasks run. What is on no accelerator goes into the caller's queue (Engine::ready_queue)."""
-    metas = {id(meta): meta for task in graph.tasks for meta in task.inputs}  # few, shared by many
-    devices = {meta.device for meta in metas.values()}
-    return frozenset("cpu" if device.type in ("cpu", "meta", "lazy") else str(device) for device in devices)
 
 
 def _explain(error: Exception, graph: Graph, freed: Node | None) -> None:

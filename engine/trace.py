@@ -176,9 +176,8 @@ class TaskRecord:
 
     @property
     def device(self) -> torch.device:
-        """Where PyTorch runs it: on the first accelerator among its gradients' devices (node.h, Node::device)."""
-        devices = [meta.device for meta in self.task.inputs]
-        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+        """Where PyTorch runs it, see `Task.device`; the direct engine runs all in the caller's thread and stream."""
+        return self.task.device
 
     @property
     def by_hand(self) -> bool:

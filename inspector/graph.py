@@ -28,6 +28,8 @@ Fold = Literal["repeats", "none"] | int | Collection[str]
 Theme = Literal["auto", "light", "dark"]
 ParameterNames = torch.nn.Module | Mapping[str, Tensor]
 
+_CPU = torch.device("cpu")
+_IN_CPU_QUEUE = ("meta", "lazy")
 _CELL_WIDTH = 900  # pixels which an output cell of a notebook has at least on a usual screen
 _MOST_SHOWN = 20_000  # tasks: a notebook with a larger picture in it gets slow; save_svg has no such limit
 
@@ -120,6 +122,15 @@ class Task:
         return f"<Task {self.id} {self.short_name}{f' of {self.parameter}' if self.parameter else ''}>"
 
     @property
+    def device(self) -> torch.device:
+        """Where PyTorch runs it: on the first device among its gradients' that is not the CPU (node.h, Node::device);
+        what is then on "meta" or "lazy" goes into the CPU's queue (engine.cpp, should_run_in_cpu_ready_queue)."""
+        for meta in self.inputs:
+            if (kind := meta.device.type) != "cpu":
+                return _CPU if kind in _IN_CPU_QUEUE else meta.device
+        return _CPU
+
+    @property
     def source(self) -> Source | None:
         """The user's line which made the node in the forward, where a capture saw it."""
         return None if self.operation is None else self.operation.source
@@ -151,6 +162,11 @@ class Graph:
             f"<Graph of {_count(len(self.tasks), 'task')} and {_count(len(self.edges), 'edge')} "
             f"from {self.tasks[self.roots[0].task].name}>"
         )
+
+    @cached_property
+    def devices(self) -> frozenset[torch.device]:
+        """The devices on which PyTorch runs the tasks."""
+        return frozenset(task.device for task in self.tasks)
 
     @cached_property
     def out_edges(self) -> tuple[tuple[Edge, ...], ...]:

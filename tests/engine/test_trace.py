@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 import threading
@@ -330,6 +331,18 @@ def test_statistics_on_cuda_are_stacked_and_read_when_asked_for() -> None:
     assert run.trace.table._stacked or run.trace.table._pending
     assert all(record.inputs[0].statistics.max == 1 for record in run.trace)
     assert run.trace[0].device.type == "cuda"
+
+
+def test_a_task_runs_on_its_first_accelerator_and_meta_is_none() -> None:
+    def device(*names: str) -> str:
+        metas = tuple(TensorMeta((1,), torch.float32, torch.device(name)) for name in names)
+        return str(dataclasses.replace(graph.tasks[0], inputs=metas).device)
+
+    graph = th.graph(small_loss())
+    assert device("cpu", "cuda:1", "cuda:0") == "cuda:1"
+    assert device("cpu") == device("meta") == device("lazy") == device("meta", "cuda") == device() == "cpu"
+    run = th.backward(torch.ones(2, device="meta", requires_grad=True).exp().sum(), trace="off")
+    assert all(record.device == torch.device("cpu") for record in run.trace)
 
 
 OLDEST = th.Policy("oldest", "first created, first run", lambda task, arrival: (task.id,), dynamic=True)
