@@ -15,7 +15,7 @@ from functools import cache
 from itertools import islice
 from traceback import FrameSummary
 from types import CodeType, TracebackType
-from typing import Any, NamedTuple, NewType, Protocol
+from typing import Any, NamedTuple, NewType, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,12 +54,12 @@ Traceback = NewType("Traceback", object)
 
 def number_of(node: Node) -> int:
     """The node's own sequence number, also while it is pinned to another."""
-    number = current_number(node)
-    for pin in _pins:
-        own = pin.own_number(node)
-        if own is not None:
-            return own
-    return number
+    with _pins_lock:  # else a pin could close between the two looks
+        for pin in _pins:
+            own = pin.own_number(node)
+            if own is not None:
+                return own
+        return current_number(node)
 
 
 def current_number(node: Node) -> int:
@@ -280,6 +280,8 @@ def torch_backward(*args: Any, **kwargs: Any) -> None:
         _passage.granted = False
 
 
+T = TypeVar("T")
+
 _pins: list[Pin] = []
 _pins_lock = threading.RLock()
 _TOP = 2**63  # above each pinned number
@@ -312,7 +314,19 @@ class Pin:
         self._numbers: list[int] = []
         self._index: dict[Node, int] | None = None  # made when a second pin opens
 
-    def __enter__(self) -> Pin:
+    def during(self, run: Callable[[], T]) -> T:
+        """Calls `run` while the pin is open. An interrupt, wherever it comes, leaves no pin open."""
+        try:
+            try:
+                self.open()
+                return run()
+            finally:
+                self.close()
+        finally:  # for an interrupt in the first
+            self.close()
+
+    def open(self) -> None:
+        """To be called where a `finally` closes it, whatever comes in here."""
         self.thread = threading.get_ident()
         with _pins_lock:
             if _pins:
@@ -322,21 +336,13 @@ class Pin:
                 self._own = [node._sequence_nr() for node in self._nodes]
                 self._numbers = list(range(len(self._nodes) * _ROOM, 0, -_ROOM))
             _pins.append(self)
-            try:
-                _set_numbers(self._nodes, self._numbers)
-            except BaseException:  # an interrupt
-                self.__exit__()
-                raise
-        return self
+            _set_numbers(self._nodes, self._numbers)
 
-    def __exit__(self, *raised: object) -> None:
+    def close(self) -> None:
+        """Does nothing where the pin is not open. Interrupted, it can be called again."""
         with _pins_lock:
-            try:
+            if self in _pins:
                 self._give_back()
-            except BaseException:
-                self._give_back()
-                raise
-            finally:
                 _pins.remove(self)
 
     def own_number(self, node: Node) -> int | None:
@@ -433,11 +439,6 @@ def settle_queue() -> None:
 def pins_open() -> bool:
     """Whether any node's number may be pinned."""
     return bool(_pins)
-
-
-def graph_task_id() -> int:
-    """Which run of the engine this hook is called in; a backward inside a backward has another. -1 outside."""
-    return torch._C._current_graph_task_id()
 
 
 def compiled_autograd_is_on() -> bool:

@@ -91,6 +91,7 @@ def test_a_backward_inside_gets_the_engines_own_answers() -> None:
 
 
 def test_torch_answers_for_itself_afterwards_also_after_an_error() -> None:
+    before = [torch._C._current_graph_task_id, torch._C._will_engine_execute_node, Variable._execution_engine]
     task = graph_task(torch.ones(2, requires_grad=True).sum())
 
     def bad() -> None:
@@ -98,6 +99,8 @@ def test_torch_answers_for_itself_afterwards_also_after_an_error() -> None:
 
     with pytest.raises(KeyError):
         run(task, bad)
+    after = [torch._C._current_graph_task_id, torch._C._will_engine_execute_node, Variable._execution_engine]
+    assert all(one is other for one, other in zip(before, after, strict=True))
     assert torch._C._current_graph_task_id() == -1 and torch._C._current_autograd_node() is None
     assert torch.autograd._is_checkpoint_valid()
     with pytest.raises(RuntimeError, match="during backward pass"):

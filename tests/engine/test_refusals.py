@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import tapehead as th
 
@@ -56,18 +56,6 @@ def test_the_direct_engine_refuses_what_it_would_do_differently() -> None:
             with pytest.raises((NotImplementedError, RuntimeError), match="compiled autograd"):
                 th.backward(loss(), engine=engine)
     assert x.grad is None
-
-
-def test_the_direct_engine_refuses_the_hooks_of_torch_distributed(tmp_path) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
-        with pytest.raises(NotImplementedError, match="DistributedDataParallel"):
-            th.backward(model(torch.ones(1, 2)).sum(), engine="direct")
-        run = th.backward(model(torch.ones(1, 2)).sum(), policy="bfs")
-        assert run.order == run.planned
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_functions_with_arguments_that_are_no_tensors() -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
+import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
-from torch.autograd.graph import Node
-from torch.nn.parallel import DistributedDataParallel
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tapehead.inspector import torch_internals as internals
@@ -63,6 +66,16 @@ def falls(nodes: list[Node]) -> bool:
     return found == sorted(set(found), reverse=True)
 
 
+@contextmanager
+def pinned(nodes: list[Node]) -> Iterator[internals.Pin]:
+    pin = internals.Pin(nodes)
+    try:
+        pin.open()
+        yield pin
+    finally:
+        pin.close()
+
+
 def test_pinned_numbers_fall_along_the_order_and_come_back_also_after_an_error() -> None:
     x = torch.ones(1, requires_grad=True)
     nodes = [x.exp().grad_fn, x.sin().grad_fn]
@@ -74,7 +87,7 @@ def test_pinned_numbers_fall_along_the_order_and_come_back_also_after_an_error()
         assert [internals.number_of(node) for node in nodes] == before
         raise KeyError
 
-    with pytest.raises(KeyError), internals.Pin(nodes):
+    with pytest.raises(KeyError), pinned(nodes):
         fail()
     assert seen == [True]
     assert numbers(nodes) == before
@@ -84,19 +97,20 @@ def test_a_pin_goes_around_the_numbers_of_another_where_its_order_allows() -> No
     x = torch.ones(1, requires_grad=True)
     a, b, c, d, e = (each.grad_fn for each in (x.exp(), x.sin(), x.cos(), x.tan(), x * 2))
     before = numbers([a, b, c, d, e])
-    with internals.Pin([a, b, c]) as outer:
-        with internals.Pin([d, a, c, e]) as inner:
+    with pinned([a, b, c]) as outer:
+        with pinned([d, a, c, e]) as inner:
             assert falls([a, b, c]) and falls([d, a, c, e])
             assert not outer.disturbed
         assert falls([a, b, c]) and numbers([d, e]) == before[3:]
-        with internals.Pin([c, d, a]):
+        with pinned([c, d, a]):
             assert falls([c, d, a])
         assert outer.disturbed and not inner.disturbed
         assert falls([a, b, c])
         first = internals.Pin([c, d])
-        first.__enter__()
+        first.open()
     assert falls([c, d]) and numbers([a, b]) == before[:2]
-    first.__exit__()
+    first.close()
+    first.close()
     assert numbers([a, b, c, d, e]) == before
 
 
@@ -111,6 +125,62 @@ def test_falling_numbers_keep_the_fixed_ones_or_there_are_none(fixed: dict[int, 
         assert len(found) == count and found == sorted(set(found), reverse=True)
         assert found[-1] > 0 and found[0] < 2**63
         assert {place: found[place] for place in fixed} == fixed
+
+
+def test_a_nodes_own_number_is_told_while_its_pin_closes_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf = torch.ones(1, requires_grad=True)
+    node = get_gradient_edge(leaf).node
+    pin = internals.Pin([node])
+    closing = threading.Thread(target=pin.close)
+
+    def close_after(look: Callable[..., object]) -> Callable[..., object]:
+        def looked(*args: object) -> object:
+            found = look(*args)
+            if not closing.ident:
+                closing.start()
+                closing.join(0.1)
+            return found
+
+        return looked
+
+    monkeypatch.setattr(internals, "current_number", close_after(internals.current_number))
+    monkeypatch.setattr(internals.Pin, "own_number", close_after(internals.Pin.own_number))
+    pin.open()
+    assert internals.number_of(node) == internals.UNNUMBERED
+    closing.join()
+    assert not internals.pins_open()
+
+
+def test_an_interrupt_anywhere_in_a_pin_leaves_numbers_as_they_were() -> None:
+    """As a signal would raise it: at the start of each line, one after the other."""
+    x = torch.ones(1, requires_grad=True)
+    nodes = [get_gradient_edge(x).node, x.sin().grad_fn, x.cos().grad_fn]
+    before = numbers(nodes)
+    for line in itertools.count():
+        left = line
+
+        def trace(frame: FrameType, event: str, argument: object) -> object:
+            nonlocal left
+            if frame.f_code.co_filename != internals.__file__:
+                return None
+            if event == "line":
+                left -= 1
+                if left == -1:
+                    raise KeyboardInterrupt
+            return trace
+
+        old = sys.gettrace()
+        try:
+            sys.settrace(trace)
+            internals.Pin(nodes).during(lambda: None)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(old)
+        assert numbers(nodes) == before and not internals.pins_open(), f"interrupted at line {line}"
+        if left >= 0:
+            break
+    assert line > 20
 
 
 @pytest.mark.parametrize("waiting", [2, 3, 4, 5, 7, 10, 17, 50, 100, 257])
@@ -262,14 +332,5 @@ def test_a_redirect_gets_each_backward_until_it_ends_and_torch_backward_goes_pas
 
 
 def test_a_reducer_tells_its_buckets_without_copies(tmp_path: Path) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        layer = nn.Linear(4, 2)
-        wrapper = DistributedDataParallel(layer, static_graph=True)
-        ((parameters, nbytes),) = internals.reducer_buckets(wrapper)
-        assert {id(each) for each in parameters} == {id(layer.weight), id(layer.bias)} and nbytes == 40
-        assert internals.reductions_are_delayed(wrapper)
-        wrapper(torch.ones(1, 4)).sum().backward()
-        assert not internals.reductions_are_delayed(wrapper)
-    finally:
-        torch.distributed.destroy_process_group()
+    """In a process that ends at once: gloo's destructor may wait for a thread which waits for the GIL."""
+    subprocess.run([sys.executable, Path(__file__).with_name("reducer.py"), str(tmp_path / "store")], check=True)
