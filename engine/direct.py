@@ -71,8 +71,8 @@ class Stepper:
     orders add in another order. Everything runs in the thread that calls `step`, with its modes and defaults; only the
     grad mode is the backward's own.
 
-    Known limitations. Refused, with a sentence: C++ hooks (DistributedDataParallel), compiled autograd, gradients that
-    are nested tensors. Different from PyTorch: the hooks of a non-leaf tensor whose node gets no gradient at all are
+    Known limitations. Refused, with a sentence: any backward in a process where torch.distributed is initialised (the
+    C++ hooks of DistributedDataParallel can't be seen), compiled autograd, gradients that are nested tensors. Different from PyTorch: the hooks of a non-leaf tensor whose node gets no gradient at all are
     not called with None; a backward inside another, thousands deep, reaches Python's recursion limit. What a node keeps
     but hides from Python (CopySlices, C++ Functions of extensions, and what `saved_tensors_hooks` packed, checkpoints
     among them) is freed after its task only if no tensor or node in the process has Python hooks, and else with the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cached_property
 
 import torch
@@ -90,7 +90,8 @@ class GraphTask:
         """
         self._body, self._order = body, order
         try:
-            run_as_backward(self, self.keep_graph, self.create_graph)
+            with self._one_thread():
+                run_as_backward(self, self.keep_graph, self.create_graph)
         finally:
             self._body = self._order = None
             error, self._error = self._error, None
@@ -99,6 +100,11 @@ class GraphTask:
                 raise error
             finally:
                 del error  # else it would hold itself through this frame
+
+    def _one_thread(self) -> AbstractContextManager[object]:
+        """On accelerators the small runs that a task needs would be made in their threads, where we don't answer."""
+        only_cpu = all(device.type == "cpu" for device in self._graph.devices)
+        return nullcontext() if only_cpu else torch.autograd.set_multithreading_enabled(False)
 
     def finish(self) -> None:
         """Leaves the callbacks to the run which is under way: the engine calls them at its end, and theirs."""
