@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,7 @@ from ..inspector.torch_internals import (
 )
 from ..inspector.walk import graph as graph_of
 from .live_numbers import LiveNumbers
-from .needed import Inputs, needed_tasks
+from .needed import Inputs, inputs_tuple, needed_tasks
 from .policies import POLICIES, Choice, Policy, is_dynamic, label_of, policy_name
 from .ready_queue import sort_key
 from .recorder import Recorder
@@ -45,6 +45,7 @@ from .run import Run
 from .schedule import Pending, queue_lengths, schedule
 from .statistics import Level
 from .task_hooks import Gradients, hook_name
+from .tensor_hooks import TensorHooks
 
 Queues = Literal["one", "per device"]
 
@@ -59,7 +60,7 @@ class Call:
     grad_tensors: Tensor | Sequence[Tensor | None] | None
     retain_graph: bool | None
     create_graph: bool
-    inputs: Inputs | None
+    inputs: tuple[Tensor | GradientEdge, ...] | None
 
     @staticmethod
     def of(
@@ -70,13 +71,10 @@ class Call:
         inputs: Inputs | None,
     ) -> Call:
         """The same with each generator read once."""
-        if isinstance(inputs, dict):
-            inputs = list(inputs.values())
-        elif not isinstance(inputs, Tensor | GradientEdge | Mapping | None):
-            inputs = tuple(inputs)  # type: ignore[assignment]
         if not isinstance(grad_tensors, Tensor | None):
             grad_tensors = tuple(grad_tensors)
-        return Call(as_outputs(tensors), grad_tensors, retain_graph, create_graph, inputs)
+        limits = None if inputs is None else inputs_tuple(inputs)
+        return Call(as_outputs(tensors), grad_tensors, retain_graph, create_graph, limits)
 
     def graph(self) -> Graph:
         """The graph that would run. Says what is wrong with the arguments, as far as this can be told before."""
@@ -94,8 +92,7 @@ class Call:
         """The tasks which `inputs=` leaves; None: all."""
         if self.inputs is None:
             return None
-        inputs = [self.inputs] if isinstance(self.inputs, Tensor | GradientEdge) else self.inputs
-        wanted = [each for each in inputs if not isinstance(each, Tensor) or each.requires_grad]
+        wanted = [each for each in self.inputs if not isinstance(each, Tensor) or each.requires_grad]
         if any(not isinstance(each, Tensor | GradientEdge) for each in wanted):
             return frozenset()  # torch is going to refuse it
         return needed_tasks(graph, wanted)
@@ -157,11 +154,16 @@ def run_native(call: Call, plan: Plan, trace: Level | None = None, queues: Queue
     if not _is_engines_own(policy):
         pin = plan.pin() if watch is None else watch.pin
     freed = first_freed(graph.nodes[task_id] for task_id in plan.order)
-    try:
-        with one_queue(plan) if queues == "one" else nullcontext(), pin or nullcontext(), watch or nullcontext():
+
+    def timed() -> int:
+        with watch or nullcontext():
             started_ns = time.perf_counter_ns()
             call.run()
-            elapsed_ns = time.perf_counter_ns() - started_ns
+            return time.perf_counter_ns() - started_ns
+
+    try:
+        with one_queue(plan) if queues == "one" else nullcontext():
+            elapsed_ns = timed() if pin is None else pin.during(timed)
     except Exception as error:
         if watch is not None:
             watch.explain(error)
@@ -236,6 +238,7 @@ class Watch:
         self.ready: dict[int, int] = {}
         self.taken: int | None = None
         self.recorder = recorder
+        self._tensor_hooks = None if recorder is None else TensorHooks(graph.nodes)
         self.pin = Pin([graph.nodes[task_id] for task_id in self.tasks], self.ready.__len__)
         self._pinned = False
         self._roots = {root.task for root in graph.roots}
@@ -364,6 +367,9 @@ class Watch:
             self._inside[get_ident()] = task_id
         if self.recorder is not None:
             self.recorder.start(task_id, gradients)
+            if self._tensor_hooks is not None:
+                for hook in self._tensor_hooks.of(task_id):
+                    self.recorder.hook(*hook)
             if self.graph.tasks[task_id].is_leaf:
                 self._note("tensor", leaf_hooks(leaf_of(self.graph.nodes[task_id])))
             self._note("pre", self._hooks[task_id][0].values())

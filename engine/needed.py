@@ -13,16 +13,20 @@ from ..inspector.torch_internals import leaf_of
 Inputs = Tensor | Sequence[Tensor] | GradientEdge | Sequence[GradientEdge]
 
 
+def inputs_tuple(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
+    """One input or several, also a dict of them (`dict(model.named_parameters())`), as a tuple."""
+    if isinstance(inputs, Tensor | GradientEdge):
+        return (inputs,)
+    return tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
+
+
 def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
     """The inputs as a tuple, checked as `torch.autograd.backward` does, and told to retain their gradients.
 
     Raises:
         RuntimeError: there is none, or one doesn't require grad.
     """
-    found: tuple[Tensor | GradientEdge, ...]
-    if isinstance(inputs, Mapping):
-        inputs = list(inputs.values())
-    found = (inputs,) if isinstance(inputs, Tensor | GradientEdge) else tuple(inputs)
+    found = inputs_tuple(inputs)
     if not found:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
     for each in found:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import atexit
 import contextvars
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 from types import TracebackType
+from typing import Concatenate, ParamSpec, TypeVar
 from weakref import finalize
 
 from torch import Tensor
 
 from ..inspector.graph import Graph, Outputs, Task
-from ..inspector.torch_internals import ThreadState, empty_queue, sort_queue_again
+from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sort_queue_again
 from .edits import check_edit
 from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
@@ -21,7 +25,7 @@ from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
 from .ready_queue import ReadyTask
 from .recorder import Recorder
 from .run import Run
-from .schedule import schedule
+from .schedule import Pending, schedule
 from .statistics import Level
 from .task_hooks import Gradients
 from .trace import Trace
@@ -39,6 +43,8 @@ class _Worker(Watch):
 
     Attributes:
         until: the task before which it stops, or _NEXT or _NEVER.
+        stop_asked: whether it stops before whichever comes next, in any case.
+        begun: whether its thread was seen to run.
         gradients: at a stop the input buffer of the task to come, after the hooks that run before it.
         reports: None at each stop; at the end a tuple with what was raised, or nothing.
         elapsed_ns: the time it ran, stops left out.
@@ -46,8 +52,10 @@ class _Worker(Watch):
 
     def __init__(self, call: Call, state: ThreadState, plan: Plan, recorder: Recorder | None) -> None:
         super().__init__(plan, recorder)
-        self._plan = plan
+        self._plan: Plan | None = plan
         self.until = _NEVER
+        self.stop_asked = False
+        self.begun = False
         self.gradients: Gradients | None = None
         self.sort_again = False
         self.reports: SimpleQueue[tuple[BaseException, ...] | None] = SimpleQueue()
@@ -55,18 +63,18 @@ class _Worker(Watch):
         self._call: Call | None = call
         self._state = state
         self._edited: tuple[Tensor | None, ...] | None = None
-        self._abandoned = False
+        self.abandoned = False
         self._go: SimpleQueue[None] = SimpleQueue()
         context = contextvars.copy_context()
         self._thread = Thread(target=context.run, args=(self._main,), name="tapehead backward", daemon=True)
 
     def start(self) -> None:
-        _running.add(self)
         self._thread.start()
+        self.begun = True
 
     @property
-    def started(self) -> bool:
-        return self._thread.ident is not None
+    def is_current_thread(self) -> bool:
+        return current_thread() is self._thread
 
     def go_on(self) -> None:
         """At a stop: lets the engine run until the next one."""
@@ -78,27 +86,33 @@ class _Worker(Watch):
 
     def abandon(self) -> None:
         """Ends the run before the next task, at the latest. Does not wait; may be called from anywhere."""
-        self._abandoned = True
+        self.abandoned = True
         self.until = _NEXT
         self._go.put(None)
 
     def join(self, timeout_s: float | None = None) -> None:
-        if self.started:
+        """Waits for the thread. One that was not seen to run, after an interrupt of its start, ends by itself."""
+        if self.begun and not self.is_current_thread:
             self._thread.join(timeout_s)
 
+    def let_go(self) -> None:
+        """After the run: holds nothing of the graph any more, nor what waited."""
+        self.graph = replace(self.graph, nodes=())
+        self.ready.clear()
+        self.taken = self.live = self._call = self._plan = self.gradients = self._edited = None
+        self.pin = Pin([])
+        self._pending = Pending(self.graph, frozenset())
+        if self.recorder is not None:
+            self.recorder.graph = self.graph
+
     def _main(self) -> None:
+        self.begun = True
         raised: tuple[BaseException, ...] = ()
         started_ns = time.perf_counter_ns()
+        _running.add(self)
         try:
-            call = self._call
-            assert call is not None, "a worker runs once"
-            with self._state.entered(), one_queue(self._plan), self.pin, self:
-                try:
-                    if not self._abandoned:
-                        call.run()
-                except Exception as error:
-                    self.explain(error)
-                    raise
+            if not self.abandoned:
+                self._run()
         except _Abandoned:
             empty_queue()
         except BaseException as error:
@@ -107,20 +121,37 @@ class _Worker(Watch):
         finally:
             self.elapsed_ns += time.perf_counter_ns() - started_ns
             self._call = self.gradients = self._edited = None
+            if raised or self.abandoned:
+                self.let_go()
             _running.discard(self)
             self.reports.put(raised)
+
+    def _run(self) -> None:
+        call, plan = self._call, self._plan
+        assert call is not None and plan is not None, "a worker runs once"
+
+        def run() -> None:
+            with self:
+                try:
+                    call.run()
+                except Exception as error:
+                    self.explain(error)
+                    raise
+
+        with self._state.entered(), one_queue(plan):
+            self.pin.during(run)
 
     def _before(self, task_id: int, gradients: Gradients) -> Gradients | None:
         if not self.owns(task_id):
             return None
-        if self.until in (_NEXT, task_id):
+        if self.stop_asked or self.until in (_NEXT, task_id):
             gradients = self._stop(task_id, gradients)
         self._begin(task_id, gradients)
         edited, self._edited = self._edited, None
         return edited
 
     def _stop(self, task_id: int, gradients: Gradients) -> Gradients:
-        if self._abandoned:
+        if self.abandoned:
             raise _Abandoned
         self.take(task_id)
         stopped_ns = time.perf_counter_ns()
@@ -129,7 +160,7 @@ class _Worker(Watch):
         self._go.get()
         gradients, self.gradients = self.gradients, None
         self.elapsed_ns -= time.perf_counter_ns() - stopped_ns
-        if self._abandoned:
+        if self.abandoned:
             raise _Abandoned
         self.stay_last()
         if self.pin.disturbed:  # by another backward, while this one stood still
@@ -151,6 +182,39 @@ def _end_all() -> None:
         worker.abandon()
     for worker in list(_running):
         worker.join(timeout_s=5)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _one_at_a_time(
+    verb: Callable[Concatenate[NativeSession, P], T],
+) -> Callable[Concatenate[NativeSession, P], T]:
+    """The verb refuses to be called from inside the backward, for which it would wait, and while another one runs."""
+    called = f"session.{verb.__name__}{'' if verb.__name__ in ('gradients', 'policy') else '()'}"
+
+    @wraps(verb)
+    def alone(session: NativeSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        session._check_open()
+        if session._worker.is_current_thread:
+            raise RuntimeError(
+                f"{called} was called from inside the backward that the session runs, from a hook; call session.stop() "
+                "there, and go on from outside when the run has returned"
+            )
+        under_way, mine = session._under_way, [called]
+        try:
+            if (other := under_way.setdefault("verb", mine)) is not mine:
+                raise RuntimeError(
+                    f"{called} was called while {other[0]} is under way, in another thread or "
+                    "below a signal's handler; only stop() and close() may be called meanwhile"
+                )
+            return verb(session, *args, **kwargs)
+        finally:
+            if under_way.get("verb") is mine:
+                del under_way["verb"]
+
+    return alone
 
 
 class NativeSession:
@@ -176,7 +240,7 @@ class NativeSession:
         trace: what is recorded of each task, as for `th.backward`; None: nothing.
 
     Attributes:
-        graph: the graph that is run.
+        graph: the graph that is run; without its nodes once the session is closed, or over after an error.
     """
 
     def __init__(
@@ -206,6 +270,7 @@ class NativeSession:
         self._worker = _Worker(call, state, plan, recorder)
         self._over: str | None = None
         self._ended = False
+        self._under_way: dict[str, list[str]] = {}  # what runs now, by the one key "verb": only one can put it in
         self._finalizer = finalize(self, self._worker.abandon)
         self._finalizer.atexit = False  # _end_all also waits
 
@@ -243,12 +308,12 @@ class NativeSession:
         return None if first is None else self.graph.tasks[first]
 
     @property
+    @_one_at_a_time
     def gradients(self) -> tuple[Tensor | None, ...]:
         """What the current task is about to get, one per input number: its input buffer after tensor and pre-hooks.
 
         While somebody holds one of them, the engine does not add to it in place, nor take it for a leaf's .grad.
         """
-        self._check_open()
         self._stopped_at()
         return tuple(self._worker.gradients or ())
 
@@ -265,6 +330,7 @@ class NativeSession:
             )
         return self.gradients
 
+    @_one_at_a_time
     def replace(self, gradients: Gradients | Tensor | None) -> None:
         """Gives the current task these gradients instead of `gradients`, one per input number.
 
@@ -272,15 +338,15 @@ class NativeSession:
             ValueError: their number, shape, dtype, device or layout differs, or one is given where none came.
             TypeError: one is no tensor.
         """
-        self._check_open()
         task = self._stopped_at()
-        before = self.gradients
+        before = tuple(self._worker.gradients or ())
         after = (gradients,) if isinstance(gradients, Tensor | None) else tuple(gradients)
         check_edit(self.graph, task, before, after)
         if self._worker.recorder is not None:
             self._worker.recorder.edit(task.id, before, after)
         self._worker.edit(after)
 
+    @_one_at_a_time
     def step(self, task: Task | ReadyTask | int | None = None) -> Task:
         """Runs the current task and stops before the next. Returns it.
 
@@ -290,7 +356,6 @@ class NativeSession:
             NotImplementedError: `task` is not the current one.
             RuntimeError: no task is left, or the session is over.
         """
-        self._check_open()
         if task is not None and (wanted := self._task(task)) is not self.current:
             raise NotImplementedError(
                 f"the next task is {self._describe_current()}, and PyTorch's engine cannot run "
@@ -299,39 +364,38 @@ class NativeSession:
         self._stopped_at()
         ran = len(self._worker.order)
         self._go_on(_NEXT)
+        if len(self._worker.order) == ran:  # closed meanwhile
+            self._check_open()
         return self.graph.tasks[self._worker.order[ran]]
 
+    @_one_at_a_time
     def run(self) -> Run:
         """Runs all tasks that are left, or as many as `stop` lets it."""
-        self._check_open()
-        if not self._ended:
-            self._go_on(_NEVER)
+        self._run_until(_NEVER)
         worker = self._worker
         order = tuple(worker.order)
         planned = tuple(self._planned) or order
         return Run(self.graph, self.policy, "native", order, planned, worker.elapsed_ns, trace=self.trace)
 
+    @_one_at_a_time
     def run_to(self, task: Task | ReadyTask | int) -> Task | None:
         """Runs what comes before a task, which is then the current one. Returns the current task.
 
         Raises:
             ValueError: it has run, or is not going to.
         """
-        self._check_open()
         target = self._task(task)
         if target.id in self._worker.order:
             raise ValueError(f"{self.graph.describe(target)} has run already")
         if self._needed is not None and target.id not in self._needed:
             raise ValueError(f"{self.graph.describe(target)} is not going to run: inputs= makes it needless")
-        if target is not self.current:
-            self._go_on(target.id)
-        else:
-            self._stopped_at()
+        self._run_until(target.id)
         return self.current
 
     def stop(self) -> None:
-        """Lets a `run` that is under way stop before the next task. For another thread, or a signal's handler."""
-        self._worker.until = _NEXT
+        """Makes `run` or `run_to` return before the next task: one under way, or the next. May be called from a hook,
+        another thread or a signal's handler."""
+        self._worker.stop_asked = True
 
     @property
     def policy(self) -> str:
@@ -339,8 +403,8 @@ class NativeSession:
         return policy_name(self._worker.policy)
 
     @policy.setter
+    @_one_at_a_time
     def policy(self, policy: AnyPolicy) -> None:
-        self._check_open()
         chosen = find_policy(policy)
         worker = self._worker
         ran = worker.order if worker.taken is None else [*worker.order, worker.taken]
@@ -359,10 +423,16 @@ class NativeSession:
         return None if recorder is None else recorder.trace()
 
     def close(self) -> None:
-        """Ends the session: the task that runs is the last. Does nothing a second time."""
-        self._finalizer()
-        self._worker.join()
+        """Ends the session: the task that runs is the last. Lets the graph's nodes go. Does nothing a second time.
+
+        From a hook it does not wait for the end.
+        """
         self._over = self._over or "closed"
+        self._worker.abandon()
+        self._worker.join()
+        self.graph = replace(self.graph, nodes=())
+        if not self._worker.is_current_thread:
+            self._worker.let_go()
 
     def _task(self, task: Task | ReadyTask | int) -> Task:
         return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
@@ -379,33 +449,49 @@ class NativeSession:
 
     def _stopped_at(self) -> Task:
         """The current task, before which the engine has stopped."""
-        if not self._worker.started:
+        if not self._worker.begun:
             self._go_on(_NEXT)
+            self._check_open()
         current = self.current
         if current is None:
             raise RuntimeError(f"no task is left: all {len(self._worker.order)} have run")
         return current
+
+    def _run_until(self, until: int) -> None:
+        """Runs to a stop that is asked for, to the task `until`, or to the end."""
+        try:
+            if until >= 0:
+                self._stopped_at()
+            current = self.current
+            if not (self._ended or self._worker.stop_asked or (current is not None and current.id == until)):
+                self._go_on(until)
+        finally:
+            self._worker.stop_asked = False
 
     def _go_on(self, until: int) -> None:
         """Lets the engine run until it stops, or ends."""
         worker = self._worker
         worker.until = until
         try:
-            if worker.started:
+            if worker.begun:
                 worker.go_on()
             else:
                 worker.start()
             report = worker.reports.get()
+            if report is not None:
+                self._ended = True
+                worker.join()
         except BaseException as interrupt:  # of the one who waits
             self._over = f"{type(interrupt).__name__} while it ran"
             self.close()
             raise
         if report is None:
             return
-        self._ended = True
-        worker.join()
+        if worker.abandoned:
+            self.close()
         if report:
             self._over = f"{type(report[0]).__name__} in the backward"
+            self.close()
             try:
                 raise report[0]
             finally:

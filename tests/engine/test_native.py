@@ -212,8 +212,7 @@ def test_an_order_that_another_backward_spoils_is_told() -> None:
 
     def spoil(gradients: object) -> None:
         nodes = [torch.autograd.graph.get_gradient_edge(leaf).node for leaf in (y, x)]
-        with Pin(nodes), Pin(nodes[::-1]):
-            pass
+        Pin(nodes).during(lambda: Pin(nodes[::-1]).during(lambda: None))
 
     z.grad_fn.register_prehook(spoil)
     with pytest.warns(UserWarning, match="another backward renumbered leaves"):
@@ -251,7 +250,8 @@ def test_what_is_not_known_is_not_guessed() -> None:
     y.register_hook(fail)
     with pytest.raises(ZeroDivisionError) as caught:
         th.backward(y.sum(), policy="bfs")
-    assert caught.value.__notes__ == ['tapehead: run it again on a fresh forward with trace="off" to be told in which task']
+    (note,) = caught.value.__notes__
+    assert note == 'tapehead: run it again on a fresh forward with trace="off" to be told in which task'
 
 
 @pytest.mark.parametrize("where", ["tensor", "leaf", "before", "inside", "after", "accumulated", "end"])

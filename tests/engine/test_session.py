@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -249,78 +250,234 @@ def test_a_gradient_can_be_taken_away() -> None:
     assert x.grad is None
 
 
-def test_stop_from_another_thread_stops_before_the_next_task() -> None:
+def stretched(hook: Callable[[int], object], tasks: int = 50) -> tuple[Tensor, Tensor]:
+    """A leaf, and the loss of a chain above it, where the hook is called with 0, 1, ... before one task each."""
     x = torch.ones(2, requires_grad=True)
-    y, reached = x, threading.Event()
-
-    def wait(gradient: Tensor) -> None:
-        reached.set()
-        time.sleep(0.05)
-
-    for number in range(200):
+    y = x * 1
+    for number in reversed(range(tasks)):
+        y.register_hook(lambda gradient, number=number: hook(number) and None)
         y = y * 1
-        if number == 150:
-            y.register_hook(wait)
-    session = native(y.sum())
+    return x, y.sum()
+
+
+def test_stop_from_another_thread_stops_before_the_next_task() -> None:
+    reached, stopped = threading.Event(), threading.Event()
+
+    def wait(number: int) -> None:
+        if number == 20:
+            reached.set()
+            assert stopped.wait(LIMIT_S)
+
+    x, loss = stretched(wait)
+    session = native(loss)
 
     def stop() -> None:
-        reached.wait()
+        assert reached.wait(LIMIT_S)
         session.stop()
+        stopped.set()
 
     thread = threading.Thread(target=stop)
     thread.start()
     run = session.run()
     thread.join()
-    assert 0 < len(run.order) < 60 and session.current is not None
+    assert len(run.order) == 22 and session.current is not None  # the sum, the last product, and 20 more
     assert len(session.run().order) == len(session.graph)
     assert torch.equal(x.grad, torch.ones(2))
 
 
-def test_stop_from_a_signal_stops_a_run() -> None:
-    x = torch.ones(2, requires_grad=True)
-    y = x * 1
-    for _ in range(50):
-        y.register_hook(lambda gradient: time.sleep(0.002))
-        y = y * 1
-    session = native(y.sum())
-    old = signal.signal(signal.SIGALRM, lambda number, frame: session.stop())
+@contextmanager
+def on_signal(handler: Callable[[], object]) -> Iterator[Callable[[int], None]]:
+    """Gives a hook which at its 20th call sends a signal, and waits until the main thread has handled it."""
+    handled = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        handled.set()
+        handler()
+
+    def hook(number: int) -> None:
+        if number == 20:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            assert handled.wait(LIMIT_S)
+
+    old = signal.signal(signal.SIGUSR1, handle)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.03)
-        run = session.run()
+        yield hook
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-    assert 0 < len(run.order) < len(session.graph)
-    session.run()
+        signal.signal(signal.SIGUSR1, old)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+def test_stop_from_a_signal_stops_a_run() -> None:
+    stopped = threading.Event()
+
+    def stop() -> None:
+        session.stop()
+        stopped.set()
+
+    with on_signal(stop) as send:
+        x, loss = stretched(lambda number: (send(number), number == 20 and stopped.wait(LIMIT_S)))
+        session = native(loss)
+        run = session.run()
+        assert len(run.order) == 22
+        session.run()
     assert torch.equal(x.grad, torch.ones(2))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
 def test_an_interrupt_of_the_caller_ends_the_session_and_goes_on() -> None:
-    x = torch.ones(2, requires_grad=True)
-    y = x * 1
-    for _ in range(50):
-        y.register_hook(lambda gradient: time.sleep(0.002))
-        y = y * 1
-    loss = y.sum()
-    session = native(loss, policy="bfs")
-    before = [node._sequence_nr() for node in session.graph.nodes]
-
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
-    old = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.03)
+    with on_signal(interrupt) as send:
+        x, loss = stretched(lambda number: (send(number), number == 20 and wait_for(lambda: session._worker.abandoned)))
+        session = native(loss, policy="bfs")
+        graph = session.graph
+        before = [node._sequence_nr() for node in graph.nodes]
         with pytest.raises(KeyboardInterrupt):
             session.run()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
     assert not session_threads()
-    assert_untouched(session.graph, before)
-    assert 0 < len(session.order) < len(session.graph) and x.grad is None
+    assert_untouched(graph, before)
+    assert len(session.order) == 22 and x.grad is None
     with pytest.raises(RuntimeError, match="this session is over .KeyboardInterrupt while it ran"):
         session.step()
+
+
+def test_an_interrupt_while_the_thread_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def before(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    def after(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    for interrupted in (before, after):
+        x, loss = fan()
+        graph = th.graph(loss)
+        numbers = [node._sequence_nr() for node in graph.nodes]
+        session = native(loss, policy="bfs")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.step()
+        session.close()
+        wait_for(lambda: not session_threads())
+        assert_untouched(graph, numbers)
+        assert x.grad is None
+        loss.backward()
+
+
+VERBS: dict[str, Callable[[th.NativeSession], object]] = {
+    "step": lambda session: session.step(),
+    "run": lambda session: session.run(),
+    "run_to": lambda session: session.run_to(0),
+    "gradients": lambda session: session.gradients,
+    "replace": lambda session: session.replace(None),
+    "policy": lambda session: setattr(session, "policy", "dfs"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verbs_are_refused_from_inside_the_backward_and_in_two_threads_at_once(verb: str) -> None:
+    refused: list[str] = []
+
+    def refuse() -> None:
+        with pytest.raises(RuntimeError) as caught:
+            VERBS[verb](session)
+        refused.append(str(caught.value))
+
+    def hook(number: int) -> None:
+        if number == 0:
+            refuse()
+            other = threading.Thread(target=refuse)
+            other.start()
+            other.join()
+
+    x, loss = stretched(hook, tasks=2)
+    session = native(loss)
+    session.run()
+    inside, twice = refused
+    assert inside.startswith(f"session.{verb}") and "from inside the backward that the session runs" in inside
+    assert twice.startswith(f"session.{verb}") and "while session.run() is under way, in another thread" in twice
+    assert torch.equal(x.grad, torch.ones(2))
+
+
+@pytest.mark.parametrize("where", ["a hook", "another thread"])
+def test_close_while_the_session_runs_ends_it(where: str) -> None:
+    closers: list[threading.Thread] = []
+
+    def hook(number: int) -> None:
+        if number == 20 and where == "a hook":
+            session.close()
+        elif number == 20:
+            closers.append(threading.Thread(target=session.close))
+            closers[0].start()
+            wait_for(lambda: session._worker.abandoned)
+
+    x, loss = stretched(hook)
+    graph = th.graph(loss)
+    numbers = [node._sequence_nr() for node in graph.nodes]
+    session = native(loss, policy="bfs")
+    assert len(session.run().order) == 22
+    for closer in closers:
+        closer.join()
+    assert x.grad is None and not session_threads()
+    assert_untouched(graph, numbers)
+    with pytest.raises(RuntimeError, match="this session is over .closed"):
+        session.step()
+
+
+def test_a_close_in_the_hooks_before_the_first_task_refuses_the_step() -> None:
+    loss = torch.ones(2, requires_grad=True).exp().sum()
+    session = native(loss)
+    loss.register_hook(lambda gradient: session.close())
+    with pytest.raises(RuntimeError, match="this session is over .closed"):
+        session.step()
+
+
+def test_a_stop_that_was_asked_for_before_the_run_holds_for_it_once() -> None:
+    x, loss = fan()
+    session = native(loss)
+    session.stop()
+    assert session.run().order == ()
+    session.step()
+    session.stop()
+    last = session.graph.tasks[session.run().planned[-1]]
+    session.stop()
+    assert len(session.order) == 1 and session.run_to(last) is not last
+    assert len(session.order) == 1 and session.run_to(last) is last
+    assert len(session.run().order) == len(session.graph) and x.grad is not None
+
+
+@pytest.mark.parametrize("how", ["closed", "failed", "closed in a hook"])
+def test_an_ended_session_that_is_held_has_let_go_of_the_graph(how: str) -> None:
+    saved = torch.ones(3)
+    y = torch.ones(3, requires_grad=True) * 2
+
+    def end(gradient: Tensor) -> None:
+        if how == "failed":
+            raise ZeroDivisionError
+        if how == "closed in a hook":
+            session.close()
+
+    y.register_hook(end)
+    loss = (y * saved).sum()
+    session = native(loss)
+    tasks, alive = session.graph.tasks, weakref.ref(saved)
+    session.step()
+    if how == "failed":
+        with pytest.raises(ZeroDivisionError):
+            session.run()
+    elif how == "closed":
+        session.close()
+    else:
+        session.run()
+    del saved, y, loss
+    gc.collect()
+    assert alive() is None
+    assert session.graph.tasks is tasks and session.graph.nodes == ()
+    assert session.ready == [] and session.current is None and len(session.trace) == len(session.order)
 
 
 def assert_untouched(graph: th.Graph, numbers: list[int]) -> None:
@@ -425,14 +582,15 @@ def test_an_error_arrives_in_the_caller_with_task_module_and_line() -> None:
     with th.capture():
         loss = model(torch.ones(1, 2)).sum()
     session = native(loss, policy="bfs")
-    numbers = [node._sequence_nr() for node in session.graph.nodes]
+    graph = session.graph
+    numbers = [node._sequence_nr() for node in graph.nodes]
     with pytest.raises(ZeroDivisionError, match="mine") as caught:
         session.run()
     (note,) = caught.value.__notes__
     assert note.startswith("tapehead: raised in task 2 FailingBackward (0, test_session.py:")
     assert [entry.name for entry in caught.traceback][-1] == "backward"
     assert not session_threads()
-    assert_untouched(session.graph, numbers)
+    assert_untouched(graph, numbers)
     with pytest.raises(RuntimeError, match="over .ZeroDivisionError in the backward"):
         session.run()
 
