@@ -28,7 +28,7 @@ class HookWatch:
         self._handles = hooks_registered()
         self._found = gc.get_freeze_count() > 0
         self._tensors: list[ref[Tensor]] = []  # of these nodes; only they can be told to retain their gradient
-        tensors = _subclasses(Tensor)
+        tensors = subclasses(Tensor)
         registries: list[OrderedDict[int, object]] = []
         with without_torch_function():
             for found in gc.get_objects():
@@ -36,7 +36,7 @@ class HookWatch:
                 if kind is OrderedDict:
                     if found and not is_own(found) and all(type(key) is int for key in found):
                         registries.append(found)
-                elif kind in tensors and _node_of(found) in of_graph:
+                elif kind in tensors and node_of(found) in of_graph:
                     self._tensors.append(ref(found))
         self._found = self._found or not _belong_to_modules(registries)
 
@@ -61,16 +61,18 @@ def _belong_to_modules(registries: list[OrderedDict[int, object]]) -> bool:
     return all(id(registry) in held for registry in registries)
 
 
-def _node_of(tensor: Tensor) -> Node | None:
+def node_of(tensor: Tensor) -> Node | None:
+    """The node that made it."""
     try:
         return None if tensor.is_leaf else tensor.grad_fn
     except RuntimeError:  # a view that was modified where that is forbidden: no graph leads to it
         return None
 
 
-def _subclasses(kind: type) -> set[type]:
+def subclasses(kind: type) -> set[type]:
+    """The class and all that are derived from it."""
     found = {kind}
     subclass: type
     for subclass in kind.__subclasses__():
-        found |= _subclasses(subclass)
+        found |= subclasses(subclass)
     return found

@@ -39,6 +39,8 @@ class Edit:
 class Trace:
     """What happened to each task of one backward, in the order in which they started: a sequence of `TaskRecord`.
 
+    Of hooks not all are seen, see `TaskRecord.hooks`.
+
     The queue at each task is not kept but replayed from the order of arrival: looking at records one after the other
     costs what the queue's changes cost, going back starts from the front.
 
@@ -233,7 +235,12 @@ class TaskRecord:
 
     @property
     def hooks(self) -> tuple[Hook, ...]:
-        """The hooks that ran, in order."""
+        """The hooks that ran, in order.
+
+        Known limitations, for hooks of tensors that are no leaves: under the native engine those of tensors that are
+        gone are missing. Under the direct engine so are builtins (`some_list.append`), retained gradients, and, while a
+        profiler of the user's is on (`sys.setprofile`), all of them.
+        """
         return tuple(self.trace._hooks_by_task.get(self._id, ()))
 
     @property

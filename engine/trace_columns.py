@@ -85,7 +85,7 @@ class Label(NamedTuple):
 
 
 class Hook(NamedTuple):
-    """A hook that ran. `kind` is "tensor", "retain_grad", "pre", "post" or "post_accumulate"."""
+    """A hook that ran. `kind` is "tensor", "retain_grad", "pre", "post" or "post_accumulate"; see `TaskRecord`."""
 
     kind: str
     name: str

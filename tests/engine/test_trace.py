@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import random
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -186,10 +187,42 @@ def test_hooks_that_ran_are_listed_in_order(engine: str) -> None:
     run = th.backward(y.sum(), engine=engine, trace="off")
     (record,) = [record for record in run.trace if record.hooks]
     assert record.task.short_name == "Mul"
-    kinds = [hook.kind for hook in record.hooks]
-    assert kinds == [kind for kind in ("tensor", "pre", "post") if kind in kinds]
-    named = {hook.kind: hook.name for hook in record.hooks}
-    assert "pre_hook" in named["pre"] and "post_hook" in named["post"]
+    assert [hook.kind for hook in record.hooks] == ["tensor", "pre", "post"]
+    assert [hook.name.rpartition(".")[2] for hook in record.hooks] == ["tensor_hook", "pre_hook", "post_hook"]
+
+
+def test_hooks_of_tensors_that_live_are_listed_by_the_native_engine_also_under_a_profiler() -> None:
+    x = torch.ones(4, requires_grad=True)
+    called: list[Tensor] = []
+    gone = x.neg()
+    gone.register_hook(called.append)
+    left, right = (gone * 1).split(2)
+    right.register_hook(called.append)
+    left.retain_grad()
+    left.register_hook(called.append)
+    loss = (left * right).sum()
+    loss.register_hook(lambda gradient: right.register_hook(seen_later) and None)
+
+    def seen_later(gradient: Tensor) -> None:
+        called.append(gradient)
+
+    del gone
+    sys.setprofile(lambda *event: None)
+    try:
+        trace = th.backward(loss, engine="native", trace="off").trace
+    finally:
+        sys.setprofile(None)
+    hooks = {
+        record.task.short_name: [(hook.kind, hook.name.rpartition(".")[2]) for hook in record.hooks] for record in trace
+    }
+    assert hooks["Sum"] == [("tensor", "<lambda>")]
+    assert hooks["Split"] == [
+        ("tensor", "append"),
+        ("tensor", "append"),
+        ("tensor", "seen_later"),
+        ("retain_grad", "retain_grad"),
+    ]
+    assert hooks["Neg"] == [] and len(called) == 4
 
 
 def test_gradients_that_differ_from_what_the_graph_says_are_shown_as_they_were() -> None:

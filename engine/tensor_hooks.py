@@ -1,0 +1,42 @@
+"""The hooks of the tensors that a graph's nodes made in the forward, as far as the tensors live."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from weakref import ref
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ..inspector.torch_internals import leaf_hooks, without_torch_function
+from .hook_watch import node_of, subclasses
+from .task_hooks import hook_name
+from .trace_columns import Hook
+
+
+class TensorHooks:
+    """Looks once, among all that Python's garbage collector tracks, for the tensors; their hooks are read when asked.
+
+    Known limitations: hooks of tensors that are gone run too, and nothing lists them; tensors that were frozen
+    (`gc.freeze`) are not found.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        task_of: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(nodes)}
+        self._tensors: dict[int, list[ref[Tensor]]] = {}
+        kinds = subclasses(Tensor)
+        with without_torch_function():
+            for found in gc.get_objects():
+                if type(found) in kinds and (task_id := task_of.get(node_of(found))) is not None:
+                    self._tensors.setdefault(task_id, []).append(ref(found))
+
+    def of(self, task_id: int) -> list[Hook]:
+        """What runs before the task, in the engine's order: hooks by output number, then retained gradients."""
+        alive = [tensor for each in self._tensors.get(task_id, ()) if (tensor := each()) is not None]
+        if not alive:
+            return []
+        with without_torch_function():
+            alive.sort(key=lambda tensor: tensor.output_nr)
+            hooks = [Hook("tensor", hook_name(hook)) for tensor in alive for hook in leaf_hooks(tensor)]
+            return hooks + [Hook("retain_grad", "retain_grad") for tensor in alive if tensor.retains_grad]
