@@ -38,7 +38,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 
     def ratio(what: str, prepare: Prepare, goal: float | None = None, known: bool = False) -> Row:
         """`known`: beside a backward whose graph was walked and is held, too, which slows it down by itself."""
-        name = f"{what} / loss.backward(){' of a known graph' * known}, mlp_norm"
+        name = f"{what} / loss.backward(){' while a walked graph is held' * known}, mlp_norm"
         return Row(name, "×", ratios(timed(prepare), plain_known if known else plain, effort.repetitions), goal)
 
     def beyond_plain(what: str, prepare: Prepare, goal: float) -> Row:
@@ -48,13 +48,21 @@ def rows(effort: Effort) -> Iterator[Row]:
         values = tuple((slower() - plain()) / tasks * 1e6 for _ in range(effort.repetitions))
         return Row(f"{what}: a task beyond loss.backward(), mlp_norm", "µs", values, goal)
 
+    def per_task(what: str, prepare: Prepare) -> Row:
+        """Microseconds for each task."""
+        taken = timed(prepare)
+        taken()
+        return Row(f"{what}: a task, mlp_norm", "µs", tuple(taken() / tasks * 1e6 for _ in range(effort.repetitions)))
+
     yield ratio("direct: th.debug(loss, trace=None).run()", lambda loss: th.debug(loss, trace=None).run, 1.5)
     yield ratio("direct: th.backward()", lambda loss: lambda: th.backward(loss, engine="direct"))
     yield ratio("native: th.backward(), all in all", lambda loss: lambda: th.backward(loss, policy=PINNED))
     yield ratio("native: of that planning (walk, schedule)", lambda loss: lambda: planned(loss))
+    yield ratio("native: of that running, pinned", pinned)
     yield ratio("native: of that running, pinned", pinned, 1.05, known=True)
-    yield beyond_plain("native session: run to a breakpoint", run_to_the_last, 30)
-    yield beyond_plain("native session: a stop before each", step_through, 150)
+    yield per_task("native session: making and starting one", started)
+    yield beyond_plain("native session, started: run to a breakpoint", run_to_the_last, 30)
+    yield beyond_plain("native session, started: a stop before each", step_through, 150)
 
 
 def known_backward(loss: Tensor) -> Callable[[], object]:
@@ -72,9 +80,14 @@ def pinned(loss: Tensor) -> Callable[[], th.Run]:
     return lambda: run_native(call, plan)
 
 
+def started(loss: Tensor) -> Callable[[], th.NativeSession]:
+    """The walk, the plan, the pin, the thread, and two hooks for each task. Closed after the clock has stopped."""
+    return lambda: native_session(loss)
+
+
 def run_to_the_last(loss: Tensor) -> Callable[[], object]:
     session = native_session(loss)
-    last = th.graph(loss).tasks[-1]
+    last = session.graph.tasks[-1]
     return lambda: (session.run_to(last), session.run())
 
 
