@@ -5,26 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
 
-from ..inspector.graph import Edge, Graph, Outputs, Task, TensorMeta
+from ..inspector.graph import Edge, Graph, Outputs, Task
 from ..inspector.kinds import Kind
 from ..inspector.torch_internals import (
-    call_node,
     compiled_autograd_is_on,
-    free_function,
     free_saved,
     functorch_is_active,
-    gradient_dtype,
-    hides_saved,
-    leaf_of,
-    node_hooks,
     packed_by_user,
     saved_variables,
 )
@@ -32,9 +23,8 @@ from ..inspector.walk import graph as graph_of
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
 from .edits import as_gradients, check_edit
-from .graph_task import GraphTask
 from .hook_watch import HookWatch
-from .input_buffer import InputBuffer, fitted
+from .input_buffer import InputBuffer, fits, fitted
 from .needed import Inputs, as_inputs, needed_tasks
 from .policies import AnyPolicy, find_policy, policy_name
 from .ready_queue import PolicyError, ReadyTask, ready_queue
@@ -43,20 +33,10 @@ from .roots import as_outputs, root_gradients
 from .run import Run
 from .schedule import Pending, dependencies, schedule
 from .statistics import Level
-from .task_hooks import (
-    Gradients,
-    OnHook,
-    hook_name,
-    run_leaf_hooks,
-    run_post_hooks,
-    run_pre_hooks,
-    run_tensor_hooks,
-)
+from .task_runner import APPLIED, TaskRunner
 from .trace import Trace
 
-_APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
-
-_SPECIAL = _APPLIED | {Kind.COPY_SLICES, Kind.ERROR}
+_SPECIAL = APPLIED | {Kind.COPY_SLICES, Kind.ERROR}
 
 _MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
 
@@ -72,11 +52,13 @@ class Stepper:
     grad mode is the backward's own.
 
     Known limitations. Refused, with a sentence: any backward in a process where torch.distributed is initialised (the
-    C++ hooks of DistributedDataParallel can't be seen), compiled autograd, gradients that are nested tensors. Different from PyTorch: the hooks of a non-leaf tensor whose node gets no gradient at all are
-    not called with None; a backward inside another, thousands deep, reaches Python's recursion limit. What a node keeps
-    but hides from Python (CopySlices, C++ Functions of extensions, and what `saved_tensors_hooks` packed, checkpoints
-    among them) is freed after its task only if no tensor or node in the process has Python hooks, and else with the
-    node itself. Hooks registered from C++ are not seen. On several CUDA streams all runs on the current one.
+    C++ hooks of DistributedDataParallel can't be seen), compiled autograd, gradients that are nested tensors. Different
+    from PyTorch: the hooks of a non-leaf tensor whose node gets no gradient at all are not called with None; a backward
+    inside another, thousands deep, reaches Python's recursion limit. What a node keeps but hides from Python
+    (CopySlices, C++ Functions of extensions, and what `saved_tensors_hooks` packed, checkpoints among them) is freed
+    after its task only if no tensor or node in the process has Python hooks, and else with the node itself. Hooks
+    registered from C++ are not seen. On several CUDA streams all runs on the current one. An interrupt (Ctrl-C) ends
+    the session, as an exception of the user's does.
 
     Args:
         tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
@@ -112,18 +94,18 @@ class Stepper:
         _refuse_tasks(self.graph)
         gradients = root_gradients(tensors, grad_tensors)
         self._keep_graph = create_graph if retain_graph is None else retain_graph
-        self._graph_task = GraphTask(self.graph, self._needed, self._keep_graph, create_graph)
         self._policy = chosen
         self._queue = ready_queue(self.graph, chosen, self.order)
         self._recorder = None if trace is None else Recorder(self.graph, chosen, trace)
         self._missing = dependencies(self.graph)
-        self._takes = [_takes(task, node) for task, node in zip(self.graph.tasks, self.graph.nodes, strict=True)]
+        on_hook = None if self._recorder is None else self._recorder.hook
+        self._runner = TaskRunner(self.graph, self._needed, self._keep_graph, create_graph, on_hook)
         self._buffers: dict[int, InputBuffer] = {}
         self._elapsed_ns = 0
         self._running = False
         self._stopped = False
         self._over: str | None = None  # why no step is possible any more
-        self._hooks = self._watch if len(self.graph) >= _MANY_TASKS else None
+        self._hooks = self._runner.watch if len(self.graph) >= _MANY_TASKS else None
         _wait_for_accelerators(self.graph)
         with torch.set_grad_enabled(create_graph):
             for position, (root, gradient) in enumerate(zip(self.graph.roots, gradients, strict=True)):
@@ -273,7 +255,7 @@ class Stepper:
     def _let_go(self) -> None:
         self._buffers.clear()
         self.graph = replace(self.graph, nodes=())
-        self._graph_task = GraphTask(self.graph, None, self._keep_graph, False)
+        vars(self).pop("_runner", None)
         self._queue = ready_queue(self.graph, self._policy, self.order)
         if self._recorder is not None:
             self._recorder.graph = self.graph
@@ -304,20 +286,20 @@ class Stepper:
         """
         graph, queue, buffers, missing, order = self.graph, self._queue, self._buffers, self._missing, self.order
         kinds = [task.kind for task in graph.tasks]
-        edges, takes_of = graph.out_edges, self._takes
+        edges, takes_of = graph.out_edges, self._runner.takes
         while queue and not self._stopped and not watch.registered():
             task_id = queue.choose()
             if task_id == last:
                 break
             kind, node = kinds[task_id], graph.nodes[task_id]
             leaf = kind is Kind.ACCUMULATE_GRAD
-            saved = [] if leaf or self._keep_graph or kind in _APPLIED else saved_variables(node)
+            saved = [] if leaf or self._keep_graph or kind in APPLIED else saved_variables(node)
             if kind in _SPECIAL or packed_by_user(saved) or torch.is_anomaly_enabled():
                 self._execute(task_id, hooks=False)
                 continue
             queue.remove(task_id)
             gradients = buffers.pop(task_id).gradients
-            self._graph_task.node = node
+            self._runner.graph_task.node = node
             try:
                 if leaf:
                     accumulate(node, gradients, None)
@@ -336,12 +318,7 @@ class Stepper:
                         buffer = buffers[next_task] = InputBuffer(len(takes_of[next_task]))
                     if gradient is not None:
                         takes = takes_of[next_task][edge.input]
-                        if (
-                            gradient.shape != takes.shape
-                            or gradient.dtype is not takes.dtype
-                            or gradient.device != takes.device
-                            or gradient.layout is not torch.strided
-                        ):
+                        if not fits(gradient, takes):
                             gradient = fitted(gradient, takes, graph, edge)
                         buffer.add(edge.input, gradient)
                         gradient = None  # the buffer alone holds it
@@ -358,12 +335,12 @@ class Stepper:
         def in_backward() -> None:
             body()
             if not len(self._queue):
-                self._graph_task.finish()
+                self._runner.graph_task.finish()
 
         started_ns = time.perf_counter_ns()
         self._running = True
         try:
-            self._graph_task.run(in_backward, self._upcoming)
+            self._runner.graph_task.run(in_backward, self._upcoming)
         except PolicyError:  # no task ran: another policy may be set
             raise
         except BaseException as error:
@@ -371,7 +348,7 @@ class Stepper:
             raise
         finally:
             self._running = False
-            self._graph_task.node = None
+            self._runner.graph_task.node = None
             self._elapsed_ns += time.perf_counter_ns() - started_ns
             if self._over is not None:
                 self._let_go()
@@ -413,26 +390,20 @@ class Stepper:
             return f"waits for {count} more gradient{'' if count == 1 else 's'}"
         return "has run"
 
-    def _is_partly_needed(self, task_id: int) -> bool:
-        """Whether only some of its outputs lead to inputs=: a C++ node then computes only them."""
-        needed = self._needed
-        return needed is not None and len({edge.next_task in needed for edge in self.graph.out_edges[task_id]}) == 2
-
     def _is_needed(self, task_id: int) -> bool:
         return self._needed is None or task_id in self._needed
 
     def _execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
         """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
         recorder = self._recorder
-        node = self._graph_task.node = self.graph.nodes[task_id]
         gradients = self._buffers.pop(task_id).gradients
         self._queue.remove(task_id)
         try:
             if recorder is not None:
                 recorder.start(task_id, gradients, by_hand)
-            outputs = self._outputs(self.graph.tasks[task_id], node, gradients, hooks)
+            outputs = self._runner.run(self.graph.tasks[task_id], gradients, hooks)
             if torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
-                check_nan(node.name(), outputs)
+                check_nan(self.graph.tasks[task_id].name, outputs)
             if recorder is not None:
                 recorder.end(outputs)
             self.order.append(task_id)
@@ -450,88 +421,18 @@ class Stepper:
         if torch.is_anomaly_enabled():
             warn_of_forward(self.graph.nodes[task_id])
 
-    def _outputs(self, task: Task, node: Node, gradients: list[Tensor | None], hooks: bool) -> list[Tensor | None]:
-        """Runs the task with its hooks, and frees its node. Its outputs, one per entry of `next_functions`."""
-        on_hook = None if self._recorder is None else self._recorder.hook
-        if task.kind is Kind.ACCUMULATE_GRAD:
-            return self._accumulate(node, gradients, hooks, on_hook)
-        python = task.kind in _APPLIED
-        saved = [] if self._keep_graph or python else saved_variables(node)
-        hidden = not self._keep_graph and (hides_saved(node) or packed_by_user(saved))
-        free = hidden and not self._watch.possible()
-        wants_zeros = python and any(each is None for each in gradients)
-        if free or wants_zeros or task.kind is Kind.COMPILED or (not python and self._is_partly_needed(task.id)):
-            outputs = self._outputs_by_engine(node, gradients, free)
-        elif not hooks:
-            outputs = self._call(task, node, gradients)
-        else:
-            gradients[:] = run_tensor_hooks(self._graph_task, node, gradients, on_hook)
-            gradients[:] = run_pre_hooks(node, gradients, on_hook)
-            outputs = self._call(task, node, gradients)
-            after = node_hooks(node)[1]
-            if after:
-                for edge in self.graph.out_edges[task.id]:  # the hooks see what the next tasks will get
-                    gradient = outputs[edge.output]
-                    if gradient is not None:
-                        takes = self._takes[edge.next_task][edge.input]
-                        outputs[edge.output] = fitted(gradient, takes, self.graph, edge)
-                outputs = list(run_post_hooks(after, outputs, gradients, on_hook))
-        if python:
-            free_function(node)
-        else:
-            free_saved(saved)
-        return outputs
-
-    def _accumulate(
-        self, node: Node, gradients: list[Tensor | None], hooks: bool, on_hook: OnHook | None
-    ) -> list[Tensor | None]:
-        if hooks:
-            gradients[:] = run_leaf_hooks(node, gradients, on_hook)
-            gradients[:] = run_pre_hooks(node, gradients, on_hook)
-        accumulate(node, gradients, on_hook and (lambda hook: on_hook("post_accumulate", hook_name(hook))))
-        if hooks:
-            run_post_hooks(node_hooks(node)[1], [], gradients, on_hook)
-        return []
-
-    def _call(self, task: Task, node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
-        if task.kind in _APPLIED:
-            return list(_by_edge(task, node, call_node(node, gradients)))
-        if self._needed is not None and not any(
-            self._is_needed(edge.next_task) for edge in self.graph.out_edges[task.id]
-        ):
-            return [None] * len(node.next_functions)  # as C++ nodes ask, task_should_compute_output
-        return list(call_node(node, gradients))
-
-    def _outputs_by_engine(self, node: Node, gradients: list[Tensor | None], free: bool) -> list[Tensor | None]:
-        limited = self._graph_task.limited
-        wanted = [
-            GradientEdge(child, number)
-            for child, number in node.next_functions
-            if child is not None and (free or (limited and self._graph_task.will_execute(child)))
-        ]
-        return self._graph_task.run_in_engine(node, gradients, wanted, free)
-
-    @cached_property
-    def _watch(self) -> HookWatch:
-        return HookWatch(self.graph.nodes)
-
     def _deliver(self, edge: Edge, gradient: Tensor | None) -> None:
         """Puts a gradient into the next task's buffer. The last makes it ready, also when all are undefined."""
         next_task = edge.next_task
         if self._needed is not None and next_task not in self._needed:
             return
-        takes = self._takes[next_task]
+        takes = self._runner.takes[next_task]
         buffer = self._buffers.get(next_task)
         if buffer is None:
             buffer = self._buffers[next_task] = InputBuffer(len(takes))
         if gradient is not None:
             meta = takes[edge.input]
-            if (
-                gradient.shape != meta.shape
-                or gradient.dtype != meta.dtype
-                or gradient.device != meta.device
-                or gradient.layout is not torch.strided
-            ):
+            if not fits(gradient, meta):
                 gradient = fitted(gradient, meta, self.graph, edge)
             buffer.add(edge.input, gradient)
         missing = self._missing[next_task] - 1
@@ -540,40 +441,6 @@ class Stepper:
             key = self._queue.push(next_task)
             if self._recorder is not None:
                 self._recorder.arrive(next_task, self._queue.label(next_task), key)
-
-
-def _by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
-    """Sorts what a custom Function gives, one per argument of its forward, to its edges (python_function.cpp)."""
-    needed = node.needs_input_grad
-    while len(outputs) > len(needed) and outputs[-1] is None:
-        outputs = outputs[:-1]
-    if len(outputs) != len(needed):
-        raise RuntimeError(
-            f"function {task.name} returned an incorrect number of gradients "
-            f"(expected {len(needed)}, got {len(outputs)})"
-        )
-    unwanted = sum(output is not None and not need for output, need in zip(outputs, needed, strict=True))
-    if unwanted > sum(child is None for child, _ in node.next_functions):
-        raise RuntimeError(
-            f"function {task.name} returned a gradient different than None for an argument of its forward that was "
-            "not a Variable"
-        )
-    wanted = iter([output for output, need in zip(outputs, needed, strict=True) if need])
-    found = [next(wanted, None) if child is not None else None for child, _ in node.next_functions]
-    for output in found:
-        if output is not None and not isinstance(output, Tensor):
-            raise TypeError(
-                f"function {task.name} returned a {type(output).__name__} as a gradient; expected a Tensor or None"
-            )
-    return found
-
-
-def _takes(task: Task, node: Node) -> tuple[TensorMeta, ...]:
-    """What a task takes: a leaf's `grad_dtype` is not in its node's metadata."""
-    if task.kind is not Kind.ACCUMULATE_GRAD:
-        return task.inputs
-    dtype = gradient_dtype(leaf_of(node))
-    return task.inputs if dtype is None else (replace(task.inputs[0], dtype=dtype),)
 
 
 def _wait_for_accelerators(graph: Graph) -> None:

@@ -10,6 +10,16 @@ from ..inspector.torch_internals import leaf_of, owned_alone, storage_owned_alon
 from .accumulate import is_dense
 
 
+def fits(gradient: Tensor, meta: TensorMeta) -> bool:
+    """Whether the gradient is as its receiver takes it, without more ado."""
+    return (
+        gradient.shape == meta.shape
+        and gradient.dtype is meta.dtype
+        and gradient.layout is torch.strided
+        and gradient.device == meta.device
+    )
+
+
 def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tensor:
     """The gradient as its receiver takes it: summed over broadcast dimensions, cast, moved.
 

@@ -827,7 +827,7 @@ def first_freed(nodes: Iterable[Node]) -> Node | None:
                     continue
                 if type(raw) is tuple or raw.unpack_hook is not None or raw.data is not None:
                     return None
-                raw.unpack()  # nothing, of an optional tensor that was never there
+                getattr(node, f"_saved_{slot.removeprefix('_raw_saved_')}")  # None, of one that was never there
         except RuntimeError:
             return node
     return None
