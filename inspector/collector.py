@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def collector_paused() -> Iterator[None]:
     """For reading and laying out graphs: looking through all their new objects takes a third of the time."""
     paused = gc.isenabled()
-    gc.disable()
-    try:
+    try:  # an interrupt may come as soon as it is disabled
+        gc.disable()
         yield
     finally:
         if paused:
