@@ -21,6 +21,7 @@ from tapehead.engine.policies import find_policy
 from tapehead.engine.ready_queue import ready_queue
 from tapehead.engine.recorder import Recorder
 from tapehead.engine.schedule import Pending
+from tapehead.engine.trace_columns import Hook
 from tapehead.inspector.graph import TensorMeta
 
 from .comparing import ENGINES
@@ -223,6 +224,21 @@ def test_hooks_of_tensors_that_live_are_listed_by_the_native_engine_also_under_a
         ("retain_grad", "retain_grad"),
     ]
     assert hooks["Neg"] == [] and len(called) == 4
+
+
+def test_the_direct_engine_leaves_a_profiler_alone_and_lists_no_hooks_of_tensors_under_it() -> None:
+    def hooks(profiler: object) -> list[Hook]:
+        loss = small_loss()
+        loss.register_hook(lambda gradient: None)
+        sys.setprofile(profiler)
+        try:
+            trace = th.backward(loss, engine="direct", trace="off").trace
+            assert sys.getprofile() is profiler
+        finally:
+            sys.setprofile(None)
+        return [hook for record in trace for hook in record.hooks]
+
+    assert len(hooks(None)) == 1 and hooks(lambda *event: None) == []
 
 
 def test_gradients_that_differ_from_what_the_graph_says_are_shown_as_they_were() -> None:
