@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..inspector.torch_internals import redirect_backward, torch_backward
-from .backward import backward, check_engine
+from .backward import backward, check_choices
 from .native import Queues
 from .policies import AnyPolicy, find_policy, policy_name
 from .run import Engine, Run
@@ -40,7 +40,7 @@ class Installation:
         queues: Queues,
         on_run: Callable[[Run], object] | None,
     ) -> None:
-        check_engine(engine)
+        check_choices(engine, trace)
         self.backwards = 0
         self.engine: Engine = engine
         self._policy = find_policy(policy)
