@@ -8,7 +8,7 @@ from .engine.policies import POLICIES, Policy
 from .engine.ready_queue import PolicyError
 from .engine.run import Run
 from .engine.session import NativeSession
-from .engine.statistics import Histogram, Statistics
+from .engine.statistics import Histogram, Statistics, statistics
 from .engine.trace import TaskRecord, Trace
 from .engine.trace_file import load
 from .inspector.capture import capture
@@ -36,5 +36,6 @@ __all__ = [
     "install",
     "load",
     "policy",
+    "statistics",
     "uninstall",
 ]
