@@ -220,7 +220,7 @@ class Graph:
         number = task.id if isinstance(task, Task) else task
         if not 0 <= number < len(self.tasks):
             raise ValueError(f"there is no task {number}; this graph has tasks 0 to {len(self.tasks) - 1}")
-        if isinstance(task, Task) and self.tasks[number] is not task:
+        if isinstance(task, Task) and self.tasks[number] != task:  # another walk of the same nodes gives equal ones
             raise ValueError(f"{task!r} is a task of another graph; this one's task {number} is {self.tasks[number]!r}")
         return self.tasks[number]
 
