@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Outputs
 from ..inspector.torch_internals import (
+    FREED,
     Pin,
     called_by_engine,
     compiled_autograd_is_on,
@@ -49,7 +50,7 @@ from .tensor_hooks import TensorHooks
 
 Queues = Literal["one", "per device"]
 
-_FREED = "Trying to backward through the graph a second time"
+_FREED = FREED.partition(" (")[0]
 
 
 @dataclass(frozen=True, slots=True)
