@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from ..inspector.torch_internals import (
 from ..inspector.walk import graph as graph_of
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
+from .closing import Closing
 from .edits import as_gradients, check_edit
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer, fits, fitted
@@ -41,7 +41,7 @@ _SPECIAL = APPLIED | {Kind.COPY_SLICES, Kind.ERROR}
 _MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
 
 
-class Stepper:
+class Stepper(Closing):
     """A backward that runs one task at a time, when told to. `th.debug(loss)` makes one.
 
     Reproduces PyTorch's engine (its source is named where a rule comes from): the summing of broadcast gradients, casts
@@ -115,14 +115,6 @@ class Stepper:
         state = self._over or f"{len(self._queue)} ready"
         total = len(self.graph) if self._needed is None else len(self._needed)
         return f"<Stepper under {self.policy}: {len(self.order)} of {total} tasks have run, {state}>"
-
-    def __enter__(self) -> Stepper:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def ready(self) -> list[ReadyTask]:
@@ -363,13 +355,7 @@ class Stepper:
                 "a task of this session is running; only stop() and close() may be called from a hook or another "
                 "thread meanwhile"
             )
-        if self._over is not None:
-            raise RuntimeError(
-                f"this session is over ({self._over}); start a new one on a fresh forward with th.debug(loss)"
-            )
-
-    def _task(self, task: Task | ReadyTask | int) -> Task:
-        return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
+        super()._check_open()
 
     def _queue_choice(self) -> int:
         if not len(self._queue):

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import wraps
 from queue import SimpleQueue
 from threading import Thread, current_thread
-from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 from weakref import finalize
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from ..inspector.graph import Graph, Outputs, Task
 from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sort_queue_again
+from .closing import Closing
 from .edits import check_edit
 from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
@@ -217,7 +217,7 @@ def _one_at_a_time(
     return alone
 
 
-class NativeSession:
+class NativeSession(Closing):
     """A backward of PyTorch's own engine which runs one task at a time, when told to.
 
     The engine runs in a thread of the session's own and waits in a hook before each task at which it is to stop. All is
@@ -278,14 +278,6 @@ class NativeSession:
         state = self._over or f"{len(self._worker.ready)} ready"
         ran, tasks = len(self._worker.order), len(self._worker.tasks)
         return f"<NativeSession under {self.policy}: {ran} of {tasks} tasks have run, {state}>"
-
-    def __enter__(self) -> NativeSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def order(self) -> list[int]:
@@ -434,18 +426,9 @@ class NativeSession:
         if not self._worker.is_current_thread:
             self._worker.let_go()
 
-    def _task(self, task: Task | ReadyTask | int) -> Task:
-        return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
-
     def _describe_current(self) -> str:
         current = self.current
         return "none" if current is None else self.graph.describe(current)
-
-    def _check_open(self) -> None:
-        if self._over is not None:
-            raise RuntimeError(
-                f"this session is over ({self._over}); start a new one on a fresh forward with th.debug(loss)"
-            )
 
     def _stopped_at(self) -> Task:
         """The current task, before which the engine has stopped."""

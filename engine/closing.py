@@ -1,0 +1,41 @@
+"""What the sessions of both engines have in common: a graph, its tasks by number, and an end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+from ..inspector.graph import Graph, Task
+from .ready_queue import ReadyTask
+
+
+class Closing(ABC):
+    """A session that `with` closes.
+
+    Attributes:
+        graph: the graph that is run.
+    """
+
+    graph: Graph
+    _over: str | None  # why no step is possible any more
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def _check_open(self) -> None:
+        if self._over is not None:
+            raise RuntimeError(
+                f"this session is over ({self._over}); start a new one on a fresh forward with th.debug(loss)"
+            )
+
+    def _task(self, task: Task | ReadyTask | int) -> Task:
+        return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
