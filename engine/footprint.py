@@ -1,0 +1,119 @@
+"""What a simulation of memory needs to know of a graph: per task what it allocates and gives, and what is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..inspector.graph import Graph
+from .timeline import Basis, Maker
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Shape and strides of a dense tensor, as far as they decide whether memory is shared or copied.
+
+    Attributes:
+        dense: its elements fill its span without gaps or overlaps (c10: is_non_overlapping_and_dense).
+        nbytes: what a dense copy of it takes.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dense: bool
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one output of a task is.
+
+    Attributes:
+        origin: "input": the very tensor that came as input `number`; "view": another tensor on that input's storage;
+            "output": the same tensor as output `number`; "output view": another one on its storage; "block": a tensor
+            on the block `number` of the task's own; "outside": on a storage that was there before and is not its own
+            (a saved tensor, a parameter).
+        number: see `origin`; of "outside" -1.
+        layout: its shape and strides.
+        keeps_base: it is a view in autograd's sense, which keeps its base tensor and so counts twice on its storage.
+        held: a hook, or the user's code, goes on holding it.
+    """
+
+    origin: Literal["input", "view", "output", "output view", "block", "outside"]
+    number: int
+    layout: Layout
+    keeps_base: bool
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a task does with memory until its outputs are checked: before these go to the next tasks.
+
+    Attributes:
+        trace: births and deaths of the blocks which the task allocates, in order: `n` and `~n`, blocks counted from 0.
+        blocks: bytes of each.
+        outputs: one per entry of the node's `next_functions`.
+        inputs: the layouts which its inputs had when this was seen. Where they come in another layout it may not hold.
+        kept: blocks that outlive the task though no output, until another one has run: (block, id of that task). A
+            checkpointed region, computed again by the first task that needs it, makes them. -1: they are not freed.
+    """
+
+    trace: tuple[int, ...]
+    blocks: tuple[int, ...]
+    outputs: tuple[Output | None, ...]
+    inputs: tuple[Layout | None, ...]
+    kept: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StartStorage:
+    """A storage that is alive when the backward starts, made since just before the forward.
+
+    Attributes:
+        nbytes: its size.
+        keepers: the tasks whose nodes keep it, with the slots, as in `Timeline.saved`.
+        held: something else keeps it, too (the user's code), so that the backward does not free it.
+        made_by: what made it.
+    """
+
+    nbytes: int
+    keepers: tuple[tuple[int, str], ...]
+    held: bool
+    made_by: Maker
+
+
+@dataclass(frozen=True, slots=True)
+class LeafState:
+    """A leaf as the backward finds it: the layout of the tensor, and whether it already has a .grad."""
+
+    layout: Layout
+    has_grad: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Footprints:
+    """The footprints of all tasks of a graph, on one device.
+
+    Attributes:
+        graph: the graph.
+        device: whose memory it is: what is on another one counts nothing.
+        basis: "calibrated" by a measured run, or a "dry run" on fake tensors.
+        tasks: by task id. An AccumulateGrad's is None where the engine's rules say all; elsewhere, what hooks did.
+        start: what is alive when the backward starts.
+        leaves: by the id of the task of each leaf.
+        roots: per root of the graph the layout of its gradient; None: a gradient that was there before counts nothing.
+        keep_graph: the backward frees nothing that is saved (`retain_graph=True`).
+        limits: sentences on what makes any prediction from this an estimate.
+    """
+
+    graph: Graph
+    device: str
+    basis: Basis
+    tasks: tuple[Footprint | None, ...]
+    start: tuple[StartStorage, ...]
+    leaves: Mapping[int, LeafState]
+    roots: tuple[Layout | None, ...]
+    keep_graph: bool = False
+    limits: tuple[str, ...] = field(default=())

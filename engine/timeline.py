@@ -1,0 +1,361 @@
+"""Memory over one backward: which storage was born and freed when, what it was for, and what level that makes."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal
+
+from ..inspector.graph import Graph
+
+if TYPE_CHECKING:
+    from ..inspector.facts import Operation
+    from ..inspector.graph_file import StoredOperation
+    from ..inspector.source import Source
+
+Basis = Literal["measured", "calibrated", "dry run"]
+
+
+class Category(IntEnum):
+    """What a storage is for at a moment. `title` is how people read it."""
+
+    SAVED = 0
+    BUFFER = 1
+    GRADIENT = 2
+    FORWARD = 3
+    HELD = 4
+    WORKSPACE = 5
+    UNKNOWN = 6
+    PARAMETER = 7
+
+    @property
+    def title(self) -> str:
+        return _TITLES[self]
+
+
+_TITLES = {
+    Category.SAVED: "saved activation",  # a node keeps it for its backward
+    Category.BUFFER: "input buffer",  # a gradient on its way to the next task
+    Category.GRADIENT: "parameter gradient",  # the .grad of a leaf
+    Category.FORWARD: "forward value",  # no node keeps it, the user's code does: the loss, an output
+    Category.HELD: "held gradient",  # neither .grad of a leaf nor on its way: a hook or retain_grad() holds it
+    Category.WORKSPACE: "workspace",  # born and freed inside one kernel, formula or operation
+    Category.UNKNOWN: "not attributed",
+    Category.PARAMETER: "parameter or input",  # was there before: never part of a level
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """What made a storage.
+
+    Attributes:
+        task: the task of the backward in which it was made; None: it was made in the forward, or before.
+        operation: the operation of the forward that made it, or, if `task` is given, the one which that task is the
+            backward of. None where no capture saw it.
+        module: the path of the module in whose call this happened.
+    """
+
+    task: int | None
+    operation: Operation | StoredOperation | None
+    module: str | None
+
+    @property
+    def source(self) -> Source | None:
+        """The user's line in the forward."""
+        return None if self.operation is None else self.operation.source
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """What kept a storage alive.
+
+    `kind` says how: "saved" in the slot `slot` of a task's node, from the forward until that task has run ("hidden" is
+    the slot of what torch does not show); "buffer", a gradient in the input buffer of `task`; "grad", the .grad of the
+    leaf of `task`; "user", the user's own code or a hook; "backward", the call of backward itself, until its end.
+    """
+
+    kind: Literal["saved", "buffer", "grad", "user", "backward"]
+    task: int | None = None
+    slot: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One storage and its life.
+
+    Attributes:
+        number: counts the storages of one timeline.
+        nbytes: its size, as requested from the allocator.
+        category: what it was in the end.
+        made_by, kept_by: see `Maker` and `Keeper`; the keepers of its whole life, saved slots first.
+        born: the place, in the order, of the task in which it was born; -1: before the backward.
+        died: that of the task in which it was freed; None: it was alive at the end. `len(order)`: as backward returned.
+        born_ns, died_ns: nanoseconds since the start of the backward; None where the clock was not recorded.
+    """
+
+    number: int
+    nbytes: int
+    category: Category
+    made_by: Maker
+    kept_by: tuple[Keeper, ...]
+    born: int
+    died: int | None
+    born_ns: int | None
+    died_ns: int | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline:
+    """The memory of one device over one backward, measured or predicted: births and deaths of storages in order.
+
+    A level is the sum of the bytes requested for the storages that are alive and were made since just before the
+    forward: parameters, inputs and gradients that were there earlier are not counted. Storages are numbered in order of
+    birth; those alive before the first event come first.
+
+    Attributes:
+        graph, order: the graph, and the ids of its tasks in the order in which they ran.
+        device: whose memory it is, "cpu" or "cuda:0".
+        basis: "measured" on PyTorch's engine; predicted from one "calibrated" run, or from a "dry run" without any.
+        estimates: why a prediction is an estimate only, in sentences. Empty: none is known.
+        events: one number each: `n` for the birth of storage n, `~n` for its death.
+        starts: the index of the first event of each place, and the end of the last one. Events before belong to the
+            forward, events after to what backward() does at its end.
+        nbytes: by storage.
+        born_as: by storage, its category at birth.
+        changes: (index of the event before which it happened, storage, category from then on), in order.
+        before: how many storages are alive before the first event.
+        makers: of the storages made in the forward or before, which are the first. The others were made by the task at
+            the place of their birth.
+        saved: by storage, the (task, slot) pairs that keep it.
+        held: the storages which something else keeps, too: the user's code, a hook.
+        grads: the storages that end as a .grad, with the id of the leaf's task.
+        inputs: the storage in each input of each task's input buffer as it ran, by place and then by input; -1 where
+            there was none or it is not known. Empty: not recorded.
+        event_ns: when each event happened, nanoseconds since the start of the backward. Empty: not recorded.
+    """
+
+    graph: Graph
+    order: tuple[int, ...]
+    device: str
+    basis: Basis
+    events: array[int]
+    starts: array[int]
+    nbytes: array[int]
+    born_as: array[int]
+    changes: Sequence[tuple[int, int, Category]] = ()
+    before: int = 0
+    makers: Sequence[Maker] = ()
+    saved: Mapping[int, tuple[tuple[int, str], ...]] = field(default_factory=dict)
+    held: frozenset[int] = frozenset()
+    grads: Mapping[int, int] = field(default_factory=dict)
+    inputs: array[int] = field(default_factory=lambda: array("q"))
+    event_ns: array[int] = field(default_factory=lambda: array("q"))
+    estimates: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"
+        estimate = ", an estimate" if self.estimates else ""
+        return f"<Timeline of {self.device}, {kind}{estimate}: peak {self.peak_bytes:,} bytes>"
+
+    @cached_property
+    def levels(self) -> array[int]:
+        """The level after each event, bytes; first of all the one before any. So `levels[i]` is before event i."""
+        nbytes = self.nbytes
+        deltas = (nbytes[number] if number >= 0 else -nbytes[~number] for number in self.events)
+        return array("q", accumulate(deltas, initial=sum(nbytes[: self.before])))
+
+    @property
+    def start_bytes(self) -> int:
+        """The level when the backward starts."""
+        return self.levels[self.starts[0]]
+
+    @property
+    def end_bytes(self) -> int:
+        """The level when backward() has returned."""
+        return self.levels[-1]
+
+    @cached_property
+    def peak_event(self) -> int:
+        """The first index in `levels` at which the backward, forward left out, is at its highest level."""
+        levels, start = self.levels, self.starts[0]
+        highest = max(levels[start:])
+        return levels.index(highest, start)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest level of the backward."""
+        return self.levels[self.peak_event]
+
+    @property
+    def peak_place(self) -> int:
+        """The place of the task in which the peak was reached; -1: the backward started with it."""
+        return self.place_of(self.peak_event - 1)
+
+    @property
+    def peak_task(self) -> int | None:
+        """The id of that task; None if the backward started with its peak."""
+        place = self.peak_place
+        return self.order[place] if 0 <= place < len(self.order) else None
+
+    @cached_property
+    def forward_peak_bytes(self) -> int | None:
+        """The highest level of the forward; None where it was not recorded."""
+        return max(self.levels[: self.starts[0] + 1]) if self.starts[0] else None
+
+    @cached_property
+    def task_peaks(self) -> array[int]:
+        """By place the highest level while the task ran, the level at its start included."""
+        levels, starts = self.levels, self.starts
+        return array("q", (max(levels[starts[i] : starts[i + 1] + 1]) for i in range(len(self.order))))
+
+    def place_of(self, event: int) -> int:
+        """The place of the task during which an event happened; -1: before; `len(order)`: after the last one."""
+        return bisect_right(self.starts, event) - 1
+
+    @cached_property
+    def _births(self) -> array[int]:
+        """By storage the index of the event of its birth; -1: it was there before all."""
+        return array("q", [-1] * self.before + [event for event, number in enumerate(self.events) if number >= 0])
+
+    @cached_property
+    def _deaths(self) -> dict[int, int]:
+        """By storage the index of the event of its death, for those which died."""
+        return {~number: event for event, number in enumerate(self.events) if number < 0}
+
+    def alive(self, event: int | None = None) -> list[int]:
+        """The storages that were alive before this event; by default at the peak."""
+        if event is None:
+            event = self.peak_event
+        known = range(self.before)
+        born = (number for number in self.events[:event] if number >= 0)
+        dead = {~number for number in self.events[:event] if number < 0}
+        return [number for numbers in (known, born) for number in numbers if number not in dead]
+
+    def category_at(self, number: int, event: int | None = None) -> Category:
+        """What a storage was for just before this event; by default at the end."""
+        category = Category(self.born_as[number])
+        for index, changed in self._changes_of.get(number, ()):
+            if event is None or index <= event:
+                category = changed
+        return category
+
+    @cached_property
+    def _changes_of(self) -> dict[int, list[tuple[int, Category]]]:
+        found: dict[int, list[tuple[int, Category]]] = {}
+        for event, number, category in self.changes:
+            found.setdefault(number, []).append((event, category))
+        return found
+
+    @cached_property
+    def category_levels(self) -> dict[Category, array[int]]:
+        """By category its bytes at each place, at the moment when that task's level was highest (`task_peaks`).
+
+        They add up to `task_peaks`. Categories that never have bytes are left out.
+        """
+        current = dict.fromkeys(Category, 0)
+        levels, starts, nbytes = self.levels, self.starts, self.nbytes
+        category_of = list(self.born_as)
+        for number in range(self.before):
+            current[Category(category_of[number])] += nbytes[number]
+        columns = {category: array("q") for category in Category}
+        changes = iter([*self.changes, (len(self.events) + 1, -1, Category.UNKNOWN)])
+        change = next(changes)
+        event = 0
+
+        def go_to(stop: int) -> None:
+            nonlocal event, change
+            while True:
+                while change[0] <= event and change[1] >= 0:
+                    _, number, category = change
+                    current[Category(category_of[number])] -= nbytes[number]
+                    current[category] += nbytes[number]
+                    category_of[number] = category
+                    change = next(changes)
+                if event == stop:
+                    return
+                number = self.events[event]
+                if number >= 0:
+                    current[Category(category_of[number])] += nbytes[number]
+                else:
+                    current[Category(category_of[~number])] -= nbytes[~number]
+                event += 1
+
+        for place, highest in enumerate(self.task_peaks):
+            go_to(levels.index(highest, starts[place]))
+            for category, column in columns.items():
+                column.append(current[category])
+        return {category: column for category, column in columns.items() if any(column)}
+
+    def __len__(self) -> int:
+        """How many storages there are."""
+        return len(self.nbytes)
+
+    def __iter__(self) -> Iterator[Storage]:
+        return map(self.storage, range(len(self)))
+
+    def storage(self, number: int) -> Storage:
+        """The storage of this number.
+
+        Raises:
+            IndexError: there is none.
+        """
+        if not 0 <= number < len(self):
+            raise IndexError(f"there is no storage {number}; this timeline has {len(self)}")
+        birth, death = self._births[number], self._deaths.get(number)
+        clock = self.event_ns
+        return Storage(
+            number,
+            self.nbytes[number],
+            self.category_at(number),
+            self.maker(number),
+            tuple(self.keepers(number)),
+            self.place_of(birth) if birth >= 0 else -1,
+            None if death is None else self.place_of(death),
+            clock[birth] if clock and birth >= 0 else None,
+            clock[death] if clock and death is not None else None,
+        )
+
+    def maker(self, number: int) -> Maker:
+        """What made the storage."""
+        if number < len(self.makers):
+            return self.makers[number]
+        place = self.place_of(self._births[number]) if self._births[number] >= 0 else -1
+        if not 0 <= place < len(self.order):
+            return Maker(None, None, None)
+        task = self.graph.tasks[self.order[place]]
+        return Maker(task.id, task.operation, self.graph.module(task))
+
+    def keepers(self, number: int) -> Iterator[Keeper]:
+        """What kept the storage alive, in the order of time."""
+        for task, slot in self.saved.get(number, ()):
+            yield Keeper("saved", task, slot)
+        for place in self._waited.get(number, ()):
+            yield Keeper("buffer", self.order[place])
+        if number in self.grads:
+            yield Keeper("grad", self.grads[number])
+        if number in self.held:
+            yield Keeper("user")
+        if self._deaths.get(number, -1) >= self.starts[-1]:
+            yield Keeper("backward")
+
+    @cached_property
+    def _waited(self) -> dict[int, list[int]]:
+        """By storage the places of the tasks in whose input buffers it was when they ran."""
+        found: dict[int, list[int]] = {}
+        index = 0
+        tasks = self.graph.tasks
+        if not self.inputs:
+            return found
+        for place, task_id in enumerate(self.order):
+            for _ in tasks[task_id].inputs:
+                number = self.inputs[index]
+                index += 1
+                if number >= 0 and place not in found.setdefault(number, []):
+                    found[number].append(place)
+        return found
