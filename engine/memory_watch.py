@@ -1,0 +1,125 @@
+"""What is looked at while a backward's memory is measured: the tensors that go into each task and come out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..inspector.graph import Graph
+from ..inspector.torch_internals import (
+    dispatch_mode_is_on,
+    function_mode_is_on,
+    identity_of,
+    is_view,
+    leaf_of,
+    unobserved,
+)
+from .allocator import AllocatorRecorder
+from .footprint import Layout
+
+
+class Seen(NamedTuple):
+    """A tensor at a moment, as numbers alone: looking keeps nothing alive.
+
+    `identity` is the tensor's (its TensorImpl), `address` that of its storage's bytes; both may be another's later.
+    """
+
+    identity: int
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    is_view: bool
+
+    @property
+    def layout(self) -> Layout:
+        nbytes = self.itemsize
+        for size in self.shape:
+            nbytes *= size
+        return Layout(tuple(self.shape), tuple(self.strides), _is_dense(self.shape, self.strides), nbytes)
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements fill their span without gaps or overlaps (TensorImpl.cpp, non_overlapping_and_dense)."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
+        if stride != expected:
+            return size == 0
+        expected *= size
+    return True
+
+
+def look(tensor: Tensor | None) -> Seen | None:
+    """The tensor as numbers; None for one without bytes of its own (sparse, nested, wrapper subclasses)."""
+    if tensor is None or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    try:
+        address = tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
+    return Seen(identity_of(tensor), address, tensor.shape, tensor.stride(), tensor.element_size(), is_view(tensor))
+
+
+class Visit(NamedTuple):
+    """One task's turn: what it was given, what it gave, and of a leaf the .grad afterwards.
+
+    `opaque` says that one of these was a tensor which has no bytes of its own to look at.
+    """
+
+    task: int
+    inputs: tuple[Seen | None, ...]
+    outputs: tuple[Seen | None, ...]
+    grad: Seen | None
+    opaque: bool
+
+
+class MemoryWatch:
+    """Notes what each task gets and gives, and marks both moments among the allocator's events.
+
+    Attributes:
+        visits: in the order in which the tasks ended.
+        marks: for each mark of the allocator, in order, the task and whether it had ended.
+    """
+
+    def __init__(self, graph: Graph, allocator: AllocatorRecorder) -> None:
+        self._graph = graph
+        self._allocator = allocator
+        self._inputs: dict[int, tuple[tuple[Seen | None, ...], bool]] = {}
+        self._lock = Lock()
+        self.visits: list[Visit] = []
+        self.marks: list[tuple[int, bool]] = []
+
+    def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
+        """The task is about to run on these, after the user's hooks."""
+        self._inputs[task_id] = self._look(gradients)
+        self._mark(task_id, False)
+
+    def end(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
+        """The task gave these, after the user's hooks and PyTorch's checks; it has not yet let go of what it saved."""
+        inputs, opaque = self._inputs.pop(task_id)
+        seen, also_opaque = self._look(outputs)
+        grad = None
+        if self._graph.tasks[task_id].is_leaf:
+            (grad,), _ = self._look([leaf_of(self._graph.nodes[task_id]).grad])
+        self._mark(task_id, True)
+        self.visits.append(Visit(task_id, inputs, seen, grad, opaque or also_opaque))
+
+    def _look(self, tensors: Sequence[Tensor | None]) -> tuple[tuple[Seen | None, ...], bool]:
+        with _unseen():
+            seen = tuple([look(tensor) for tensor in tensors])
+        opaque = any(each is None and tensor is not None for each, tensor in zip(seen, tensors, strict=True))
+        return seen, opaque
+
+    def _mark(self, task_id: int, ended: bool) -> None:
+        with self._lock:
+            self.marks.append((task_id, ended))
+            self._allocator.mark()
+
+
+def _unseen() -> AbstractContextManager[None]:
+    return unobserved() if function_mode_is_on() or dispatch_mode_is_on() else nullcontext()
