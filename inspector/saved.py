@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import Node
 
-from .torch_internals import leaf_of, saved_slots, storage_of, version_of
+from .torch_internals import kept_by_others, leaf_of, saved_slots, storage_of, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,11 @@ class SavedTensor:
         version: the tensor's version counter; None where the tensor was modified in place since it was saved, so that
             a backward is going to raise.
         parameter: the name of the parameter whose bytes these are.
+        made_by: the id of the task whose node made the tensor in the forward: its `grad_fn`. None for a leaf, for a
+            tensor without a graph, and for one that was modified in place since.
+        held: something besides the nodes of this graph keeps the storage alive: a variable, a hook, another graph; of a
+            leaf its AccumulateGrad. So a backward will not free it. What nodes hide (`Graph.saved` says which do) is
+            unknown, and counts as something else.
     """
 
     task: int
@@ -35,20 +40,25 @@ class SavedTensor:
     device: torch.device
     version: int | None
     parameter: str | None
+    made_by: int | None
+    held: bool
 
 
-def saved_tensors(nodes: tuple[Node, ...], names: dict[int, str | None]) -> Iterator[SavedTensor]:
+def saved_tensors(nodes: tuple[Node, ...], names: dict[int, str | None]) -> list[SavedTensor]:
     """What the nodes keep now, in order of task. `names` has the id of each leaf's task and the leaf's name."""
     owners = {}
     for task, name in names.items():
         storage = storage_of(leaf_of(nodes[task]))
         if storage is not None and name is not None:
             owners[storage.address] = name
+    slots, tensors = _slots(nodes)
+    kept = kept_by_others(tensors)
     numbers: dict[int, int] = {}
-    for task, node in enumerate(nodes):
-        for slot, tensor, modified in saved_slots(node):
-            storage = storage_of(tensor)
-            yield SavedTensor(
+    found = []
+    for (task, slot, made_by, modified), tensor, held in zip(slots, tensors, kept, strict=True):
+        storage = storage_of(tensor)
+        found.append(
+            SavedTensor(
                 task,
                 slot,
                 numbers.setdefault(storage.address, len(numbers)) if storage else None,
@@ -58,4 +68,19 @@ def saved_tensors(nodes: tuple[Node, ...], names: dict[int, str | None]) -> Iter
                 tensor.device,
                 None if modified else version_of(tensor),
                 owners.get(storage.address) if storage else None,
+                made_by,
+                held,
             )
+        )
+    return found
+
+
+def _slots(nodes: tuple[Node, ...]) -> tuple[list[tuple[int, str, int | None, bool]], list[Tensor]]:
+    """Per slot the task, its name, `made_by` and whether the tensor was modified; and the tensors, in a list alone."""
+    ids = {node: task for task, node in enumerate(nodes)}
+    slots, tensors = [], []
+    for task, node in enumerate(nodes):
+        for slot in saved_slots(node):
+            slots.append((task, slot.name, None if slot.maker is None else ids.get(slot.maker), slot.modified))
+            tensors.append(slot.tensor)
+    return slots, tensors

@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
@@ -141,8 +142,20 @@ def traceback_frames(traceback: Traceback) -> list[FrameSummary]:
             del vars(torch)["_inductor"]
 
 
-def saved_slots(node: Node) -> Iterator[tuple[str, Tensor, bool]]:
-    """The tensors which a node keeps: the name of the slot, the tensor, and whether it was modified since.
+class SavedSlot(NamedTuple):
+    """A tensor that a node keeps. `tensor` is the node's: the user's own, but of an output another one on its storage.
+
+    `maker` is the tensor's `grad_fn`, None where the tensor was modified in place since it was saved.
+    """
+
+    name: str
+    tensor: Tensor
+    maker: Node | None
+    modified: bool
+
+
+def saved_slots(node: Node) -> Iterator[SavedSlot]:
+    """The tensors which a node keeps.
 
     None for a node that was freed, and for what was packed by `saved_tensors_hooks` (checkpoint, save_on_cpu): looking
     at it would run the user's hooks. CopySlices and custom C++ nodes show nothing of what they keep.
@@ -159,17 +172,19 @@ def saved_slots(node: Node) -> Iterator[tuple[str, Tensor, bool]]:
         if any(each is not None and each.unpack_hook is not None for each in raws):
             continue
         name = raw_name.removeprefix("_raw_saved_")
+        modified = False
         try:
-            kept = getattr(node, "saved_tensors" if name == "tensors" else f"_saved_{name}")
-            modified = False
+            found = getattr(node, "saved_tensors" if name == "tensors" else f"_saved_{name}")
+            makers = [None if each is None else each.grad_fn for each in (found if many else (found,))]
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):  # freed
                 continue
-            kept = [each.data for each in raws] if many else raw.data
+            makers = [None] * len(raws)
             modified = True
-        for tensor in kept if many else (kept,):
-            if isinstance(tensor, Tensor):
-                yield name, tensor, modified
+        found = None
+        for each, maker in zip(raws, makers, strict=True):
+            if each is not None and isinstance(each.data, Tensor):
+                yield SavedSlot(name, each.data, maker, modified)
 
 
 @cache
@@ -664,6 +679,78 @@ _ALONE = sys.getrefcount([object()][0]) + 1  # what a sequence adds to a referen
 def storage_owned_alone(tensor: Tensor) -> bool:
     """Whether no other tensor, nor a saved one, uses the storage."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2  # the tensor, and the storage looked at
+
+
+def kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
+    """Of tensors that nodes keep: whether anything besides these nodes keeps the bytes of each alive.
+
+    That may be a variable, another graph, a hook, an AccumulateGrad (each leaf's). References are counted: to the
+    tensors, to those of which they are views, and to the storages. What a node hides (see `saved_slots`) is unknown
+    here, and counts as something else. Of a tensor without a storage of its own it is told of the tensor alone.
+
+    Args:
+        tensors: one for each slot, as `saved_slots` gives them. The caller must have no other reference to any.
+    """
+    usual, usual_of_storage = _references_of_one()
+    with without_torch_function():
+        spare, of_storages = _spare_references(tensors)
+    held = {address for address, counts in of_storages.items() if counts != usual_of_storage}
+    held.update(address for address, counts in spare.values() if counts != usual and address is not None)
+    found = []
+    for number in map(id, tensors):
+        address, counts = spare[number]
+        found.append(counts != usual if address is None else address in held)
+    return found
+
+
+_Counts = tuple[int, int]  # references from C++, and from Python
+
+
+def _spare_references(tensors: Sequence[Tensor]) -> tuple[dict[int, tuple[int | None, _Counts]], dict[int, _Counts]]:
+    """How many references there are to tensors and storages, less one from each slot, each view and each tensor.
+
+    What is left is equal for all that nothing else holds: the references of this function, and those by which the
+    Python object and its C++ side hold each other. By `id` the address of the tensor's storage and the references to
+    the tensor, and by address those to the storage.
+    """
+    distinct = {id(tensor): tensor for tensor in tensors}
+    bases = [base for base in map(base_of, distinct.values()) if base is not None]  # each view holds its base
+    slots = Counter(map(id, tensors))
+    slots.update(map(id, bases))
+    distinct.update((id(base), base) for base in bases)
+    addresses: dict[int, int | None] = {}
+    storages = {}
+    for number in distinct:
+        try:
+            storage = distinct[number].untyped_storage()
+        except (NotImplementedError, RuntimeError, ValueError):
+            addresses[number] = None
+            continue
+        addresses[number] = storage._cdata
+        storages[storage._cdata] = storage
+        del storage
+    users = Counter(addresses.values())
+    spare = {}
+    for number, count in slots.items():
+        uses = distinct[number]._use_count()  # type: ignore[attr-defined]
+        spare[number] = addresses[number], (uses - count, sys.getrefcount(distinct[number]) - count)
+    of_storages = {}
+    for address in storages:
+        uses = torch._C._storage_Use_Count(address)
+        of_storages[address] = uses - users[address], sys.getrefcount(storages[address])
+    return spare, of_storages
+
+
+@cache
+def _references_of_one() -> tuple[_Counts, _Counts]:
+    """The spare references of a tensor which one node keeps and nothing else, and of its storage."""
+    with unobserved(), torch.inference_mode(False), torch.enable_grad():
+        result = torch.ones((), requires_grad=True) * torch.ones(())
+    assert result.grad_fn is not None
+    spare, of_storages = _spare_references([slot.tensor for slot in saved_slots(result.grad_fn)])
+    ((_, counts),) = spare.values()
+    (of_storage,) = of_storages.values()
+    return counts, of_storage
 
 
 def post_accumulate_hooks(leaf: Tensor) -> Hooks:
