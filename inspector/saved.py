@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from .collector import collector_paused
 from .torch_internals import kept_by_others, leaf_of, saved_slots, storage_of, version_of
 
 
@@ -44,6 +45,7 @@ class SavedTensor:
     held: bool
 
 
+@collector_paused()
 def saved_tensors(nodes: tuple[Node, ...], names: dict[int, str | None]) -> list[SavedTensor]:
     """What the nodes keep now, in order of task. `names` has the id of each leaf's task and the leaf's name."""
     owners = {}
