@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -28,12 +30,30 @@ class Recording:
     Attributes:
         rows: the events, in order, without the marks' own.
         marks: for each mark, in order, the index of the first row after it, and its nanoseconds.
-        tasks: indices of rows before which the engine began a task; empty unless asked for.
+        tasks: the same of each task which the engine began; empty unless asked for.
     """
 
     rows: list[Row]
     marks: list[tuple[int, int]]
-    tasks: list[int]
+    tasks: list[tuple[int, int]]
+
+    def with_rows(self, added: Mapping[int, Sequence[Row]]) -> Recording:
+        """The same with more rows: those that stand right after the mark of each number."""
+        rows: list[Row] = []
+        marks: list[tuple[int, int]] = []
+        tasks = []
+        begun = deque(self.tasks)
+        done = 0
+        for number, (row, ns) in enumerate(self.marks):
+            while begun and begun[0] <= (row, ns):
+                tasks.append((len(rows) + begun[0][0] - done, begun[0][1]))
+                begun.popleft()
+            rows.extend(self.rows[done:row])
+            done = row
+            marks.append((len(rows), ns))
+            rows.extend(added.get(number, ()))
+        tasks.extend((len(rows) + row - done, ns) for row, ns in begun)
+        return Recording(rows + self.rows[done:], marks, tasks)
 
 
 class AllocatorRecorder(Protocol):
@@ -79,11 +99,12 @@ class CpuAllocator:
         expected = iter(self._addresses)
         address = next(expected, None)
         freed = None
-        tasks, starts = [], iter([*events.tasks, None])
+        tasks: list[tuple[int, int]] = []
+        starts = iter([*events.tasks, None])
         start = next(starts)
         for row in map(Row._make, events.rows):
             while start is not None and row.ns >= start:
-                tasks.append(len(rows))
+                tasks.append((len(rows), start))
                 start = next(starts)
             if row.address == address and row.nbytes == MARK_BYTES:
                 marks.append((len(rows), row.ns))

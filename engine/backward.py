@@ -10,6 +10,7 @@ from torch import Tensor
 from ..inspector.graph import Outputs
 from ..inspector.torch_internals import keep_compiler_out
 from .direct import Stepper
+from .measurement import Measurement
 from .native import Call, Plan, Queues, run_native
 from .needed import Inputs
 from .policies import AnyPolicy, find_policy
@@ -28,6 +29,7 @@ def backward(
     engine: Engine = "native",
     trace: Level | None = None,
     queues: Queues = "one",
+    memory: bool = False,
 ) -> Run:
     """`torch.autograd.backward` in the order of a policy. Same arguments, same gradients, same errors.
 
@@ -42,6 +44,8 @@ def backward(
         queues: where the graph is on accelerators, "one" queue for all devices gives the policy's total order; "per
             device" leaves each device the thread which PyTorch has for it, so that they overlap, and the policy orders
             each device's own tasks.
+        memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`. The native engine alone. Of
+            the forward it finds what the nodes keep; `th.profile` sees the forward, too, and so all there is.
 
     While a backward runs, its order is in the nodes' sequence numbers. Another backward of the same leaves at that
     moment (in another thread, or in a hook) goes around them if its order allows; if not, a warning tells.
@@ -59,10 +63,16 @@ def backward(
     chosen = find_policy(policy)
     if engine == "direct":
         arguments = (tensors, grad_tensors, retain_graph, create_graph, inputs)
+        if memory:
+            raise NotImplementedError('memory is measured on PyTorch\'s own engine: use engine="native"')
         with Stepper(*arguments, policy=chosen, trace=trace) as stepper:
             return stepper.run()
     call = Call.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
-    return run_native(call, Plan.of(call, chosen), trace, queues)
+    plan = Plan.of(call, chosen)
+    if not memory:
+        return run_native(call, plan, trace, queues)
+    with Measurement() as measurement:
+        return run_native(call, plan, trace, queues, measurement)
 
 
 keep_compiler_out(backward)

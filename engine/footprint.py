@@ -10,6 +10,9 @@ from ..inspector.graph import Graph
 from .timeline import Basis, Maker
 
 
+Origin = Literal["input", "view", "output", "output view", "block", "outside"]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Shape and strides of a dense tensor, as far as they decide whether memory is shared or copied.
@@ -37,10 +40,10 @@ class Output:
         number: see `origin`; of "outside" -1.
         layout: its shape and strides.
         keeps_base: it is a view in autograd's sense, which keeps its base tensor and so counts twice on its storage.
-        held: a hook, or the user's code, goes on holding it.
+        held: a hook goes on holding it after the task; nothing else does, and it is no .grad.
     """
 
-    origin: Literal["input", "view", "output", "output view", "block", "outside"]
+    origin: Origin
     number: int
     layout: Layout
     keeps_base: bool
@@ -58,6 +61,7 @@ class Footprint:
         inputs: the layouts which its inputs had when this was seen. Where they come in another layout it may not hold.
         kept: blocks that outlive the task though no output, until another one has run: (block, id of that task). A
             checkpointed region, computed again by the first task that needs it, makes them. -1: they are not freed.
+        held_inputs: the numbers of the inputs which a hook goes on holding after the task.
     """
 
     trace: tuple[int, ...]
@@ -65,6 +69,7 @@ class Footprint:
     outputs: tuple[Output | None, ...]
     inputs: tuple[Layout | None, ...]
     kept: tuple[tuple[int, int], ...] = ()
+    held_inputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

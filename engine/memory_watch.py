@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from threading import Lock
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from ..inspector.graph import Graph
 from ..inspector.torch_internals import (
+    FollowedStorage,
     dispatch_mode_is_on,
     function_mode_is_on,
     identity_of,
@@ -65,6 +68,16 @@ def look(tensor: Tensor | None) -> Seen | None:
     return Seen(identity_of(tensor), address, tensor.shape, tensor.stride(), tensor.element_size(), is_view(tensor))
 
 
+@dataclass(slots=True)
+class Followed:
+    """A storage that is followed until it is gone."""
+
+    address: int
+    nbytes: int
+    reference: FollowedStorage
+    gone: bool = False
+
+
 class Visit(NamedTuple):
     """One task's turn: what it was given, what it gave, and of a leaf the .grad afterwards.
 
@@ -81,21 +94,36 @@ class Visit(NamedTuple):
 class MemoryWatch:
     """Notes what each task gets and gives, and marks both moments among the allocator's events.
 
+    Args:
+        graph: the graph.
+        allocator: what is recorded.
+        kept: by task the storages to follow that its node keeps, for an allocator which does not tell of their end.
+
     Attributes:
         visits: in the order in which the tasks ended.
         marks: for each mark of the allocator, in order, the task and whether it had ended.
+        freed: by mark the followed storages that were gone when the next task started, after that mark.
     """
 
-    def __init__(self, graph: Graph, allocator: AllocatorRecorder) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        allocator: AllocatorRecorder,
+        kept: Mapping[int, Sequence[Followed]] = MappingProxyType({}),
+    ) -> None:
         self._graph = graph
         self._allocator = allocator
         self._inputs: dict[int, tuple[tuple[Seen | None, ...], bool]] = {}
         self._lock = Lock()
+        self._kept = kept
+        self._ended: list[tuple[int, int]] = []  # tasks that ended since the last look, with their marks
+        self.freed: dict[int, list[Followed]] = {}
         self.visits: list[Visit] = []
         self.marks: list[tuple[int, bool]] = []
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
         """The task is about to run on these, after the user's hooks."""
+        self.look_for_freed()
         self._inputs[task_id] = self._look(gradients)
         self._mark(task_id, False)
 
@@ -106,8 +134,18 @@ class MemoryWatch:
         grad = None
         if self._graph.tasks[task_id].is_leaf:
             (grad,), _ = self._look([leaf_of(self._graph.nodes[task_id]).grad])
+        self._ended.append((task_id, len(self.marks)))
         self._mark(task_id, True)
         self.visits.append(Visit(task_id, inputs, seen, grad, opaque or also_opaque))
+
+    def look_for_freed(self) -> None:
+        """Notes which of the followed storages are gone since the last task's end."""
+        for task_id, mark in self._ended:
+            for followed in self._kept.get(task_id, ()):
+                if not followed.gone and not followed.reference.alive:
+                    followed.gone = True
+                    self.freed.setdefault(mark, []).append(followed)
+        self._ended.clear()
 
     def _look(self, tensors: Sequence[Tensor | None]) -> tuple[tuple[Seen | None, ...], bool]:
         with _unseen():

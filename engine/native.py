@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock, get_ident
 from typing import Any, Literal
@@ -37,6 +37,8 @@ from ..inspector.torch_internals import (
 )
 from ..inspector.walk import graph as graph_of
 from .live_numbers import LiveNumbers
+from .measurement import Measurement
+from .memory_watch import MemoryWatch
 from .needed import Inputs, inputs_tuple, needed_tasks
 from .policies import POLICIES, Choice, Policy, is_dynamic, label_of, policy_name
 from .ready_queue import sort_key
@@ -98,6 +100,20 @@ class Call:
             return frozenset()  # torch is going to refuse it
         return needed_tasks(graph, wanted)
 
+    @property
+    def keep_graph(self) -> bool:
+        """Whether the backward frees nothing of the graph."""
+        return self.create_graph if self.retain_graph is None else self.retain_graph
+
+    @property
+    def given(self) -> tuple[bool, ...]:
+        """Per output, whether its gradient was given."""
+        outputs = as_outputs(self.tensors)
+        given = self.grad_tensors
+        if given is None or isinstance(given, Tensor):
+            return (given is not None,) * len(outputs)
+        return tuple(gradient is not None for gradient in given)
+
     def run(self) -> None:
         torch_backward(
             self.tensors,
@@ -138,10 +154,16 @@ class Plan:
         return Pin([nodes[task_id] for task_id in self.order], lambda: max(queue_lengths(self.graph, self.order)))
 
 
-def run_native(call: Call, plan: Plan, trace: Level | None = None, queues: Queues = "one") -> Run:
+def run_native(
+    call: Call,
+    plan: Plan,
+    trace: Level | None = None,
+    queues: Queues = "one",
+    measurement: Measurement | None = None,
+) -> Run:
     """Runs `call` as planned.
 
-    Nothing is hooked into the graph unless a trace is wanted, or the order can't be known without looking: under a
+    Nothing is hooked into the graph unless a trace or a measurement of memory is wanted, or the order can't be known without looking: under a
     dynamic policy, and with one queue per device.
     """
     graph, policy = plan.graph, plan.policy
@@ -150,7 +172,7 @@ def run_native(call: Call, plan: Plan, trace: Level | None = None, queues: Queue
     if several and dynamic:
         raise ValueError(f"policy {policy_name(policy)} is dynamic, which needs one queue for all devices")
     watch = pin = None
-    if dynamic or several or trace is not None:
+    if dynamic or several or trace is not None or measurement is not None:
         watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))
     if not _is_engines_own(policy):
         pin = plan.pin() if watch is None else watch.pin
@@ -158,9 +180,14 @@ def run_native(call: Call, plan: Plan, trace: Level | None = None, queues: Queue
 
     def timed() -> int:
         with watch or nullcontext():
+            if watch is not None and measurement is not None:
+                watch.memory = measurement.begin(graph, as_outputs(call.tensors), call.given, call.keep_graph)
             started_ns = time.perf_counter_ns()
             call.run()
-            return time.perf_counter_ns() - started_ns
+            elapsed_ns = time.perf_counter_ns() - started_ns
+            if measurement is not None:
+                measurement.end()
+            return elapsed_ns
 
     try:
         with one_queue(plan) if queues == "one" else nullcontext():
@@ -179,7 +206,11 @@ def run_native(call: Call, plan: Plan, trace: Level | None = None, queues: Queue
     order = tuple(plan.order if watch is None else watch.order)
     planned = order if dynamic else tuple(plan.order)
     record = None if watch is None or watch.recorder is None else watch.recorder.trace()
-    return Run(graph, policy_name(policy), "native", order, planned, elapsed_ns, trace=record)
+    run = Run(graph, policy_name(policy), "native", order, planned, elapsed_ns, trace=record)
+    if measurement is None:
+        return run
+    timeline, footprints = measurement.results()
+    return replace(run, timeline=timeline, footprints=footprints)
 
 
 _DISTURBED = (
@@ -230,6 +261,7 @@ class Watch:
         pin: gives the order to the engine. To be opened before.
         live: under a dynamic policy what numbers the tasks as they get ready.
         recorder: what takes the run down, if anything.
+        memory: what measures it, if anything.
     """
 
     def __init__(self, plan: Plan, recorder: Recorder | None) -> None:
@@ -239,6 +271,7 @@ class Watch:
         self.ready: dict[int, int] = {}
         self.taken: int | None = None
         self.recorder = recorder
+        self.memory: MemoryWatch | None = None
         self._tensor_hooks = None if recorder is None else TensorHooks(graph.nodes)
         self.pin = Pin([graph.nodes[task_id] for task_id in self.tasks], self.ready.__len__)
         self._pinned = False
@@ -374,10 +407,14 @@ class Watch:
             if self.graph.tasks[task_id].is_leaf:
                 self._note("tensor", leaf_hooks(leaf_of(self.graph.nodes[task_id])))
             self._note("pre", self._hooks[task_id][0].values())
+        if self.memory is not None:
+            self.memory.start(task_id, gradients)
 
     def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
         if real_graph_task_id() != self._graph_task:
             return
+        if self.memory is not None:
+            self.memory.end(task_id, outputs)
         if self.recorder is not None:
             if self.graph.tasks[task_id].is_leaf:
                 self._note("post_accumulate", post_accumulate_hooks(leaf_of(self.graph.nodes[task_id])))

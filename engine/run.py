@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..inspector.graph import Graph
 from .schedule import queue_lengths
+from .footprint import Footprints
+from .timeline import Timeline
 from .trace import Trace
+
+if TYPE_CHECKING:
+    from .peak import PeakReport
 
 Engine = Literal["native", "direct"]
 
@@ -26,6 +31,8 @@ class Run:
         planned: the policy's order. Equal to `order` unless a task that `inputs=` makes needless was left out.
         elapsed_ns: nanoseconds of the backward itself, without reading the graph and planning.
         trace: what happened to each task; None where it was not recorded.
+        timeline: its memory, where that was measured.
+        footprints: what the measurement teaches about other orders, for `simulate`.
     """
 
     graph: Graph
@@ -35,6 +42,8 @@ class Run:
     planned: tuple[int, ...]
     elapsed_ns: int
     trace: Trace | None = None
+    timeline: Timeline | None = None
+    footprints: Footprints | None = None
 
     def __repr__(self) -> str:
         return (
@@ -50,6 +59,28 @@ class Run:
     @property
     def longest_queue(self) -> int:
         return max(self.queue_lengths, default=0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest level of memory in the backward, see `Timeline`. Raises ValueError if it was not measured."""
+        return self._measured().peak_bytes
+
+    def peak(self) -> PeakReport:
+        """What is alive at the peak: who made it, who keeps it, what frees it.
+
+        Raises:
+            ValueError: memory was not measured.
+        """
+        from .peak import peak_report
+
+        return peak_report(self._measured())
+
+    def _measured(self) -> Timeline:
+        if self.timeline is None:
+            raise ValueError(
+                "the memory of this run was not measured: th.backward(..., memory=True) or th.profile(make_loss) do"
+            )
+        return self.timeline
 
     def save(self, path: str | Path) -> Path:
         """Writes the run as versioned JSON, compressed when large, for `th.load`; see `trace_file.py` for the fields.

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from threading import get_ident
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 from torch import Tensor, nn
 from torch.autograd.function import Function
@@ -15,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from .facts import CallRecord, Facts, Operation
-from .marks import mark, mark_foreign, mark_result, nodes_of, unmarked_nodes
+from .marks import mark, mark_foreign, mark_result, nodes_of, tensors_of, unmarked_nodes
 from .tape import Tape
 from .torch_internals import (
     ApplyWatcher,
@@ -26,6 +27,7 @@ from .torch_internals import (
 )
 
 Paths = dict[nn.Module, str]
+Observer = Callable[[Operation | CallRecord], None]
 
 
 class capture:
@@ -38,16 +40,18 @@ class capture:
     Args:
         module: names the parameters and modules after this module; without it, after each outermost module that is
             called. Give it where the forward calls parts of a model and never the model itself.
+        observer: called after each operation that gave a tensor, and after each module call.
 
     Known limitations: another thread's forward is not seen (open a capture there), nor a custom Function whose `apply`
     was put into a variable before. A compiled region is one node with the module call around it; each capture makes
     torch.compile compile a module once more, until its limit.
     """
 
-    def __init__(self, module: nn.Module | None = None) -> None:
+    def __init__(self, module: nn.Module | None = None, observer: Observer | None = None) -> None:
         if not isinstance(module, nn.Module | None):
             raise TypeError(f"th.capture() takes the module to name things after, not a {type(module).__name__}")
         self._module = module
+        self._observer = observer
         self._exits = ExitStack()
         self._open = False
 
@@ -57,11 +61,11 @@ class capture:
         facts = Facts()
         tape = Tape(facts)
         with ExitStack() as stack:
-            calls = _CallWatcher(facts, self._module)
+            calls = _CallWatcher(facts, self._module, self._observer)
             for handle in calls.register():
                 stack.callback(handle.remove)
-            stack.enter_context(_OperationWatcher(facts, calls))
-            stack.enter_context(watch_function_apply(_apply_watcher(facts, calls)))
+            stack.enter_context(_OperationWatcher(facts, calls, self._observer))
+            stack.enter_context(watch_function_apply(_apply_watcher(facts, calls, self._observer)))
             stack.push(tape.note_error)
             self._exits = stack.pop_all()
         self._open = True
@@ -81,17 +85,22 @@ class _CallWatcher:
     nothing to it, and the region stays one node.
     """
 
-    def __init__(self, facts: Facts, module: nn.Module | None) -> None:
+    def __init__(self, facts: Facts, module: nn.Module | None, observer: Observer | None) -> None:
         self._facts = facts
+        self._observer = observer
         self._thread = facts.thread
         # Last, the sequence number before the call.
         self._running: list[tuple[nn.Module, CallRecord, tuple[int, Paths], int]] = []
         self._roots: list[tuple[int, Paths]] = []
         self._counts: dict[nn.Module, int] = {}
         self.current: CallRecord | None = None
-        self.last_result: object = None  # of the newest operation: its nodes are marked
+        self._last_result: ref[Tensor] | None = None  # of the newest operation: its nodes are marked
         if module is not None:
             self._roots.append(facts.add_root(module, unnamed=True))
+
+    def note_result(self, result: object) -> None:
+        """The newest operation gave this. It lives no longer for being noted."""
+        self._last_result = ref(result) if isinstance(result, Tensor) else None
 
     def register(self) -> Iterator[RemovableHandle]:
         yield nn.modules.module.register_module_forward_pre_hook(self._entered)
@@ -115,8 +124,11 @@ class _CallWatcher:
             called, call, _, start = self._running.pop()
             self.current = call.parent
             if called is module:
-                if result is not self.last_result and sequence_nr() != start:
+                marked = self._last_result is not None and self._last_result() is result
+                if not marked and sequence_nr() != start:
                     self._mark_unseen(result, call, start)
+                if self._observer is not None:
+                    self._observer(call)
                 return
 
     def _mark_unseen(self, result: object, call: CallRecord, start: int) -> None:
@@ -136,10 +148,11 @@ class _CallWatcher:
 class _OperationWatcher(TorchFunctionMode):
     """Sees each call of torch from Python, and marks the nodes it made."""
 
-    def __init__(self, facts: Facts, calls: _CallWatcher) -> None:
+    def __init__(self, facts: Facts, calls: _CallWatcher, observer: Observer | None) -> None:
         super().__init__()
         self._facts = facts
         self._calls = calls
+        self._observer = observer
 
     def __torch_function__(
         self,
@@ -153,13 +166,18 @@ class _OperationWatcher(TorchFunctionMode):
         start = sequence_nr()
         result = function(*args, **kwargs) if kwargs else function(*args)
         end = sequence_nr()
-        if end != start:
+        if end == start:
+            if self._observer is not None and next(tensors_of(result), None) is not None:
+                self._observer(Operation(self._facts, function, start, end, self._calls.current, capture_traceback()))
+        else:
             operation = Operation(self._facts, function, start, end, self._calls.current, capture_traceback())
             mark_result(result, operation)
-            self._calls.last_result = result
+            self._calls.note_result(result)
             if _writes_in_place(function) and args and isinstance(args[0], Tensor):
                 mark(nodes_of([args[0], base_of(args[0])]), operation)
             mark_foreign(args, start)
+            if self._observer is not None:
+                self._observer(operation)
         return result
 
 
@@ -168,13 +186,16 @@ def _writes_in_place(function: Callable[..., Any]) -> bool:
     return name.endswith("_") and (name == "__setitem__" or not name.endswith("__") or name.startswith("__i"))
 
 
-def _apply_watcher(facts: Facts, calls: _CallWatcher) -> ApplyWatcher:
+def _apply_watcher(facts: Facts, calls: _CallWatcher, observer: Observer | None) -> ApplyWatcher:
     """Marks the nodes of custom Functions, which the function mode doesn't see."""
 
     def watch(function: type[Function], start: int, result: object) -> None:
         end = sequence_nr()
         if get_ident() == facts.thread and end != start:
-            mark_result(result, Operation(facts, function, start, end, calls.current, capture_traceback()))
-            calls.last_result = result
+            operation = Operation(facts, function, start, end, calls.current, capture_traceback())
+            mark_result(result, operation)
+            calls.note_result(result)
+            if observer is not None:
+                observer(operation)
 
     return watch

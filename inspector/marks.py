@@ -13,18 +13,24 @@ from .torch_internals import UNNUMBERED, notes_on, number_of
 _MARK = "tapehead"  # the key in a node's metadata under which its Operation stands
 
 
-def nodes_of(value: object, depth: int = 3) -> Iterator[Node]:
-    """The nodes of the tensors in a value: a tensor, or tuples, lists and mappings of them."""
+def tensors_of(value: object, depth: int = 3) -> Iterator[Tensor]:
+    """The tensors in a value: a tensor, or tuples, lists and mappings of them."""
     if isinstance(value, Tensor):
-        node = value.grad_fn
-        if node is not None:
-            yield node
+        yield value
     elif depth and isinstance(value, tuple | list):
         for each in value:
-            yield from nodes_of(each, depth - 1)
+            yield from tensors_of(each, depth - 1)
     elif depth and isinstance(value, Mapping):
         for each in list(value.values()):
-            yield from nodes_of(each, depth - 1)
+            yield from tensors_of(each, depth - 1)
+
+
+def nodes_of(value: object, depth: int = 3) -> Iterator[Node]:
+    """The nodes of the tensors in a value."""
+    for tensor in tensors_of(value, depth):
+        node = tensor.grad_fn
+        if node is not None:
+            yield node
 
 
 def mark(nodes: Iterable[Node], operation: Operation) -> None:

@@ -27,6 +27,7 @@ from torch._C._profiler import gather_traceback
 from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.autograd.variable import Variable
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
@@ -1137,3 +1138,14 @@ def is_view(tensor: Tensor) -> bool:
 def dispatch_mode_is_on() -> bool:
     """Whether a TorchDispatchMode watches this thread."""
     return bool(torch._C._len_torch_dispatch_stack())
+
+
+class FollowedStorage:
+    """Tells whether a tensor's bytes still live, without keeping them."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._reference = StorageWeakRef(tensor.untyped_storage())
+
+    @property
+    def alive(self) -> bool:
+        return not self._reference.expired()  # type: ignore[no-untyped-call]

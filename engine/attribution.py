@@ -1,0 +1,331 @@
+"""From an allocator's events to a timeline: which task or operation each storage is of, what it was for, who kept it."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from ..inspector.graph import Graph
+from .allocator import Recording, Row
+from .memory_watch import Seen, Visit
+from .timeline import Category, Maker, Timeline
+
+HIDDEN = "hidden"
+"""The slot of what a node keeps, as its being freed shows, and torch does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was seen of one forward and backward on one device.
+
+    Attributes:
+        graph: the graph.
+        device: whose allocator was recorded.
+        forward: its events until the loss was there; later ones in it are tapehead's own. Or, where it was not
+            recorded, births alone: of what is known to be alive as the backward starts.
+        recorded: whether the forward was recorded.
+        makers: what had run at each of the forward's marks, of which the last is that at which the loss was there. Where
+            it was not recorded, what made each storage.
+        saved: by address the (task, slot) pairs that keep what is there as the backward starts.
+        backward: the events of the backward.
+        marks: for each of the backward's marks its task, and whether this had ended.
+        visits: what each task got and gave, in the order in which they ended.
+        keep_graph: the graph was retained.
+    """
+
+    graph: Graph
+    device: str
+    forward: Recording
+    recorded: bool
+    makers: Sequence[Maker]
+    saved: Mapping[int, tuple[tuple[int, str], ...]]
+    backward: Recording
+    marks: Sequence[tuple[int, bool]]
+    visits: Sequence[Visit]
+    keep_graph: bool
+
+
+@dataclass(slots=True)
+class Turn:
+    """The part of the events which belongs to one task, as indices of rows of the backward.
+
+    [begin, start): hooks of its tensors and its node. [start, ended): the task and the hooks after it. [ended, end):
+    what it saved is freed, its outputs go to the next tasks. The rest are numbers of storages, -1 for unknown ones.
+    """
+
+    visit: Visit
+    begin: int
+    start: int
+    ended: int = 0
+    end: int = 0
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    grad: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """The storages of a measurement, numbered in order of birth, and the tasks' turns.
+
+    Attributes:
+        births, deaths: by storage the index of its row, forward and backward counted through; a death of None: alive
+            at the end.
+        first: the index of the first row of the backward.
+    """
+
+    turns: list[Turn]
+    rows: list[Row]
+    first: int
+    births: list[int]
+    deaths: list[int | None]
+    numbers: list[int]  # by row its storage, -1 for what was there before
+
+    def place_of(self, row: int) -> int:
+        """The place of the task to which a row belongs; -1 before, `len(turns)` after the last one's end."""
+        if not self.turns or row < self.first + self.turns[0].begin:
+            return -1
+        if row >= self.first + self.turns[-1].end:
+            return len(self.turns)
+        return bisect_right(self.turns, row - self.first, key=lambda turn: turn.begin) - 1
+
+
+def lives_of(measured: Measured) -> Lives:
+    """Follows each block from its birth to its death, and finds the blocks of the tensors that were looked at."""
+    rows = [*measured.forward.rows, *measured.backward.rows]
+    first = len(measured.forward.rows)
+    turns = _turns(measured)
+    stops = sorted(
+        [(turn.start, False, place) for place, turn in enumerate(turns)]
+        + [(turn.ended, True, place) for place, turn in enumerate(turns)]
+    )
+    coming = iter([*stops, (len(rows) + 1, True, -1)])
+    stop = next(coming)
+    alive: dict[int, int] = {}
+    births: list[int] = []
+    deaths: list[int | None] = []
+    numbers: list[int] = []
+
+    def find(seen: Seen | None) -> int:
+        return -1 if seen is None else alive.get(seen.address, -1)
+
+    def resolve(until: int) -> None:
+        nonlocal stop
+        while stop[0] <= until:
+            _, ended, place = stop
+            turn = turns[place]
+            if ended:
+                turn.outputs = tuple(map(find, turn.visit.outputs))
+                turn.grad = find(turn.visit.grad)
+            else:
+                turn.inputs = tuple(map(find, turn.visit.inputs))
+            stop = next(coming)
+
+    for index, row in enumerate(rows):
+        resolve(index - first)
+        if row.nbytes > 0:
+            alive[row.address] = len(births)
+            numbers.append(len(births))
+            births.append(index)
+            deaths.append(None)
+        else:
+            number = alive.pop(row.address, -1)
+            numbers.append(number)
+            if number >= 0:
+                deaths[number] = index
+    resolve(len(rows) - first)
+    return Lives(turns, rows, first, births, deaths, numbers)
+
+
+def _turns(measured: Measured) -> list[Turn]:
+    """The turns with their bounds, in the order in which they started."""
+    recording = measured.backward
+    visits = {visit.task: visit for visit in measured.visits}
+    turns: list[Turn] = []
+    running: dict[int, Turn] = {}
+    ends: list[tuple[Turn, int]] = []
+    for (row, ns), (task, ended) in zip(recording.marks, measured.marks, strict=True):
+        if ended:
+            turn = running.pop(task)
+            turn.ended = row
+            ends.append((turn, ns))
+        elif task in visits:
+            turns.append(Turn(visits[task], row, row))
+            running[task] = turns[-1]
+    for turn, (last, ended_ns) in zip(turns[1:], ends, strict=False):
+        begun = bisect_left(recording.tasks, ended_ns, key=itemgetter(1))
+        turn.begin = last.end = min(
+            turn.start, recording.tasks[begun][0] if begun < len(recording.tasks) else turn.start
+        )
+    if turns:
+        turns[0].begin = 0
+        turns[-1].end = _end_of_last(turns[-1], turns[0], recording.rows)
+    return turns
+
+
+def _end_of_last(last: Turn, root: Turn, rows: Sequence[Row]) -> int:
+    """Where the last task's part ends: at the end backward() lets go of the roots' gradients."""
+    given = {seen.address for seen in root.visit.inputs if seen is not None}
+    end = len(rows)
+    while end > last.ended and rows[end - 1].nbytes < 0 and rows[end - 1].address in given:
+        end -= 1
+    return end
+
+
+def timeline_of(measured: Measured, lives: Lives) -> Timeline:
+    """The timeline of what was measured."""
+    graph, turns = measured.graph, lives.turns
+    shown = _shown(measured, lives)
+    renumbered = {number: new for new, number in enumerate(shown)}
+    events, event_ns, event_of_row = array("q"), array("q"), array("q")
+    base_ns = measured.backward.marks[0][1] if measured.backward.marks else 0
+    for index, number in enumerate(lives.numbers):
+        event_of_row.append(len(events))
+        if number in renumbered and (measured.recorded or index >= lives.first):
+            born = lives.births[number] == index
+            events.append(renumbered[number] if born else ~renumbered[number])
+            event_ns.append(lives.rows[index].ns - base_ns)
+    event_of_row.append(len(events))
+
+    def event(row: int) -> int:
+        return event_of_row[lives.first + row]
+
+    kinds = Kinds(measured, lives)
+    start = lives.first + (turns[0].begin if turns else 0)
+    forward = [number for number in shown if lives.births[number] < start]
+    changes = sorted(
+        (event_of_row[row], renumbered[number], category)
+        for row, number, category in kinds.changes
+        if number in renumbered
+    )
+    inputs = (renumbered.get(number, -1) for turn in turns for number in turn.inputs)
+    return Timeline(
+        graph,
+        tuple(turn.visit.task for turn in turns),
+        measured.device,
+        "measured",
+        events,
+        array("q", [event(turn.begin) for turn in turns] + [event(turns[-1].end if turns else 0)]),
+        array("q", (lives.rows[lives.births[number]].nbytes for number in shown)),
+        array("b", (kinds.born_as[number] for number in shown)),
+        changes,
+        before=0 if measured.recorded else lives.first,
+        makers=tuple(_maker(measured, lives.births[number]) for number in forward),
+        saved={renumbered[number]: keepers for number, keepers in kinds.saved.items() if number in renumbered},
+        held=frozenset(renumbered[number] for number in kinds.held if number in renumbered),
+        grads={renumbered[number]: task for number, task in kinds.grads.items() if number in renumbered},
+        inputs=array("q", inputs),
+        event_ns=event_ns,
+    )
+
+
+def _shown(measured: Measured, lives: Lives) -> list[int]:
+    """All storages but those which tapehead itself made and freed between forward and backward."""
+    end = measured.forward.marks[-1][0] if measured.recorded else lives.first
+    return [
+        number
+        for number, (birth, death) in enumerate(zip(lives.births, lives.deaths, strict=True))
+        if not (end <= birth < lives.first and death is not None and death < lives.first)
+    ]
+
+
+def _maker(measured: Measured, row: int) -> Maker:
+    mark = bisect_right(measured.forward.marks, row, key=itemgetter(0)) if measured.recorded else row
+    return measured.makers[mark] if mark < len(measured.makers) else Maker(None, None, None)
+
+
+class Kinds:
+    """What each storage was for.
+
+    Attributes:
+        born_as: by storage, its category at birth.
+        changes: (row, storage, category from then on).
+        saved: by storage what keeps it.
+        held: those which something outside of the graph keeps.
+        grads: those that are a .grad in the end, with the leaf's task.
+    """
+
+    def __init__(self, measured: Measured, lives: Lives) -> None:
+        self.born_as = [Category.UNKNOWN] * len(lives.births)
+        self.changes: list[tuple[int, int, Category]] = []
+        self.saved: dict[int, tuple[tuple[int, str], ...]] = {}
+        self.held: set[int] = set()
+        self.grads: dict[int, int] = {}
+        self._measured = measured
+        self._lives = lives
+        self._last_use: dict[int, int] = {}  # by storage the place of the last task that got or gave it
+        self._outputs: set[tuple[int, int]] = set()
+        self._taken: dict[int, Turn] = {}  # by storage the turn of the leaf whose .grad it became
+        for place, turn in enumerate(lives.turns):
+            for number in (*turn.inputs, *turn.outputs):
+                self._last_use[number] = place
+            self._outputs.update((place, number) for number in turn.outputs)
+            if turn.grad >= 0:
+                self._taken[turn.grad] = turn
+                if lives.deaths[turn.grad] is None:
+                    self.grads[turn.grad] = turn.visit.task
+        self._sort_forward()
+        self._sort_backward()
+
+    def _sort_forward(self) -> None:
+        lives, measured = self._lives, self._measured
+        start = lives.first + (lives.turns[0].begin if lives.turns else 0)
+        marks = [row for row, _ in measured.forward.marks]
+        for number, (birth, death) in enumerate(zip(lives.births, lives.deaths, strict=True)):
+            if birth >= start:
+                return
+            if death is not None and death < start:
+                inside = bisect_right(marks, birth) == bisect_right(marks, death)
+                self.born_as[number] = Category.WORKSPACE if inside else Category.FORWARD
+                continue
+            keepers = measured.saved.get(lives.rows[birth].address, ())
+            place = len(lives.turns) if death is None else lives.place_of(death)
+            if place < len(lives.turns):
+                task = lives.turns[place].visit.task
+                if all(keeper != task for keeper, _ in keepers):
+                    keepers = (*keepers, (task, HIDDEN))
+            elif death is None and not (keepers and measured.keep_graph):
+                self.held.add(number)
+            if keepers:
+                self.saved[number] = keepers
+            self.born_as[number] = Category.SAVED if keepers else Category.FORWARD
+
+    def _sort_backward(self) -> None:
+        lives = self._lives
+        start = lives.first + (lives.turns[0].begin if lives.turns else 0)
+        for number, (birth, death) in enumerate(zip(lives.births, lives.deaths, strict=True)):
+            if birth < start:
+                if number in self._taken:  # a hook or a custom Function gave something of the forward as gradient
+                    self._take(number)
+                continue
+            place = lives.place_of(birth)
+            if place == len(lives.turns):
+                continue  # made at the end of backward(), by callbacks
+            turn = lives.turns[place]
+            row = birth - lives.first
+            flows = (place, number) in self._outputs or number in turn.inputs or row >= turn.ended
+            if flows:
+                self.born_as[number] = Category.BUFFER
+            elif number == turn.grad:
+                self.born_as[number] = Category.GRADIENT
+            elif death is not None and lives.place_of(death) == place:
+                self.born_as[number] = Category.WORKSPACE
+            elif death is None:
+                self.born_as[number] = Category.HELD
+                self.held.add(number)
+            else:  # a checkpointed region was computed again, and its nodes keep this
+                self.born_as[number] = Category.SAVED
+                task = lives.turns[min(lives.place_of(death), len(lives.turns) - 1)].visit.task
+                self.saved[number] = ((task, HIDDEN),)
+            if flows and number in self._taken:
+                self._take(number)
+            elif flows and death is None:
+                last = lives.turns[max(place, self._last_use.get(number, place))]
+                self.changes.append((lives.first + last.end, number, Category.HELD))
+                self.held.add(number)
+
+    def _take(self, number: int) -> None:
+        """The storage became a .grad when its leaf's task ended."""
+        self.changes.append((self._lives.first + self._taken[number].ended, number, Category.GRADIENT))

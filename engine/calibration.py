@@ -1,0 +1,162 @@
+"""From a measured backward to footprints: what each task did with memory, so that other orders can be predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .attribution import Kinds, Lives, Measured, Turn
+from .footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
+from .memory_watch import Seen
+from .timeline import Timeline
+
+
+def footprints_of(
+    measured: Measured, lives: Lives, timeline: Timeline, leaves: Mapping[int, LeafState], given: Sequence[bool]
+) -> Footprints:
+    """Reads the footprints off what was measured.
+
+    Args:
+        measured, lives, timeline: the measurement.
+        leaves: by the id of a leaf's task what it was before the backward.
+        given: per root, whether the caller gave its gradient.
+    """
+    return _Reader(measured, lives, timeline, leaves, given).footprints()
+
+
+class _Reader:
+    def __init__(
+        self,
+        measured: Measured,
+        lives: Lives,
+        timeline: Timeline,
+        leaves: Mapping[int, LeafState],
+        given: Sequence[bool],
+    ) -> None:
+        self._measured = measured
+        self._lives = lives
+        self._timeline = timeline
+        self._leaves = leaves
+        self._given = given
+        self._limits: dict[str, None] = {}
+        self._kinds = Kinds(measured, lives)
+        self._first_use: dict[int, int] = {}  # by storage the place of the first task that got it
+        for place, turn in enumerate(lives.turns):
+            for number in turn.inputs:
+                self._first_use.setdefault(number, place)
+
+    def footprints(self) -> Footprints:
+        graph, timeline = self._measured.graph, self._timeline
+        tasks: list[Footprint | None] = [None] * len(graph)
+        for place, turn in enumerate(self._lives.turns):
+            if turn.visit.opaque:
+                self._limit(turn, "gets or gives a tensor without bytes of its own to look at (sparse, or a subclass)")
+            tasks[turn.visit.task] = self._footprint(place, turn)
+        start = tuple(
+            StartStorage(
+                timeline.nbytes[number],
+                timeline.saved.get(number, ()),
+                number in timeline.held,
+                timeline.maker(number),
+            )
+            for number in timeline.alive(timeline.starts[0])
+        )
+        return Footprints(
+            graph,
+            timeline.device,
+            "calibrated",
+            tuple(tasks),
+            start,
+            self._leaves,
+            self._roots(),
+            self._measured.keep_graph,
+            tuple(self._limits),
+        )
+
+    def _limit(self, turn: Turn, what: str) -> None:
+        self._limits[f"{self._measured.graph.describe(turn.visit.task)} {what}"] = None
+
+    def _roots(self) -> tuple[Layout | None, ...]:
+        found: list[Layout | None] = []
+        inputs = {turn.visit.task: turn.visit.inputs for turn in self._lives.turns}
+        for root, given in zip(self._measured.graph.roots, self._given, strict=True):
+            seen = inputs[root.task][root.input] if root.task in inputs else None
+            found.append(None if given or seen is None else seen.layout)
+        return tuple(found)
+
+    def _footprint(self, place: int, turn: Turn) -> Footprint | None:
+        lives = self._lives
+        leaf = self._measured.graph.tasks[turn.visit.task].is_leaf
+        begin = turn.start if place == 0 else turn.begin  # the roots' gradients are backward's own
+        trace: list[int] = []
+        blocks: dict[int, int] = {}  # by storage
+        sizes: list[int] = []
+        for row in range(lives.first + begin, lives.first + turn.ended):
+            number = lives.numbers[row]
+            if number < 0 or (leaf and number == turn.grad):
+                continue
+            if lives.births[number] == row:
+                blocks[number] = len(sizes)
+                sizes.append(lives.rows[row].nbytes)
+                trace.append(blocks[number])
+            elif number in blocks:
+                trace.append(~blocks[number])
+        if leaf and not trace:
+            return None
+        outputs = tuple(self._outputs(turn, blocks))
+        given = {output.number for output in outputs if output is not None and output.origin == "block"}
+        kept = []
+        for number, block in blocks.items():
+            death = lives.deaths[number]
+            if ~block in trace or block in given:
+                continue
+            freed_at = len(lives.turns) if death is None else lives.place_of(death)
+            if freed_at == place:
+                trace.append(~block)
+            else:
+                freed_in = lives.turns[freed_at].visit.task if freed_at < len(lives.turns) else -1
+                kept.append((block, freed_in))
+            if number in turn.inputs:
+                self._limit(turn, "runs on a gradient which a hook put in the place of what had come")
+        held = tuple(  # by which of the tasks that get it in turn, does not show
+            index
+            for index, number in enumerate(turn.inputs)
+            if number in self._kinds.held and self._first_use[number] == place
+        )
+        return Footprint(
+            tuple(trace),
+            tuple(sizes),
+            outputs,
+            tuple(None if seen is None else seen.layout for seen in turn.visit.inputs),
+            tuple(kept),
+            held,
+        )
+
+    def _outputs(self, turn: Turn, blocks: dict[int, int]) -> list[Output | None]:
+        found: list[Output | None] = []
+        inputs = turn.visit.inputs
+        for index, (seen, number) in enumerate(zip(turn.visit.outputs, turn.outputs, strict=True)):
+            if seen is None:
+                found.append(None)
+                continue
+            origin = _origin(seen, inputs, turn.visit.outputs[:index], blocks.get(number, -1))
+            held = number in self._kinds.held and number not in self._first_use
+            found.append(Output(*origin, seen.layout, seen.is_view, held))
+        return found
+
+
+def _origin(seen: Seen, inputs: Sequence[Seen | None], before: Sequence[Seen | None], block: int) -> tuple[Origin, int]:
+    """Where an output comes from, see `Output.origin`."""
+    for index, each in enumerate(inputs):
+        if each is not None and each.identity == seen.identity:
+            return "input", index
+    for index, each in enumerate(before):
+        if each is not None and each.identity == seen.identity:
+            return "output", index
+    if seen.address:
+        for index, each in enumerate(before):
+            if each is not None and each.address == seen.address and block >= 0:
+                return "output view", index
+        for index, each in enumerate(inputs):
+            if each is not None and each.address == seen.address:
+                return "view", index
+    return ("block", block) if block >= 0 else ("outside", -1)

@@ -1,0 +1,59 @@
+"""`th.profile`: the memory of one fresh forward and its backward, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..inspector.capture import capture
+from ..inspector.torch_internals import keep_compiler_out
+from .measurement import Measurement
+from .native import Call, Plan, run_native
+from .policies import AnyPolicy, find_policy
+from .run import Run
+from .statistics import Level
+
+
+def profile(
+    make_loss: Callable[[], Tensor],
+    policy: AnyPolicy = "heap",
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    trace: Level | None = None,
+) -> Run:
+    """Runs a forward and its backward on PyTorch's engine, and follows each block of memory from its birth.
+
+    Args:
+        make_loss: runs the forward and returns the loss, one element. Gradients are added to .grad as by any backward.
+        policy: as in `th.backward`.
+        retain_graph, create_graph: as in `torch.autograd.backward`.
+        trace: as in `th.backward`.
+
+    Returns:
+        A `Run` with `timeline` (what was alive when: bytes, who made it, who kept it), `footprints` (for
+        `th.simulate`: what each task did, so that any other order can be predicted) and `peak()`.
+
+    Known limitations: what other threads allocate, and memory that torch's allocator does not give (scratch memory of
+    oneDNN, Python's own objects), is not seen.
+
+    Raises:
+        TypeError: make_loss is no function, or returned no tensor.
+        RuntimeError: a torch profiler is at work; and what forward and backward raise.
+    """
+    if not callable(make_loss):
+        raise TypeError(f"th.profile takes a function that makes the loss, not a {type(make_loss).__name__}")
+    chosen = find_policy(policy)
+    with Measurement() as measurement:
+        measurement.begin_forward()
+        with capture(observer=measurement.observe):
+            loss = make_loss()
+        measurement.observe(None)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"make_loss() returned a {type(loss).__name__}; expected a tensor, the loss")
+        call = Call.of(loss, None, retain_graph, create_graph, None)
+        return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)
+
+
+keep_compiler_out(profile)
