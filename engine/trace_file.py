@@ -24,6 +24,7 @@ from .policies import Key
 from .run import Engine, Run
 from .statistics import BINS, EDGES, Form, Level
 from .statistics_table import StatisticsColumns, StatisticsTable
+from .timeline_file import read_timeline, write_timeline
 from .trace import Trace
 from .trace_columns import Columns, EditRow, Forms, Hook, Label, Term
 
@@ -55,6 +56,7 @@ def save(run: Run, path: str | Path) -> Path:
       `buckets`: [wrapper, index, tasks, missing, delayed, nbytes] as in `Bucket`.
       `statistics`: null at level "off", else the columns of `StatisticsColumns`, `forms` as [shape, dtype, device,
       layout], `unavailable`: [row, why], and `edges` of the histograms' bins.
+    - `timeline`: null or missing where memory was not measured; see `timeline_file.py`. `Run.footprints` are not kept.
 
     NaN is null, infinity "inf" and "-inf", in columns of numbers. What was at `path` before is replaced when all is
     written.
@@ -155,6 +157,11 @@ def _write_run(writer: ColumnWriter, run: Run) -> None:
         else:
             with writer.object("trace"):
                 _write_trace(writer, run.trace, run.order)
+        if run.timeline is None:
+            writer.value("timeline", None)
+        else:
+            with writer.object("timeline"):
+                write_timeline(writer, run.timeline, run.order)
 
 
 def _write_trace(writer: ColumnWriter, trace: Trace, order: Sequence[int]) -> None:
@@ -230,22 +237,16 @@ def _read_run(section: Section) -> Run:
     graph = read_graph(section.section("graph"))
     order = section.integers("order", len(graph), distinct=True)
     planned = section.integers("planned", len(graph), distinct=True) if "planned" in section else order
-    engine: Engine = _one_of(section, "engine", get_args(Engine))
+    engine: Engine = section.one_of("engine", get_args(Engine))
     policy = section.text("policy")
     elapsed_ns = section.number("elapsed_ns")
     trace = _read_trace(section.section("trace"), graph, order) if "trace" in section else None
-    return Run(graph, policy, engine, tuple(order), tuple(planned), elapsed_ns, trace)
-
-
-def _one_of(section: Section, key: str, known: tuple[Any, ...]) -> Any:
-    found = section.text(key)
-    if found not in known:
-        raise section.wrong(key, f"is {found!r:.80}; known are {', '.join(known)}")
-    return found
+    timeline = read_timeline(section.section("timeline"), graph, order) if "timeline" in section else None
+    return Run(graph, policy, engine, tuple(order), tuple(planned), elapsed_ns, trace, timeline)
 
 
 def _read_trace(section: Section, graph: Graph, order: array[int]) -> Trace:
-    level: Level = _one_of(section, "level", get_args(Level))
+    level: Level = section.one_of("level", get_args(Level))
     labels = tuple(_label(section, row) for row in section.rows("labels"))
     hooks = tuple(_hook(section, row) for row in section.rows("hooks"))
     forms = tuple(_forms(section, row) for row in section.rows("forms"))

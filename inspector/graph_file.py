@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import torch
 
@@ -14,6 +14,9 @@ from .json_columns import ColumnWriter, Section
 from .kinds import Kind
 from .ranks import ranks_of
 from .source import Source
+
+if TYPE_CHECKING:
+    from .facts import Operation
 
 _MOST = 2**31 - 1
 _MOST_OUTPUTS = 1_000_000  # of one node; a number beyond is a mistake, and would cost memory
@@ -40,6 +43,9 @@ class StoredOperation:
 
     name: str
     source: Source | None
+
+
+AnyOperation: TypeAlias = "Operation | StoredOperation"
 
 
 class Table(Generic[Entry]):
@@ -69,7 +75,7 @@ def write_graph(writer: ColumnWriter, graph: Graph) -> None:
     """
     names, kinds = Table[str](), Table[Kind]()
     metas, input_lists = Table[TensorMeta](), Table[tuple[int, ...]]()
-    operations, operation_names, sources = Table[Any](), Table[str](), Table[Source]()
+    operations = Table[AnyOperation]()
     tasks = graph.tasks
     writer.column("name", (names.number(task.name) for task in tasks))
     writer.column("names", names)
@@ -82,11 +88,7 @@ def write_graph(writer: ColumnWriter, graph: Graph) -> None:
     writer.column("call", (-1 if task.call is None else task.call for task in tasks))
     writer.column("operation", (-1 if task.operation is None else operations.number(task.operation) for task in tasks))
     writer.column("parameters", ([task.id, task.parameter] for task in tasks if task.parameter is not None))
-    writer.column("operation_name", (operation_names.number(operation.name) for operation in operations))
-    writer.column("operation_names", operation_names)
-    found = [operation.source for operation in operations]
-    writer.column("operation_source", (-1 if source is None else sources.number(source) for source in found))
-    writer.column("sources", ([each.file, each.line, each.function, next(iter(each.code()), None)] for each in sources))
+    write_operations(writer, operations)
     writer.column("edge_task", (edge.task for edge in graph.edges))
     writer.column("edge_output", (edge.output for edge in graph.edges))
     writer.column("edge_next_task", (edge.next_task for edge in graph.edges))
@@ -94,6 +96,17 @@ def write_graph(writer: ColumnWriter, graph: Graph) -> None:
     writer.column("roots", ([root.task, root.input] for root in graph.roots))
     writer.column("calls", ([call.path, call.class_name, call.parent, call.index] for call in graph.calls))
     writer.value("raised", graph.raised)
+
+
+def write_operations(writer: ColumnWriter, operations: Iterable[AnyOperation]) -> None:
+    """Writes the columns of operations, as `write_graph` says."""
+    names, sources = Table[str](), Table[Source]()
+    operations = list(operations)
+    writer.column("operation_name", (names.number(operation.name) for operation in operations))
+    writer.column("operation_names", names)
+    found = [operation.source for operation in operations]
+    writer.column("operation_source", (-1 if source is None else sources.number(source) for source in found))
+    writer.column("sources", ([each.file, each.line, each.function, next(iter(each.code()), None)] for each in sources))
 
 
 def read_graph(section: Section) -> Graph:
@@ -127,10 +140,11 @@ def meta_of(section: Section, key: str, row: Any) -> TensorMeta:
         raise section.wrong(key, f"has a shape that is none: {shape!r:.80}")
     if not (isinstance(dtype, str) and dtype in _DTYPES):  # torch itself may import what it is asked for
         raise section.wrong(key, f"has a dtype which torch {torch.__version__} does not know: {dtype!r:.80}")
-    return TensorMeta(None if shape is None else tuple(shape), _DTYPES[dtype], _device(section, key, device))
+    return TensorMeta(None if shape is None else tuple(shape), _DTYPES[dtype], device_of(section, key, device))
 
 
-def _device(section: Section, key: str, device: Any) -> torch.device:
+def device_of(section: Section, key: str, device: Any) -> torch.device:
+    """The device of this name."""
     if isinstance(device, str):  # a number would be looked up among the accelerators of this machine
         with suppress(RuntimeError):
             return torch.device(device)
@@ -181,7 +195,8 @@ def _source(section: Section, row: Any) -> StoredSource:
     return StoredSource(file, line, function, text)
 
 
-def _operations(section: Section) -> list[StoredOperation]:
+def read_operations(section: Section) -> list[StoredOperation]:
+    """The operations that `write_operations` wrote."""
     sources = [_source(section, row) for row in section.rows("sources")]
     names = section.texts("operation_names")
     name_of = section.integers("operation_name", len(names))
@@ -220,7 +235,7 @@ def _tasks(section: Section, input_lists: list[tuple[TensorMeta, ...]], calls: i
         kinds = [Kind(kind) for kind in section.texts("kinds")]
     except ValueError as error:
         raise section.wrong("kinds", f"has a kind which this version does not know: {error}") from None
-    operations = _operations(section)
+    operations = read_operations(section)
     name = section.integers("name", len(names))
     count = len(name)
     parameters = _parameters(section, count)

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -84,6 +84,13 @@ class Section:
 
     def text(self, key: str) -> str:
         found: str = self._typed(key, str, "a text")
+        return found
+
+    def one_of(self, key: str, known: Sequence[str]) -> Any:
+        """A text of which the known ones are allowed."""
+        found = self.text(key)
+        if found not in known:
+            raise self.wrong(key, f"is {found!r:.80}; known are {', '.join(known)}")
         return found
 
     def number(self, key: str, low: int = 0, high: int = 2**63) -> int:

@@ -1,0 +1,193 @@
+"""A timeline in columns, as files keep it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import get_args
+
+from ..inspector.graph import Graph
+from ..inspector.graph_file import AnyOperation, Table, device_of, read_operations, write_operations
+from ..inspector.json_columns import ColumnWriter, Section
+from .timeline import Basis, Category, Maker, Timeline
+
+_EXACT = 2**53  # from here on JavaScript has no integers
+_MOST = 2**63
+
+
+def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int]) -> None:
+    """Writes the entries of an object, of which `Timeline` says what they mean:
+
+    - `device`, `basis`, `estimates`, `before`, `events`, `starts`, `nbytes`, `inputs`, `event_ns`: as there. `order` is
+      null where it is the run's. `held`: sorted.
+    - `categories`: their names. `born_as`: by storage an index into them.
+    - By change: `change_event`, `change_storage`, `change_category`.
+    - By maker: `maker_task`, or -1; `maker_module`, an index into `modules`, or -1; `maker_operation`, or -1: the
+      operations of the graph's tasks count first, in order of task, each once, and then those of `operation_name`,
+      `operation_names`, `operation_source` and `sources`, which are as in the graph.
+    - By keeper: `saved_storage`, `saved_task`, `saved_slot`, an index into `slots`.
+    - By gradient: `grad_storage`, `grad_task`.
+    """
+    writer.value("device", timeline.device)
+    writer.value("basis", timeline.basis)
+    writer.value("estimates", timeline.estimates)
+    if timeline.order == tuple(order):
+        writer.value("order", None)
+    else:
+        writer.column("order", timeline.order)
+    writer.value("before", timeline.before)
+    for name in ("events", "starts", "nbytes", "inputs", "event_ns"):
+        writer.column(name, getattr(timeline, name))
+    writer.value("categories", [category.name.lower() for category in Category])
+    writer.column("born_as", map(int, timeline.born_as))
+    writer.column("change_event", (event for event, _, _ in timeline.changes))
+    writer.column("change_storage", (number for _, number, _ in timeline.changes))
+    writer.column("change_category", (int(category) for _, _, category in timeline.changes))
+    _write_makers(writer, timeline)
+    slots = Table[str]()
+    kept = [(number, task, slot) for number, keepers in timeline.saved.items() for task, slot in keepers]
+    writer.column("saved_storage", (number for number, _, _ in kept))
+    writer.column("saved_task", (task for _, task, _ in kept))
+    writer.column("saved_slot", (slots.number(slot) for _, _, slot in kept))
+    writer.column("slots", slots)
+    writer.column("held", sorted(timeline.held))
+    writer.column("grad_storage", timeline.grads)
+    writer.column("grad_task", timeline.grads.values())
+
+
+def _write_makers(writer: ColumnWriter, timeline: Timeline) -> None:
+    makers, modules, operations = timeline.makers, Table[str](), Table[AnyOperation]()
+    known = _operations(timeline.graph)
+    for operation in known:
+        operations.number(operation)
+    writer.column("maker_task", (-1 if maker.task is None else maker.task for maker in makers))
+    writer.column("maker_module", (-1 if each.module is None else modules.number(each.module) for each in makers))
+    writer.column("modules", modules)
+    writer.column(
+        "maker_operation", (-1 if each.operation is None else operations.number(each.operation) for each in makers)
+    )
+    write_operations(writer, list(operations)[len(known) :])
+
+
+def _operations(graph: Graph) -> list[AnyOperation]:
+    return list(dict.fromkeys(task.operation for task in graph.tasks if task.operation is not None))
+
+
+def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline:
+    """The timeline of a run of this graph, in this order, from its columns.
+
+    Raises:
+        ValueError: the columns do not make a timeline; says which.
+    """
+    tasks = len(graph)
+    if "order" in section:
+        order = section.integers("order", tasks, distinct=True)
+    device = str(device_of(section, "device", section.text("device")))
+    basis: Basis = section.one_of("basis", get_args(Basis))
+    nbytes = section.integers("nbytes", _EXACT, code="q")
+    if sum(nbytes) >= _MOST:
+        raise section.wrong("nbytes", f"add up to {sum(nbytes)}, which no memory holds")
+    count = len(nbytes)
+    events = section.integers("events", count, low=-count, code="q")
+    before = section.number("before", high=count + 1)
+    births, deaths = _lives(section, events, before, count)
+    starts = section.integers("starts", len(events) + 1, length=len(order) + 1, code="q")
+    if any(start > end for start, end in pairwise(starts)):
+        raise section.wrong("starts", "goes down")
+    categories = _categories(section)
+    born_as = section.integers("born_as", len(categories), length=count)
+    slots = section.texts("slots")
+    saved_storage = section.integers("saved_storage", count)
+    saved_task = section.integers("saved_task", tasks, length=len(saved_storage))
+    saved_slot = section.integers("saved_slot", len(slots), length=len(saved_storage))
+    saved: dict[int, list[tuple[int, str]]] = {}
+    for number, task, slot in zip(saved_storage, saved_task, saved_slot, strict=True):
+        saved.setdefault(number, []).append((task, slots[slot]))
+    grad_storage = section.integers("grad_storage", count, distinct=True)
+    grad_task = section.integers("grad_task", tasks, length=len(grad_storage))
+    wanted = sum(len(graph.tasks[task].inputs) for task in order)
+    inputs = section.integers("inputs", count, low=-1, code="q")
+    event_ns = section.integers("event_ns", _MOST, low=-_MOST, code="q")
+    for name, column, length in (("inputs", inputs, wanted), ("event_ns", event_ns, len(events))):
+        if len(column) not in (0, length):
+            raise section.wrong(name, f"has {len(column)} entries, neither 0 nor {length}")
+    return Timeline(
+        graph,
+        tuple(order),
+        device,
+        basis,
+        events,
+        starts,
+        nbytes,
+        array("b", (categories[number] for number in born_as)),
+        _changes(section, categories, births, deaths),
+        before,
+        _makers(section, graph, count),
+        {number: tuple(keepers) for number, keepers in saved.items()},
+        frozenset(section.integers("held", count, distinct=True)),
+        dict(zip(grad_storage, grad_task, strict=True)),
+        inputs,
+        event_ns,
+        tuple(section.texts("estimates")),
+    )
+
+
+def _lives(section: Section, events: array[int], before: int, count: int) -> tuple[array[int], dict[int, int]]:
+    """By storage the event of its birth, and those of the deaths: each is born once, in order, and dies once at most."""
+    births = array("q", [-1] * before)
+    deaths: dict[int, int] = {}
+    for event, number in enumerate(events):
+        if number == len(births):
+            births.append(event)
+        elif number < 0 and ~number < len(births) and ~number not in deaths:
+            deaths[~number] = event
+        else:
+            raise section.wrong("events", f"has a birth or a death out of turn at {event}: {number}")
+    if len(births) != count:
+        raise section.wrong("events", f"has {len(births)} births, with those before, of {count} storages")
+    return births, deaths
+
+
+def _categories(section: Section) -> list[Category]:
+    try:
+        return [Category[name.upper()] for name in section.texts("categories")]
+    except KeyError as error:
+        raise section.wrong("categories", f"has one which this version does not know: {error}") from None
+
+
+def _changes(
+    section: Section, categories: Sequence[Category], births: array[int], deaths: dict[int, int]
+) -> tuple[tuple[int, int, Category], ...]:
+    count = len(births)
+    storages = section.integers("change_storage", count)
+    events = section.integers("change_event", _MOST, length=len(storages), code="q")
+    changed = section.integers("change_category", len(categories), length=len(storages))
+    last, end = 0, count + len(deaths)
+    for event, number in zip(events, storages, strict=True):
+        if event < last:
+            raise section.wrong("change_event", "goes down")
+        if not births[number] < event <= deaths.get(number, end):
+            raise section.wrong("change_event", f"has a change of storage {number} at {event}, when it is not alive")
+        last = event
+    return tuple(
+        (event, number, categories[category]) for event, number, category in zip(events, storages, changed, strict=True)
+    )
+
+
+def _makers(section: Section, graph: Graph, count: int) -> tuple[Maker, ...]:
+    operations = [*_operations(graph), *read_operations(section)]
+    modules = section.texts("modules")
+    tasks = section.integers("maker_task", len(graph), low=-1)
+    module_of = section.integers("maker_module", len(modules), low=-1, length=len(tasks))
+    operation_of = section.integers("maker_operation", len(operations), low=-1, length=len(tasks))
+    if len(tasks) > count:
+        raise section.wrong("maker_task", f"has {len(tasks)} entries, more than there are storages")
+    return tuple(
+        Maker(
+            None if task < 0 else task,
+            None if operation < 0 else operations[operation],
+            None if module < 0 else modules[module],
+        )
+        for task, module, operation in zip(tasks, module_of, operation_of, strict=True)
+    )
