@@ -1,4 +1,4 @@
-"""From an allocator's events to a timeline: which task or operation each storage is of, what it was for, who kept it."""
+"""From an allocator's events to a timeline: what made each storage, what it was for, who kept it, what freed it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Measured:
         forward: its events until the loss was there; later ones in it are tapehead's own. Or, where it was not
             recorded, births alone: of what is known to be alive as the backward starts.
         recorded: whether the forward was recorded.
-        makers: what had run at each of the forward's marks, of which the last is that at which the loss was there. Where
+        makers: what had run at each of the forward's marks, the last of which stands where the loss was there. Where
             it was not recorded, what made each storage.
         saved: by address the (task, slot) pairs that keep what is there as the backward starts.
         backward: the events of the backward.
@@ -145,22 +145,21 @@ def _turns(measured: Measured) -> list[Turn]:
     visits = {visit.task: visit for visit in measured.visits}
     turns: list[Turn] = []
     running: dict[int, Turn] = {}
-    ends: list[tuple[Turn, int]] = []
+    ends: list[int] = []  # nanoseconds
     for (row, ns), (task, ended) in zip(recording.marks, measured.marks, strict=True):
         if ended:
-            turn = running.pop(task)
-            turn.ended = row
-            ends.append((turn, ns))
+            running.pop(task).ended = row
+            ends.append(ns)
         elif task in visits:
             turns.append(Turn(visits[task], row, row))
             running[task] = turns[-1]
-    for turn, (last, ended_ns) in zip(turns[1:], ends, strict=False):
-        begun = bisect_left(recording.tasks, ended_ns, key=itemgetter(1))
-        turn.begin = last.end = min(
-            turn.start, recording.tasks[begun][0] if begun < len(recording.tasks) else turn.start
-        )
+    for place, turn in enumerate(turns):
+        begun = bisect_left(recording.tasks, ends[place - 1] if place else 0, key=itemgetter(1))
+        if begun < len(recording.tasks):
+            turn.begin = min(turn.start, recording.tasks[begun][0])
+        if place:
+            turns[place - 1].end = turn.begin
     if turns:
-        turns[0].begin = 0
         turns[-1].end = _end_of_last(turns[-1], turns[0], recording.rows)
     return turns
 
@@ -279,6 +278,9 @@ class Kinds:
             if death is not None and death < start:
                 inside = bisect_right(marks, birth) == bisect_right(marks, death)
                 self.born_as[number] = Category.WORKSPACE if inside else Category.FORWARD
+                continue
+            if birth >= lives.first and number in self._last_use:  # a root's gradient
+                self.born_as[number] = Category.BUFFER
                 continue
             keepers = measured.saved.get(lives.rows[birth].address, ())
             place = len(lives.turns) if death is None else lives.place_of(death)

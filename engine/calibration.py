@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from .attribution import Kinds, Lives, Measured, Turn
 from .footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
 from .memory_watch import Seen
-from .timeline import Timeline
+from .timeline import Category, Timeline
 
 
 def footprints_of(
@@ -59,6 +59,7 @@ class _Reader:
                 timeline.maker(number),
             )
             for number in timeline.alive(timeline.starts[0])
+            if timeline.born_as[number] != Category.BUFFER  # a root's gradient
         )
         return Footprints(
             graph,
@@ -86,11 +87,10 @@ class _Reader:
     def _footprint(self, place: int, turn: Turn) -> Footprint | None:
         lives = self._lives
         leaf = self._measured.graph.tasks[turn.visit.task].is_leaf
-        begin = turn.start if place == 0 else turn.begin  # the roots' gradients are backward's own
         trace: list[int] = []
         blocks: dict[int, int] = {}  # by storage
         sizes: list[int] = []
-        for row in range(lives.first + begin, lives.first + turn.ended):
+        for row in range(lives.first + turn.begin, lives.first + turn.ended):
             number = lives.numbers[row]
             if number < 0 or (leaf and number == turn.grad):
                 continue

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from types import TracebackType
 
 from torch import Tensor
@@ -12,7 +11,7 @@ from ..inspector.facts import CallRecord, Operation
 from ..inspector.graph import Graph
 from ..inspector.torch_internals import FollowedStorage, leaf_of, saved_slots
 from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
-from .attribution import Lives, Measured, lives_of, timeline_of
+from .attribution import Measured, lives_of, timeline_of
 from .calibration import footprints_of
 from .footprint import Footprints, LeafState
 from .memory_watch import Followed, MemoryWatch, look

@@ -58,14 +58,21 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def look(tensor: Tensor | None) -> Seen | None:
-    """The tensor as numbers; None for one without bytes of its own (sparse, nested, wrapper subclasses)."""
+    """The tensor as numbers; None for one without bytes of its own (sparse, nested, wrapper subclasses).
+
+    Its storage is not asked for: the Python object of one that is made so holds it from then on, and the engine, which
+    adds in place only to what nobody else holds, would make copies.
+    """
     if tensor is None or tensor.layout is not torch.strided or tensor.is_nested:
         return None
+    itemsize = tensor.element_size()
     try:
-        address = tensor.untyped_storage().data_ptr()
+        address = tensor.data_ptr()
     except (NotImplementedError, RuntimeError):
         return None
-    return Seen(identity_of(tensor), address, tensor.shape, tensor.stride(), tensor.element_size(), is_view(tensor))
+    if address:
+        address -= tensor.storage_offset() * itemsize
+    return Seen(identity_of(tensor), address, tensor.shape, tensor.stride(), itemsize, is_view(tensor))
 
 
 @dataclass(slots=True)

@@ -206,7 +206,7 @@ class Timeline:
     @cached_property
     def forward_peak_bytes(self) -> int | None:
         """The highest level of the forward; None where it was not recorded."""
-        return max(self.levels[: self.starts[0] + 1]) if self.starts[0] else None
+        return None if self.before else max(self.levels[: self.starts[0] + 1])
 
     @cached_property
     def task_peaks(self) -> array[int]:
