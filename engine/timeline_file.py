@@ -134,7 +134,7 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
 
 
 def _lives(section: Section, events: array[int], before: int, count: int) -> tuple[array[int], dict[int, int]]:
-    """By storage the event of its birth, and those of the deaths: each is born once, in order, and dies once at most."""
+    """By storage the event of its birth, and of its death: each is born once, in order, and dies at most once."""
     births = array("q", [-1] * before)
     deaths: dict[int, int] = {}
     for event, number in enumerate(events):
