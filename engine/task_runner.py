@@ -64,7 +64,7 @@ class TaskRunner:
         on_hook: OnHook | None,
     ) -> None:
         self.graph_task = GraphTask(graph, needed, keep_graph, create_graph)
-        self.takes = [_takes(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True)]
+        self.takes = [takes_of(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True)]
         self._graph = graph
         self._needed = needed
         self._keep_graph = keep_graph
@@ -129,7 +129,7 @@ class TaskRunner:
 
     def _call(self, task: Task, node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
         if task.kind in APPLIED:
-            return list(_by_edge(task, node, call_node(node, gradients)))
+            return list(by_edge(task, node, call_node(node, gradients)))
         if self._needed is not None and not any(
             edge.next_task in self._needed for edge in self._graph.out_edges[task.id]
         ):
@@ -151,7 +151,7 @@ class TaskRunner:
         return needed is not None and len({edge.next_task in needed for edge in self._graph.out_edges[task_id]}) == 2
 
 
-def _by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
+def by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
     """Sorts what a custom Function gives, one per argument of its forward, to its edges (python_function.cpp)."""
     needed = node.needs_input_grad
     while len(outputs) > len(needed) and outputs[-1] is None:
@@ -177,7 +177,7 @@ def _by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
     return found
 
 
-def _takes(task: Task, node: Node) -> tuple[TensorMeta, ...]:
+def takes_of(task: Task, node: Node) -> tuple[TensorMeta, ...]:
     """What a task takes: a leaf's `grad_dtype` is not in its node's metadata."""
     if task.kind is not Kind.ACCUMULATE_GRAD:
         return task.inputs

@@ -10,20 +10,22 @@ import itertools
 import os
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from operator import itemgetter
 from traceback import FrameSummary
 from types import CodeType, TracebackType
-from typing import Any, NamedTuple, NewType, Protocol, TypeVar
+from typing import Any, NamedTuple, NewType, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._C._profiler import gather_traceback
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.autograd.variable import Variable
@@ -31,6 +33,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_map_only, tree_map_only_
 from torch.utils._traceback import CapturedTraceback
 from torch.utils.hooks import RemovableHandle
 
@@ -1149,3 +1152,122 @@ class FollowedStorage:
     @property
     def alive(self) -> bool:
         return not self._reference.expired()  # type: ignore[no-untyped-call]
+
+
+class FakeOperations(TorchDispatchMode):  # type: ignore[misc]
+    """While it is open, operations compute nothing: the tensors that they make have a layout, and no bytes.
+
+    It notes which storages operations make and when these die. What a kernel allocates inside, or Python operations
+    that torch has in a kernel's place, isn't seen. Real tensors that an operation gets are left as they are, also by
+    operations in place, as are the generators of random numbers.
+
+    Args:
+        device: storages on others are not noted, nor those of no bytes.
+
+    Attributes:
+        events: births and deaths of storages: `n` and `~n`, counted from 0.
+        nbytes: the size of each.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self.events: list[int] = []
+        self.nbytes: list[int] = []
+        # An operation which torch can't fake would else run, on zeros.
+        self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        self._watched: dict[int, weakref.ref[Tensor]] = {}  # by id() the tensors that operations made
+        self._users: Counter[int] = Counter()  # how many of them are on each storage, by its address
+        self._numbers: dict[int, int] = {}  # by address
+        self._outside: dict[int, Tensor] = {}  # by address what was there before
+        self._modes = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(unobserved())
+            stack.enter_context(self._mode)
+            super().__enter__()  # type: ignore[no-untyped-call]
+            stack.push(super().__exit__)
+            self._modes = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._modes.__exit__(*error)
+
+    def start(self) -> None:
+        """Forgets what was noted."""
+        self.events, self.nbytes = [], []
+        for known in (self._watched, self._users, self._numbers, self._outside):
+            known.clear()
+
+    def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A fake tensor, whose storage is not noted."""
+        with _disable_current_modes(), self._mode:
+            return self._take(torch.empty_strided(shape, strides, dtype=dtype, device=device))
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of the tensor's storage; -1 if it is none of those that were made."""
+        storage = storage_of(tensor)
+        return -1 if storage is None else self._numbers.get(storage.address, -1)
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs or {}))
+        result = operator(*args, **kwargs)
+        tree_map_only_(Tensor, self._note, result)
+        return result
+
+    def _as_fake(self, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._take(self._mode.from_tensor(tensor))
+
+    def _take(self, tensor: Tensor) -> Tensor:
+        storage = storage_of(tensor)
+        if storage is not None:
+            self._outside[storage.address] = tensor  # kept, else the address could become another's
+        return tensor
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = storage_of(tensor)
+        if storage is None or not storage.nbytes or tensor.device != self._device or id(tensor) in self._watched:
+            return
+        address = storage.address
+        if address in self._outside:
+            return
+        self._watched[id(tensor)] = weakref.ref(tensor, partial(self._forget, id(tensor), address))
+        self._users[address] += 1
+        if address not in self._numbers:
+            self._numbers[address] = len(self.nbytes)
+            self.events.append(len(self.nbytes))
+            self.nbytes.append(storage.nbytes)
+
+    def _forget(self, number: int, address: int, dead: object) -> None:
+        del self._watched[number]
+        self._users[address] -= 1
+        if not self._users[address]:
+            self.events.append(~self._numbers.pop(address))
+
+
+def saved_facts(node: Node) -> tuple[Any, ...] | None:
+    """What a C++ node keeps, as values that can be compared: layouts of tensors, and what else it shows.
+
+    None where this can't be told. Not for nodes whose tensors were packed: the user's hooks would run.
+    """
+    try:
+        facts = tuple([_fact(getattr(node, name)) for name in _kept_names(type(node))])
+        hash(facts)
+    except (RuntimeError, TypeError):  # freed; can't be hashed
+        return None
+    return facts
+
+
+@cache
+def _kept_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
+
+
+def _fact(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        strides = value.stride() if value.layout is torch.strided and not value.is_nested else None
+        return value.shape, strides, value.dtype, value.device, value.layout
+    if isinstance(value, tuple | list):
+        return tuple([_fact(each) for each in value])
+    return type(value), value

@@ -1,0 +1,129 @@
+"""What the engine asks about the layouts of gradients: may it add in place, is a copy due, how is a sum laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .footprint import Layout
+
+
+def contiguous(shape: Sequence[int], itemsize: int) -> Layout:
+    """The layout of a new tensor of this shape."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    nbytes = itemsize
+    for size in shape:
+        nbytes *= size
+    return Layout(tuple(shape), tuple(reversed(strides)), True, nbytes)
+
+
+def same_strides(one: Layout, other: Layout) -> bool:
+    """Whether two layouts of one shape have equal strides; those of dimensions of size 1 are nothing."""
+    pairs = zip(one.shape, one.strides, other.strides, strict=True)
+    return all(size == 1 or stride == its for size, stride, its in pairs)
+
+
+def is_contiguous(layout: Layout) -> bool:
+    return 0 in layout.shape or same_strides(layout, contiguous(layout.shape, 1))
+
+
+def suits(gradient: Layout, leaf: Layout) -> bool:
+    """Whether such a gradient may be the .grad of such a leaf (grad_layout_contract.h, obeys_layout_contract)."""
+    if not leaf.dense or gradient.shape != leaf.shape:
+        return is_contiguous(gradient)
+    expanded = any(size == 1 and stride == 0 for size, stride in zip(gradient.shape, gradient.strides, strict=True))
+    return not expanded and same_strides(gradient, leaf)
+
+
+def copy_for(gradient: Layout, leaf: Layout) -> Layout:
+    """The layout of the copy that becomes .grad where the gradient itself does not (clone_obey_contract)."""
+    if gradient.shape == leaf.shape and leaf.dense:
+        return replace(leaf, nbytes=gradient.nbytes)
+    return replace(contiguous(gradient.shape, 1), nbytes=gradient.nbytes)
+
+
+def sum_of(one: Layout, other: Layout) -> Layout:
+    """The layout of a sum in a new block (TensorIterator.cpp, fast_set_up and reorder_dimensions)."""
+    if one.shape != other.shape:
+        return one if one.nbytes >= other.nbytes else other
+    if is_contiguous(one) and is_contiguous(other):
+        return replace(contiguous(one.shape, 1), nbytes=one.nbytes)
+    if one.dense and other.dense and one.strides == other.strides:
+        return one
+    strides = [0] * len(one.shape)
+    step = 1
+    for dimension in _innermost_first(one, other):
+        strides[dimension] = step
+        step *= max(one.shape[dimension], 1)
+    return Layout(one.shape, tuple(strides), True, one.nbytes)
+
+
+def _innermost_first(one: Layout, other: Layout) -> list[int]:
+    """The dimensions as the sum has them: by the strides of the first term, where it has no say by the second's."""
+    order = list(reversed(range(len(one.shape))))
+    for start in range(1, len(order)):
+        place = start
+        for before in reversed(range(start)):
+            comparison = _compare(order[before], order[place], one, other)
+            if comparison > 0:
+                order[before], order[place] = order[place], order[before]
+                place = before
+            elif comparison < 0:
+                break
+    return order
+
+
+def _compare(inner: int, outer: int, *terms: Layout) -> int:
+    """Positive if two neighbours have to change places, negative if they are right, 0 if nothing tells."""
+    for term in terms:
+        ours, its = term.strides[inner], term.strides[outer]
+        if ours and its and ours != its:
+            return 1 if ours > its else -1
+        if ours and its and term.shape[inner] > term.shape[outer]:
+            return 1
+    return 0
+
+
+class Layouts:
+    """Numbers for layouts, so that millions of tensors can be compared; each question is answered once."""
+
+    def __init__(self) -> None:
+        self.dense: list[bool] = []
+        self.nbytes: list[int] = []
+        self._layouts: list[Layout] = []
+        self._numbers: dict[Layout, int] = {}
+        self._sums: dict[tuple[int, int], int] = {}
+        self._suits: dict[tuple[int, Layout], bool] = {}
+
+    def number(self, layout: Layout) -> int:
+        found = self._numbers.get(layout)
+        if found is None:
+            found = self._numbers[layout] = len(self._layouts)
+            self._layouts.append(layout)
+            self.dense.append(layout.dense)
+            self.nbytes.append(layout.nbytes)
+        return found
+
+    def __getitem__(self, number: int) -> Layout:
+        return self._layouts[number]
+
+    def sum(self, one: int, other: int) -> int:
+        found = self._sums.get((one, other))
+        if found is None:
+            found = self._sums[one, other] = self.number(sum_of(self._layouts[one], self._layouts[other]))
+        return found
+
+    def suits(self, gradient: int, leaf: Layout) -> bool:
+        found = self._suits.get((gradient, leaf))
+        if found is None:
+            found = self._suits[gradient, leaf] = suits(self._layouts[gradient], leaf)
+        return found
+
+    def differ(self, one: int, other: int) -> bool:
+        """Whether shapes differ, or strides that matter."""
+        first, second = self._layouts[one], self._layouts[other]
+        return first.shape != second.shape or not same_strides(first, second)
