@@ -5,10 +5,12 @@ from .engine.debug import debug
 from .engine.direct import Stepper
 from .engine.install import install, policy, uninstall
 from .engine.policies import POLICIES, Policy
+from .engine.profile import profile
 from .engine.ready_queue import PolicyError
 from .engine.run import Run
 from .engine.session import NativeSession
 from .engine.statistics import Histogram, Statistics, statistics
+from .engine.timeline import Category, Storage, Timeline
 from .engine.trace import TaskRecord, Trace
 from .engine.trace_file import load
 from .inspector.capture import capture
@@ -17,6 +19,7 @@ from .inspector.walk import graph
 
 __all__ = [
     "POLICIES",
+    "Category",
     "Edge",
     "Graph",
     "Histogram",
@@ -26,8 +29,10 @@ __all__ = [
     "Run",
     "Statistics",
     "Stepper",
+    "Storage",
     "Task",
     "TaskRecord",
+    "Timeline",
     "Trace",
     "backward",
     "capture",
@@ -36,6 +41,7 @@ __all__ = [
     "install",
     "load",
     "policy",
+    "profile",
     "statistics",
     "uninstall",
 ]

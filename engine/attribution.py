@@ -29,6 +29,7 @@ class Measured:
         recorded: whether the forward was recorded.
         makers: what had run at each of the forward's marks, the last of which stands where the loss was there. Where
             it was not recorded, what made each storage.
+        returned: by address the numbers of the forward's marks at which a tensor there was returned.
         saved: by address the (task, slot) pairs that keep what is there as the backward starts.
         backward: the events of the backward.
         marks: for each of the backward's marks its task, and whether this had ended.
@@ -41,6 +42,7 @@ class Measured:
     forward: Recording
     recorded: bool
     makers: Sequence[Maker]
+    returned: Mapping[int, Sequence[int]]
     saved: Mapping[int, tuple[tuple[int, str], ...]]
     backward: Recording
     marks: Sequence[tuple[int, bool]]
@@ -292,7 +294,18 @@ class Kinds:
                 self.held.add(number)
             if keepers:
                 self.saved[number] = keepers
-            self.born_as[number] = Category.SAVED if keepers else Category.FORWARD
+                self.born_as[number] = Category.SAVED
+            elif self._was_returned(number):
+                self.born_as[number] = Category.FORWARD
+            else:  # kept inside of an operation: a library's cache, or an extension
+                self.held.discard(number)
+
+    def _was_returned(self, number: int) -> bool:
+        """Whether any operation of the forward, since its birth, returned a tensor on this storage."""
+        measured, birth = self._measured, self._lives.births[number]
+        marks = measured.forward.marks
+        found = measured.returned.get(self._lives.rows[birth].address, ())
+        return not measured.recorded or any(marks[mark][0] > birth for mark in found)
 
     def _sort_backward(self) -> None:
         lives = self._lives

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ..inspector.facts import CallRecord, Operation
 from ..inspector.graph import Graph
+from ..inspector.marks import tensors_of
 from ..inspector.torch_internals import FollowedStorage, leaf_of, saved_slots
 from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
 from .attribution import Measured, lives_of, timeline_of
 from .calibration import footprints_of
 from .footprint import Footprints, LeafState
-from .memory_watch import Followed, MemoryWatch, look
+from .memory_watch import Followed, MemoryWatch, look, unseen
 from .timeline import Maker, Timeline
 
 Slots = tuple[tuple[int, str], ...]
@@ -32,6 +33,7 @@ class Measurement:
         self._recorder: AllocatorRecorder | None = None
         self._forward: Recording | None = None
         self._made: list[Operation | CallRecord | None] = []
+        self._returned: dict[int, list[int]] = {}
 
     def __enter__(self) -> Measurement:
         return self
@@ -55,9 +57,13 @@ class Measurement:
         """From now on all blocks are followed."""
         self._start(CpuAllocator())
 
-    def observe(self, made: Operation | CallRecord | None) -> None:
-        """An operation or a module's call has ended. None: the whole forward has."""
+    def observe(self, made: Operation | CallRecord | None, result: object) -> None:
+        """An operation or a module's call has ended with this result. None: the whole forward has."""
         assert self._recorder is not None
+        with unseen():
+            for tensor in tensors_of(result):
+                if (seen := look(tensor)) is not None:
+                    self._returned.setdefault(seen.address, []).append(len(self._made))
         self._made.append(made)
         self._recorder.mark()
 
@@ -120,6 +126,7 @@ class Measurement:
             forward,
             self._forward is not None,
             makers,
+            self._returned,
             self._saved,
             backward,
             self.watch.marks,

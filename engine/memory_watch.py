@@ -155,7 +155,7 @@ class MemoryWatch:
         self._ended.clear()
 
     def _look(self, tensors: Sequence[Tensor | None]) -> tuple[tuple[Seen | None, ...], bool]:
-        with _unseen():
+        with unseen():
             seen = tuple([look(tensor) for tensor in tensors])
         opaque = any(each is None and tensor is not None for each, tensor in zip(seen, tensors, strict=True))
         return seen, opaque
@@ -166,5 +166,6 @@ class MemoryWatch:
             self._allocator.mark()
 
 
-def _unseen() -> AbstractContextManager[None]:
+def unseen() -> AbstractContextManager[None]:
+    """A context in which nobody sees that tensors are looked at."""
     return unobserved() if function_mode_is_on() or dispatch_mode_is_on() else nullcontext()

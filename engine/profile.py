@@ -49,7 +49,7 @@ def profile(
         measurement.begin_forward()
         with capture(observer=measurement.observe):
             loss = make_loss()
-        measurement.observe(None)
+        measurement.observe(None, loss)
         if not isinstance(loss, Tensor):
             raise TypeError(f"make_loss() returned a {type(loss).__name__}; expected a tensor, the loss")
         call = Call.of(loss, None, retain_graph, create_graph, None)

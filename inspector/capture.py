@@ -27,7 +27,7 @@ from .torch_internals import (
 )
 
 Paths = dict[nn.Module, str]
-Observer = Callable[[Operation | CallRecord], None]
+Observer = Callable[[Operation | CallRecord, object], None]
 
 
 class capture:
@@ -40,7 +40,7 @@ class capture:
     Args:
         module: names the parameters and modules after this module; without it, after each outermost module that is
             called. Give it where the forward calls parts of a model and never the model itself.
-        observer: called after each operation that gave a tensor, and after each module call.
+        observer: called after each operation that gave a tensor, and after each module call, with it and its result.
 
     Known limitations: another thread's forward is not seen (open a capture there), nor a custom Function whose `apply`
     was put into a variable before. A compiled region is one node with the module call around it; each capture makes
@@ -128,7 +128,7 @@ class _CallWatcher:
                 if not marked and sequence_nr() != start:
                     self._mark_unseen(result, call, start)
                 if self._observer is not None:
-                    self._observer(call)
+                    self._observer(call, result)
                 return
 
     def _mark_unseen(self, result: object, call: CallRecord, start: int) -> None:
@@ -168,7 +168,8 @@ class _OperationWatcher(TorchFunctionMode):
         end = sequence_nr()
         if end == start:
             if self._observer is not None and next(tensors_of(result), None) is not None:
-                self._observer(Operation(self._facts, function, start, end, self._calls.current, capture_traceback()))
+                operation = Operation(self._facts, function, start, end, self._calls.current, capture_traceback())
+                self._observer(operation, result)
         else:
             operation = Operation(self._facts, function, start, end, self._calls.current, capture_traceback())
             mark_result(result, operation)
@@ -177,7 +178,7 @@ class _OperationWatcher(TorchFunctionMode):
                 mark(nodes_of([args[0], base_of(args[0])]), operation)
             mark_foreign(args, start)
             if self._observer is not None:
-                self._observer(operation)
+                self._observer(operation, result)
         return result
 
 
@@ -196,6 +197,6 @@ def _apply_watcher(facts: Facts, calls: _CallWatcher, observer: Observer | None)
             mark_result(result, operation)
             calls.note_result(result)
             if observer is not None:
-                observer(operation)
+                observer(operation, result)
 
     return watch
