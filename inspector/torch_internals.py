@@ -1105,6 +1105,7 @@ def _quiet_kineto() -> Iterator[None]:
 
 
 _EVALUATE = "autograd::engine::evaluate_function: "
+_CPU = torch.device("cpu")
 
 
 def stop_allocation_events() -> AllocationEvents:
@@ -1116,7 +1117,8 @@ def stop_allocation_events() -> AllocationEvents:
         name = event.name
         if name == "[memory]":
             fields = event.extra_fields
-            rows.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+            if fields.device == _CPU:  # accelerators' allocators tell the profiler, too
+                rows.append((event.start_time_ns, fields.ptr, fields.alloc_size))
         else:
             if not nested and name.startswith(_EVALUATE):
                 tasks.append(event.start_time_ns)
@@ -1125,6 +1127,37 @@ def stop_allocation_events() -> AllocationEvents:
     rows.sort(key=itemgetter(0))  # stable: at one time the order of the tree
     tasks.sort()
     return AllocationEvents(rows, tasks)
+
+
+def start_cuda_history(most: int) -> None:
+    """Lets the CUDA allocator write down what it does, on all devices: up to so many entries, then without the oldest.
+
+    Raises:
+        RuntimeError: it does so already; there can be one history alone. Or it can't: another allocator is in use.
+    """
+    torch.cuda.init()
+    if torch.cuda.get_allocator_backend() != "native":
+        raise RuntimeError(
+            f"the CUDA allocator in use is {torch.cuda.get_allocator_backend()}, of which torch keeps no history; "
+            'memory is measured with the one called "native"'
+        )
+    if torch._C._cuda_isHistoryEnabled():
+        raise RuntimeError(
+            "the history of CUDA memory is being recorded already, and torch keeps one alone: end that first, with "
+            "torch.cuda.memory._record_memory_history(enabled=None)"
+        )
+    torch.cuda.memory._record_memory_history(
+        enabled="all", context=None, stacks="python", max_entries=most, clear_history=True
+    )
+
+
+def stop_cuda_history(device: int) -> list[dict[str, Any]]:
+    """What the allocator of this device did since `start_cuda_history`: torch's entries, oldest first."""
+    try:
+        entries: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device]
+        return entries
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)  # also lets go of the entries
 
 
 def identity_of(tensor: Tensor) -> int:
