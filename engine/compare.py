@@ -1,0 +1,383 @@
+"""`th.compare`: one program's memory and time under several policies, measured and predicted, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..inspector.capture import capture
+from ..inspector.graph import Edge, Graph, Task
+from ..inspector.kinds import Kind
+from ..inspector.torch_internals import leaf_of
+from ..inspector.walk import graph
+from .backward import backward
+from .peak import PeakReport, peak_report
+from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
+from .schedule import queue_lengths
+from .sizes import size_text
+from .timeline import Timeline
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from rich.table import Table
+
+    from .run import Run
+
+Theme = Literal["light", "dark"]
+MakeLoss = Callable[[], Tensor]
+_Signature = tuple[tuple[object, ...], tuple[Edge, ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """What one policy did.
+
+    Attributes:
+        policy: its name.
+        timeline: the memory measured.
+        elapsed_ns: nanoseconds of the backward while its memory was recorded.
+        longest_queue: the most tasks that were ready at once.
+        predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None where there was
+            no other run, or no prediction.
+        dry_run_bytes: the peak that was predicted before any backward had run; None where the order was not known.
+    """
+
+    policy: str
+    timeline: Timeline
+    elapsed_ns: int
+    longest_queue: int
+    predicted: Timeline | None = None
+    calibrated_by: str | None = None
+    dry_run_bytes: int | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.timeline.peak_bytes
+
+    @property
+    def predicted_bytes(self) -> int | None:
+        return None if self.predicted is None else self.predicted.peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first place at which two orders differ, and the task which each runs there; None where it has ended."""
+
+    place: int
+    first: Task | None
+    second: Task | None
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One program under several policies.
+
+    `rows` are in the order in which the policies ran. In a notebook the table shows itself.
+    """
+
+    graph: Graph
+    rows: tuple[Row, ...]
+
+    def __getitem__(self, policy: str) -> Row:
+        """The row of a policy.
+
+        Raises:
+            ValueError: it is not compared here.
+        """
+        for row in self.rows:
+            if row.policy == policy:
+                return row
+        raise ValueError(f"{policy!r} is not compared here; compared are {', '.join(row.policy for row in self.rows)}")
+
+    @property
+    def lowest(self) -> Row:
+        """The row with the lowest peak, the first of several."""
+        return min(self.rows, key=lambda row: row.peak_bytes)
+
+    @property
+    def highest(self) -> Row:
+        """The row with the highest peak, the first of several."""
+        return max(self.rows, key=lambda row: row.peak_bytes)
+
+    @cached_property
+    def _reports(self) -> dict[str, PeakReport]:
+        return {}
+
+    def peak(self, policy: str) -> PeakReport:
+        """The peak under a policy, explained."""
+        row = self[policy]
+        if policy not in self._reports:
+            others = {other.policy: other.peak_bytes for other in self.rows if other is not row}
+            self._reports[policy] = peak_report(row.timeline, others)
+        return self._reports[policy]
+
+    def first_divergence(self, first: str, second: str) -> Divergence | None:
+        """Where the orders of two policies part; None if they are the same."""
+        orders = [self[policy].timeline.order for policy in (first, second)]
+        longest = max(map(len, orders))
+        for place in range(longest):
+            ids = [order[place] if place < len(order) else None for order in orders]
+            if ids[0] != ids[1]:
+                tasks = [None if task is None else self.graph.tasks[task] for task in ids]
+                does = [
+                    f"{policy} has ended" if task is None else f"{policy} runs {self.graph.describe(task)}"
+                    for policy, task in zip((first, second), tasks, strict=True)
+                ]
+                same = {0: "from the start", 1: "after the first task, which is the same"}
+                until = same.get(place, f"after {place:,} tasks, which are the same")
+                sentence = f"{first} and {second} part {until}: {does[0]}, {does[1]}."
+                return Divergence(place, tasks[0], tasks[1], sentence)
+        return None
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, in words."""
+        low, high = self.lowest, self.highest
+        if low.peak_bytes == high.peak_bytes:
+            said = "The order makes no difference to the peak." if len(self.rows) > 1 else ""
+            return (said,) if said else ()
+        more, ratio = high.peak_bytes - low.peak_bytes, high.peak_bytes / max(low.peak_bytes, 1)
+        share = f"{100 * (ratio - 1):.1f} %" if ratio >= 1.001 else "under 0.1 %"
+        how = f"{ratio:.1f} times that of" if ratio >= 1.5 else f"{size_text(more)} ({share}) more than"
+        parted = self.first_divergence(high.policy, low.policy)
+        return (
+            f"The peak of {high.policy} is {size_text(high.peak_bytes)}, {how} {low.policy}, "
+            f"{size_text(low.peak_bytes)}.",
+            *([parted.sentence] if parted else []),
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per policy, for `pandas.DataFrame(comparison.records())`."""
+        return [
+            {
+                "policy": row.policy,
+                "peak_bytes": row.peak_bytes,
+                "predicted_bytes": row.predicted_bytes,
+                "calibrated_by": row.calibrated_by,
+                "dry_run_bytes": row.dry_run_bytes,
+                "peak_place": row.timeline.peak_place,
+                "peak_task": row.timeline.peak_task,
+                "start_bytes": row.timeline.start_bytes,
+                "end_bytes": row.timeline.end_bytes,
+                "longest_queue": row.longest_queue,
+                "elapsed_ns": row.elapsed_ns,
+            }
+            for row in self.rows
+        ]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first."""
+        headings = ["policy", "peak", "predicted", "dry run", "peak in", "longest queue", "time"]
+        return [headings, *(list(self._cells(row)) for row in self.rows)]
+
+    def _cells(self, row: Row) -> Iterator[str]:
+        timeline = row.timeline
+        yield row.policy
+        yield size_text(row.peak_bytes)
+        yield "–" if row.predicted_bytes is None else _against(row.predicted_bytes, row.peak_bytes)
+        yield "–" if row.dry_run_bytes is None else _against(row.dry_run_bytes, row.peak_bytes)
+        if timeline.peak_task is None:
+            yield "before the first task"
+        else:
+            yield f"{timeline.peak_place + 1:,} of {len(timeline.order):,}, {self.graph.tasks[timeline.peak_task].name}"
+        yield f"{row.longest_queue:,}"
+        yield f"{row.elapsed_ns / 1e6:.1f} ms"
+
+    @property
+    def table(self) -> Table:
+        """The rows as a table of rich."""
+        from rich.table import Table
+        from rich.text import Text
+
+        headings, *rows = self.cells
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for heading in headings:
+            right = heading in ("peak", "predicted", "dry run", "longest queue", "time")
+            table.add_column(heading, justify="right" if right else "left")
+        for cells in rows:
+            table.add_row(Text(cells[0], "bold"), *map(Text, cells[1:]))
+        return table
+
+    def __rich__(self) -> Table:
+        return self.table
+
+    def __str__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
+        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in self.cells]
+        return "\n".join([*lines, *([""] if self.sentences else []), *self.sentences])
+
+    def __repr__(self) -> str:
+        peaks = ", ".join(f"{row.policy} {size_text(row.peak_bytes)}" for row in self.rows)
+        return f"<Comparison of {len(self.graph):,} tasks: {peaks}>"
+
+    def _repr_html_(self) -> str:
+        from ..widgets.report_html import table_html
+
+        return table_html(self)
+
+    def figure(self, theme: Theme = "light") -> go.Figure:
+        """The level over the tasks for each policy, the peaks marked. Needs plotly."""
+        from ..widgets.memory_figures import memory_figure
+
+        return memory_figure(self.timelines, theme)
+
+    def lifetimes_figure(self, policy: str, theme: Theme = "light", *, clock: bool = False) -> go.Figure:
+        """One bar per storage, the largest by bytes × time first. Needs plotly.
+
+        Args:
+            policy: one of those compared.
+            theme: "light" or "dark".
+            clock: draw over milliseconds instead of over tasks.
+
+        Raises:
+            ValueError: the policy is not compared here, or no clock was recorded.
+        """
+        from ..widgets.memory_figures import lifetimes_figure
+
+        return lifetimes_figure(self[policy].timeline, theme, clock=clock)
+
+    @property
+    def timelines(self) -> dict[str, Timeline]:
+        """The memory measured, by policy."""
+        return {row.policy: row.timeline for row in self.rows}
+
+    def save_html(self, path: str | Path, title: str = "Memory by policy") -> Path:
+        """Writes one page with the table, all figures and the peak of each policy explained.
+
+        The page works offline, from file:// too (plotly.js, some 5 MB, is inside), and follows the reader's light or
+        dark theme. Needs plotly.
+        """
+        from ..widgets.comparison_page import save_page
+
+        return save_page(self, Path(path), title)
+
+
+def compare(make_loss: MakeLoss, policies: Sequence[AnyPolicy] = ("bfs", "dfs", "heap")) -> Comparison:
+    """Runs forward and backward once under each policy, records the memory, and predicts it for comparison.
+
+    The .grad of all leaves are afterwards what they were before, and so is the state of torch's random numbers, which
+    is the same at the start of each run. What else `make_loss` changes, such as the running statistics of a BatchNorm,
+    it changes once more than there are policies: before the others comes a run for the prediction without any backward,
+    which also pays for what torch sets up once.
+
+    Args:
+        make_loss: runs the forward and returns the loss; it has to build the same graph each time.
+        policies: as in `th.backward`.
+
+    Raises:
+        TypeError: `make_loss` can't be called.
+        ValueError: there is no policy, an unknown one, or one twice; or the forwards build different graphs.
+        NotImplementedError: this memory can't be recorded.
+    """
+    from .dry_run import dry_run
+    from .profile import profile
+    from .simulate import simulate
+
+    if not callable(make_loss):
+        raise TypeError(
+            "make_loss must be a function that runs the forward and returns the loss, not a "
+            f"{type(make_loss).__name__}: each policy needs a fresh forward, as in `th.compare(lambda: model(x).sum())`"
+        )
+    chosen = {policy_name(found): found for found in map(find_policy, policies)}
+    if not chosen or len(chosen) < len(policies):
+        names = ", ".join(policy_name(find_policy(policy)) for policy in policies)
+        raise ValueError(f"there are two policies of one name: {names}" if chosen else "there is no policy to compare")
+
+    with _same_random_numbers(), capture():
+        loss = make_loss()
+    drawn = graph(loss)
+    leaves = [leaf_of(drawn.nodes[task.id]) for task in drawn.tasks if task.kind is Kind.ACCUMULATE_GRAD]
+    signature = _signature(drawn)
+    footprints = dry_run(drawn)
+    dry = {
+        name: None if is_dynamic(policy) else simulate(drawn, policy, footprints).peak_bytes
+        for name, policy in chosen.items()
+    }
+    with _own_gradients(leaves), _same_random_numbers():
+        backward(loss)
+    del loss, drawn, footprints
+
+    runs: dict[str, Run] = {}
+    for name, policy in chosen.items():
+        with _own_gradients(leaves), _same_random_numbers():
+            run = profile(make_loss, policy)
+        _assert_same_graph(signature, run.graph, name)
+        runs[name] = run
+    return Comparison(next(iter(runs.values())).graph, tuple(_rows(runs, dry)))
+
+
+def _rows(runs: dict[str, Run], dry: dict[str, int | None]) -> Iterator[Row]:
+    """Each policy's prediction comes from another one's run: the first, and for the first the second."""
+    from .simulate import simulate
+
+    names = list(runs)
+    for name, run in runs.items():
+        assert run.timeline is not None
+        by = next((other for other in names if other != name), None)
+        footprints = None if by is None else runs[by].footprints
+        predicted = None if footprints is None else simulate(footprints.graph, run.order, footprints)
+        longest = max(queue_lengths(run.graph, run.order), default=0)
+        yield Row(name, run.timeline, run.elapsed_ns, longest, predicted, by if predicted else None, dry[name])
+
+
+@contextmanager
+def _own_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """The run finds each .grad that was there as a copy, so that it adds to that one; afterwards all are put back."""
+    before = [leaf.grad for leaf in leaves]
+    try:
+        for leaf, grad in zip(leaves, before, strict=True):
+            leaf.grad = None if grad is None else grad.clone()
+        yield
+    finally:
+        for leaf, grad in zip(leaves, before, strict=True):
+            leaf.grad = grad
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices):
+        yield
+
+
+def _signature(drawn: Graph) -> _Signature:
+    return tuple((task.name, task.inputs) for task in drawn.tasks), drawn.edges
+
+
+def _assert_same_graph(expected: _Signature, drawn: Graph, policy: str) -> None:
+    tasks, edges = _signature(drawn)
+    if (tasks, edges) == expected:
+        return
+    if len(tasks) != len(expected[0]):
+        how = f"of {len(expected[0]):,} tasks at first, of {len(tasks):,} under {policy}"
+    else:
+        differing = [number for number, task in enumerate(tasks) if task != expected[0][number]]
+        how = (
+            f"under {policy}, {drawn.describe(differing[0])} is another task than at first"
+            if differing
+            else f"under {policy} its edges are others"
+        )
+    raise ValueError(
+        f"make_loss builds another graph each time, so its policies can't be compared: {how}. Fix what changes: the "
+        "data, its sizes, and Python's or NumPy's random numbers"
+    )
+
+
+def _against(predicted: int, measured: int) -> str:
+    if predicted == measured:
+        return "exact"
+    if not measured:
+        return size_text(predicted)
+    return f"{size_text(predicted)} ({100 * (predicted - measured) / measured:+.2f} %)"

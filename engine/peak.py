@@ -1,0 +1,260 @@
+"""The peak explained: which storages were alive, who made them, who kept them, and what would free them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..inspector.source import Source
+from .hints import Hint, Peak, hints
+from .sizes import share_text, size_text
+from .storage_words import StorageWords, module_title, ordinal
+from .timeline import Category, Storage, Timeline
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from rich.console import RenderableType
+
+_MOST_SHOWN = 4  # groups of a category in a text; all are in `groups`, and all storages in `records()`
+_LEAST_SHARE = 0.005  # of the peak
+
+
+@dataclass(frozen=True, slots=True)
+class PeakGroup:
+    """Storages that were alive at the peak for one purpose, made at one line of one module.
+
+    Attributes:
+        category: what they were for then.
+        module, source: where in the forward they were made; in the backward, the forward operation whose task made
+            them.
+        nbytes: of all.
+        storages: the last to be freed first.
+        made_by, kept_by, freed_by: who made them, who kept them from the peak on, and what frees them, in words.
+    """
+
+    category: Category
+    module: str | None
+    source: Source | None
+    nbytes: int
+    storages: tuple[Storage, ...]
+    made_by: str
+    kept_by: str
+    freed_by: str
+
+
+@dataclass(frozen=True, eq=False)
+class PeakReport:
+    """What was alive at the peak of one backward.
+
+    Attributes:
+        timeline: the memory of that backward.
+        answer: the peak, when it was, and what most of it is, in sentences.
+        groups: the storages by category, module and source line; the categories with most bytes first, and in each the
+            largest group.
+        hints: what could be done about it, each from a fact.
+    """
+
+    timeline: Timeline
+    answer: tuple[str, ...]
+    groups: tuple[PeakGroup, ...]
+    hints: tuple[Hint, ...] = field(default=())
+
+    @property
+    def nbytes(self) -> int:
+        return self.timeline.peak_bytes
+
+    @cached_property
+    def categories(self) -> dict[Category, int]:
+        """Bytes by category, most first."""
+        found: dict[Category, int] = {}
+        for group in self.groups:
+            found[group.category] = found.get(group.category, 0) + group.nbytes
+        return found
+
+    def title(self, group: PeakGroup) -> str:
+        """Where a group was made: `layer1.0, model.py:120`."""
+        module = module_title(self.timeline.graph, group.module)
+        return f"{module}, {group.source.short}" if group.source else module
+
+    def sentences(self, group: PeakGroup) -> list[tuple[str, str]]:
+        """The story of a group: (what is told, in words)."""
+        mixed = len(group.storages) > 1 and (" and " in group.made_by or ";" in group.made_by)
+        many = f"{len(group.storages):,} storages: " if mixed else ""
+        return [("made by", many + group.made_by), ("kept by", group.kept_by), ("freed", group.freed_by)]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per storage, for `pandas.DataFrame(report.records())`.
+
+        `bytes`; `share` of the peak, 0 to 1; `born` and `died`, places in the order (-1: before the backward, None:
+        never); `source`, `file.py:120`; `made_by`, `kept_by` and `freed_by` in words.
+        """
+        words = StorageWords(self.timeline)
+        since = max(self.timeline.peak_place, 0)
+        return [
+            {
+                "number": storage.number,
+                "bytes": storage.nbytes,
+                "share": storage.nbytes / self.nbytes,
+                "category": group.category.title,
+                "module": group.module,
+                "source": None if group.source is None else group.source.short,
+                "made_by": words.made_by([storage]),
+                "kept_by": words.kept_by([storage], group.category, since),
+                "freed_by": words.freed_by([storage]),
+                "born": storage.born,
+                "died": storage.died,
+                "born_ns": storage.born_ns,
+                "died_ns": storage.died_ns,
+            }
+            for group in self.groups
+            for storage in group.storages
+        ]
+
+    def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
+        """A treemap of the peak, by category, module and source line. Needs plotly."""
+        from ..widgets.memory_figures import peak_figure
+
+        return peak_figure(self, theme)
+
+    def __repr__(self) -> str:
+        return f"<PeakReport: {self.answer[0]} {len(self.groups)} groups, {len(self.hints)} hints>"
+
+    def __str__(self) -> str:
+        lines = [*self.answer, ""]
+        for category, groups, rest in self.shown(_MOST_SHOWN):
+            lines.append(f"{category.title}: {self._amount(self.categories[category])}")
+            for group in groups:
+                lines.append(f"  {self._amount(group.nbytes)}  {self.title(group)}")
+                lines += [f"    {word}: {sentence}" for word, sentence in self.sentences(group)]
+            if rest:
+                lines.append(f"  {rest}")
+        lines += ["", *(f"Hint: {hint}" for hint in self.hints)] if self.hints else []
+        return "\n".join(lines)
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("bytes", justify="right", no_wrap=True)
+        table.add_column("share", justify="right", no_wrap=True)
+        table.add_column("what, made where", ratio=2)
+        table.add_column("made by, kept by, freed", ratio=3)
+        for category, groups, rest in self.shown(_MOST_SHOWN):
+            nbytes = self.categories[category]
+            table.add_row(
+                Text(size_text(nbytes), "bold"),
+                Text(share_text(nbytes, self.nbytes), "bold"),
+                Text(category.title, "bold"),
+            )
+            for group in groups:
+                story = Text("\n").join(
+                    Text.assemble((f"{word} ", "dim"), said) for word, said in self.sentences(group)
+                )
+                share = share_text(group.nbytes, self.nbytes)
+                table.add_row(size_text(group.nbytes), share, Text(f"  {self.title(group)}"), story)
+            if rest:
+                table.add_row("", "", Text(f"  {rest}", "dim"))
+        parts: list[RenderableType] = [Text(self.answer[0], "bold"), *map(Text, self.answer[1:]), Text(), table]
+        for hint in self.hints:
+            parts.append(Padding(Text.assemble(("Hint  ", "bold"), str(hint)), (1, 0, 0, 0)))
+        return Group(*parts)
+
+    def _repr_html_(self) -> str:
+        from ..widgets.report_html import peak_html
+
+        return peak_html(self)
+
+    def _amount(self, nbytes: int) -> str:
+        return f"{size_text(nbytes)} ({share_text(nbytes, self.nbytes)})"
+
+    def shown(self, most: int) -> Iterator[tuple[Category, list[PeakGroup], str]]:
+        """By category its `most` largest groups, of those that a reader would miss, and how many more there are."""
+        for category, nbytes in self.categories.items():
+            groups = [group for group in self.groups if group.category is category]
+            large = [
+                group for group in groups[:most] if group is groups[0] or group.nbytes >= _LEAST_SHARE * self.nbytes
+            ]
+            rest = nbytes - sum(group.nbytes for group in large)
+            more = f"+{len(groups) - len(large):,} smaller groups, {size_text(rest)} together"
+            yield category, large, more if len(groups) > len(large) else ""
+
+
+def peak_report(timeline: Timeline, others: Mapping[str, int] | None = None) -> PeakReport:
+    """Explains the peak of a backward.
+
+    Args:
+        timeline: its memory, measured or predicted.
+        others: what is known of the peak in bytes under other policies, by name: hints mention it.
+    """
+    storages = [
+        (timeline.storage(number), timeline.category_at(number, timeline.peak_event)) for number in timeline.alive()
+    ]
+    groups = _groups(timeline, storages)
+    found = hints(Peak(timeline, storages, others or {}))
+    return PeakReport(timeline, tuple(_answer(timeline, groups)), groups, found)
+
+
+def _groups(timeline: Timeline, storages: list[tuple[Storage, Category]]) -> tuple[PeakGroup, ...]:
+    words = StorageWords(timeline)
+    since = max(timeline.peak_place, 0)
+    found: dict[tuple[Category, str | None, Source | None], list[Storage]] = {}
+    totals: dict[Category, int] = {}
+    for storage, category in storages:
+        if not storage.nbytes:
+            continue
+        maker = storage.made_by
+        found.setdefault((category, maker.module, maker.source), []).append(storage)
+        totals[category] = totals.get(category, 0) + storage.nbytes
+    end = len(timeline.order) + 1
+    groups = []
+    for (category, module, source), each in found.items():
+        each.sort(key=lambda storage: (-(end if storage.died is None else storage.died), storage.born, storage.number))
+        groups.append(
+            PeakGroup(
+                category,
+                module,
+                source,
+                sum(storage.nbytes for storage in each),
+                tuple(each),
+                words.made_by(each),
+                words.kept_by(each, category, since),
+                words.freed_by(each),
+            )
+        )
+    return tuple(sorted(groups, key=lambda group: (-totals[group.category], group.category, -group.nbytes)))
+
+
+def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> Iterator[str]:
+    count, place = len(timeline.order), timeline.peak_place
+    peak = size_text(timeline.peak_bytes)
+    if timeline.peak_task is not None:
+        where = timeline.graph.describe(timeline.peak_task)
+        yield (
+            f"The peak is {peak}, in {where}: the {ordinal(place + 1)} of {count:,} tasks, "
+            f"{share_text(place + 1, count)} of the backward."
+        )
+    else:
+        when = "before the first task: the backward starts with it" if place < 0 else "as backward() ended"
+        yield f"The peak is {peak}, {when}."
+    if groups:
+        first = groups[0]  # the largest of the category with most
+        alike = [group for group in groups if group.category is first.category]
+        nbytes = sum(group.nbytes for group in alike)
+        what = first.category.title if first.category is Category.UNKNOWN else f"{first.category.title}s"
+        group = f"; the largest group, {size_text(first.nbytes)}, was" if len(alike) > 1 else ","
+        source = f" at {first.source.short}" if first.source else ""
+        where = module_title(timeline.graph, first.module)
+        yield (
+            f"{size_text(nbytes)} of it ({share_text(nbytes, timeline.peak_bytes)}) are {what}{group} made in "
+            f"{where}{source}: {first.kept_by}."
+        )
+    if timeline.basis != "measured":
+        basis = "one calibrated run" if timeline.basis == "calibrated" else "a dry run: nothing was executed"
+        yield f"Predicted from {basis}."
+    if timeline.estimates:
+        yield f"An estimate: {'; '.join(timeline.estimates)}."

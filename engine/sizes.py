@@ -1,0 +1,34 @@
+"""Bytes as people read them."""
+
+from __future__ import annotations
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size_text(nbytes: int) -> str:
+    """`0 B`, `512 B`, `1.5 KiB`, `256 KiB`, `51.0 MiB`, `-20 KiB`: binary units, one digit after the point."""
+    scale = unit_of(nbytes)
+    if scale == 0:
+        return f"{nbytes} B"
+    if scale == 1 and nbytes % 1024 == 0:
+        return f"{nbytes // 1024} KiB"
+    return f"{nbytes / 1024**scale:.1f} {_UNITS[scale]}"
+
+
+def unit_of(nbytes: int) -> int:
+    """Which unit a size is written in: 0 for bytes, 1 for KiB, and so on. 1,023.9 KiB is already 1.0 MiB."""
+    scale = 0
+    while scale + 1 < len(_UNITS) and abs(nbytes) >= (1024 if scale == 0 else 999.5 * 1024**scale):
+        scale += 1
+    return scale
+
+
+def unit_name(scale: int) -> str:
+    """`MiB` for 2."""
+    return _UNITS[scale]
+
+
+def share_text(part: int, whole: int) -> str:
+    """`94 %`, and `under 1 %` for what is less."""
+    share = 100 * part / whole if whole else 0.0
+    return "under 1 %" if 0 < share < 1 else f"{share:.0f} %"

@@ -1,0 +1,206 @@
+"""Who made a storage, who keeps it and what frees it, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from ..inspector.graph import Graph, Task
+from .timeline import Category, Keeper, Storage, Timeline
+
+_MOST_NAMED = 3  # of each kind; of the others only how many there are
+
+
+def module_title(graph: Graph, path: str | None) -> str:
+    """What to call the module of this path; the model itself, whose path is empty, by its class."""
+    if path is None:
+        return "outside any module"
+    return path or next((call.class_name for call in graph.calls if not call.path), "the model")
+
+
+def operation_title(name: str) -> str:
+    """`linear` of `torch.nn.functional.linear`."""
+    return name.rsplit(".", 1)[-1] if name.startswith("torch.") else name
+
+
+def joined(parts: Sequence[str], most: int = _MOST_NAMED) -> str:
+    """`a`, `a and b`, `a, b, c and 4 more`."""
+    shown = list(parts[:most])
+    if len(parts) > most:
+        return f"{', '.join(shown)} and {len(parts) - most:,} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `54th`, `111th`."""
+    ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
+class StorageWords:
+    """Sentences about the storages of one timeline, of one or of many at once."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._graph = timeline.graph
+        self._tasks = timeline.graph.tasks
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """By task its place in the order."""
+        return {task: place for place, task in enumerate(self._timeline.order)}
+
+    def name(self, storage: Storage) -> str:
+        """A short name for a label: what made it, and where."""
+        if storage.number in self._timeline.grads:
+            return f"{self._leaf(self._timeline.grads[storage.number])}.grad"
+        maker = storage.made_by
+        if maker.task is not None:
+            what = f"{self._tasks[maker.task].short_name} #{maker.task}"
+        else:
+            what = operation_title(maker.operation.name) if maker.operation else "made in the forward"
+        return what if maker.module is None else f"{module_title(self._graph, maker.module)} · {what}"
+
+    def made_by(self, storages: Iterable[Storage]) -> str:
+        """`50 × AddmmBackward0 in the backward`, `linear in the forward`."""
+        found: dict[str, Counter[str]] = {}
+        for storage in storages:
+            when, what = self._maker(storage)
+            found.setdefault(when, Counter())[what] += 1
+        return "; ".join(
+            (joined([_times(count, what) for what, count in names.most_common()]) + " " + when).strip()
+            for when, names in found.items()
+        )
+
+    def _maker(self, storage: Storage) -> tuple[str, str]:
+        maker = storage.made_by
+        if maker.task is not None:
+            return "in the backward", self._tasks[maker.task].name
+        if maker.operation is not None:
+            return "in the forward", operation_title(maker.operation.name)
+        return "", "the forward" if storage.born < 0 else "backward() itself"
+
+    def keepers(self, storage: Storage, since: int = -1) -> list[Keeper]:
+        """What keeps it from a place of the order on: a task that has run before keeps nothing any more."""
+
+        def still(keeper: Keeper) -> bool:
+            if keeper.kind not in ("saved", "buffer") or keeper.task is None:
+                return True
+            return self.places.get(keeper.task, len(self._timeline.order)) >= since
+
+        return [keeper for keeper in storage.kept_by if still(keeper)]
+
+    def kept_by(self, storages: Sequence[Storage], category: Category, since: int = -1) -> str:
+        """Who keeps them from a place of the order on, where they are of this category.
+
+        `saved by 3 × ReluBackward0 (layer1.0)`, `48 gradients of weight wait for 48 × TBackward0 (lin)`.
+        """
+        saving: Counter[str] = Counter()
+        waiting: dict[tuple[str, str], tuple[set[int], set[int]]] = {}
+        grads: dict[str, None] = {}
+        user = backward = 0
+        for storage in storages:
+            keepers = self.keepers(storage, since)
+            ahead = any(keeper.kind == "buffer" for keeper in keepers)
+            for keeper in keepers:
+                if keeper.kind == "saved" and keeper.task is not None:
+                    saving[self._at(self._tasks[keeper.task])] += 1
+                elif keeper.kind == "buffer" and keeper.task is not None:
+                    task = self._tasks[keeper.task]
+                    numbers, tasks = waiting.setdefault((self._bound_for(task), self._at(task)), (set(), set()))
+                    numbers.add(storage.number)
+                    tasks.add(task.id)
+                elif keeper.kind == "grad" and keeper.task is not None and not (ahead and category is Category.BUFFER):
+                    grads[self._leaf(keeper.task)] = None
+                user += keeper.kind == "user"
+                backward += keeper.kind == "backward"
+        sentences = []
+        if saving:
+            sentences.append("saved by " + joined([_times(count, who) for who, count in saving.most_common()]))
+        kinds = sorted(waiting.items(), key=lambda item: -len(item[1][0]))
+        for (what, who), (numbers, tasks) in kinds[:_MOST_NAMED]:
+            gradients = f"{len(numbers):,} gradients" if len(numbers) > 1 else "a gradient"
+            verb = "wait" if len(numbers) > 1 else "waits"
+            sentences.append(f"{gradients}{what} {verb} for {_times(len(tasks), who)}")
+        if len(waiting) > _MOST_NAMED:
+            sentences.append(f"gradients for {len(waiting) - _MOST_NAMED:,} more kinds of task")
+        if grads:
+            sentences.append(".grad of " + joined(list(grads)))
+        if user:
+            sentences.append("held by your code" + (f" ({user:,} of them)" if user < len(storages) else ""))
+        if backward:
+            sentences.append("held by the call of backward() until its end")
+        return "; ".join(sentences) or _UNKNOWN_KEEPER.get(category, "not known")
+
+    def freed_by(self, storages: Sequence[Storage]) -> str:
+        """`when task 12 AddmmBackward0 (blocks.3.mlp, model.py:120) has run`, `never: it stays as .grad`."""
+        count = len(self._timeline.order)
+        forever = [storage for storage in storages if storage.died is None]
+        dying = [storage.died for storage in storages if storage.died is not None]
+        places = sorted({place for place in dying if 0 <= place < count})
+        sentences = []
+        if len(places) == 1:
+            task = self._timeline.order[places[0]]
+            inside = all(storage.category is Category.WORKSPACE for storage in storages)
+            described = self._graph.describe(task)
+            sentences.append(f"inside {described}" if inside else f"when {described} has run")
+        elif places:
+            names = Counter(self._tasks[self._timeline.order[place]].name for place in places)
+            kinds = joined([_times(number, name) for name, number in names.most_common()])
+            last = self._graph.describe(self._timeline.order[places[-1]])
+            sentences.append(
+                f"when {kinds} have run, the last of them {last}, the {ordinal(places[-1] + 1)} of {count:,}"
+            )
+        if any(place >= count for place in dying):
+            sentences.append("as backward() returns")
+        if forever:
+            some = f"{len(forever):,} of {len(storages):,} " if len(forever) < len(storages) else ""
+            sentences.append(f"{some}never: {self._reason(forever)}")
+        return "; ".join(sentences)
+
+    def _reason(self, storages: Sequence[Storage]) -> str:
+        it, stays = ("it", "stays") if len(storages) == 1 else ("they", "stay")
+        numbers = [storage.number for storage in storages]
+        if all(number in self._timeline.grads for number in numbers):
+            return f"{it} {stays} as .grad"
+        if any(number in self._timeline.held for number in numbers):
+            holds = [number for number in numbers if number in self._timeline.held]
+            return "your code holds " + ("it" if len(numbers) == 1 else "them" if holds == numbers else "some of them")
+        if any(storage.category is Category.SAVED for storage in storages):
+            return f"the nodes that save {'it' if len(storages) == 1 else 'them'} keep it after the backward, too"
+        return f"{it} {'was' if len(storages) == 1 else 'were'} alive as backward() returned"
+
+    def _at(self, task: Task) -> str:
+        """`ReluBackward0 (layer1.0)`."""
+        where = task.parameter or self._graph.module(task)
+        return f"{task.short_name if task.is_leaf else task.name}{f' ({where})' if where else ''}"
+
+    def _leaf(self, task_id: int) -> str:
+        return self._tasks[task_id].parameter or f"the leaf of task {task_id}"
+
+    def _bound_for(self, task: Task) -> str:
+        """` of lin.weight` where all that becomes of a gradient in this task's buffer is that leaf's."""
+        graph = self._graph
+        for _ in range(8):  # a weight's gradient passes a view or two
+            if task.is_leaf:
+                return f" of {task.parameter}" if task.parameter else ""
+            edges = graph.out_edges[task.id]
+            if len(edges) != 1:
+                return ""
+            task = graph.tasks[edges[0].next_task]
+        return ""
+
+
+_UNKNOWN_KEEPER = {
+    Category.WORKSPACE: "used inside the task that made it",
+    Category.BUFFER: "a gradient on its way to the next task",
+    Category.GRADIENT: "the .grad of a leaf",
+    Category.FORWARD: "held by your code",
+    Category.HELD: "held by your code or a hook",
+    Category.SAVED: "a node saves it",
+}
+
+
+def _times(count: int, what: str) -> str:
+    return what if count == 1 else f"{count:,} × {what}"

@@ -1,0 +1,158 @@
+"""Each hint on a program that has its fact, and on the same program without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import tapehead as th
+from tapehead.engine.hints import Hint
+from tapehead.engine.peak import peak_report
+from tapehead.engine.sizes import share_text, size_text
+from tapehead.engine.workloads import workload
+
+
+def hints(make_loss: Callable[[], Tensor], policy: str = "heap", **others: int) -> tuple[Hint, ...]:
+    timeline = th.profile(make_loss, policy).timeline
+    assert timeline is not None
+    return peak_report(timeline, others).hints
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def only(found: tuple[Hint, ...], words: str) -> Hint:
+    (hint,) = [hint for hint in found if words in hint.fact]
+    return hint
+
+
+@pytest.mark.parametrize(
+    ("name", "pick"),
+    [
+        ("SelectBackward0", lambda x: x[3]),
+        ("SliceBackward0", lambda x: x[3:5]),
+        ("IndexBackward0", lambda x: x[torch.tensor([1, 5])]),
+        ("GatherBackward0", lambda x: x.gather(0, torch.zeros(1, 100, dtype=torch.int64))),
+        ("IndexSelectBackward0", lambda x: x.index_select(0, torch.tensor([1]))),
+    ],
+)
+def test_a_gradient_filled_with_zeros_for_an_index(name: str, pick: Callable[[Tensor], Tensor]) -> None:
+    x = leaf(100, 100)
+    hint = only(hints(lambda: pick(x * 2).exp().sum()), name)
+    assert hint.nbytes == 100 * 100 * 4
+    assert "of the full size of what was indexed" in hint.fact
+    assert hints(lambda: (x * 2).exp().sum()) == ()
+
+
+def test_an_index_that_takes_all_is_none_of_it() -> None:
+    x = leaf(100, 100)
+    assert hints(lambda: (x * 2)[0:100].exp().sum()) == ()
+
+
+def test_a_sum_into_a_picked_gradient_is_not_taken_for_it() -> None:
+    table = leaf(500, 64)
+    found = hints(lambda: (functional.embedding(torch.tensor([1, 2]), table) @ table.t()).exp().sum())
+    assert only(found, "EmbeddingBackward0").nbytes == 500 * 64 * 4
+
+
+def test_float64_where_no_parameter_is() -> None:
+    x = leaf(1000)
+    hint = only(hints(lambda: (x.exp().double().exp() * 2).float().exp().sum()), "float64")
+    assert "though no parameter is wider than float32" in hint.fact
+    assert "ToCopyBackward0" in hint.fact
+    assert hint.nbytes // 8000 >= 2  # the saved exp of 1000 doubles, and a gradient
+    assert hints(lambda: (x.exp().exp() * 2).float().exp().sum()) == ()
+    double = x.detach().double().requires_grad_()
+    assert not any("float64" in hint.fact for hint in hints(lambda: (double.exp() * 2).exp().sum()))
+
+
+def test_a_gradient_that_retain_grad_holds() -> None:
+    x = leaf(1000)
+    kept = []
+
+    def make_loss(retain: bool) -> Tensor:
+        later = x.repeat(8) * 2  # its backward comes last, and makes the peak
+        hidden = x * 2
+        if retain:
+            hidden.retain_grad()
+            kept.append(hidden)
+        return hidden.exp().sum() + later.sum()
+
+    assert only(hints(lambda: make_loss(True)), "retain_grad()").nbytes == 4000
+    assert not any("retain_grad()" in hint.fact for hint in hints(lambda: make_loss(False)))
+
+
+def test_a_gradient_that_a_hook_keeps() -> None:
+    x = leaf(1000)
+    kept: list[Tensor] = []
+
+    def make_loss() -> Tensor:
+        later = x.repeat(8) * 2
+        hidden = x * 2
+        hidden.register_hook(kept.append)
+        return hidden.exp().sum() + later.sum()
+
+    assert only(hints(make_loss), "held by a hook").nbytes == 4000
+
+
+def test_an_output_that_the_user_still_holds() -> None:
+    x = leaf(1000)
+    kept = []
+
+    def make_loss(keep: bool) -> Tensor:
+        hidden = x * 2
+        shifted = hidden + 1  # nothing saves it
+        if keep:
+            kept.append(shifted)
+        return (shifted.sum() * hidden.exp()).sum()
+
+    hint = only(hints(lambda: make_loss(True)), "needed by no task any more")
+    assert hint.nbytes == 4000
+    assert "add" in hint.fact and "test_hints.py" in hint.fact
+    assert not any("needed by no task" in hint.fact for hint in hints(lambda: make_loss(False)))
+
+
+def test_a_copy_that_is_saved_beside_its_original() -> None:
+    x, weight = leaf(50, 40), leaf(50, 50)
+
+    def make_loss(copy: bool) -> Tensor:
+        hidden = x.tanh().t()  # tanh saves its result
+        return ((hidden.contiguous() if copy else hidden) @ weight).exp().sum()
+
+    hint = only(hints(lambda: make_loss(True)), "a copy of a tensor that is saved, too")
+    assert hint.nbytes == 50 * 40 * 4
+    assert "CloneBackward0" in hint.fact
+    assert not any("a copy" in hint.fact for hint in hints(lambda: make_loss(False)))
+
+
+def test_a_copy_of_what_nobody_saves_is_none_of_it() -> None:
+    x, weight = leaf(50, 40), leaf(50, 50)
+    found = hints(lambda: ((x + 1).t().contiguous() @ weight).exp().sum())
+    assert not any("a copy" in hint.fact for hint in found)
+
+
+def test_gradients_that_wait_because_of_the_order() -> None:
+    _, make_loss = workload("linear50").build()
+    hint = only(hints(make_loss, "bfs", heap=3_145_732), "wait for 48 × TBackward0 (linear)")
+    assert hint.nbytes == 48 * 2**20
+    assert "under heap the peak is 3.0 MiB" in hint.advice
+    assert not any("wait for" in hint.fact for hint in hints(make_loss, "heap"))
+
+
+def test_a_small_thing_is_not_worth_a_sentence() -> None:
+    x, large = leaf(4, 4), nn.Parameter(leaf(1000, 100).detach())
+    assert hints(lambda: (x * 2)[0].exp().sum() + large.exp().sum()) == ()
+
+
+def test_sizes_are_written_as_people_read_them() -> None:
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 262144: "256 KiB", 2**20 - 1: "1.0 MiB"}
+    sizes |= {51 * 2**20: "51.0 MiB", 3 * 2**30 // 2: "1.5 GiB", -20480: "-20 KiB", 2**50: "1024.0 TiB"}
+    assert {nbytes: size_text(nbytes) for nbytes in sizes} == sizes
+    assert [share_text(part, 1000) for part in (0, 1, 9, 11, 520, 1000)] == [
+        *("0 %", "under 1 %", "under 1 %", "1 %", "52 %", "100 %")
+    ]

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import re
+import sys
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import tapehead as th
+from tapehead.engine.peak import PeakReport, peak_report
+from tapehead.engine.simulate import simulate
+from tapehead.engine.storage_words import StorageWords, joined, ordinal
+from tapehead.engine.timeline import Category, Maker
+from tapehead.engine.workloads import workload
+
+from .timelines import Told
+
+NASTY = "[bold]x</b><script>alert(1)</script>$y$"
+
+
+def measured(name: str, policy: str = "heap") -> PeakReport:
+    _, make_loss = workload(name).build()
+    timeline = th.profile(make_loss, policy).timeline
+    assert timeline is not None
+    return peak_report(timeline)
+
+
+def chain() -> th.Graph:
+    """Sum, Mul, Exp, and the leaf."""
+    leaf = torch.ones(4, requires_grad=True)
+    with th.capture():
+        loss = (leaf.exp() * 2).sum()
+    return th.graph(loss, {"leaf": leaf})
+
+
+def tasks(graph: th.Graph) -> dict[str, int]:
+    return {task.short_name: task.id for task in graph.tasks}
+
+
+def printed(report: PeakReport) -> str:
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(report)
+    return capture.get()
+
+
+def test_fifty_weight_gradients_that_wait_are_the_answer() -> None:
+    report = measured("linear50", "bfs")
+    graph = report.timeline.graph
+    where = graph.describe(report.timeline.peak_task)
+    assert report.answer[0] == f"The peak is 51.0 MiB, in {where}: the 54th of 104 tasks, 52 % of the backward."
+    assert "(100 %) are input buffers" in report.answer[1]
+    assert "made in linear at workload_models.py:" in report.answer[1]
+    assert "49 gradients of linear.weight wait for 49 × TBackward0 (linear)" in report.answer[1]
+    for text in (str(report), printed(report)):
+        assert text.startswith("The peak is 51.0 MiB")
+        assert "Hint" in text and "48 gradients" in text
+    assert repr(report).count("\n") == 0
+
+
+@pytest.mark.parametrize("name", ["resnet50", "gpt2", "recommender"])
+def test_the_groups_are_the_peak_and_each_storage_is_in_one(name: str) -> None:
+    report = measured(name)
+    timeline = report.timeline
+    assert sum(group.nbytes for group in report.groups) == timeline.peak_bytes == report.nbytes
+    numbers = [storage.number for group in report.groups for storage in group.storages]
+    assert sorted(numbers) == [number for number in timeline.alive() if timeline.nbytes[number]]
+    totals = [report.categories[category] for category in report.categories]
+    assert totals == sorted(totals, reverse=True) and sum(totals) == report.nbytes
+    for group in report.groups:
+        died = [storage.died for storage in group.storages]
+        assert died == sorted(died, key=lambda place: -len(timeline) if place is None else -place)
+
+
+def test_records_are_a_data_frame_with_a_row_per_storage() -> None:
+    report = measured("resnet50")
+    frame = pd.DataFrame(report.records())
+    assert len(frame) == sum(len(group.storages) for group in report.groups)
+    assert frame["bytes"].sum() == report.nbytes
+    assert frame["share"].sum() == pytest.approx(1)
+    by_category = frame.groupby("category")["bytes"].sum().to_dict()
+    assert by_category == {category.title: nbytes for category, nbytes in report.categories.items()}
+    graph, order = report.timeline.graph, report.timeline.order
+    ended = frame[frame["died"] < len(order)]
+    assert len(ended)
+    for record in ended.to_dict("records"):
+        assert graph.describe(order[int(record["died"])]) in record["freed_by"]
+    grads = frame[frame["category"] == "parameter gradient"]
+    assert len(grads) and set(grads["freed_by"]) == {"never: it stays as .grad"}
+    assert all(re.fullmatch(r"\.grad of \S+", kept) for kept in grads["kept_by"])
+
+
+def test_who_keeps_what_is_saved_are_the_tasks_still_to_come() -> None:
+    report = measured("gpt2")
+    timeline = report.timeline
+    place = {task: at for at, task in enumerate(timeline.order)}
+    words = StorageWords(timeline)
+    for group in report.groups:
+        if group.category is Category.SAVED:
+            for storage in group.storages:
+                keepers = words.keepers(storage, timeline.peak_place)
+                to_come = {task for task, _ in timeline.saved[storage.number] if place[task] >= timeline.peak_place}
+                assert {keeper.task for keeper in keepers if keeper.kind == "saved"} == to_come != set()
+
+
+def test_each_kind_of_keeper_has_its_words() -> None:
+    graph = chain()
+    at = tasks(graph)
+    told = Told(graph)
+    saved = told.left(400, maker=Maker(None, graph.tasks[at["Exp"]].operation, ""), saved=[(at["Exp"], "result")])
+    output = told.left(300, Category.FORWARD, held=True)
+    told.task(at["Sum"])
+    root = told.born(200)
+    told.task(at["Mul"])
+    gradient = told.born(100)
+    told.waits_in(at["Exp"], gradient)
+    workspace = told.born(50, Category.WORKSPACE)
+    told.dies(workspace)
+    told.task(at["Exp"])
+    told.dies(saved)
+    told.task(at["AccumulateGrad"])
+    told.becomes(gradient, Category.GRADIENT)
+    told.grads[gradient] = at["AccumulateGrad"]
+    timeline = told.done(root)
+    report = peak_report(timeline)
+    records = {record["number"]: record for record in report.records()}
+    kept = {number: record["kept_by"] for number, record in records.items()}
+    freed = {number: record["freed_by"] for number, record in records.items()}
+    exp, mul = graph.describe(at["Exp"]), graph.describe(at["Mul"])
+    assert report.answer[0].startswith(f"The peak is 1.0 KiB, in {mul}: the 2nd of 4 tasks, 50 %")
+    assert kept[saved] == "saved by ExpBackward0"
+    assert freed[saved] == f"when {exp} has run"
+    assert records[saved]["made_by"] == "exp in the forward"
+    assert (kept[output], freed[output]) == ("held by your code", "never: your code holds it")
+    assert (kept[root], freed[root]) == ("held by the call of backward() until its end", "as backward() returns")
+    assert (kept[gradient], freed[gradient]) == (
+        "a gradient of leaf waits for ExpBackward0",
+        "never: it stays as .grad",
+    )
+    assert (kept[workspace], freed[workspace]) == ("used inside the task that made it", f"inside {mul}")
+
+
+def test_a_backward_that_starts_with_its_peak_says_so() -> None:
+    graph = chain()
+    told = Told(graph)
+    told.left(4096, saved=[(tasks(graph)["Exp"], "result")])
+    told.task(tasks(graph)["Sum"])
+    assert peak_report(told.done()).answer[0] == (
+        "The peak is 4 KiB, before the first task: the backward starts with it."
+    )
+
+
+def test_a_prediction_is_called_one() -> None:
+    _, make_loss = workload("linear50").build()
+    run = th.profile(make_loss, "heap")
+    report = peak_report(simulate(run.graph, "bfs", run.footprints))
+    assert "Predicted from one calibrated run." in report.answer
+    assert report.answer[0] == measured("linear50", "bfs").answer[0]
+
+
+def test_the_text_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = measured("linear50")
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(ImportError):
+        report.__rich__()
+    assert "input buffer" in str(report)
+
+
+def test_names_are_data() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(NASTY, nn.Linear(64, 64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return getattr(self, NASTY)(x)
+
+    model = Model()
+    timeline = th.profile(lambda: model(torch.ones(2, 64)).tanh().sum()).timeline
+    assert timeline is not None
+    report = peak_report(timeline)
+    assert NASTY in str(report)
+    assert NASTY in printed(report).replace("\n", "") or "[bold]x</b>" in printed(report)
+    html = report._repr_html_()
+    assert "<script>" not in html and "</b><" not in html.replace("</b></td>", "").replace("</b></p>", "")
+    assert "[bold]x&lt;/b&gt;&lt;script&gt;" in html
+
+
+def test_long_lists_end_in_how_many_more() -> None:
+    assert joined(["a"]) == "a"
+    assert joined(["a", "b"]) == "a and b"
+    assert joined(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 111, 112, 1003)] == [
+        *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "111th", "112th", "1,003rd")
+    ]

@@ -1,0 +1,469 @@
+"""Memory drawn with plotly: levels over tasks, categories, lifetimes, and what is alive at a peak.
+
+Each figure exists as plain data first (`*_drawing`), which the HTML page takes as it is, in colours that it fills in.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from textwrap import wrap
+from typing import Any, Literal
+
+import plotly.graph_objects as go
+
+from ..engine.peak import PeakGroup, PeakReport
+from ..engine.sizes import share_text, size_text, unit_name, unit_of
+from ..engine.storage_words import StorageWords, module_title
+from ..engine.timeline import Category, Storage, Timeline
+from .theme import CATEGORY_COLOURS, DARK, FONT, LIGHT, Colours
+
+Drawing = dict[str, Any]
+Theme = Literal["light", "dark"]
+
+_MOST_POINTS = 1500  # of one line: more than pixels across a screen's plot
+_MOST_BARS = 30
+_MOST_LEAVES = 250  # groups in a treemap
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_HEIGHT = 340
+_TOP, _BOTTOM = 44, 46  # margins of the memory figures, pixels
+_ROW = 21  # pixels of one bar
+_LABEL = 30  # characters of a bar's name
+_LINE = 80  # characters of a line in a box that opens on hover: plotly breaks none
+
+
+def memory_figure(timelines: Mapping[str, Timeline], theme: Theme = "light") -> go.Figure:
+    """The level over the tasks, one line per policy."""
+    return _figure(memory_drawing(timelines, _colours(theme)))
+
+
+def category_figure(timeline: Timeline, theme: Theme = "light") -> go.Figure:
+    """The level over the tasks, stacked by category."""
+    return _figure(category_drawing(timeline, _colours(theme)))
+
+
+def lifetimes_figure(timeline: Timeline, theme: Theme = "light", *, clock: bool = False) -> go.Figure:
+    """One bar per storage, the largest by bytes × time first.
+
+    Raises:
+        ValueError: `clock`, and the timeline has none.
+    """
+    return _figure(lifetimes_drawing(timeline, _colours(theme), clock=clock))
+
+
+def peak_figure(report: PeakReport, theme: Theme = "light") -> go.Figure:
+    """A treemap of the peak: category, module, source line."""
+    return _figure(peak_drawing(report, _colours(theme)))
+
+
+def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours) -> Drawing:
+    """See `memory_figure`. Of many tasks, each point stands for several in a row, at their highest."""
+    highest = max(timeline.peak_bytes for timeline in timelines.values())
+    scale = unit_of(highest)
+    count = max(len(timeline.order) for timeline in timelines.values())
+    traces = []
+    for number, (policy, timeline) in enumerate(timelines.items()):
+        bins = _bins(timeline)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": escaped(policy),
+                "x": [*(first for first, _, _ in bins), len(timeline.order)],
+                "y": [*(timeline.task_peaks[at] / 1024**scale for _, at, _ in bins), timeline.end_bytes / 1024**scale],
+                "customdata": [
+                    *(_level_text(timeline, policy, each) for each in bins),
+                    f"<b>{escaped(policy)}</b>  {size_text(timeline.end_bytes)} at the end",
+                ],
+                "hovertemplate": "%{customdata}<extra></extra>",
+                "line": {
+                    "shape": "hv",
+                    "width": 1.8,
+                    "dash": _DASHES[number % len(_DASHES)],
+                    "color": colours["ink" if number == 0 else "ink2" if number % 2 else "ink3"],
+                },
+            }
+        )
+    top = 1.1 * highest / 1024**scale or 1
+    for policy, timeline in timelines.items():
+        traces.append(_ring(timeline, scale, colours, policy))
+    layout = _layout(colours, _HEIGHT)
+    layout["margin"] = {"l": 64, "r": 160, "t": _TOP, "b": _BOTTOM}
+    layout["xaxis"] |= {"range": [0, count], "title": _axis_title(_many("task, in the order in which they run", count))}
+    layout["yaxis"] |= {"range": [0, top], "ticksuffix": f" {unit_name(scale)}"}
+    layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": colours["ink2"]}}
+    layout["annotations"] = _gutter(timelines, top * 1024**scale, colours)
+    return {"data": traces, "layout": layout}
+
+
+def category_drawing(timeline: Timeline, colours: Colours) -> Drawing:
+    """See `category_figure`."""
+    scale = unit_of(timeline.peak_bytes)
+    bins = _bins(timeline)
+    count = len(timeline.order)
+    xs = [*(first for first, _, _ in bins), count]
+    traces: list[dict[str, Any]] = []
+    for category, levels in timeline.category_levels.items():
+        ys = [levels[at] / 1024**scale for _, at, _ in bins]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": category.title,
+                "stackgroup": "levels",
+                "x": xs,
+                "y": [*ys, ys[-1] if ys else 0],
+                "customdata": [*(size_text(levels[at]) for _, at, _ in bins), ""],
+                "hovertemplate": f"{category.title}  %{{customdata}}<extra></extra>",
+                "line": {"shape": "hv", "width": 0, "color": colours[CATEGORY_COLOURS[category]]},
+                "fillcolor": colours[CATEGORY_COLOURS[category]],
+            }
+        )
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "all",
+            "showlegend": False,
+            "x": xs,
+            "y": [*(timeline.task_peaks[at] / 1024**scale for _, at, _ in bins), timeline.end_bytes / 1024**scale],
+            "customdata": [
+                *(_level_text(timeline, "all", each) for each in bins),
+                f"{size_text(timeline.end_bytes)} at the end",
+            ],
+            "hovertemplate": "%{customdata}<extra></extra>",
+            "line": {"shape": "hv", "width": 1.4, "color": colours["ink"]},
+        }
+    )
+    traces.append(_ring(timeline, scale, colours, "peak"))
+    layout = _layout(colours, _HEIGHT)
+    layout["margin"] = {"l": 64, "r": 24, "t": _TOP, "b": _BOTTOM}
+    layout["xaxis"] |= {"range": [0, count], "title": _axis_title(_many("task, in the order in which they ran", count))}
+    layout["yaxis"] |= {
+        "range": [0, 1.1 * timeline.peak_bytes / 1024**scale or 1],
+        "ticksuffix": f" {unit_name(scale)}",
+    }
+    layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": colours["ink2"]}}
+    return {"data": traces, "layout": layout}
+
+
+def lifetimes_drawing(timeline: Timeline, colours: Colours, *, clock: bool = False) -> Drawing:
+    """See `lifetimes_figure`."""
+    if clock and not timeline.event_ns:
+        raise ValueError("this timeline has no clock: it is a prediction; its lifetimes can be drawn over tasks")
+    end = timeline.event_ns[-1] / 1e6 if clock else float(len(timeline.order))
+    storages = heapq.nlargest(_MOST_BARS, timeline, key=lambda each: each.nbytes * _length(each, end, clock))
+    words = StorageWords(timeline)
+    segments: dict[Category, list[tuple[int, float, float]]] = {}
+    changes: dict[int, list[tuple[int, Category]]] = {}
+    chosen = {storage.number for storage in storages}
+    for event, number, category in timeline.changes:
+        if number in chosen:
+            changes.setdefault(number, []).append((event, category))
+    for row, storage in enumerate(storages):
+        start, stop = _span(storage, end, clock)
+        category = Category(timeline.born_as[storage.number])
+        for event, becomes in changes.get(storage.number, ()):
+            at = _time_of(timeline, event, clock)
+            if start < at < stop:
+                segments.setdefault(category, []).append((row, start, at))
+                start = at
+            category = becomes
+        segments.setdefault(category, []).append((row, start, stop))
+    told = [_story(words, storage) for storage in storages]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": category.title,
+            "base": [start for _, start, _ in segments[category]],
+            "x": [stop - start for _, start, stop in segments[category]],
+            "y": [row for row, _, _ in segments[category]],
+            "width": 0.62,
+            "customdata": [told[row] for row, _, _ in segments[category]],
+            "hovertemplate": "%{customdata}<extra></extra>",
+            "marker": {"color": colours[CATEGORY_COLOURS[category]], "line": {"width": 0}},
+        }
+        for category in sorted(segments)
+    ]
+    ends = (
+        ("triangle-left", [(row, 0.0) for row, each in enumerate(storages) if each.born < 0], "made in the forward"),
+        ("triangle-right", [(row, end) for row, each in enumerate(storages) if each.died is None], "alive at the end"),
+        (
+            "line-ns-open",
+            [(row, _span(each, end, clock)[1]) for row, each in enumerate(storages) if each.died is not None],
+            "freed",
+        ),
+    )
+    for symbol, points, name in ends:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "x": [x for _, x in points],
+                "y": [row for row, _ in points],
+                "hoverinfo": "skip",
+                "cliponaxis": False,
+                "visible": bool(points),
+                "marker": {
+                    "symbol": symbol,
+                    "size": 7 if symbol[0] == "t" else 11,
+                    "color": colours["ink"],
+                    "line": {"width": 1.5},
+                },
+            }
+        )
+    rest = len(timeline) - len(storages)
+    axis = "milliseconds since the start of the backward" if clock else "task, in the order in which they ran"
+    layout = _layout(colours, _TOP + _BOTTOM + _ROW * max(len(storages), 1))
+    layout |= {"barmode": "overlay", "hovermode": "closest", "bargap": 0}
+    layout["margin"] = {"l": 222, "r": 84, "t": _TOP, "b": _BOTTOM}
+    layout["xaxis"] |= {
+        "range": [0, end or 1],
+        "title": _axis_title(axis + (f" · +{rest:,} more storages" if rest else "")),
+    }
+    layout["yaxis"] |= {
+        "range": [len(storages) - 0.5, -0.5],
+        "tickvals": list(range(len(storages))),
+        "ticktext": [escaped(_cut(words.name(storage), _LABEL)) for storage in storages],
+        "showgrid": False,
+        "fixedrange": True,
+    }
+    layout["legend"] = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"color": colours["ink2"]}}
+    layout["annotations"] = [
+        {
+            "xref": "paper",
+            "x": 1,
+            "xanchor": "left",
+            "xshift": 12,
+            "y": row,
+            "text": size_text(storage.nbytes),
+            "showarrow": False,
+            "font": {"size": 11, "color": colours["ink2"]},
+        }
+        for row, storage in enumerate(storages)
+    ]
+    return {"data": traces, "layout": layout}
+
+
+def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
+    """See `peak_figure`. Of many groups the smallest are one per category."""
+    graph = report.timeline.graph
+    ids, parents, values, tints = ["peak"], [""], [report.nbytes], [colours["sunk"]]
+    labels = [f"the peak  {size_text(report.nbytes)}"]
+    told = [f"<b>{size_text(report.nbytes)}</b> alive at the peak"]
+
+    def add(name: str, parent: str, label: str, nbytes: int, category: Category, story: str) -> None:
+        ids.append(name)
+        parents.append(parent)
+        labels.append(f"{escaped(_cut(label, 60))}  {size_text(nbytes)}")
+        values.append(nbytes)
+        tints.append(colours[CATEGORY_COLOURS[category]])
+        told.append(f"<b>{escaped(_cut(label, 90))}</b><br>{_amount(nbytes, report.nbytes)}{story}")
+
+    largest = set(map(id, heapq.nlargest(_MOST_LEAVES, report.groups, key=lambda group: group.nbytes)))
+    for category, nbytes in report.categories.items():
+        top = f"{int(category)}"
+        add(top, "peak", category.title, nbytes, category, "")
+        modules: dict[str | None, list[PeakGroup]] = {}
+        rest: list[PeakGroup] = []
+        for group in report.groups:
+            if group.category is category:
+                (modules.setdefault(group.module, []) if id(group) in largest else rest).append(group)
+        for number, (module, groups) in enumerate(modules.items()):
+            below = f"{top}/{number}"
+            if len(groups) == 1:
+                add(below, top, report.title(groups[0]), groups[0].nbytes, category, f"<br>{_group_story(groups[0])}")
+                continue
+            add(below, top, module_title(graph, module), sum(group.nbytes for group in groups), category, "")
+            for at, group in enumerate(groups):
+                line = group.source.short if group.source else f"by {group.made_by}"
+                add(f"{below}/{at}", below, line, group.nbytes, category, f"<br>{_group_story(group)}")
+        if rest:
+            add(f"{top}/rest", top, f"+{len(rest):,} smaller groups", sum(group.nbytes for group in rest), category, "")
+    layout = _layout(colours, 380)
+    layout["margin"] = {"l": 12, "r": 12, "t": 12, "b": 12}
+    layout["uniformtext"] = {"minsize": 10, "mode": "hide"}
+    del layout["xaxis"], layout["yaxis"]
+    treemap = {
+        "type": "treemap",
+        "ids": ids,
+        "parents": parents,
+        "labels": labels,
+        "values": values,
+        "branchvalues": "total",
+        "textinfo": "label",
+        "customdata": told,
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "marker": {
+            "colors": tints,
+            "line": {"color": colours["panel"], "width": 1},
+            "pad": {"t": 20, "l": 3, "r": 3, "b": 3},
+        },
+        "tiling": {"packing": "squarify", "pad": 1},
+        "pathbar": {"visible": True, "thickness": 20, "textfont": {"color": colours["ink2"], "size": 11}},
+        "maxdepth": 4,
+    }
+    return {"data": [treemap], "layout": layout}
+
+
+def escaped(text: str) -> str:
+    """A user's text in a label: plotly reads `<b>`, `<a href>` and entities in it, and TeX between dollars."""
+    text = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")
+
+
+def _figure(drawing: Drawing) -> go.Figure:
+    return go.Figure(drawing)
+
+
+def _colours(theme: Theme) -> Colours:
+    return {"light": LIGHT, "dark": DARK}[theme]
+
+
+def _layout(colours: Colours, height: int) -> dict[str, Any]:
+    axis = {
+        "showline": False,
+        "zeroline": False,
+        "gridcolor": colours["line"],
+        "tickfont": {"color": colours["ink3"]},
+        "tickcolor": colours["line2"],
+    }
+    return {
+        "height": height,
+        "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
+        "paper_bgcolor": colours["panel"],
+        "plot_bgcolor": colours["panel"],
+        "hovermode": "x unified",
+        "hoverlabel": {
+            "align": "left",
+            "bgcolor": colours["panel"],
+            "bordercolor": colours["line2"],
+            "font": {"family": FONT, "size": 11, "color": colours["ink"]},
+        },
+        "xaxis": {**axis, "showgrid": False, "unifiedhovertitle": {"text": " "}},
+        "yaxis": {**axis, "fixedrange": True},
+        "showlegend": True,
+    }
+
+
+def _axis_title(text: str) -> dict[str, Any]:
+    return {"text": text, "standoff": 8}
+
+
+def _many(text: str, count: int) -> str:
+    together = -(-count // _MOST_POINTS)
+    return text if together == 1 else f"{text} · each point is the highest of {together:,} tasks"
+
+
+def _bins(timeline: Timeline) -> list[tuple[int, int, int]]:
+    """(first place, place of the highest level, how many) of each point."""
+    peaks = timeline.task_peaks
+    count = len(peaks)
+    together = max(-(-count // _MOST_POINTS), 1)
+    return [
+        (first, max(range(first, min(first + together, count)), key=peaks.__getitem__), min(together, count - first))
+        for first in range(0, count, together)
+    ]
+
+
+def _level_text(timeline: Timeline, name: str, point: tuple[int, int, int]) -> str:
+    _, place, _ = point
+    described = escaped(_cut(timeline.graph.describe(timeline.order[place]), _LINE))
+    level = size_text(timeline.task_peaks[place])
+    return f"<b>{escaped(name)}</b>  {level}  {place + 1:,} of {len(timeline.order):,}: {described}"
+
+
+def _ring(timeline: Timeline, scale: int, colours: Colours, name: str) -> dict[str, Any]:
+    """The mark of the peak."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": f"peak of {escaped(name)}",
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "cliponaxis": False,
+        "x": [max(timeline.peak_place, 0)],
+        "y": [timeline.peak_bytes / 1024**scale],
+        "marker": {"size": 9, "color": colours["panel"], "line": {"width": 2, "color": colours["ink"]}},
+    }
+
+
+def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> list[dict[str, Any]]:
+    """The peaks at the right, each at its height, equal ones together, moved up where they would overlap."""
+    by_peak: dict[int, list[str]] = {}
+    for policy, timeline in timelines.items():
+        by_peak.setdefault(timeline.peak_bytes, []).append(policy)
+    found = []
+    lowest = 0.0  # pixels from the bottom of the plot
+    for peak in sorted(by_peak):
+        at = peak / top * (_HEIGHT - _TOP - _BOTTOM)
+        lifted = max(at, lowest)
+        lowest = lifted + 16
+        names = escaped(_cut(", ".join(by_peak[peak]), 15))
+        found.append(
+            {
+                "xref": "paper",
+                "x": 1,
+                "xanchor": "left",
+                "xshift": 8,
+                "yref": "paper",
+                "yanchor": "middle",
+                "y": at / (_HEIGHT - _TOP - _BOTTOM),
+                "yshift": lifted - at,
+                "text": f"{names}  <b>{size_text(peak)}</b>",
+                "showarrow": False,
+                "font": {"size": 11, "color": colours["ink"]},
+            }
+        )
+    return found
+
+
+def _time_of(timeline: Timeline, event: int, clock: bool) -> float:
+    if not clock:
+        return float(timeline.place_of(event))
+    return timeline.event_ns[min(event, len(timeline.event_ns) - 1)] / 1e6
+
+
+def _span(storage: Storage, end: float, clock: bool) -> tuple[float, float]:
+    """Where its bar starts and stops. A task takes one unit of place, so what dies in it reaches to its end."""
+    if clock:
+        start = 0.0 if storage.born < 0 or storage.born_ns is None else storage.born_ns / 1e6
+        return start, end if storage.died_ns is None else storage.died_ns / 1e6
+    stop = end if storage.died is None else min(storage.died + 1.0, end)
+    return max(float(storage.born), 0.0), stop
+
+
+def _length(storage: Storage, end: float, clock: bool) -> float:
+    start, stop = _span(storage, end, clock)
+    return stop - start
+
+
+def _story(words: StorageWords, storage: Storage) -> str:
+    source = storage.made_by.source
+    where = f" at {source.short}" if source else ""
+    return (
+        f"<b>{escaped(_cut(words.name(storage), _LINE))}</b><br>{size_text(storage.nbytes)} {storage.category.title}"
+        f"<br>{_wrapped(f'made by {words.made_by([storage])}{where}')}"
+        f"<br>{_wrapped(f'kept by: {words.kept_by([storage], storage.category)}')}"
+        f"<br>{_wrapped(f'freed {words.freed_by([storage])}')}"
+    )
+
+
+def _group_story(group: PeakGroup) -> str:
+    parts = (f"made by {group.made_by}", f"kept by: {group.kept_by}", f"freed {group.freed_by}")
+    count = f"{len(group.storages):,} storages<br>" if len(group.storages) > 1 else ""
+    return count + "<br>".join(map(_wrapped, parts))
+
+
+def _wrapped(text: str) -> str:
+    return "<br>".join(map(escaped, wrap(text, _LINE)))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _amount(nbytes: int, whole: int) -> str:
+    return f"{size_text(nbytes)}, {share_text(nbytes, whole)}"

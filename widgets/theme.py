@@ -1,0 +1,65 @@
+"""The colours and type of all that tapehead draws about memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..engine.timeline import Category
+
+Colours = Mapping[str, str]
+
+FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+LIGHT: Colours = {
+    "bg": "#f5f6f7",
+    "panel": "#ffffff",
+    "sunk": "#f1f2f4",
+    "line": "#e3e5e9",
+    "line2": "#b9bec7",
+    "ink": "#1b1d22",
+    "ink2": "#50555f",
+    "ink3": "#656b76",
+    "accent": "#c23b10",
+    "saved": "#2f66b3",
+    "buffer": "#dc9e21",
+    "pgrad": "#2aa58c",
+    "work": "#c47fbd",
+    "other": "#62666f",
+    "held": "#7a3e9d",
+    "unknown": "#b9bec7",
+}
+DARK: Colours = {
+    "bg": "#111215",
+    "panel": "#18191d",
+    "sunk": "#202227",
+    "line": "#2a2c32",
+    "line2": "#555a65",
+    "ink": "#e9eaed",
+    "ink2": "#b0b5bf",
+    "ink3": "#8f95a1",
+    "accent": "#ff7f55",
+    "saved": "#4a86da",
+    "buffer": "#e3ab3d",
+    "pgrad": "#6fd3b6",
+    "work": "#e0a3da",
+    "other": "#71767f",
+    "held": "#a274d0",
+    "unknown": "#555a65",
+}
+# For a page that follows its reader's theme: its script puts the colour in. No text has such a character in it.
+LATER: Colours = {name: f"\x01{name}" for name in LIGHT}
+
+CATEGORY_COLOURS = {
+    Category.SAVED: "saved",
+    Category.BUFFER: "buffer",
+    Category.GRADIENT: "pgrad",
+    Category.FORWARD: "other",
+    Category.HELD: "held",
+    Category.WORKSPACE: "work",
+    Category.UNKNOWN: "unknown",
+    Category.PARAMETER: "unknown",
+}
+
+
+def variables(colours: Colours) -> str:
+    """The colours as CSS variables: `--ink:#1b1d22;...`."""
+    return ";".join(f"--{name}:{colour}" for name, colour in colours.items())
