@@ -83,10 +83,7 @@ class Measurement:
             if task.is_leaf and (seen := look(leaf := leaf_of(graph.nodes[task.id]))) is not None
         }
         self._saved: dict[int, Slots] = {}
-        for task, node in enumerate(graph.nodes):
-            for slot in saved_slots(node):
-                if (seen := look(slot.tensor)) is not None:
-                    self._saved[seen.address] = (*self._saved.get(seen.address, ()), (task, slot.name))
+        self._note_all_saved(graph)
         if self._recorder is None:
             self._found = _find(graph, [output for output in outputs if isinstance(output, Tensor)])
             kept: dict[int, list[Followed]] = {}
@@ -100,6 +97,13 @@ class Measurement:
         self._start(recorder)
         self.watch = watch
         return watch
+
+    def _note_all_saved(self, graph: Graph) -> None:
+        """Apart, so that no variable still holds a tensor when `Graph.saved` counts references."""
+        for task, node in enumerate(graph.nodes):
+            for slot in saved_slots(node):
+                if (seen := look(slot.tensor)) is not None:
+                    self._saved[seen.address] = (*self._saved.get(seen.address, ()), (task, slot.name))
 
     def end(self) -> None:
         """backward() has returned."""

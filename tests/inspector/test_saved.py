@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
+from tapehead.engine.dry_run import dry_run
 from tapehead.inspector.torch_internals import saved_slots
 
 from .programs import Twice
@@ -325,3 +326,14 @@ def test_references_are_counted_in_any_mode() -> None:
     y = (torch.ones(4, requires_grad=True) * 2).sin()
     with torch.inference_mode():
         assert made_and_held(th.graph(y)) == {("Mul", "other"): (None, False), ("Sin", "self"): ("Mul", False)}
+
+
+def dropped_input() -> Tensor:
+    return (torch.ones(1000, requires_grad=True) * torch.ones(1000)).sum()
+
+
+def test_measuring_and_predicting_hold_nothing_as_they_look() -> None:
+    assert [each.held for each in th.backward(dropped_input(), memory=True).graph.saved] == [False]
+    graph = th.graph(dropped_input())
+    assert [(each.nbytes, each.held) for each in dry_run(graph).start] == [(4000, False), (4, True)]
+    assert [each.held for each in graph.saved] == [False]
