@@ -1135,7 +1135,7 @@ def start_cuda_history(most: int) -> None:
     Raises:
         RuntimeError: it does so already; there can be one history alone. Or it can't: another allocator is in use.
     """
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     if torch.cuda.get_allocator_backend() != "native":
         raise RuntimeError(
             f"the CUDA allocator in use is {torch.cuda.get_allocator_backend()}, of which torch keeps no history; "
