@@ -97,7 +97,7 @@ def assumed_layout(meta: TensorMeta) -> Layout:
 def assumed_footprint(graph: Graph, task_id: int) -> Footprint:
     """What a task is taken to do where it can't be asked: each gradient that it gives is a new block."""
     outputs: list[Output | None] = []
-    blocks = []
+    blocks: list[int] = []
     for edge in graph.out_edges[task_id]:
         layout = assumed_layout(graph.tasks[edge.next_task].inputs[edge.input])
         outputs.extend([None] * (edge.output - len(outputs)))

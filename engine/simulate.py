@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ _FORWARD, _HELD, _WORKSPACE = int(Category.FORWARD), int(Category.HELD), int(Cat
 _OUTSIDE = -1  # in place of a storage's number: it is not counted, and others hold it, too
 _NONE = 0  # in place of a tensor's number: no gradient
 _NOBODY = 0  # in place of an input's number: no task takes the gradient
+_NO_STORAGES: list[int] = []  # is not added to
 
 
 def simulate(
@@ -135,7 +137,7 @@ def _compile(footprint: Footprint, layouts: Layouts) -> _Program:
     more = None
     if others or any(output.origin != "block" or output.keeps_base or output.held for output in outputs):
         more = _More(
-            [output and _numbered(output, rank, layouts) for output in footprint.outputs],
+            [None if output is None else _numbered(output, rank, layouts) for output in footprint.outputs],
             [(rank[block], task_id) for block, task_id in footprint.kept],
             footprint.held_inputs,
         )
@@ -183,7 +185,7 @@ class _Simulation:
         self._grads: dict[int, int] = {}
         self._held: set[int] = set()  # storages that something else holds
         self._hooked: set[int] = set()  # tensors that hooks hold
-        self._released: list[list[int]] = [[] for _ in graph.tasks]  # by task the storages it lets go of at its end
+        self._released: list[list[int]] = [_NO_STORAGES] * len(graph)  # by task what it lets go of at its end
         self._drifted: list[int] = []
         self._unknown: list[int] = []
         self._too_late: list[int] = []
@@ -197,22 +199,21 @@ class _Simulation:
     def _number_inputs(self) -> None:
         """Where in `waiting` the inputs of each task are, and which of them each of its outputs goes to."""
         graph = self._graph
-        first = [1]
-        elsewhere = set()  # inputs on another device, whose memory is not counted
         device = torch.device(self._footprints.device)
-        for task in graph.tasks:
-            for number, meta in enumerate(task.inputs, first[-1]):
-                if meta.device != device:
-                    elsewhere.add(number)
-            first.append(first[-1] + len(task.inputs))
+        first = list(accumulate([len(task.inputs) for task in graph.tasks], initial=1))
+        self._elsewhere = {  # the inputs on another device, whose memory is not counted
+            first[task.id] + number
+            for task in graph.tasks
+            for number, meta in enumerate(task.inputs)
+            if meta.device != device
+        }
         receivers: list[list[int]] = [[] for _ in graph.tasks]
         for edge in graph.edges:
-            goes_to = receivers[edge.task]
-            while len(goes_to) < edge.output:
-                goes_to.append(_NOBODY)
-            goes_to.append(first[edge.next_task] + edge.input)
+            places = receivers[edge.task]
+            while len(places) < edge.output:
+                places.append(_NOBODY)
+            places.append(first[edge.next_task] + edge.input)
         self._first_input = first
-        self._elsewhere = elsewhere
         self._receivers = receivers
         self._waiting = [_NONE] * first[-1]
 
@@ -239,17 +240,26 @@ class _Simulation:
 
     def _start(self, keep_graph: bool) -> list[int]:
         """What is alive before: what the forward left, and the gradients from which the backward starts: returned."""
-        self._makers: list[Maker] = []
-        for number, storage in enumerate(self._footprints.start):
-            savers = {task_id for task_id, _ in storage.keepers}
-            self._new_storage(storage.nbytes, _SAVED if savers else _FORWARD)
-            self._uses[number] = len(savers) + storage.held or 1  # if nobody is known to hold it, it stays
-            self._makers.append(storage.made_by)
-            if storage.held:
-                self._held.add(number)
-            if not keep_graph:
-                for task_id in savers:
-                    self._released[task_id].append(number)
+        start = self._footprints.start
+        self._makers = [storage.made_by for storage in start]
+        self._nbytes.extend([storage.nbytes for storage in start])
+        self._born_as.extend([_SAVED if storage.keepers else _FORWARD for storage in start])
+        self._held.update([number for number, storage in enumerate(start) if storage.held])
+        released = self._released
+        for number, storage in enumerate(start):
+            uses = 1 if storage.held else 0
+            for task_id, _ in storage.keepers:
+                storages = released[task_id]
+                if not storages:
+                    released[task_id] = [number]
+                elif storages[-1] != number:  # else it keeps it in several slots
+                    storages.append(number)
+                else:
+                    continue
+                uses += 1
+            self._uses.append(uses or 1)  # if nobody is known to hold it, it stays
+        if keep_graph:
+            self._released = [_NO_STORAGES] * len(self._graph)
         roots = []
         for root, layout in zip(self._graph.roots, self._footprints.roots, strict=True):
             storage_number = _OUTSIDE
@@ -459,9 +469,12 @@ class _Simulation:
                 origin, number, layout, keeps_base, held = output
                 if origin == "block" or origin == "outside":
                     storage = first_storage + number if origin == "block" else _OUTSIDE
-                    base = self._new_tensor(storage, layout) if keeps_base else _NONE  # which nothing else shows
-                    tensor = self._new_tensor(storage, layout, base)
-                    self._counts[base] -= 1
+                    if keeps_base:
+                        base = self._new_tensor(storage, layout)
+                        tensor = self._new_tensor(storage, layout, base)
+                        self._counts[base] -= 1  # nothing but its view holds it
+                    else:
+                        tensor = self._new_tensor(storage, layout)
                 else:
                     source = given[number] if origin == "input" or origin == "view" else made[number]
                     if source > _NONE:
@@ -490,7 +503,7 @@ class _Simulation:
         if self._place_of.get(until, len(self._place_of)) < self._place_of[task_id]:
             self._too_late.append(task_id)
             until = task_id
-        self._released[until].append(storage)
+        self._released[until] = [*self._released[until], storage]
 
     def _compare(self, task_id: int, tensor: int, layout: int) -> None:
         """Notes a task whose input is not as it was when the footprint was seen."""
