@@ -515,12 +515,15 @@ class _Simulation:
 
     def _estimates(self) -> Iterator[str]:
         for task_ids, what in (
-            (self._drifted, "get gradients in another layout than when their footprint was seen, and may copy"),
-            (self._unknown, "get or give gradients of which the footprints tell nothing"),
-            (self._too_late, "keep what a task frees that has run before in this order; it is freed at once here"),
-            (self._partly, "give gradients that nobody needs, which PyTorch may not compute"),
+            (self._drifted, "gets a gradient in another layout than was seen, and may copy it"),
+            (self._unknown, "gets or gives a gradient of which nothing is known"),
+            (
+                self._too_late,
+                "keeps what is freed with a task that has run before in this order; it is freed at once here",
+            ),
+            (self._partly, "gives gradients that nobody needs, which PyTorch may not compute"),
         ):
-            if task_ids:
-                distinct = list(dict.fromkeys(task_ids))
-                count = f"{len(distinct):,} tasks" if len(distinct) > 1 else "1 task"
+            distinct = list(dict.fromkeys(task_ids))
+            if distinct:
+                count = f"each of {len(distinct):,} tasks" if len(distinct) > 1 else "1 task"
                 yield f"{count} {what}; the first is {self._graph.describe(distinct[0])}"
