@@ -1,4 +1,4 @@
-"""The command line: `tapehead demo`, `tapehead workloads`, `tapehead graph`.
+"""The command line: `tapehead demo`, `tapehead compare`, `tapehead workloads`, `tapehead graph`.
 
 Bad input is one sentence and exit code 2. Code 1: a user's script raised, or gradients of a demo are wrong.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .engine.workloads import Workload
     from .inspector.graph import Fold, Graph
 
 DEMO_POLICIES = ("bfs", "dfs", "heap")
@@ -57,6 +59,13 @@ def _parser() -> Parser:
     demo.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the picture (out)")
     demo.set_defaults(command=_demo)
 
+    compare = commands.add_parser("compare", help="measure and predict a ready model's memory under several policies")
+    compare.add_argument("workload", help="one of `tapehead workloads`")
+    compare.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies (bfs dfs heap)")
+    compare.add_argument("--size", choices=("small", "full"), default="small", help="how large a model (small)")
+    compare.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the page (out)")
+    compare.set_defaults(command=_compare)
+
     workloads = commands.add_parser("workloads", help="list the ready models")
     workloads.set_defaults(command=_workloads)
 
@@ -83,22 +92,52 @@ def _fold(text: str) -> Fold:
 
 def _demo(options: argparse.Namespace, console: Console) -> int:
     from .demo import run_demo
-    from .engine.policies import POLICIES
-    from .engine.workloads import workload
 
-    policies = dict.fromkeys(options.policy or DEMO_POLICIES)
-    for policy in policies:
-        if policy not in POLICIES:
-            return _refuse(f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
     try:
-        found = workload(options.workload)
-        options.out.mkdir(parents=True, exist_ok=True)
+        found, policies = _chosen(options)
     except (ValueError, OSError) as error:
         return _refuse(error)
-    if run_demo(found, list(policies), options.size, options.out, console):
+    if run_demo(found, policies, options.size, options.out, console):
         return 0
     print("tapehead: an engine disagrees with PyTorch: see the table", file=sys.stderr)
     return 1
+
+
+def _compare(options: argparse.Namespace, console: Console) -> int:
+    from .engine.compare import compare
+
+    if find_spec("plotly") is None:
+        return _refuse("the page draws its figures with plotly, which is missing: pip install plotly")
+    try:
+        found, policies = _chosen(options)
+    except (ValueError, OSError) as error:
+        return _refuse(error)
+    title = f"{found.title} ({found.name}, {options.size})"
+    console.print(f"[bold]{title}[/bold]\n[dim]{found.source}[/dim]\n")
+    _, make_loss = found.build(options.size)
+    comparison = compare(make_loss, policies)
+    console.print(comparison.table)
+    for sentence in comparison.sentences:
+        console.print(f"\n{sentence}", markup=False)
+    console.print(f"\n[bold]{comparison.highest.policy}[/bold]")
+    console.print(comparison.peak(comparison.highest.policy))
+    path = comparison.save_html(options.out / f"{found.name}-compare.html", title)
+    console.print(f"\nFigures, and the peak of each policy, are in {path}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> tuple[Workload, list[str]]:
+    """The workload and the policies that are meant; makes the folder for what comes out."""
+    from .engine.policies import POLICIES
+    from .engine.workloads import workload
+
+    policies = list(dict.fromkeys(options.policy or DEMO_POLICIES))
+    for policy in policies:
+        if policy not in POLICIES:
+            raise ValueError(f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
+    found = workload(options.workload)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return found, policies
 
 
 def _workloads(options: argparse.Namespace, console: Console) -> int:

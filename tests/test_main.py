@@ -290,3 +290,34 @@ def test_a_path_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert svg.exists() and str(svg) in capsys.readouterr().out.replace("\n", "")
     assert main(["graph", f"{script}:make_loss", "--svg", str(tmp_path / "picture.png")]) == 2
     assert "picture.png is not the name of an .svg file" in capsys.readouterr().err
+
+
+def test_compare_prints_the_table_and_the_peak_and_writes_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "linear50", "--out", str(tmp_path / "new")]) == 0
+    printed = capsys.readouterr().out
+    peaks = {line.split()[0]: line.split()[1:3] for line in printed.splitlines() if "MiB" in line and "exact" in line}
+    assert peaks == {"bfs": ["51.0", "MiB"], "dfs": ["3.0", "MiB"], "heap": ["3.0", "MiB"]}
+    assert "The peak is 51.0 MiB, in task" in printed
+    assert "gradients of linear.weight wait for" in printed
+    page = tmp_path / "new" / "linear50-compare.html"
+    assert str(page) in printed.replace("\n", "")
+    assert "One Linear used 50 times independently (linear50, small)" in page.read_text(encoding="utf-8")
+
+
+def test_compare_takes_the_policies_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "lstm_lm", "--policy", "heap", "bfs", "--out", str(tmp_path)]) == 0
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith(("ms", "ms  "))]
+    assert lines == ["heap", "bfs"]
+
+
+def test_compare_refuses_what_it_does_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "linear50" in assert_refused(["compare", "linear51"], capsys)
+    assert "unknown policy 'lifo'" in assert_refused(["compare", "linear50", "--policy", "lifo"], capsys)
+    (tmp_path / "file").touch()
+    assert "file" in assert_refused(["compare", "linear50", "--out", str(tmp_path / "file")], capsys)
+    monkeypatch.setattr("tapehead.__main__.find_spec", lambda name: None)
+    assert "pip install plotly" in assert_refused(["compare", "linear50"], capsys)

@@ -1,0 +1,87 @@
+"""The page of a comparison as a browser shows it: without a network, in either theme, on wide and narrow screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tapehead.engine.compare import compare
+from tapehead.engine.workloads import workload
+
+pytestmark = pytest.mark.e2e
+
+OVERLAPS = """() => {
+    const boxes = [...document.querySelectorAll('.figure:not([hidden] *) .annotation-text')]
+        .map(text => [text.textContent, text.getBoundingClientRect(), text.closest('.figure').getBoundingClientRect()]);
+    return boxes.flatMap(([name, box, figure], index) => [
+        ...(box.right > figure.right + 1 || box.left < figure.left - 1 ? [name + ' is cut'] : []),
+        ...boxes.slice(index + 1).filter(([, other]) =>
+            box.left < other.right && other.left < box.right && box.top + 2 < other.bottom && other.top + 2 < box.bottom
+        ).map(([other]) => name + ' overlaps ' + other),
+    ]);
+}"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    comparison = compare(workload("linear50").build()[1])
+    return comparison.save_html(tmp_path_factory.mktemp("page") / "page.html").as_uri()
+
+
+@pytest.fixture(params=[("light", 1280), ("dark", 700)], ids=lambda value: f"{value[0]}-{value[1]}")
+def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[tuple[Page, list[str]]]:
+    """The page, and what went wrong on it or over the network."""
+    scheme, width = request.param
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    trouble: list[str] = []
+    page.on("console", lambda message: trouble.append(message.text))
+    page.on("pageerror", lambda error: trouble.append(str(error)))
+    page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
+    page.goto(address)
+    page.wait_for_selector("#panel-0 [data-drawing=lifetimes-0] .barlayer .point")
+    yield page, trouble
+    page.close()
+
+
+def test_everything_is_drawn_and_nothing_is_fetched(page: tuple[Page, list[str]]) -> None:
+    shown, trouble = page
+    assert shown.locator(".figure .main-svg").count() >= 4
+    assert shown.locator("[role=tab][aria-selected=true]").inner_text().startswith("bfs")
+    assert shown.evaluate(OVERLAPS) == []
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert trouble == []
+
+
+def test_the_tabs_show_one_policy_each_and_obey_arrow_keys(page: tuple[Page, list[str]]) -> None:
+    shown, trouble = page
+    shown.locator("[role=tab]", has_text="heap").click()
+    shown.wait_for_selector("#panel-2 [data-drawing=lifetimes-2] .barlayer .point")
+    assert shown.locator("[role=tabpanel]:visible").count() == 1
+    assert "3.0 MiB" in shown.locator("#panel-2").inner_text()
+    shown.keyboard.press("ArrowRight")
+    assert shown.locator("[role=tab][aria-selected=true]").inner_text().startswith("bfs")
+    assert shown.locator("#panel-0").is_visible() and not shown.locator("#panel-2").is_visible()
+    assert trouble == []
+
+
+def test_hovering_says_which_task_and_which_level(page: tuple[Page, list[str]]) -> None:
+    shown, _ = page
+    plot = shown.locator("[data-drawing=memory] .nsewdrag").bounding_box()
+    assert plot is not None
+    shown.mouse.move(plot["x"] + plot["width"] * 0.5, plot["y"] + plot["height"] * 0.5)
+    shown.wait_for_selector("[data-drawing=memory] .hoverlayer text")
+    told = " ".join(shown.locator("[data-drawing=memory] .hoverlayer text").all_text_contents())
+    assert "of 104" in told and "Backward0 (linear, workload_models.py:" in told and "MiB" in told
+
+
+def test_figures_follow_the_readers_theme(page: tuple[Page, list[str]]) -> None:
+    shown, _ = page
+    colour = "getComputedStyle(document.querySelector('[data-drawing=memory] .main-svg')).backgroundColor"
+    found = {}
+    for scheme in ("light", "dark"):
+        shown.emulate_media(color_scheme=scheme)
+        shown.wait_for_function(f"{colour} === getComputedStyle(document.querySelector('main')).backgroundColor")
+        found[scheme] = shown.evaluate(colour)
+    assert found == {"light": "rgb(255, 255, 255)", "dark": "rgb(24, 25, 29)"}

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import count
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from tapehead.engine.compare import Comparison, compare
+from tapehead.engine.schedule import schedule
+from tapehead.engine.workloads import workload
+
+from .profiled import profiled
+
+
+def compared(name: str) -> Comparison:
+    return compare(workload(name).build()[1])
+
+
+@pytest.fixture(scope="module")
+def linear50() -> Comparison:
+    return compared("linear50")
+
+
+def small_model() -> tuple[nn.Module, Callable[[], Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.randn(8, 4)
+    return model, lambda: model(x).sum()
+
+
+@pytest.mark.parametrize("name", ["linear50", "ensemble", "resnet50"])
+def test_the_peaks_are_those_of_torchs_own_profiler(name: str) -> None:
+    model, make_loss = workload(name).build()
+    comparison = compare(make_loss)
+    assert [row.policy for row in comparison.rows] == ["bfs", "dfs", "heap"]
+    for row in comparison.rows:
+        model.zero_grad()
+        expected = profiled(make_loss, lambda graph, policy=row.policy: schedule(graph, policy))
+        assert list(row.timeline.order) == expected.order
+        assert row.peak_bytes == expected.peak
+
+
+@pytest.mark.parametrize("name", ["linear50", "ensemble", "lstm_lm", "recommender"])
+def test_each_policy_is_predicted_to_the_byte_from_anothers_run(name: str) -> None:
+    comparison = compared(name)
+    assert [row.calibrated_by for row in comparison.rows] == ["dfs", "bfs", "bfs"]
+    for row in comparison.rows:
+        assert row.predicted is not None and row.predicted.basis == "calibrated"
+        assert row.predicted.order == row.timeline.order
+        assert row.predicted_bytes == row.peak_bytes
+
+
+def test_the_prediction_before_any_backward_is_near(linear50: Comparison) -> None:
+    for row in linear50.rows:
+        assert row.dry_run_bytes == pytest.approx(row.peak_bytes, rel=0.01)
+
+
+def test_one_policy_alone_has_nothing_to_be_predicted_from() -> None:
+    comparison = compare(small_model()[1], ["heap"])
+    (row,) = comparison.rows
+    assert row.predicted is None and row.calibrated_by is None
+    assert comparison.sentences == ()
+    assert "–" in comparison.cells[1]
+
+
+def test_the_words_say_who_needs_how_much_and_where_the_orders_part(linear50: Comparison) -> None:
+    first, second = linear50.sentences
+    assert first == "The peak of bfs is 51.0 MiB, 17.0 times that of dfs, 3.0 MiB."
+    parted = linear50.first_divergence("bfs", "dfs")
+    assert parted is not None and str(parted) == second
+    orders = [linear50[policy].timeline.order for policy in ("bfs", "dfs")]
+    assert orders[0][: parted.place] == orders[1][: parted.place]
+    assert parted.first is linear50.graph.tasks[orders[0][parted.place]]
+    assert parted.second is linear50.graph.tasks[orders[1][parted.place]]
+    assert parted.first != parted.second
+    assert second.startswith(f"bfs and dfs part after {parted.place} tasks, which are the same: bfs runs task ")
+    assert "under heap" in str(linear50.peak("bfs")) or "under dfs" in str(linear50.peak("bfs"))
+
+
+def test_a_chain_leaves_nothing_to_choose() -> None:
+    x = torch.ones(1000, requires_grad=True)
+    comparison = compare(lambda: x.exp().tanh().sum())
+    assert comparison.first_divergence("bfs", "heap") is None
+    assert comparison.sentences == ("The order makes no difference to the peak.",)
+
+
+def test_a_policy_of_ones_own_is_compared_by_its_name() -> None:
+    def leaves_last(ready, state):
+        return min(ready, key=lambda task: (task.is_leaf, task.id))
+
+    comparison = compare(small_model()[1], ["heap", leaves_last])
+    assert list(comparison["leaves_last"].timeline.order) == schedule(comparison.graph, leaves_last)
+    assert comparison["leaves_last"].predicted_bytes == comparison["leaves_last"].peak_bytes
+
+
+def test_the_table_is_text_rows_and_a_data_frame(linear50: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(width=140)
+    with console.capture() as capture:
+        console.print(linear50)
+    for text in (capture.get(), str(linear50)):
+        lines = text.splitlines()
+        assert lines[0].split()[:3] == ["policy", "peak", "predicted"]
+        assert lines[1].split()[:4] == ["bfs", "51.0", "MiB", "exact"]
+    assert repr(linear50) == "<Comparison of 104 tasks: bfs 51.0 MiB, dfs 3.0 MiB, heap 3.0 MiB>"
+    frame = pd.DataFrame(linear50.records())
+    assert frame["peak_bytes"].tolist() == [row.peak_bytes for row in linear50.rows]
+    assert frame["longest_queue"].tolist() == [51, 50, 50]
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    assert "51.0 MiB" in str(linear50)
+
+
+def test_gradients_are_left_as_they_were() -> None:
+    model, make_loss = small_model()
+    first, *others = model.parameters()
+    before = first.grad = torch.full_like(first, 3.0)
+    compare(make_loss)
+    assert first.grad is before
+    assert torch.equal(before, torch.full_like(first, 3.0))
+    assert all(parameter.grad is None for parameter in others)
+
+
+def test_each_run_finds_the_gradients_that_were_there_and_adds_to_them() -> None:
+    model, make_loss = small_model()
+    make_loss().backward()
+    comparison = compare(make_loss)
+    assert {row.timeline.end_bytes for row in comparison.rows} == {4}, "the loss alone is new"
+    model.zero_grad()
+    parameters = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert {row.timeline.end_bytes for row in compare(make_loss).rows} == {4 + parameters}
+
+
+def test_random_numbers_are_the_same_in_each_run_and_the_callers_stay() -> None:
+    x = torch.ones(100, requires_grad=True)
+    seen = []
+
+    def make_loss() -> Tensor:
+        seen.append(nn.functional.dropout(x))
+        return seen[-1].sum()
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    compare(make_loss)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(seen) == 4 and all(torch.equal(each, seen[0]) for each in seen)
+
+
+def test_another_graph_each_time_is_refused_and_gradients_are_left() -> None:
+    x = torch.ones(4, requires_grad=True)
+    calls = count()
+
+    def longer() -> Tensor:
+        y = x
+        for _ in range(next(calls)):
+            y = y * 2
+        return y.sum()
+
+    with pytest.raises(ValueError, match=r"another graph each time.*of 2 tasks at first, of 3 under bfs"):
+        compare(longer)
+    assert x.grad is None
+
+    def changing() -> Tensor:
+        return (x.exp() if next(calls) % 2 else x.tanh()).sum()
+
+    with pytest.raises(ValueError, match=r"under \w+, task \d \w+Backward0.* is another task than at first"):
+        compare(changing)
+    assert x.grad is None
+
+
+def test_what_cannot_be_compared_is_said() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with pytest.raises(TypeError, match=r"not a Tensor: each policy needs a fresh forward, as in `th.compare\(lambda"):
+        compare(x.sum())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="there is no policy 'lifo'; known are bfs, dfs, heap"):
+        compare(lambda: x.sum(), ["lifo"])
+    with pytest.raises(ValueError, match="two policies of one name: bfs, bfs"):
+        compare(lambda: x.sum(), ["bfs", "bfs"])
+    with pytest.raises(ValueError, match="no policy to compare"):
+        compare(lambda: x.sum(), [])
+    with pytest.raises(ValueError, match="'lpmf' is not compared here; compared are heap"):
+        compare(lambda: x.sum(), ["heap"])["lpmf"]
+    with pytest.raises(ZeroDivisionError):
+        compare(lambda: 1 / 0)

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+import torch
+from torch import nn
+
+import tapehead as th
+from tapehead.engine.compare import Comparison, compare
+from tapehead.engine.timeline import Timeline
+from tapehead.engine.workloads import workload
+from tapehead.widgets.memory_figures import category_figure, escaped, lifetimes_drawing, memory_drawing
+from tapehead.widgets.theme import DARK, LATER, LIGHT
+
+NASTY = "<b>x</b><script>alert(1)</script>$y$&amp;"
+
+
+class Nasty(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module(NASTY, nn.Linear(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return getattr(self, NASTY)(x).tanh()
+
+
+@pytest.fixture(scope="module")
+def linear50() -> Comparison:
+    return compare(workload("linear50").build()[1])
+
+
+@pytest.fixture(scope="module")
+def nasty() -> Comparison:
+    model = Nasty()
+    return compare(lambda: model(torch.ones(2, 64)).sum())
+
+
+def named(figure: go.Figure, name: str) -> Any:
+    (trace,) = [trace for trace in figure.data if trace.name == name]
+    return trace
+
+
+def mebibytes(nbytes: int) -> float:
+    return nbytes / 2**20
+
+
+def test_the_levels_of_each_policy_are_drawn_and_their_peaks_marked(linear50: Comparison) -> None:
+    figure = linear50.figure()
+    for row in linear50.rows:
+        line = named(figure, row.policy)
+        assert line.line.shape == "hv"
+        assert list(line.x) == list(range(105))
+        expected = [*row.timeline.task_peaks, row.timeline.end_bytes]
+        assert list(line.y) == pytest.approx(list(map(mebibytes, expected)))
+        ring = named(figure, f"peak of {row.policy}")
+        assert (ring.x[0], ring.y[0]) == (row.timeline.peak_place, pytest.approx(mebibytes(row.peak_bytes)))
+        place = row.timeline.peak_place
+        assert "TBackward0 (linear, workload_models.py:" in line.customdata[place]
+        assert f"{place + 1} of 104" in line.customdata[place]
+    assert {annotation.text for annotation in figure.layout.annotations} == {
+        "bfs  <b>51.0 MiB</b>",
+        "dfs, heap  <b>3.0 MiB</b>",
+    }
+    assert len({line.line.dash for line in figure.data if line.mode == "lines"}) == 3
+
+
+def test_peaks_at_the_side_never_overlap() -> None:
+    x = torch.ones(1000, requires_grad=True)
+    timelines = {}
+    for number in range(6):
+        timeline = th.profile(lambda number=number: (x[: 900 + number] * 2).exp().sum()).timeline
+        assert timeline is not None
+        timelines[f"policy{number}"] = timeline
+    layout = memory_drawing(timelines, LIGHT)["layout"]
+    plot = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
+    heights = sorted(each["y"] * plot + each["yshift"] for each in layout["annotations"])
+    assert len(heights) == len({timeline.peak_bytes for timeline in timelines.values()}) > 1
+    assert all(above - below >= 15 for below, above in pairwise(heights))
+
+
+def test_the_categories_add_up_to_the_level(linear50: Comparison) -> None:
+    timeline = linear50["bfs"].timeline
+    figure = category_figure(timeline)
+    stacked = [trace for trace in figure.data if trace.stackgroup]
+    assert {trace.name for trace in stacked} == {category.title for category in timeline.category_levels}
+    sums = [sum(values) for values in zip(*(trace.y for trace in stacked), strict=True)]
+    assert sums[:-1] == pytest.approx(list(map(mebibytes, timeline.task_peaks)))
+
+
+def spans(drawing: dict[str, Any]) -> Iterator[tuple[int, float, float, str]]:
+    for trace in drawing["data"]:
+        if trace["type"] == "bar":
+            for row, base, length in zip(trace["y"], trace["base"], trace["x"], strict=True):
+                yield row, base, base + length, trace["name"]
+
+
+def test_lifetimes_are_the_largest_by_bytes_and_time(linear50: Comparison) -> None:
+    timeline = linear50["bfs"].timeline
+    drawing = lifetimes_drawing(timeline, LIGHT)
+    found = sorted(spans(drawing))
+    assert len({row for row, *_ in found}) == 30
+    lengths = [
+        storage.nbytes * ((104 if storage.died is None else min(storage.died + 1, 104)) - max(storage.born, 0))
+        for storage in timeline
+    ]
+    expected = sorted(lengths, reverse=True)[:30]
+    total: dict[int, float] = {}
+    for row, start, stop, _ in found:
+        assert 0 <= start < stop <= 104
+        total[row] = total.get(row, 0) + (stop - start)
+    assert [2**20 * total[row] for row in range(30)] == expected
+    assert f"+{len(timeline) - 30} more storages" in drawing["layout"]["xaxis"]["title"]["text"]
+    told = next(trace for trace in drawing["data"] if trace["type"] == "bar")["customdata"][0]
+    for words in ("made by AddmmBackward0 in the backward at workload_models.py:", "kept by: ", "freed when task "):
+        assert words in told
+
+
+def test_a_buffer_that_becomes_a_parameters_gradient_changes_its_colour() -> None:
+    _, make_loss = workload("resnet50").build()
+    timeline = th.profile(make_loss).timeline
+    assert timeline is not None
+    drawing = lifetimes_drawing(timeline, LIGHT)
+    names = drawing["layout"]["yaxis"]["ticktext"]
+    row = names.index("fc.weight.grad")
+    bars = sorted((start, stop, name) for at, start, stop, name in spans(drawing) if at == row)
+    assert [name for _, _, name in bars] == ["input buffer", "parameter gradient"]
+    assert bars[0][1] == bars[1][0]
+    assert bars[1][1] == len(timeline.order), "alive at the end"
+
+
+def test_lifetimes_over_the_clock(linear50: Comparison) -> None:
+    timeline = linear50["bfs"].timeline
+    figure = linear50.lifetimes_figure("bfs", clock=True)
+    assert figure.layout.xaxis.range[1] == pytest.approx(timeline.event_ns[-1] / 1e6)
+    assert "milliseconds" in figure.layout.xaxis.title.text
+    predicted = linear50["bfs"].predicted
+    assert predicted is not None
+    with pytest.raises(ValueError, match="no clock: it is a prediction"):
+        lifetimes_drawing(predicted, LIGHT, clock=True)
+    with pytest.raises(ValueError, match="'lpmf' is not compared here"):
+        linear50.lifetimes_figure("lpmf")
+
+
+def test_the_treemap_adds_up_at_each_level() -> None:
+    _, make_loss = workload("gpt2").build()
+    report = th.profile(make_loss).peak()
+    (tree,) = report.figure().data
+    values = dict(zip(tree.ids, tree.values, strict=True))
+    assert values["peak"] == report.nbytes
+    below: dict[str, int] = {}
+    for parent, value in zip(tree.parents, tree.values, strict=True):
+        below[parent] = below.get(parent, 0) + value
+    assert all(below[parent] == values[parent] for parent in below if parent)
+    assert len(values) > 50
+    leaf = tree.customdata[-1]
+    assert "made by" in leaf and "kept by" in leaf and "freed" in leaf
+
+
+def test_many_tasks_stay_light_and_the_peak_is_not_lost() -> None:
+    x = torch.ones(100, requires_grad=True)
+
+    def make_loss() -> torch.Tensor:
+        y = x
+        for _ in range(4000):
+            y = y.sin()
+        return y.sum()
+
+    timeline = th.profile(make_loss).timeline
+    assert timeline is not None
+    drawing = memory_drawing({"heap": timeline}, LIGHT)
+    line = drawing["data"][0]
+    assert 1000 < len(line["x"]) <= 1501
+    assert max(line["y"]) == timeline.peak_bytes / 1024 ** (2 if timeline.peak_bytes >= 1023 * 2**10 else 1)
+    assert "each point is the highest of 3 tasks" in drawing["layout"]["xaxis"]["title"]["text"]
+    assert len(json.dumps(lifetimes_drawing(timeline, LIGHT))) < 100_000
+
+
+def texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from texts(each)
+
+
+def test_names_are_data_in_every_figure(nasty: Comparison) -> None:
+    figures = [nasty.figure(), nasty.lifetimes_figure("heap"), nasty.peak("heap").figure()]
+    figures.append(category_figure(nasty["heap"].timeline))
+    for figure in figures:
+        drawn = list(texts(json.loads(figure.to_json())))
+        assert any("script" in text for text in drawn)
+        for text in drawn:
+            assert set(re.findall(r"<[^>]*>", text)) <= {"<b>", "</b>", "<br>", "<extra>", "</extra>"}
+            assert "<b>x" not in text and "$" not in text
+    assert escaped("\x01ink\n") == "\N{REPLACEMENT CHARACTER}ink\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(("theme", "colours"), [("light", LIGHT), ("dark", DARK)])
+def test_a_figure_is_in_the_theme_it_is_asked_for(theme: Any, colours: dict[str, str], linear50: Comparison) -> None:
+    figures = [linear50.figure(theme), linear50.lifetimes_figure("bfs", theme), linear50.peak("bfs").figure(theme)]
+    for figure in figures:
+        assert figure.layout.paper_bgcolor == colours["panel"]
+        assert figure.layout.hoverlabel.font.color == colours["ink"]
+
+
+def test_the_page_has_all_in_one_file(nasty: Comparison, tmp_path: Path) -> None:
+    path = nasty.save_html(tmp_path / "page.html", title=f"{NASTY} & more")
+    page = path.read_text(encoding="utf-8")
+    ours, _, rest = page.partition('<script type="application/json" id="drawings">')
+    data, _, _ = rest.partition("</script>")
+    assert "src=" not in ours and "href=" not in ours and "@import" not in ours
+    assert "<script" not in ours, "names are escaped"
+    assert "&lt;b&gt;x" in ours
+    drawings = json.loads(data)
+    assert set(drawings) == {
+        "memory",
+        *(f"{name}-{row}" for name in ("category", "peak", "lifetimes") for row in range(3)),
+    }
+    coloured = [text for text in texts(drawings) if text.startswith("\x01")]
+    assert coloured and {text[1:] for text in coloured} <= set(LATER)
+    for name, colour in {**LIGHT, **DARK}.items():
+        assert f"--{name}:" in ours and colour in ours
+    for row in nasty.rows:
+        assert f"<b>{row.policy}</b>" in ours
+    assert len(page) < 7_000_000
+
+
+def test_the_notebooks_table_escapes_and_shows_the_rows(nasty: Comparison) -> None:
+    html = nasty._repr_html_()
+    assert html.count("<tr>") == 4 and "<script" not in html
+    assert "<b>heap</b>" in html
+
+
+def test_a_backward_that_needs_no_memory_is_drawn_too() -> None:
+    x = torch.ones(1, requires_grad=True)
+    timeline = th.profile(lambda: x.view(())).timeline
+    assert isinstance(timeline, Timeline)
+    assert memory_drawing({"heap": timeline}, LIGHT)["layout"]["yaxis"]["range"][1] > 0
+    assert len(list(spans(lifetimes_drawing(timeline, LIGHT)))) >= len(timeline)
