@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from ..inspector.graph import Graph
 from .allocator import Recording, Row
+from .kept import REGION, Kept
 from .memory_watch import Seen, Visit
 from .timeline import Category, Maker, Timeline
 
@@ -30,7 +31,7 @@ class Measured:
         makers: what had run at each of the forward's marks, the last of which stands where the loss was there. Where
             it was not recorded, what made each storage.
         returned: by address the numbers of the forward's marks at which a tensor there was returned.
-        saved: by address the (task, slot) pairs that keep what is there as the backward starts.
+        kept: what nodes keep as the backward starts.
         backward: the events of the backward.
         marks: for each of the backward's marks its task, and whether this had ended.
         visits: what each task got and gave, in the order in which they ended.
@@ -43,7 +44,7 @@ class Measured:
     recorded: bool
     makers: Sequence[Maker]
     returned: Mapping[int, Sequence[int]]
-    saved: Mapping[int, tuple[tuple[int, str], ...]]
+    kept: Kept
     backward: Recording
     marks: Sequence[tuple[int, bool]]
     visits: Sequence[Visit]
@@ -213,7 +214,7 @@ def timeline_of(measured: Measured, lives: Lives) -> Timeline:
         array("b", (kinds.born_as[number] for number in shown)),
         changes,
         before=0 if measured.recorded else lives.first,
-        makers=tuple(_maker(measured, lives.births[number]) for number in forward),
+        makers=tuple(forward_maker(measured, lives.births[number]) for number in forward),
         saved={renumbered[number]: keepers for number, keepers in kinds.saved.items() if number in renumbered},
         held=frozenset(renumbered[number] for number in kinds.held if number in renumbered),
         grads={renumbered[number]: task for number, task in kinds.grads.items() if number in renumbered},
@@ -232,7 +233,8 @@ def _shown(measured: Measured, lives: Lives) -> list[int]:
     ]
 
 
-def _maker(measured: Measured, row: int) -> Maker:
+def forward_maker(measured: Measured, row: int) -> Maker:
+    """What made the block of this row of the forward."""
     mark = bisect_right(measured.forward.marks, row, key=itemgetter(0)) if measured.recorded else row
     return measured.makers[mark] if mark < len(measured.makers) else Maker(None, None, None)
 
@@ -284,12 +286,13 @@ class Kinds:
             if birth >= lives.first and number in self._last_use:  # a root's gradient
                 self.born_as[number] = Category.BUFFER
                 continue
-            keepers = measured.saved.get(lives.rows[birth].address, ())
+            keepers = measured.kept.saved.get(lives.rows[birth].address, ())
             place = len(lives.turns) if death is None else lives.place_of(death)
             if place < len(lives.turns):
                 task = lives.turns[place].visit.task
                 if all(keeper != task for keeper, _ in keepers):
-                    keepers = (*keepers, (task, HIDDEN))
+                    region = measured.kept.regions.get(task)
+                    keepers += tuple((each, REGION) for each in region) if region else ((task, HIDDEN),)
             elif death is None and not (keepers and measured.keep_graph):
                 self.held.add(number)
             if keepers:

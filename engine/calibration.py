@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .attribution import Kinds, Lives, Measured, Turn
+from .attribution import HIDDEN, Kinds, Lives, Measured, Turn, forward_maker
 from .footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
 from .memory_watch import Seen
 from .timeline import Category, Timeline
@@ -51,6 +51,7 @@ class _Reader:
             if turn.visit.opaque:
                 self._limit(turn, "gets or gives a tensor without bytes of its own to look at (sparse, or a subclass)")
             tasks[turn.visit.task] = self._footprint(place, turn)
+        self._limit_hidden()
         start = tuple(
             StartStorage(
                 timeline.nbytes[number],
@@ -72,6 +73,26 @@ class _Reader:
             self._measured.keep_graph,
             tuple(self._limits),
         )
+
+    def _limit_hidden(self) -> None:
+        """Of the tasks that hide what they keep, this order shows the last that kept a storage, and may be more did."""
+        measured, lives = self._measured, self._lives
+        found = []
+        for number, keepers in self._kinds.saved.items():
+            hidden = [task for task, slot in keepers if slot == HIDDEN]
+            if not hidden or lives.births[number] >= lives.first:
+                continue
+            birth = lives.births[number]
+            maker = forward_maker(measured, birth).operation
+            own = maker is not None and maker is measured.graph.tasks[hidden[0]].operation
+            if set(measured.kept.hidden.get(lives.rows[birth].address, ())) != set(hidden) and not own:
+                found.append(hidden[0])
+        if found:
+            self._limits[
+                f"{len(found):,} storages are kept by what torch does not show, until "
+                f"{measured.graph.describe(found[0])}{' and others' if len(set(found)) > 1 else ''} had run: in "
+                "another order another task may be the last to keep them"
+            ] = None
 
     def _limit(self, turn: Turn, what: str) -> None:
         self._limits[f"{self._measured.graph.describe(turn.visit.task)} {what}"] = None

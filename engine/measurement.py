@@ -15,10 +15,9 @@ from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
 from .attribution import Measured, lives_of, timeline_of
 from .calibration import footprints_of
 from .footprint import Footprints, LeafState
+from .kept import kept_by
 from .memory_watch import Followed, MemoryWatch, look, unseen
 from .timeline import Maker, Timeline
-
-Slots = tuple[tuple[int, str], ...]
 
 
 class Measurement:
@@ -34,6 +33,7 @@ class Measurement:
         self._forward: Recording | None = None
         self._made: list[Operation | CallRecord | None] = []
         self._returned: dict[int, list[int]] = {}
+        self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
 
     def __enter__(self) -> Measurement:
         return self
@@ -57,13 +57,15 @@ class Measurement:
         """From now on all blocks are followed."""
         self._start(CpuAllocator())
 
-    def observe(self, made: Operation | CallRecord | None, result: object) -> None:
+    def observe(self, made: Operation | CallRecord | None, result: object, arguments: Sequence[object] = ()) -> None:
         """An operation or a module's call has ended with this result. None: the whole forward has."""
         assert self._recorder is not None
         with unseen():
             for tensor in tensors_of(result):
                 if (seen := look(tensor)) is not None:
                     self._returned.setdefault(seen.address, []).append(len(self._made))
+            if isinstance(made, Operation) and made.writes_in_place:
+                self._written[made] = {seen.address for each in tensors_of(arguments) if (seen := look(each))}
         self._made.append(made)
         self._recorder.mark()
 
@@ -82,13 +84,12 @@ class Measurement:
             for task in graph.tasks
             if task.is_leaf and (seen := look(leaf := leaf_of(graph.nodes[task.id]))) is not None
         }
-        self._saved: dict[int, Slots] = {}
-        self._note_all_saved(graph)
+        self._kept = kept_by(graph, self._written)
         if self._recorder is None:
             self._found = _find(graph, [output for output in outputs if isinstance(output, Tensor)])
             kept: dict[int, list[Followed]] = {}
             for followed, _ in self._found:
-                for task, _ in self._saved.get(followed.address, ()):
+                for task, _ in self._kept.saved.get(followed.address, ()):
                     kept.setdefault(task, []).append(followed)
             watch = MemoryWatch(graph, recorder := CpuAllocator(tasks=True), kept)
         else:  # nothing may be freed between the two recordings
@@ -97,13 +98,6 @@ class Measurement:
         self._start(recorder)
         self.watch = watch
         return watch
-
-    def _note_all_saved(self, graph: Graph) -> None:
-        """Apart, so that no variable still holds a tensor when `Graph.saved` counts references."""
-        for task, node in enumerate(graph.nodes):
-            for slot in saved_slots(node):
-                if (seen := look(slot.tensor)) is not None:
-                    self._saved[seen.address] = (*self._saved.get(seen.address, ()), (task, slot.name))
 
     def end(self) -> None:
         """backward() has returned."""
@@ -131,7 +125,7 @@ class Measurement:
             self._forward is not None,
             makers,
             self._returned,
-            self._saved,
+            self._kept,
             backward,
             self.watch.marks,
             self.watch.visits,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from threading import get_ident
 from types import TracebackType
@@ -27,7 +27,7 @@ from .torch_internals import (
 )
 
 Paths = dict[nn.Module, str]
-Observer = Callable[[Operation | CallRecord, object], None]
+Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
 
 
 class capture:
@@ -40,7 +40,8 @@ class capture:
     Args:
         module: names the parameters and modules after this module; without it, after each outermost module that is
             called. Give it where the forward calls parts of a model and never the model itself.
-        observer: called after each operation that gave a tensor, and after each module call, with it and its result.
+        observer: called after each operation that gave a tensor, and after each module call, with it, its result and
+            its arguments.
 
     Known limitations: another thread's forward is not seen (open a capture there), nor a custom Function whose `apply`
     was put into a variable before. A compiled region is one node with the module call around it; each capture makes
@@ -128,7 +129,7 @@ class _CallWatcher:
                 if not marked and sequence_nr() != start:
                     self._mark_unseen(result, call, start)
                 if self._observer is not None:
-                    self._observer(call, result)
+                    self._observer(call, result, ())
                 return
 
     def _mark_unseen(self, result: object, call: CallRecord, start: int) -> None:
@@ -169,22 +170,17 @@ class _OperationWatcher(TorchFunctionMode):
         if end == start:
             if self._observer is not None and next(tensors_of(result), None) is not None:
                 operation = Operation(self._facts, function, start, end, self._calls.current, capture_traceback())
-                self._observer(operation, result)
+                self._observer(operation, result, args)
         else:
             operation = Operation(self._facts, function, start, end, self._calls.current, capture_traceback())
             mark_result(result, operation)
             self._calls.note_result(result)
-            if _writes_in_place(function) and args and isinstance(args[0], Tensor):
+            if operation.writes_in_place and args and isinstance(args[0], Tensor):
                 mark(nodes_of([args[0], base_of(args[0])]), operation)
             mark_foreign(args, start)
             if self._observer is not None:
-                self._observer(operation, result)
+                self._observer(operation, result, args)
         return result
-
-
-def _writes_in_place(function: Callable[..., Any]) -> bool:
-    name = getattr(function, "__name__", "")
-    return name.endswith("_") and (name == "__setitem__" or not name.endswith("__") or name.startswith("__i"))
 
 
 def _apply_watcher(facts: Facts, calls: _CallWatcher, observer: Observer | None) -> ApplyWatcher:
@@ -197,6 +193,6 @@ def _apply_watcher(facts: Facts, calls: _CallWatcher, observer: Observer | None)
             mark_result(result, operation)
             calls.note_result(result)
             if observer is not None:
-                observer(operation, result)
+                observer(operation, result, ())
 
     return watch

@@ -76,6 +76,12 @@ class Operation:
         return resolve_name(function) or str(getattr(function, "__name__", function))
 
     @property
+    def writes_in_place(self) -> bool:
+        """Whether it changes its first argument."""
+        name = getattr(self._function, "__name__", "")
+        return name.endswith("_") and (name == "__setitem__" or not name.endswith("__") or name.startswith("__i"))
+
+    @property
     def source(self) -> Source | None:
         """The user's line that called it."""
         if self._traceback is not None:

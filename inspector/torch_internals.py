@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from itertools import islice
@@ -1304,3 +1304,23 @@ def _fact(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple([_fact(each) for each in value])
     return type(value), value
+
+
+def region_of(node: Node) -> Hashable:
+    """If the node is of a region under `checkpoint(use_reentrant=False)`, what stands for the region; or None.
+
+    The region's nodes keep it, and with it the region's inputs, until the last of them has let go of what it saved.
+    """
+    for raw in saved_variables(node):
+        for cell in getattr(raw.unpack_hook, "__closure__", None) or ():
+            if type(cell.cell_contents).__name__ == "_CheckpointFrame":
+                return cell.cell_contents  # type: ignore[no-any-return]
+    return None
+
+
+def region_inputs(region: Any) -> list[Tensor]:
+    """What a region is computed from again, but for what another region's hooks have packed in turn."""
+    saver = getattr(region, "input_saver", None)  # torch < 2.13
+    kept = region.saved_args if saver is None else saver.grad_fn._raw_saved_tensors
+    found = [each.data for each in kept if hasattr(each, "unpack_hook") and each.unpack_hook is None]
+    return [each for each in found if isinstance(each, Tensor)]

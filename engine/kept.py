@@ -1,0 +1,52 @@
+"""What the nodes of a graph keep as its backward starts, by address; measured blocks are found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass
+
+from ..inspector.facts import Operation
+from ..inspector.graph import Graph
+from ..inspector.torch_internals import hides_saved, region_inputs, region_of, saved_slots
+from .memory_watch import look
+
+Slots = tuple[tuple[int, str], ...]
+
+REGION = "checkpointed region"
+"""The slot of what the nodes of such a region keep together: its inputs, and what else computes it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What nodes keep.
+
+    Attributes:
+        saved: by address the (task, slot) pairs that keep it.
+        hidden: by address the tasks whose nodes hide what they keep (CopySlices), and that had this to work on.
+        regions: by task the tasks of its checkpointed region, itself included.
+    """
+
+    saved: Mapping[int, Slots]
+    hidden: Mapping[int, Collection[int]]
+    regions: Mapping[int, Collection[int]]
+
+
+def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> Kept:
+    """Looks at all nodes. `written`: by operation in place the addresses of its arguments."""
+    saved: dict[int, Slots] = {}
+    hidden: dict[int, list[int]] = {}
+    regions: dict[Hashable, list[int]] = {}
+    for task, node in enumerate(graph.nodes):
+        kept = [(slot.tensor, slot.name) for slot in saved_slots(node)]
+        region = region_of(node)
+        if region is not None:
+            regions.setdefault(region, []).append(task)
+            kept += [(tensor, REGION) for tensor in region_inputs(region)]
+        for tensor, name in kept:
+            if (seen := look(tensor)) is not None:
+                saved[seen.address] = (*saved.get(seen.address, ()), (task, name))
+        operation = graph.tasks[task].operation
+        if hides_saved(node) and isinstance(operation, Operation):
+            for address in written.get(operation, ()):
+                hidden.setdefault(address, []).append(task)
+    return Kept(saved, hidden, {task: tasks for tasks in regions.values() for task in tasks})

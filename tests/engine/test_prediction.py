@@ -1,0 +1,55 @@
+"""After one calibration run the memory of any order is predicted to the byte, or it says that it is an estimate."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tapehead as th
+from tapehead.engine.workloads import WORKLOADS
+
+from .memory_programs import Program
+from .test_orders import random_policy
+
+
+def deltas_by_task(timeline: th.Timeline) -> list[list[int]]:
+    """By place the bytes of its events; sorted, since what a task frees at its end comes in no certain order."""
+    nbytes = timeline.nbytes
+    deltas = [nbytes[number] if number >= 0 else -nbytes[~number] for number in timeline.events]
+    starts = timeline.starts
+    return [sorted(deltas[starts[place] : starts[place + 1]]) for place in range(len(timeline.order))]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_event_of_every_order(name):
+    model, make_loss = WORKLOADS[name].build(**({"layers": 40} if name == "mlp_norm" else {}))
+    calibration = th.profile(make_loss)
+    for policy in ("heap", "bfs", "dfs", random_policy(0), random_policy(1)):
+        model.zero_grad()
+        measured = th.profile(make_loss, policy)
+        predicted = th.simulate(measured.graph, measured.order, calibration.footprints)
+        assert predicted.peak_bytes == measured.peak_bytes
+        assert predicted.peak_place == measured.timeline.peak_place
+        assert deltas_by_task(predicted) == deltas_by_task(measured.timeline)
+        assert predicted.start_bytes == measured.timeline.start_bytes
+        assert predicted.end_bytes == measured.timeline.end_bytes
+
+
+def check(program: Program, orders: int, seed: int) -> None:
+    program.reset()
+    calibration = th.profile(program.make_loss)
+    for number in range(orders):
+        program.reset()
+        measured = th.profile(program.make_loss, random_policy(seed + number))
+        predicted = th.simulate(measured.graph, measured.order, calibration.footprints)
+        assert predicted.start_bytes == measured.timeline.start_bytes
+        if not predicted.estimates:
+            assert predicted.peak_bytes == measured.peak_bytes
+            assert deltas_by_task(predicted) == deltas_by_task(measured.timeline)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9), st.booleans(), st.booleans(), st.booleans())
+def test_random_programs_in_random_orders(seed, graded, kept, regions):
+    check(Program(seed, graded=graded, kept=kept, regions=regions), 3, seed)
