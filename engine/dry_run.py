@@ -53,8 +53,11 @@ def dry_run(graph: Graph, device: str = "cpu") -> Footprints:
     caller, on a storage of its own.
 
     Known limitations: the forward's results which the caller keeps and no node saves are not known of, nor what
-    CopySlices and custom C++ nodes keep. What a kernel allocates for itself while it runs, which convolutions do, can't
-    be seen: a measured run has it. `Footprints.limits` names the tasks that can't be asked at all.
+    CopySlices and custom C++ nodes keep, nor how large a storage a root is on. What a kernel allocates for itself while
+    it runs, as convolutions do, can't be seen: a measured run has it. A few formulas (of index and
+    binary_cross_entropy_with_logits) take a step out of place which on real tensors is in place. `Footprints.limits`
+    names the tasks that can't be asked at all. The first dry run of a process takes two seconds more, in which torch
+    loads what fake tensors need.
 
     Args:
         graph: the graph. The caller gives the gradients of roots that are no scalars.
@@ -224,7 +227,7 @@ class _DryRun:
             for number, meta in enumerate(task.inputs):
                 if given[number] is None:
                     given[number] = torch.zeros(meta.shape or (), dtype=meta.dtype, device=meta.device)
-            outputs = by_edge(task, node, call_node(node, given))
+            outputs = list(by_edge(task, node, call_node(node, given)))
         else:
             outputs = list(call_node(node, given))
         for edge in self._graph.out_edges[task.id]:
@@ -285,7 +288,7 @@ class _DryRun:
         shown = set()  # roots
         for found in storages.values():
             held = any(saved.held for saved in found)
-            makers = {saved.made_by for saved in found} - {None}
+            makers = {saved.made_by for saved in found if saved.made_by is not None}
             if held and not makers:
                 continue
             for root in graph.roots:

@@ -5,24 +5,22 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph
 from .dry_run import assumed_footprint, assumed_layout, dry_run
-from .footprint import Footprint, Footprints, LeafState, Origin, Output
+from .footprint import Footprint, Footprints, LeafState
+from .footprint_program import NO_TENSOR, OUTSIDE, More, Program, compile_footprint
 from .layouts import Layouts, copy_for
 from .policies import AnyPolicy, Policy, find_policy, is_dynamic, policy_name
 from .schedule import schedule
 from .timeline import Category, Maker, Timeline
 
-_SAVED, _BUFFER, _GRADIENT = int(Category.SAVED), int(Category.BUFFER), int(Category.GRADIENT)
-_FORWARD, _HELD, _WORKSPACE = int(Category.FORWARD), int(Category.HELD), int(Category.WORKSPACE)
+_SAVED, _FORWARD = int(Category.SAVED), int(Category.FORWARD)
+_BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
 
-_OUTSIDE = -1  # in place of a storage's number: it is not counted, and others hold it, too
-_NONE = 0  # in place of a tensor's number: no gradient
 _NOBODY = 0  # in place of an input's number: no task takes the gradient
 _NO_STORAGES: list[int] = []  # is not added to
 
@@ -84,84 +82,6 @@ def _places(graph: Graph, order: AnyPolicy | Sequence[int]) -> Sequence[int]:
     return order
 
 
-class _Program(NamedTuple):
-    """A footprint in numbers, blocks counted by birth.
-
-    Attributes:
-        events: births and deaths of the blocks: `n` and `~n`.
-        nbytes, born_as, uses: of each block its size, its category, and how many tensors hold it at first.
-        inputs: the layouts that are expected, -1 for none.
-        blocks, layouts, counts, bases: of each new tensor its block, its layout, the references to it (1), and of which
-            tensor it is a view (of none).
-        outputs: for each output which of the new tensors it is; -1: none.
-        more: what to go by instead of the last five, where outputs are not just new tensors, or where more is kept.
-    """
-
-    events: list[int]
-    nbytes: list[int]
-    born_as: list[int]
-    uses: list[int]
-    inputs: list[int]
-    blocks: list[int]
-    layouts: list[int]
-    counts: list[int]
-    bases: list[int]
-    outputs: list[int]
-    more: _More | None
-
-
-class _More(NamedTuple):
-    """Of each output its origin, its number, its layout, whether it keeps its base, and whether a hook holds it."""
-
-    outputs: list[tuple[Origin, int, int, bool, bool] | None]
-    kept: list[tuple[int, int]]
-    held_inputs: tuple[int, ...]
-
-
-def _compile(footprint: Footprint, layouts: Layouts) -> _Program:
-    order = [block for block in footprint.trace if block >= 0]
-    rank = {block: number for number, block in enumerate(order)}
-    events = [rank[event] if event >= 0 else ~rank[~event] for event in footprint.trace]
-    born_as = dict.fromkeys(order, _WORKSPACE)
-    for output in footprint.outputs:
-        if output is not None and output.origin == "block":
-            born_as[output.number] = _BUFFER
-    for block, task_id in footprint.kept:
-        born_as[block] = _SAVED if task_id >= 0 else _HELD
-    # What nobody is said to keep goes as the task's own call ends.
-    dead = {~event for event in footprint.trace if event < 0}
-    events.extend(~rank[block] for block in order if born_as[block] == _WORKSPACE and block not in dead)
-    outputs = [output for output in footprint.outputs if output is not None]
-    numbers = {output.number: number for number, output in enumerate(outputs)}
-    others = footprint.kept or footprint.held_inputs or len(numbers) < len(outputs)
-    more = None
-    if others or any(output.origin != "block" or output.keeps_base or output.held for output in outputs):
-        more = _More(
-            [None if output is None else _numbered(output, rank, layouts) for output in footprint.outputs],
-            [(rank[block], task_id) for block, task_id in footprint.kept],
-            footprint.held_inputs,
-        )
-        outputs = []
-    return _Program(
-        events,
-        nbytes=[footprint.blocks[block] for block in order],
-        born_as=list(born_as.values()),
-        uses=[int(more is None and category == _BUFFER) for category in born_as.values()],
-        inputs=[-1 if layout is None else layouts.number(layout) for layout in footprint.inputs],
-        blocks=[rank[output.number] for output in outputs],
-        layouts=[layouts.number(output.layout) for output in outputs],
-        counts=[1] * len(outputs),
-        bases=[_NONE] * len(outputs),
-        outputs=[-1 if output is None else numbers[output.number] for output in footprint.outputs],
-        more=more,
-    )
-
-
-def _numbered(output: Output, rank: dict[int, int], layouts: Layouts) -> tuple[Origin, int, int, bool, bool]:
-    number = rank[output.number] if output.origin == "block" else output.number
-    return output.origin, number, layouts.number(output.layout), output.keeps_base, output.held
-
-
 class _Simulation:
     """A backward, replayed in numbers.
 
@@ -176,9 +96,9 @@ class _Simulation:
         self._nbytes: list[int] = []
         self._born_as: list[int] = []
         self._uses: list[int] = []  # how many tensors, nodes and others hold each storage
-        self._storage_of = [_OUTSIDE]  # the first of these four is no tensor's
+        self._storage_of = [OUTSIDE]  # the first of these four is no tensor's
         self._layout_of = [-1]
-        self._base_of = [_NONE]
+        self._base_of = [NO_TENSOR]
         self._counts = [0]  # how many references there are to each tensor
         self._events: list[int] = []
         self._changes: list[tuple[int, int, Category]] = []
@@ -215,22 +135,22 @@ class _Simulation:
             places.append(first[edge.next_task] + edge.input)
         self._first_input = first
         self._receivers = receivers
-        self._waiting = [_NONE] * first[-1]
+        self._waiting = [NO_TENSOR] * first[-1]
 
-    def _compile(self) -> list[_Program | None]:
+    def _compile(self) -> list[Program | None]:
         """The program of each task; equal footprints share one. None for a leaf of which the rules say all."""
-        known: dict[int, _Program] = {}  # by id() of what the footprints keep
-        equal: dict[Footprint, _Program] = {}
-        programs: list[_Program | None] = []
+        known: dict[int, Program] = {}  # by id() of what the footprints keep
+        equal: dict[Footprint, Program] = {}
+        programs: list[Program | None] = []
         for task_id, footprint in enumerate(self._footprints.tasks):
             program = known.get(id(footprint))
             if program is None and footprint is not None:
                 program = equal.get(footprint)
                 if program is None:
-                    program = equal[footprint] = _compile(footprint, self._layouts)
+                    program = equal[footprint] = compile_footprint(footprint, self._layouts)
                 known[id(footprint)] = program
             elif footprint is None and not self._is_leaf[task_id]:
-                program = _compile(assumed_footprint(self._graph, task_id), self._layouts)
+                program = compile_footprint(assumed_footprint(self._graph, task_id), self._layouts)
                 self._unknown.append(task_id)
             programs.append(program)
             if program is not None:
@@ -262,7 +182,7 @@ class _Simulation:
             self._released = [_NO_STORAGES] * len(self._graph)
         roots = []
         for root, layout in zip(self._graph.roots, self._footprints.roots, strict=True):
-            storage_number = _OUTSIDE
+            storage_number = OUTSIDE
             if layout is None:
                 layout = assumed_layout(self._graph.tasks[root.task].inputs[root.input])
             else:
@@ -279,7 +199,7 @@ class _Simulation:
         self._uses.append(0)
         return len(self._nbytes) - 1
 
-    def _new_tensor(self, storage: int, layout: int, base: int = _NONE) -> int:
+    def _new_tensor(self, storage: int, layout: int, base: int = NO_TENSOR) -> int:
         self._storage_of.append(storage)
         self._layout_of.append(layout)
         self._base_of.append(base)
@@ -294,7 +214,7 @@ class _Simulation:
         """A new tensor on a block of its own, for this place in `waiting`."""
         nbytes = self._layouts.nbytes[layout]
         if not nbytes or place in self._elsewhere:
-            return self._new_tensor(_OUTSIDE, layout)
+            return self._new_tensor(OUTSIDE, layout)
         storage = self._new_storage(nbytes, category)
         self._events.append(storage)
         return self._new_tensor(storage, layout)
@@ -460,15 +380,15 @@ class _Simulation:
                 self._partly.append(edge.task)
         return receivers
 
-    def _outputs(self, task_id: int, more: _More, given: list[int], first_storage: int) -> list[int]:
+    def _outputs(self, task_id: int, more: More, given: list[int], first_storage: int) -> list[int]:
         """Makes the outputs of a task, of any kind, and holds what outlives it otherwise. -1: no gradient."""
         made: list[int] = []
         for output in more.outputs:
-            tensor = _NONE
+            tensor = NO_TENSOR
             if output is not None:
                 origin, number, layout, keeps_base, held = output
                 if origin == "block" or origin == "outside":
-                    storage = first_storage + number if origin == "block" else _OUTSIDE
+                    storage = first_storage + number if origin == "block" else OUTSIDE
                     if keeps_base:
                         base = self._new_tensor(storage, layout)
                         tensor = self._new_tensor(storage, layout, base)
@@ -477,12 +397,12 @@ class _Simulation:
                         tensor = self._new_tensor(storage, layout)
                 else:
                     source = given[number] if origin == "input" or origin == "view" else made[number]
-                    if source > _NONE:
+                    if source > NO_TENSOR:
                         if origin == "input" or origin == "output":
                             tensor = source
                             self._counts[tensor] += 1
                         else:
-                            base = (self._base_of[source] or source) if keeps_base else _NONE
+                            base = (self._base_of[source] or source) if keeps_base else NO_TENSOR
                             tensor = self._new_tensor(self._storage_of[source], layout, base)
                 if held and tensor:
                     self._hold(tensor)
@@ -517,10 +437,7 @@ class _Simulation:
         for task_ids, what in (
             (self._drifted, "gets a gradient in another layout than was seen, and may copy it"),
             (self._unknown, "gets or gives a gradient of which nothing is known"),
-            (
-                self._too_late,
-                "keeps what is freed with a task that has run before in this order; it is freed at once here",
-            ),
+            (self._too_late, "keeps what goes with a task that has run before in this order; here it goes at once"),
             (self._partly, "gives gradients that nobody needs, which PyTorch may not compute"),
         ):
             distinct = list(dict.fromkeys(task_ids))

@@ -261,7 +261,7 @@ def test_blocks_that_are_kept_until_another_task_has_run() -> None:
     assert not in_time.estimates
     assert kilobytes(late) == [[1, 1], [-1], [1, -1, -1]]
     assert late.estimates == (
-        "1 task keeps what is freed with a task that has run before in this order; it is freed at once here; "
+        "1 task keeps what goes with a task that has run before in this order; here it goes at once; "
         "the first is task 1 F",
     )
     forever = footprints(graph, does(None), replace(keeps, kept=((0, -1),)), does(block(0), block(1)))
