@@ -180,8 +180,9 @@ class PeakReport:
                 group for group in groups[:most] if group is groups[0] or group.nbytes >= _LEAST_SHARE * self.nbytes
             ]
             rest = nbytes - sum(group.nbytes for group in large)
-            more = f"+{len(groups) - len(large):,} smaller groups, {size_text(rest)} together"
-            yield category, large, more if len(groups) > len(large) else ""
+            left = len(groups) - len(large)
+            more = f"+{left:,} smaller groups, {size_text(rest)} together" if left > 1 else f"+1 of {size_text(rest)}"
+            yield category, large, more if left else ""
 
 
 def peak_report(timeline: Timeline, others: Mapping[str, int] | None = None) -> PeakReport:

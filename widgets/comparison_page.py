@@ -45,7 +45,9 @@ _SCRIPT = r"""
 "use strict";
 const drawings = JSON.parse(document.getElementById("drawings").textContent);
 const scheme = matchMedia("(prefers-color-scheme: dark)");
-const config = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "toImage"]};
+// Named one by one: among those that plotly would show is one that sends the figure's data to a server.
+const buttons = [["zoom2d", "pan2d", "resetScale2d"]];
+const config = {responsive: true, displaylogo: false, modeBarButtons: buttons};
 function coloured(value, style) {
   if (typeof value === "string") {
     return value.startsWith("\u0001") ? style.getPropertyValue("--" + value.slice(1)).trim() : value;
@@ -61,7 +63,7 @@ function draw() {
   for (const place of document.querySelectorAll(".figure")) {
     if (place.closest("[hidden]")) continue;
     const {data, layout} = coloured(drawings[place.dataset.drawing], style);
-    Plotly.react(place, data, layout, config);
+    Plotly.react(place, data, layout, {...config, displayModeBar: layout.xaxis ? "hover" : false});
   }
 }
 const tabs = [...document.querySelectorAll("[role=tab]")];

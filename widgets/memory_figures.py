@@ -250,22 +250,28 @@ def lifetimes_drawing(timeline: Timeline, colours: Colours, *, clock: bool = Fal
 def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
     """See `peak_figure`. Of many groups the smallest are one per category."""
     graph = report.timeline.graph
-    ids, parents, values, tints = ["peak"], [""], [report.nbytes], [colours["sunk"]]
+    ids, parents, values = ["peak"], [""], [report.nbytes]
+    tints, inks = [colours["sunk"]], [colours["on-sunk"]]
     labels = [f"the peak  {size_text(report.nbytes)}"]
     told = [f"<b>{size_text(report.nbytes)}</b> alive at the peak"]
 
-    def add(name: str, parent: str, label: str, nbytes: int, category: Category, story: str) -> None:
+    def add(
+        name: str, parent: str, label: str, nbytes: int, category: Category, group: PeakGroup | None = None
+    ) -> None:
         ids.append(name)
         parents.append(parent)
-        labels.append(f"{escaped(_cut(label, 60))}  {size_text(nbytes)}")
+        labels.append(f"{escaped(_cut(label, 40))}{'<br>' if group else '  '}{size_text(nbytes)}")
         values.append(nbytes)
         tints.append(colours[CATEGORY_COLOURS[category]])
-        told.append(f"<b>{escaped(_cut(label, 90))}</b><br>{_amount(nbytes, report.nbytes)}{story}")
+        inks.append(colours[f"on-{CATEGORY_COLOURS[category]}"])
+        title = escaped(_cut(report.title(group) if group else label, _LINE))
+        story = f"<br>{_group_story(group)}" if group else ""
+        told.append(f"<b>{title}</b><br>{_amount(nbytes, report.nbytes)}{story}")
 
     largest = set(map(id, heapq.nlargest(_MOST_LEAVES, report.groups, key=lambda group: group.nbytes)))
     for category, nbytes in report.categories.items():
         top = f"{int(category)}"
-        add(top, "peak", category.title, nbytes, category, "")
+        add(top, "peak", category.title, nbytes, category)
         modules: dict[str | None, list[PeakGroup]] = {}
         rest: list[PeakGroup] = []
         for group in report.groups:
@@ -274,17 +280,17 @@ def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
         for number, (module, groups) in enumerate(modules.items()):
             below = f"{top}/{number}"
             if len(groups) == 1:
-                add(below, top, report.title(groups[0]), groups[0].nbytes, category, f"<br>{_group_story(groups[0])}")
+                add(below, top, module_title(graph, module), groups[0].nbytes, category, groups[0])
                 continue
-            add(below, top, module_title(graph, module), sum(group.nbytes for group in groups), category, "")
+            add(below, top, module_title(graph, module), sum(group.nbytes for group in groups), category)
             for at, group in enumerate(groups):
                 line = group.source.short if group.source else f"by {group.made_by}"
-                add(f"{below}/{at}", below, line, group.nbytes, category, f"<br>{_group_story(group)}")
+                add(f"{below}/{at}", below, line, group.nbytes, category, group)
         if rest:
-            add(f"{top}/rest", top, f"+{len(rest):,} smaller groups", sum(group.nbytes for group in rest), category, "")
+            add(f"{top}/rest", top, f"+{len(rest):,} smaller groups", sum(group.nbytes for group in rest), category)
     layout = _layout(colours, 380)
     layout["margin"] = {"l": 12, "r": 12, "t": 12, "b": 12}
-    layout["uniformtext"] = {"minsize": 10, "mode": "hide"}
+    layout["uniformtext"] = {"minsize": 9, "mode": "hide"}
     del layout["xaxis"], layout["yaxis"]
     treemap = {
         "type": "treemap",
@@ -294,6 +300,7 @@ def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
         "values": values,
         "branchvalues": "total",
         "textinfo": "label",
+        "textfont": {"color": inks},
         "customdata": told,
         "hovertemplate": "%{customdata}<extra></extra>",
         "marker": {
@@ -342,7 +349,7 @@ def _layout(colours: Colours, height: int) -> dict[str, Any]:
             "bordercolor": colours["line2"],
             "font": {"family": FONT, "size": 11, "color": colours["ink"]},
         },
-        "xaxis": {**axis, "showgrid": False, "unifiedhovertitle": {"text": " "}},
+        "xaxis": {**axis, "showgrid": False, "unifiedhovertitle": {"text": "after %{x} tasks"}},
         "yaxis": {**axis, "fixedrange": True},
         "showlegend": True,
     }

@@ -8,43 +8,63 @@ from ..engine.timeline import Category
 
 Colours = Mapping[str, str]
 
+_TEXT_ON = ("saved", "buffer", "pgrad", "work", "other", "held", "unknown", "sunk")
+
+
+def _with_text(colours: dict[str, str]) -> Colours:
+    """Adds, for what text stands on, whichever of white and near black can be read better there: `on-saved`."""
+    on = {f"on-{name}": "#111215" if _luminance(colours[name]) > 0.19 else "#ffffff" for name in _TEXT_ON}
+    return colours | on
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2 has it."""
+    channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (each / 12.92 if each <= 0.03928 else ((each + 0.055) / 1.055) ** 2.4 for each in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
-LIGHT: Colours = {
-    "bg": "#f5f6f7",
-    "panel": "#ffffff",
-    "sunk": "#f1f2f4",
-    "line": "#e3e5e9",
-    "line2": "#b9bec7",
-    "ink": "#1b1d22",
-    "ink2": "#50555f",
-    "ink3": "#656b76",
-    "accent": "#c23b10",
-    "saved": "#2f66b3",
-    "buffer": "#dc9e21",
-    "pgrad": "#2aa58c",
-    "work": "#c47fbd",
-    "other": "#62666f",
-    "held": "#7a3e9d",
-    "unknown": "#b9bec7",
-}
-DARK: Colours = {
-    "bg": "#111215",
-    "panel": "#18191d",
-    "sunk": "#202227",
-    "line": "#2a2c32",
-    "line2": "#555a65",
-    "ink": "#e9eaed",
-    "ink2": "#b0b5bf",
-    "ink3": "#8f95a1",
-    "accent": "#ff7f55",
-    "saved": "#4a86da",
-    "buffer": "#e3ab3d",
-    "pgrad": "#6fd3b6",
-    "work": "#e0a3da",
-    "other": "#71767f",
-    "held": "#a274d0",
-    "unknown": "#555a65",
-}
+LIGHT = _with_text(
+    {
+        "bg": "#f5f6f7",
+        "panel": "#ffffff",
+        "sunk": "#f1f2f4",
+        "line": "#e3e5e9",
+        "line2": "#b9bec7",
+        "ink": "#1b1d22",
+        "ink2": "#50555f",
+        "ink3": "#656b76",
+        "accent": "#c23b10",
+        "saved": "#2f66b3",
+        "buffer": "#dc9e21",
+        "pgrad": "#2aa58c",
+        "work": "#c47fbd",
+        "other": "#62666f",
+        "held": "#7a3e9d",
+        "unknown": "#b9bec7",
+    }
+)
+DARK = _with_text(
+    {
+        "bg": "#111215",
+        "panel": "#18191d",
+        "sunk": "#202227",
+        "line": "#2a2c32",
+        "line2": "#555a65",
+        "ink": "#e9eaed",
+        "ink2": "#b0b5bf",
+        "ink3": "#8f95a1",
+        "accent": "#ff7f55",
+        "saved": "#4a86da",
+        "buffer": "#e3ab3d",
+        "pgrad": "#6fd3b6",
+        "work": "#e0a3da",
+        "other": "#71767f",
+        "held": "#a274d0",
+        "unknown": "#555a65",
+    }
+)
 # For a page that follows its reader's theme: its script puts the colour in. No text has such a character in it.
 LATER: Colours = {name: f"\x01{name}" for name in LIGHT}
 

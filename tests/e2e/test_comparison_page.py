@@ -50,6 +50,8 @@ def test_everything_is_drawn_and_nothing_is_fetched(page: tuple[Page, list[str]]
     assert shown.locator(".figure .main-svg").count() >= 4
     assert shown.locator("[role=tab][aria-selected=true]").inner_text().startswith("bfs")
     assert shown.evaluate(OVERLAPS) == []
+    buttons = shown.locator(".modebar-btn").evaluate_all("all => all.map(each => each.dataset.title)")
+    assert set(buttons) == {"Zoom", "Pan", "Reset axes"}, "none that leads to a server"
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert trouble == []
 
