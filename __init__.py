@@ -9,6 +9,7 @@ from .engine.profile import profile
 from .engine.ready_queue import PolicyError
 from .engine.run import Run
 from .engine.session import NativeSession
+from .engine.simulate import simulate
 from .engine.statistics import Histogram, Statistics, statistics
 from .engine.timeline import Category, Storage, Timeline
 from .engine.trace import TaskRecord, Trace
@@ -42,6 +43,7 @@ __all__ = [
     "load",
     "policy",
     "profile",
+    "simulate",
     "statistics",
     "uninstall",
 ]
