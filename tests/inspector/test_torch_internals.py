@@ -333,6 +333,43 @@ def test_a_redirect_gets_each_backward_until_it_ends_and_torch_backward_goes_pas
     assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
 
 
+def test_fake_operations_note_storages_and_leave_real_tensors_alone() -> None:
+    real, x = torch.ones(4, 4), torch.ones(4, 4, requires_grad=True)
+    node = (x * real).exp().grad_fn
+    state = torch.get_rng_state()
+    operations = internals.FakeOperations(torch.device("cpu"))
+    with operations:
+        operations.start()
+        given = operations.tensor((4, 4), (4, 1), torch.float32, torch.device("cpu"))
+        (gradient,) = internals.call_node(node, [given])
+        assert operations.number(gradient) == 0 and operations.number(gradient.t()) == 0
+        assert operations.number(given) == -1
+        real.add_(torch.rand_like(gradient))
+        del gradient
+        assert (operations.events, operations.nbytes) == ([0, 1, ~1, ~0], [64, 64])
+        operations.start()
+        assert operations.events == []
+        with pytest.raises(RuntimeError):
+            torch.ones(2).sum().item()
+    assert torch.equal(real, torch.ones(4, 4)) and torch.equal(torch.get_rng_state(), state)
+    assert type(real * 1) is torch.Tensor
+
+
+def test_saved_facts_tell_nodes_apart_by_layouts_and_by_numbers() -> None:
+    x, y = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2, requires_grad=True).t()
+
+    def facts(tensor: torch.Tensor) -> object:
+        assert tensor.grad_fn is not None
+        return internals.saved_facts(tensor.grad_fn)
+
+    assert facts(x.exp()) == facts(x.exp()) != facts(y.exp())
+    assert facts(x.sum(0)) == facts(x.sum(0)) != facts(x.sum(1))
+    assert facts(x.pow(2)) != facts(x.pow(2.0))
+    freed = x.exp()
+    freed.sum().backward()
+    assert facts(freed) is None
+
+
 def test_a_reducer_tells_its_buckets_without_copies(tmp_path: Path) -> None:
     """In a process that ends at once: gloo's destructor may wait for a thread which waits for the GIL."""
     subprocess.run([sys.executable, Path(__file__).with_name("reducer.py"), str(tmp_path / "store")], check=True)
