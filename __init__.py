@@ -1,9 +1,11 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
 from .engine.backward import backward
+from .engine.compare import Comparison, compare
 from .engine.debug import debug
 from .engine.direct import Stepper
 from .engine.install import install, policy, uninstall
+from .engine.peak import PeakReport, peak_report
 from .engine.policies import POLICIES, Policy
 from .engine.profile import profile
 from .engine.ready_queue import PolicyError
@@ -21,10 +23,12 @@ from .inspector.walk import graph
 __all__ = [
     "POLICIES",
     "Category",
+    "Comparison",
     "Edge",
     "Graph",
     "Histogram",
     "NativeSession",
+    "PeakReport",
     "Policy",
     "PolicyError",
     "Run",
@@ -37,10 +41,12 @@ __all__ = [
     "Trace",
     "backward",
     "capture",
+    "compare",
     "debug",
     "graph",
     "install",
     "load",
+    "peak_report",
     "policy",
     "profile",
     "simulate",
