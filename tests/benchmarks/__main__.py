@@ -9,7 +9,9 @@ from pathlib import Path
 
 import capture_cost
 import drawing
+import memory
 import other_tools
+import prediction
 import stepping
 import tracing
 import walking
@@ -23,6 +25,8 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "drawing": drawing.rows,
     "walking": walking.rows,
     "tracing": tracing.rows,
+    "memory": memory.rows,
+    "prediction": prediction.rows,
     "other_tools": other_tools.rows,
 }
 
