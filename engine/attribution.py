@@ -176,7 +176,7 @@ def _end_of_last(last: Turn, root: Turn, rows: Sequence[Row]) -> int:
     return end
 
 
-def timeline_of(measured: Measured, lives: Lives) -> Timeline:
+def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
     """The timeline of what was measured."""
     graph, turns = measured.graph, lives.turns
     shown = _shown(measured, lives)
@@ -194,7 +194,6 @@ def timeline_of(measured: Measured, lives: Lives) -> Timeline:
     def event(row: int) -> int:
         return event_of_row[lives.first + row]
 
-    kinds = Kinds(measured, lives)
     start = lives.first + (turns[0].begin if turns else 0)
     forward = [number for number in shown if lives.births[number] < start]
     changes = sorted(

@@ -11,16 +11,21 @@ from .timeline import Category, Timeline
 
 
 def footprints_of(
-    measured: Measured, lives: Lives, timeline: Timeline, leaves: Mapping[int, LeafState], given: Sequence[bool]
+    measured: Measured,
+    lives: Lives,
+    kinds: Kinds,
+    timeline: Timeline,
+    leaves: Mapping[int, LeafState],
+    given: Sequence[bool],
 ) -> Footprints:
     """Reads the footprints off what was measured.
 
     Args:
-        measured, lives, timeline: the measurement.
+        measured, lives, kinds, timeline: the measurement.
         leaves: by the id of a leaf's task what it was before the backward.
         given: per root, whether the caller gave its gradient.
     """
-    return _Reader(measured, lives, timeline, leaves, given).footprints()
+    return _Reader(measured, lives, kinds, timeline, leaves, given).footprints()
 
 
 class _Reader:
@@ -28,6 +33,7 @@ class _Reader:
         self,
         measured: Measured,
         lives: Lives,
+        kinds: Kinds,
         timeline: Timeline,
         leaves: Mapping[int, LeafState],
         given: Sequence[bool],
@@ -38,7 +44,7 @@ class _Reader:
         self._leaves = leaves
         self._given = given
         self._limits: dict[str, None] = {}
-        self._kinds = Kinds(measured, lives)
+        self._kinds = kinds
         self._first_use: dict[int, int] = {}  # by storage the place of the first task that got it
         for place, turn in enumerate(lives.turns):
             for number in turn.inputs:

@@ -7,12 +7,13 @@ from types import TracebackType
 
 from torch import Tensor
 
+from ..inspector.collector import collector_paused
 from ..inspector.facts import CallRecord, Operation
 from ..inspector.graph import Graph
 from ..inspector.marks import tensors_of
-from ..inspector.torch_internals import FollowedStorage, leaf_of, saved_slots
+from ..inspector.torch_internals import FollowedStorage, hooks_registered, leaf_hooks, leaf_of, saved_slots
 from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
-from .attribution import Measured, lives_of, timeline_of
+from .attribution import Kinds, Measured, lives_of, timeline_of
 from .calibration import footprints_of
 from .footprint import Footprints, LeafState
 from .kept import kept_by
@@ -33,6 +34,7 @@ class Measurement:
         self._forward: Recording | None = None
         self._made: list[Operation | CallRecord | None] = []
         self._returned: dict[int, list[int]] = {}
+        self._hooked = False
         self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
 
     def __enter__(self) -> Measurement:
@@ -55,6 +57,7 @@ class Measurement:
 
     def begin_forward(self) -> None:
         """From now on all blocks are followed."""
+        self._hooks_before = hooks_registered()
         self._start(CpuAllocator())
 
     def observe(self, made: Operation | CallRecord | None, result: object, arguments: Sequence[object] = ()) -> None:
@@ -64,8 +67,12 @@ class Measurement:
             for tensor in tensors_of(result):
                 if (seen := look(tensor)) is not None:
                     self._returned.setdefault(seen.address, []).append(len(self._made))
+            if result is None and isinstance(made, Operation) and made.name == "torch.Tensor.retain_grad":
+                self._hooked = True
             if isinstance(made, Operation) and made.writes_in_place:
                 self._written[made] = {seen.address for each in tensors_of(arguments) if (seen := look(each))}
+            if made is None:
+                self._hooked |= hooks_registered() != self._hooks_before
         self._made.append(made)
         self._recorder.mark()
 
@@ -93,7 +100,8 @@ class Measurement:
                     kept.setdefault(task, []).append(followed)
             watch = MemoryWatch(graph, recorder := CpuAllocator(tasks=True), kept)
         else:  # nothing may be freed between the two recordings
-            watch = MemoryWatch(graph, recorder := CpuAllocator(tasks=True))
+            recorder = CpuAllocator(tasks=self._hooked or _may_be_hooked(graph))
+            watch = MemoryWatch(graph, recorder)
             self._forward = self._stop()
         self._start(recorder)
         self.watch = watch
@@ -106,6 +114,10 @@ class Measurement:
 
     def results(self) -> tuple[Timeline, Footprints]:
         """The timeline, and what it teaches about other orders."""
+        with collector_paused():
+            return self._results()
+
+    def _results(self) -> tuple[Timeline, Footprints]:
         forward, backward = self._forward, self._backward
         makers = [_maker(made) for made in self._made]
         if forward is None:
@@ -132,8 +144,16 @@ class Measurement:
             self._keep_graph,
         )
         lives = lives_of(measured)
-        timeline = timeline_of(measured, lives)
-        return timeline, footprints_of(measured, lives, timeline, self._leaves, self._given)
+        kinds = Kinds(measured, lives)
+        timeline = timeline_of(measured, lives, kinds)
+        return timeline, footprints_of(measured, lives, kinds, timeline, self._leaves, self._given)
+
+
+def _may_be_hooked(graph: Graph) -> bool:
+    """Whether tensors may have hooks, though no hook was registered in the forward."""
+    if any(task.operation is None and not task.is_leaf for task in graph.tasks):
+        return True  # a part of the graph is older
+    return any(leaf_hooks(leaf_of(graph.nodes[task.id])) for task in graph.tasks if task.is_leaf)
 
 
 def _find(graph: Graph, outputs: Sequence[Tensor]) -> list[tuple[Followed, Maker]]:

@@ -46,10 +46,10 @@ def profile(
         raise TypeError(f"th.profile takes a function that makes the loss, not a {type(make_loss).__name__}")
     chosen = find_policy(policy)
     with Measurement() as measurement:
-        measurement.begin_forward()
         with capture(observer=measurement.observe):
+            measurement.begin_forward()
             loss = make_loss()
-        measurement.observe(None, loss)
+            measurement.observe(None, loss)
         if not isinstance(loss, Tensor):
             raise TypeError(f"make_loss() returned a {type(loss).__name__}; expected a tensor, the loss")
         call = Call.of(loss, None, retain_graph, create_graph, None)

@@ -40,7 +40,7 @@ class capture:
     Args:
         module: names the parameters and modules after this module; without it, after each outermost module that is
             called. Give it where the forward calls parts of a model and never the model itself.
-        observer: called after each operation that gave a tensor, and after each module call, with it, its result and
+        observer: called after each operation that gave a tensor or None, and after each module call, with it, its result and
             its arguments.
 
     Known limitations: another thread's forward is not seen (open a capture there), nor a custom Function whose `apply`
@@ -168,7 +168,7 @@ class _OperationWatcher(TorchFunctionMode):
         result = function(*args, **kwargs) if kwargs else function(*args)
         end = sequence_nr()
         if end == start:
-            if self._observer is not None and next(tensors_of(result), None) is not None:
+            if self._observer is not None and (result is None or next(tensors_of(result), None) is not None):
                 operation = Operation(self._facts, function, start, end, self._calls.current, capture_traceback())
                 self._observer(operation, result, args)
         else:
