@@ -89,7 +89,7 @@ class CpuAllocator:
         start_allocation_events(self._tasks)
 
     def mark(self) -> None:
-        self._addresses.append(torch.UntypedStorage(MARK_BYTES).data_ptr())
+        self._addresses.append(torch.UntypedStorage(MARK_BYTES).data_ptr())  # type: ignore[no-untyped-call]
 
     def stop(self) -> Recording:
         """Ends the recording; what was marked since `start` is found in it."""

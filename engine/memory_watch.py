@@ -71,7 +71,7 @@ def look(tensor: Tensor | None) -> Seen | None:
     except (NotImplementedError, RuntimeError):
         return None
     if address:
-        address -= tensor.storage_offset() * itemsize
+        address -= int(tensor.storage_offset()) * itemsize
     return Seen(identity_of(tensor), address, tensor.shape, tensor.stride(), itemsize, is_view(tensor))
 
 

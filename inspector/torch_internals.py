@@ -1070,25 +1070,26 @@ def start_allocation_events(tasks: bool = False) -> None:
     Raises:
         RuntimeError: a profiler is at work already; there can be one alone.
     """
-    if torch.autograd._profiler_enabled():
+    if torch._C._autograd._profiler_enabled():
         raise RuntimeError(
             "a torch profiler is at work in this thread, and memory is measured by the same one: leave "
             "torch.profiler.profile() first"
         )
-    scope = torch._C._profiler.RecordScope
-    activities = {torch.autograd.ProfilerActivity.CPU}
-    config = torch.autograd.ProfilerConfig(
-        torch.autograd.ProfilerState.KINETO,
+    profiler = torch._C._profiler
+    activities = {profiler.ProfilerActivity.CPU}
+    config = profiler.ProfilerConfig(
+        profiler.ProfilerState.KINETO,
         False,  # shapes
         True,  # memory
         False,  # stacks
         False,  # floating point operations
         False,  # modules
-        torch._C._profiler._ExperimentalConfig(),
+        profiler._ExperimentalConfig(),
     )
     with _quiet_kineto():
-        torch.autograd._prepare_profiler(config, activities)
-    torch.autograd._enable_profiler(config, activities, {scope.FUNCTION if tasks else scope.LITE_INTERPRETER})
+        torch._C._autograd._prepare_profiler(config, activities)
+    scopes = {profiler.RecordScope.FUNCTION if tasks else profiler.RecordScope.LITE_INTERPRETER}
+    torch._C._autograd._enable_profiler(config, activities, scopes)  # type: ignore[call-arg]
 
 
 @contextmanager
@@ -1111,12 +1112,12 @@ _CPU = torch.device("cpu")
 def stop_allocation_events() -> AllocationEvents:
     """What was noted since `start_allocation_events`."""
     rows, tasks = [], []
-    todo = [(event, False) for event in reversed(torch.autograd._disable_profiler().experimental_event_tree())]
+    todo = [(event, False) for event in reversed(torch._C._autograd._disable_profiler().experimental_event_tree())]
     while todo:
         event, nested = todo.pop()
         name = event.name
         if name == "[memory]":
-            fields = event.extra_fields
+            fields: Any = event.extra_fields
             if fields.device == _CPU:  # accelerators' allocators tell the profiler, too
                 rows.append((event.start_time_ns, fields.ptr, fields.alloc_size))
         else:
@@ -1168,7 +1169,7 @@ def identity_of(tensor: Tensor) -> int:
 
 def is_view(tensor: Tensor) -> bool:
     """Whether autograd knows it as a view; such a tensor keeps its base, and so holds its storage twice."""
-    return tensor._is_view()  # type: ignore[no-untyped-call, no-any-return]
+    return tensor._is_view()
 
 
 def dispatch_mode_is_on() -> bool:
@@ -1180,14 +1181,14 @@ class FollowedStorage:
     """Tells whether a tensor's bytes still live, without keeping them."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._reference = StorageWeakRef(tensor.untyped_storage())
+        self._reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
     @property
     def alive(self) -> bool:
         return not self._reference.expired()  # type: ignore[no-untyped-call]
 
 
-class FakeOperations(TorchDispatchMode):  # type: ignore[misc]
+class FakeOperations(TorchDispatchMode):
     """While it is open, operations compute nothing: the tensors that they make have a layout, and no bytes.
 
     It notes which storages operations make and when these die. What a kernel allocates inside, or Python operations
