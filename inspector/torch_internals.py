@@ -1105,27 +1105,31 @@ def _quiet_kineto() -> Iterator[None]:
         del os.environ["KINETO_LOG_LEVEL"]
 
 
+_ALLOCATION = "[memory]"
 _EVALUATE = "autograd::engine::evaluate_function: "
 _CPU = torch.device("cpu")
 
 
 def stop_allocation_events() -> AllocationEvents:
     """What was noted since `start_allocation_events`."""
-    rows, tasks = [], []
-    todo = [(event, False) for event in reversed(torch._C._autograd._disable_profiler().experimental_event_tree())]
+    rows: list[tuple[int, int, int]] = []
+    tasks: list[int] = []
+    todo: list[tuple[Any, bool]] = [(torch._C._autograd._disable_profiler().experimental_event_tree(), False)]
     while todo:
-        event, nested = todo.pop()
-        name = event.name
-        if name == "[memory]":
-            fields: Any = event.extra_fields
-            if fields.device == _CPU:  # accelerators' allocators tell the profiler, too
-                rows.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-        else:
-            if not nested and name.startswith(_EVALUATE):
-                tasks.append(event.start_time_ns)
-                nested = True
-            todo.extend((child, nested) for child in reversed(event.children))
-    rows.sort(key=itemgetter(0))  # stable: at one time the order of the tree
+        events, nested = todo.pop()
+        rows += [
+            (event.start_time_ns, fields.ptr, fields.alloc_size)
+            for event in events
+            if event.name == _ALLOCATION and (fields := event.extra_fields).device == _CPU  # not an accelerator's
+        ]
+        for event in events:
+            name = event.name
+            if name != _ALLOCATION:
+                task = name.startswith(_EVALUATE)
+                if task and not nested:
+                    tasks.append(event.start_time_ns)
+                todo.append((event.children, nested or task))
+    rows.sort(key=itemgetter(0))  # stable: what has one time keeps its order
     tasks.sort()
     return AllocationEvents(rows, tasks)
 
