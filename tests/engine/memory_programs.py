@@ -36,10 +36,17 @@ class Program:
         graded: the leaves have a .grad before.
         kept: tensors of the forward, of which the user keeps some.
         regions: with checkpointed regions.
+        visit: is shown each tensor that is made.
     """
 
     def __init__(
-        self, seed: int, operations: int = 28, graded: bool = False, kept: bool = False, regions: bool = False
+        self,
+        seed: int,
+        operations: int = 28,
+        graded: bool = False,
+        kept: bool = False,
+        regions: bool = False,
+        visit: Callable[[Tensor], object] = lambda tensor: None,
     ) -> None:
         pick = random.Random(seed)
         generator = torch.Generator().manual_seed(seed)
@@ -50,6 +57,7 @@ class Program:
         self._operations = pick.randrange(6, operations)
         self._graded = graded
         self._keeps = kept
+        self._visit = visit
         self._kinds = len(OPERATIONS) if regions else len(OPERATIONS) - 1
 
     def reset(self) -> None:
@@ -66,6 +74,7 @@ class Program:
             x, y = pick.choice(alive), pick.choice(alive)
             made = OPERATIONS[pick.randrange(self._kinds)](x, y, self.leaves[3], self.leaves[4])
             for each in made:
+                self._visit(each)
                 alive.append(each if each.shape[0] % 8 == 0 and each.shape[0] <= 64 else each[:8])
             if self._keeps and pick.random() < 0.15:
                 self.kept.append(pick.choice([made[0], made[0].detach(), made[0][:4]]))

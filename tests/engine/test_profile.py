@@ -10,14 +10,21 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
+from tapehead.engine import measurement
+from tapehead.engine.attribution import Lives, lives_of
 from tapehead.engine.timeline import Category, Keeper, Storage, Timeline
 from tapehead.engine.workloads import WORKLOADS
+
+from .memory_programs import Program
+from .test_orders import random_policy
 
 SMALL = ("gpt2", "lstm_cell", "unet", "recommender", "ensemble", "linear50")
 
@@ -198,6 +205,40 @@ def test_lifetimes_are_those_of_weak_references(policy):
         assert alive == expected, f"before place {place}"
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**9), st.booleans(), st.booleans())
+def test_lifetimes_in_random_programs_are_those_of_weak_references(seed, kept, regions):
+    """Views, in-place operations, shared and held tensors, regions: each tensor's bytes, as Python sees them go."""
+    made: list[tuple[int, StorageWeakRef]] = []
+    program = Program(
+        seed,
+        kept=kept,
+        regions=regions,
+        visit=lambda tensor: made.append((tensor.data_ptr(), StorageWeakRef(tensor.untyped_storage()))),
+    )
+    alive_at: list[list[bool]] = []
+
+    def make_loss() -> Tensor:
+        made.clear()
+        loss = program.make_loss()
+        for node in th.graph(loss).nodes:
+            node.register_prehook(lambda gradients: alive_at.append([not each.expired() for _, each in made]))
+        return loss
+
+    found: list[Lives] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurement, "lives_of", lambda measured: found.append(lives_of(measured)) or found[0])
+        timeline = th.profile(make_loss, random_policy(seed)).timeline
+    (lives,) = found
+    born = {lives.rows[birth].address: number for number, birth in enumerate(lives.births) if birth < lives.first}
+    assert len(alive_at) == len(timeline.order)
+    for place, alive in enumerate(alive_at):
+        for (address, _), is_alive in zip(made, alive, strict=True):
+            if address in born and all(alive_at[0][i] for i, (other, _) in enumerate(made) if other == address):
+                death = lives.deaths[born[address]]
+                assert is_alive == (death is None or lives.place_of(death) >= place)
+
+
 def test_what_the_user_holds_is_said_to_be_held():
     model, x = Steps(), torch.randn(11, 3)
     kept = []
@@ -273,7 +314,9 @@ def test_a_reentrant_checkpoint_and_a_nested_backward():
 
     timeline = th.profile(make_loss).timeline
     grads = sum(each.grad.untyped_storage().nbytes() for each in (x, w))
-    (generator_state,) = [each for each in timeline if each.category is Category.UNKNOWN]  # which the region's node keeps
+    (generator_state,) = [
+        each for each in timeline if each.category is Category.UNKNOWN
+    ]  # which the region's node keeps
     assert generator_state.nbytes == torch.get_rng_state().nbytes
     assert timeline.end_bytes == grads + 4 + generator_state.nbytes
 
