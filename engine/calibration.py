@@ -44,6 +44,8 @@ class _Reader:
         self._leaves = leaves
         self._given = given
         self._limits: dict[str, None] = {}
+        self._layouts: dict[tuple[object, ...], Layout] = {}
+        self._footprints: dict[Footprint, Footprint] = {}  # equal ones are one, which is compiled once
         self._kinds = kinds
         self._first_use: dict[int, int] = {}  # by storage the place of the first task that got it
         for place, turn in enumerate(lives.turns):
@@ -149,14 +151,16 @@ class _Reader:
             for index, number in enumerate(turn.inputs)
             if number in self._kinds.held and self._first_use[number] == place
         )
-        return Footprint(
-            tuple(trace),
-            tuple(sizes),
-            outputs,
-            tuple(None if seen is None else seen.layout for seen in turn.visit.inputs),
-            tuple(kept),
-            held,
-        )
+        inputs = tuple(None if seen is None else self._layout(seen) for seen in turn.visit.inputs)
+        footprint = Footprint(tuple(trace), tuple(sizes), outputs, inputs, tuple(kept), held)
+        return self._footprints.setdefault(footprint, footprint)
+
+    def _layout(self, seen: Seen) -> Layout:
+        key = (seen.shape, seen.strides, seen.itemsize)
+        found = self._layouts.get(key)
+        if found is None:
+            found = self._layouts[key] = seen.layout
+        return found
 
     def _outputs(self, turn: Turn, blocks: dict[int, int]) -> list[Output | None]:
         found: list[Output | None] = []
@@ -167,7 +171,7 @@ class _Reader:
                 continue
             origin = _origin(seen, inputs, turn.visit.outputs[:index], blocks.get(number, -1))
             held = number in self._kinds.held and number not in self._first_use
-            found.append(Output(*origin, seen.layout, seen.is_view, held))
+            found.append(Output(*origin, self._layout(seen), seen.is_view, held))
         return found
 
 

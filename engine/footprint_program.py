@@ -1,17 +1,26 @@
-"""A footprint as the simulation runs it: numbers in flat lists, which it only has to append."""
+"""Footprints as the simulation runs them: numbers in flat lists, which it only has to copy and to append."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
-from .footprint import Footprint, Origin, Output
+import torch
+
+from .dry_run import assumed_footprint, assumed_layout
+from .footprint import Footprint, Footprints, Layout, Origin, Output
 from .layouts import Layouts
-from .timeline import Category
+from .timeline import Category, Maker
 
 OUTSIDE = -1  # in place of a storage's number: it is not counted, and others hold it, too
 NO_TENSOR = 0  # in place of a tensor's number: no gradient
+NOBODY = 0  # in place of an input's number: no task takes the gradient
+NO_LEAF, HAS_GRAD = -1, -2  # in place of the number of a leaf's layout
+NO_STORAGES: list[int] = []  # is not added to
 
-_SAVED, _BUFFER = int(Category.SAVED), int(Category.BUFFER)
+_SAVED, _BUFFER, _FORWARD = int(Category.SAVED), int(Category.BUFFER), int(Category.FORWARD)
 _HELD, _WORKSPACE = int(Category.HELD), int(Category.WORKSPACE)
 
 
@@ -47,6 +56,143 @@ class More(NamedTuple):
     outputs: list[tuple[Origin, int, int, bool, bool] | None]
     kept: list[tuple[int, int]]
     held_inputs: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Start:
+    """What is alive as the backward starts: a fact per storage, and per tensor, the first of which is NO_TENSOR."""
+
+    nbytes: list[int] = field(default_factory=list)
+    born_as: list[int] = field(default_factory=list)
+    uses: list[int] = field(default_factory=list)  # how many tensors, nodes and others hold each storage
+    makers: list[Maker] = field(default_factory=list)
+    held: set[int] = field(default_factory=set)  # storages that something else holds
+    saved: dict[int, tuple[tuple[int, str], ...]] = field(default_factory=dict)
+    storage_of: list[int] = field(default_factory=lambda: [OUTSIDE])
+    layout_of: list[int] = field(default_factory=lambda: [-1])
+    counts: list[int] = field(default_factory=lambda: [0])  # how many references there are to each tensor
+
+
+class Compiled:
+    """All that a simulation needs and no order changes. The inputs of all tasks are counted through, from 1.
+
+    Attributes:
+        layouts: numbers for the layouts. It grows with the sums that the orders need.
+        programs: by task; None for a leaf of which the rules say all. Equal footprints share one.
+        unknown: the tasks whose footprints are assumed.
+        first_input: by task the number of its first input, and the end of the last one's.
+        receivers: by task, for each output, the number of the input that gets it.
+        elsewhere: the inputs on another device, whose memory is not counted.
+        edges: the tasks where the edges start, and those where they end.
+        leaf_layouts: by task the layout of its leaf; NO_LEAF, or HAS_GRAD where its gradient is added to a .grad.
+        start: what is alive before.
+        roots: the tensors from which the backward starts.
+        released: by task the storages which its node lets go of at its end.
+        keeps: whether tasks keep blocks until others have run.
+    """
+
+    def __init__(self, footprints: Footprints) -> None:
+        graph = self._graph = footprints.graph
+        self.layouts = Layouts()
+        device = torch.device(footprints.device)
+        first = self.first_input = list(accumulate([len(task.inputs) for task in graph.tasks], initial=1))
+        self.elsewhere = {
+            first[task.id] + number
+            for task in graph.tasks
+            for number, meta in enumerate(task.inputs)
+            if meta.device != device
+        }
+        self.edges = [edge.task for edge in graph.edges], [edge.next_task for edge in graph.edges]
+        self.receivers: list[list[int]] = [[] for _ in graph.tasks]
+        for edge in graph.edges:
+            places = self.receivers[edge.task]
+            while len(places) < edge.output:
+                places.append(NOBODY)
+            places.append(first[edge.next_task] + edge.input)
+        self.leaf_layouts = [NO_LEAF] * len(graph)
+        for task in graph.tasks:
+            if task.is_leaf:
+                leaf = footprints.leaves.get(task.id)
+                layout = assumed_layout(task.inputs[0]) if leaf is None else leaf.layout
+                has_grad = leaf is not None and leaf.has_grad
+                self.leaf_layouts[task.id] = HAS_GRAD if has_grad else self.layouts.number(layout)
+        self.unknown: list[int] = []
+        self.programs = self._compile(footprints.tasks)
+        self.keeps = any(program is not None and program.more and program.more.kept for program in self.programs)
+        self.released: list[list[int]] = [NO_STORAGES] * len(graph)
+        self.start = self._start(footprints)
+        self.roots = [self._root(number, layout) for number, layout in enumerate(footprints.roots)]
+
+    def _compile(self, footprints: tuple[Footprint | None, ...]) -> list[Program | None]:
+        known: dict[int, Program] = {}  # by id() of what the footprints keep
+        equal: dict[Footprint, Program] = {}
+        programs: list[Program | None] = []
+        for task_id, footprint in enumerate(footprints):
+            program = known.get(id(footprint))
+            if program is None and footprint is not None:
+                program = equal.get(footprint)
+                if program is None:
+                    program = equal[footprint] = compile_footprint(footprint, self.layouts)
+                known[id(footprint)] = program
+            elif footprint is None and self.leaf_layouts[task_id] == NO_LEAF:
+                program = compile_footprint(assumed_footprint(self._graph, task_id), self.layouts)
+                self.unknown.append(task_id)
+            programs.append(program)
+            if program is not None:
+                places = self.receivers[task_id]
+                places.extend([NOBODY] * (len(program.outputs) - len(places)))
+        return programs
+
+    def _start(self, footprints: Footprints) -> Start:
+        """What the forward left."""
+        start, released = Start(), self.released
+        for number, storage in enumerate(footprints.start):
+            start.nbytes.append(storage.nbytes)
+            start.born_as.append(_SAVED if storage.keepers else _FORWARD)
+            start.makers.append(storage.made_by)
+            uses = 0
+            if storage.held:
+                uses = 1
+                start.held.add(number)
+            if storage.keepers:
+                start.saved[number] = storage.keepers
+            for task_id, _ in storage.keepers:
+                storages = released[task_id]
+                if not storages:
+                    released[task_id] = [number]
+                elif storages[-1] != number:  # else it keeps it in several slots
+                    storages.append(number)
+                else:
+                    continue
+                uses += 1
+            start.uses.append(uses or 1)  # if nobody is known to hold it, it stays
+        return start
+
+    def _root(self, number: int, layout: Layout | None) -> int:
+        """The tensor of a root's gradient, which the call of backward() holds until its end."""
+        start, root = self.start, self._graph.roots[number]
+        start.storage_of.append(OUTSIDE if layout is None else len(start.nbytes))
+        if layout is not None:
+            start.nbytes.append(layout.nbytes)
+            start.born_as.append(_BUFFER)
+            start.makers.append(Maker(None, None, None))
+            start.uses.append(1)
+        else:
+            layout = assumed_layout(self._graph.tasks[root.task].inputs[root.input])
+        start.layout_of.append(self.layouts.number(layout))
+        start.counts.append(2)
+        return len(start.counts) - 1
+
+
+_COMPILED: WeakKeyDictionary[Footprints, Compiled] = WeakKeyDictionary()
+
+
+def compiled(footprints: Footprints) -> Compiled:
+    """The footprints, compiled; once, and kept as long as they are."""
+    found = _COMPILED.get(footprints)
+    if found is None:
+        found = _COMPILED[footprints] = Compiled(footprints)
+    return found
 
 
 def compile_footprint(footprint: Footprint, layouts: Layouts) -> Program:

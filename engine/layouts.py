@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from threading import Lock
 
 from .footprint import Layout
 
@@ -97,16 +98,20 @@ class Layouts:
         self._layouts: list[Layout] = []
         self._numbers: dict[Layout, int] = {}
         self._sums: dict[tuple[int, int], int] = {}
-        self._suits: dict[tuple[int, Layout], bool] = {}
+        self._suits: dict[tuple[int, int], bool] = {}
+        self._lock = Lock()  # simulations in several threads share one
 
     def number(self, layout: Layout) -> int:
         found = self._numbers.get(layout)
-        if found is None:
-            found = self._numbers[layout] = len(self._layouts)
-            self._layouts.append(layout)
-            self.dense.append(layout.dense)
-            self.nbytes.append(layout.nbytes)
-        return found
+        if found is not None:
+            return found
+        with self._lock:
+            if layout not in self._numbers:
+                self._layouts.append(layout)
+                self.dense.append(layout.dense)
+                self.nbytes.append(layout.nbytes)
+                self._numbers[layout] = len(self._layouts) - 1
+            return self._numbers[layout]
 
     def __getitem__(self, number: int) -> Layout:
         return self._layouts[number]
@@ -117,10 +122,10 @@ class Layouts:
             found = self._sums[one, other] = self.number(sum_of(self._layouts[one], self._layouts[other]))
         return found
 
-    def suits(self, gradient: int, leaf: Layout) -> bool:
+    def suits(self, gradient: int, leaf: int) -> bool:
         found = self._suits.get((gradient, leaf))
         if found is None:
-            found = self._suits[gradient, leaf] = suits(self._layouts[gradient], leaf)
+            found = self._suits[gradient, leaf] = suits(self._layouts[gradient], self._layouts[leaf])
         return found
 
     def differ(self, one: int, other: int) -> bool:
