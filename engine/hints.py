@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..inspector.graph import Task
+from ..inspector.graph import Graph, Task
 from .sizes import size_text
 from .storage_words import StorageWords, joined
 from .timeline import Category, Storage, Timeline
@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.01  # of the peak: what is less is not worth a sentence
 _SCALAR_BYTES = 16  # of the widest one, complex128: the loss is held by everybody
 _MANY = 8  # gradients that wait for one kind of task
 _PICKING = {  # the backward of each fills zeros of its input's size with what came
-    "Index": "index once and use the result often, or `split`, `unbind` or `chunk` once: then one tensor is filled",
+    "Index": "index once and use the result often",
     "Select": "`unbind` or `split` once instead of many selections: then one tensor is filled",
     "Slice": "`split` or `chunk` once instead of many slices: then one tensor is filled",
     "Gather": "gather from a smaller tensor, or write the loss with `cross_entropy`, which makes no such gradient",
@@ -30,6 +30,8 @@ _PICKING = {  # the backward of each fills zeros of its input's size with what c
     "MaskedSelect": "multiply by the mask, or select once for several uses",
     "Embedding": "`Embedding(sparse=True)` makes a gradient of the rows that were used only",
 }
+_DIVIDING = ("Select", "Slice", "Index")
+_PICKING_EARLIER = "index earlier, or before what is expensive, where nothing else needs the rest of that tensor"
 _COPYING = ("Clone", "ToCopy", "Copy")
 _VIEWING = (
     "T",
@@ -108,13 +110,23 @@ def picked_in_full(peak: Peak) -> Iterator[Hint]:
             found.setdefault((task.short_name, graph.module(task)), []).append((storage, task, came))
     for (name, _), each in found.items():
         many = len(each) > 1
+        alone = name in _DIVIDING and not any(_has_siblings(graph, task) for _, task, _ in each)
         yield Hint(
             sum(storage.nbytes for storage, _, _ in each),
             f"{graph.describe(each[0][1])}{f' and {len(each) - 1:,} more like it' if many else ''} "
             f"{'make gradients' if many else 'makes a gradient'} of the full size of what was indexed, of which "
             f"{size_text(sum(came for _, _, came in each))} at most can differ from zero",
-            _PICKING[name],
+            _PICKING_EARLIER if alone else _PICKING[name],
         )
+
+
+def _has_siblings(graph: Graph, task: Task) -> bool:
+    """Whether other tasks give to what it gives to by the same kind of indexing."""
+    return any(
+        other.task != task.id and graph.tasks[other.task].short_name == task.short_name
+        for edge in graph.out_edges[task.id]
+        for other in graph.in_edges[edge.next_task]
+    )
 
 
 def _is_output(peak: Peak, storage: Storage) -> bool:
@@ -153,9 +165,9 @@ def made_double(peak: Peak) -> Iterator[Hint]:
     widest = max(leaves, key=lambda dtype: dtype.itemsize)
     yield Hint(
         nbytes,
-        f"these are float64, though no parameter is wider than {str(widest).removeprefix('torch.')}; this begins at "
-        f"{where}",
-        "a Python float or `.float()` there keeps the dtype: NumPy's numbers and arrays are float64",
+        f"float64, though no parameter is wider than {str(widest).removeprefix('torch.')}; it begins at {where}",
+        f"`.float()` there, or {str(widest).removeprefix('torch.')} from the start: NumPy's arrays are float64 unless "
+        "told otherwise",
     )
 
 
@@ -188,7 +200,7 @@ def held_outputs(peak: Peak) -> Iterator[Hint]:
             f"{_count(outputs, 'value')} made by {peak.words.made_by(outputs)}"
             f"{f' ({joined(list(sources))})' if sources else ''} {_is(outputs)} needed by no task any more, but your "
             f"code holds {'them' if len(outputs) > 1 else 'it'}",
-            "`del` the variable before the backward, or return the loss alone from a function",
+            f"let go of {_them(outputs)} before the backward, or keep what is small; `.detach()` keeps all the bytes",
         )
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..inspector.graph import Graph
 from ..inspector.source import Source
 from .hints import Hint, Peak, hints
 from .sizes import share_text, size_text
-from .storage_words import StorageWords, module_title, ordinal
+from .storage_words import StorageWords, folded, module_title, ordinal, pattern
 from .timeline import Category, Storage, Timeline
 
 if TYPE_CHECKING:
@@ -19,16 +20,19 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 4  # groups of a category in a text; all are in `groups`, and all storages in `records()`
 _LEAST_SHARE = 0.005  # of the peak
+_Alike = tuple[Category, str | None, Source | None, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class PeakGroup:
-    """Storages that were alive at the peak for one purpose, made at one line of one module.
+    """Storages that were alive at the peak for one purpose, made at one line of one module, or of several equal ones.
 
     Attributes:
         category: what they were for then.
         module, source: where in the forward they were made; in the backward, the forward operation whose task made
             them.
+        modules: how many modules. The equal ones of a list are one group, and `module` has a `*` where their paths
+            differ: `blocks.*.mlp`.
         nbytes: of all.
         storages: the last to be freed first.
         made_by, kept_by, freed_by: who made them, who kept them from the peak on, and what frees them, in words.
@@ -37,6 +41,7 @@ class PeakGroup:
     category: Category
     module: str | None
     source: Source | None
+    modules: int
     nbytes: int
     storages: tuple[Storage, ...]
     made_by: str
@@ -74,14 +79,17 @@ class PeakReport:
         return found
 
     def title(self, group: PeakGroup) -> str:
-        """Where a group was made: `layer1.0, model.py:120`."""
-        module = module_title(self.timeline.graph, group.module)
+        """Where a group was made: `layer1.0, model.py:120`, `12 × blocks.*.mlp, model.py:33`."""
+        module = self.module_title(group)
         return f"{module}, {group.source.short}" if group.source else module
+
+    def module_title(self, group: PeakGroup) -> str:
+        """`layer1.0`, `12 × blocks.*.mlp`."""
+        return _module_title(self.timeline.graph, group)
 
     def sentences(self, group: PeakGroup) -> list[tuple[str, str]]:
         """The story of a group: (what is told, in words)."""
-        mixed = len(group.storages) > 1 and (" and " in group.made_by or ";" in group.made_by)
-        many = f"{len(group.storages):,} storages: " if mixed else ""
+        many = f"{len(group.storages):,} storages: " if len(group.storages) > 1 else ""
         return [("made by", many + group.made_by), ("kept by", group.kept_by), ("freed", group.freed_by)]
 
     def records(self) -> list[dict[str, Any]]:
@@ -98,7 +106,7 @@ class PeakReport:
                 "bytes": storage.nbytes,
                 "share": storage.nbytes / self.nbytes,
                 "category": group.category.title,
-                "module": group.module,
+                "module": storage.made_by.module,
                 "source": None if group.source is None else group.source.short,
                 "made_by": words.made_by([storage]),
                 "kept_by": words.kept_by([storage], group.category, since),
@@ -119,7 +127,8 @@ class PeakReport:
         return peak_figure(self, theme)
 
     def __repr__(self) -> str:
-        return f"<PeakReport: {self.answer[0]} {len(self.groups)} groups, {len(self.hints)} hints>"
+        hints = {0: "no hint", 1: "1 hint"}.get(len(self.hints), f"{len(self.hints)} hints")
+        return f"<PeakReport: {self.answer[0]} {hints}>"
 
     def __str__(self) -> str:
         lines = [*self.answer, ""]
@@ -175,13 +184,16 @@ class PeakReport:
     def shown(self, most: int) -> Iterator[tuple[Category, list[PeakGroup], str]]:
         """By category its `most` largest groups, of those that a reader would miss, and how many more there are."""
         for category, nbytes in self.categories.items():
+            if nbytes < _LEAST_SHARE * self.nbytes:
+                yield category, [], ""
+                continue
             groups = [group for group in self.groups if group.category is category]
             large = [
                 group for group in groups[:most] if group is groups[0] or group.nbytes >= _LEAST_SHARE * self.nbytes
             ]
             rest = nbytes - sum(group.nbytes for group in large)
             left = len(groups) - len(large)
-            more = f"+{left:,} smaller groups, {size_text(rest)} together" if left > 1 else f"+1 of {size_text(rest)}"
+            more = f"+{left:,} smaller group{f's, {size_text(rest)} together' if left > 1 else f', {size_text(rest)}'}"
             yield category, large, more if left else ""
 
 
@@ -211,15 +223,22 @@ def _groups(timeline: Timeline, storages: list[tuple[Storage, Category]]) -> tup
         maker = storage.made_by
         found.setdefault((category, maker.module, maker.source), []).append(storage)
         totals[category] = totals.get(category, 0) + storage.nbytes
+    alike: dict[_Alike, list[tuple[str | None, list[Storage]]]] = {}
+    for (category, module, source), each in found.items():
+        made = sorted((words.made_by([storage]), storage.nbytes) for storage in each)
+        alike.setdefault((category, module and pattern(module), source, tuple(made)), []).append((module, each))
     end = len(timeline.order) + 1
     groups = []
-    for (category, module, source), each in found.items():
+    for (category, _, source, _), equal in alike.items():
+        module = equal[0][0] and folded(path or "" for path, _ in equal)
+        each = [storage for _, storages in equal for storage in storages]
         each.sort(key=lambda storage: (-(end if storage.died is None else storage.died), storage.born, storage.number))
         groups.append(
             PeakGroup(
                 category,
                 module,
                 source,
+                len(equal),
                 sum(storage.nbytes for storage in each),
                 tuple(each),
                 words.made_by(each),
@@ -230,15 +249,17 @@ def _groups(timeline: Timeline, storages: list[tuple[Storage, Category]]) -> tup
     return tuple(sorted(groups, key=lambda group: (-totals[group.category], group.category, -group.nbytes)))
 
 
+def _module_title(graph: Graph, group: PeakGroup) -> str:
+    title = module_title(graph, group.module)
+    return title if group.modules == 1 else f"{group.modules:,} × {title}"
+
+
 def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> Iterator[str]:
     count, place = len(timeline.order), timeline.peak_place
     peak = size_text(timeline.peak_bytes)
     if timeline.peak_task is not None:
         where = timeline.graph.describe(timeline.peak_task)
-        yield (
-            f"The peak is {peak}, in {where}: the {ordinal(place + 1)} of {count:,} tasks, "
-            f"{share_text(place + 1, count)} of the backward."
-        )
+        yield (f"The peak is {peak}, in {where}, the {ordinal(place + 1)} of {count:,} tasks.")
     else:
         when = "before the first task: the backward starts with it" if place < 0 else "as backward() ended"
         yield f"The peak is {peak}, {when}."
@@ -248,10 +269,11 @@ def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> Iterator[str]:
         nbytes = sum(group.nbytes for group in alike)
         what = first.category.title if first.category is Category.UNKNOWN else f"{first.category.title}s"
         group = f"; the largest group, {size_text(first.nbytes)}, was" if len(alike) > 1 else ","
+        where = "" if first.module is None else "in "
+        where += _module_title(timeline.graph, first)
         source = f" at {first.source.short}" if first.source else ""
-        where = module_title(timeline.graph, first.module)
         yield (
-            f"{size_text(nbytes)} of it ({share_text(nbytes, timeline.peak_bytes)}) are {what}{group} made in "
+            f"{size_text(nbytes)} of it ({share_text(nbytes, timeline.peak_bytes)}) are {what}{group} made "
             f"{where}{source}: {first.kept_by}."
         )
     if timeline.basis != "measured":

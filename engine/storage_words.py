@@ -19,6 +19,17 @@ def module_title(graph: Graph, path: str | None) -> str:
     return path or next((call.class_name for call in graph.calls if not call.path), "the model")
 
 
+def pattern(path: str) -> str:
+    """The path with a `*` for each number in it: what the equal modules of a list have in common."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def folded(paths: Iterable[str]) -> str:
+    """One path for several of one pattern, with a `*` where they differ: `blocks.*.mlp.0`."""
+    columns = zip(*(path.split(".") for path in paths), strict=True)
+    return ".".join(parts[0] if len(set(parts)) == 1 else "*" for parts in columns)
+
+
 def operation_title(name: str) -> str:
     """`linear` of `torch.nn.functional.linear`."""
     return name.rsplit(".", 1)[-1] if name.startswith("torch.") else name
@@ -63,11 +74,14 @@ class StorageWords:
         return what if maker.module is None else f"{module_title(self._graph, maker.module)} · {what}"
 
     def made_by(self, storages: Iterable[Storage]) -> str:
-        """`50 × AddmmBackward0 in the backward`, `linear in the forward`."""
+        """`50 × AddmmBackward0 in the backward`, `linear in the forward`: so many tasks or operations, not storages."""
         found: dict[str, Counter[str]] = {}
+        makers = set()
         for storage in storages:
             when, what = self._maker(storage)
-            found.setdefault(when, Counter())[what] += 1
+            maker = (storage.made_by.task, storage.made_by.operation, what)
+            found.setdefault(when, Counter())[what] += maker not in makers
+            makers.add(maker)
         return "; ".join(
             (joined([_times(count, what) for what, count in names.most_common()]) + " " + when).strip()
             for when, names in found.items()
@@ -94,39 +108,47 @@ class StorageWords:
     def kept_by(self, storages: Sequence[Storage], category: Category, since: int = -1) -> str:
         """Who keeps them from a place of the order on, where they are of this category.
 
-        `saved by 3 × ReluBackward0 (layer1.0)`, `48 gradients of weight wait for 48 × TBackward0 (lin)`.
+        `saved by 3 × ReluBackward0 (layer1.*)`, `48 gradients of weight wait for 48 × TBackward0 (lin)`. A
+        gradient that several tasks get, one after the other, waits for the first.
         """
-        saving: Counter[str] = Counter()
-        waiting: dict[tuple[str, str], tuple[set[int], set[int]]] = {}
-        grads: dict[str, None] = {}
+        saving: dict[int, None] = {}
+        waiting: dict[tuple[str, str, str], tuple[set[int], dict[int, None]]] = {}
+        grads: dict[int, None] = {}
         user = backward = 0
         for storage in storages:
             keepers = self.keepers(storage, since)
-            ahead = any(keeper.kind == "buffer" for keeper in keepers)
+            ahead = False
             for keeper in keepers:
                 if keeper.kind == "saved" and keeper.task is not None:
-                    saving[self._at(self._tasks[keeper.task])] += 1
-                elif keeper.kind == "buffer" and keeper.task is not None:
+                    saving[keeper.task] = None
+                elif keeper.kind == "buffer" and keeper.task is not None and not ahead:
+                    ahead = True
                     task = self._tasks[keeper.task]
-                    numbers, tasks = waiting.setdefault((self._bound_for(task), self._at(task)), (set(), set()))
+                    key = (pattern(self._bound_for(task)), task.name, pattern(self._where(task)))
+                    numbers, tasks = waiting.setdefault(key, (set(), {}))
                     numbers.add(storage.number)
-                    tasks.add(task.id)
+                    tasks[task.id] = None
                 elif keeper.kind == "grad" and keeper.task is not None and not (ahead and category is Category.BUFFER):
-                    grads[self._leaf(keeper.task)] = None
+                    grads[keeper.task] = None
                 user += keeper.kind == "user"
                 backward += keeper.kind == "backward"
         sentences = []
         if saving:
-            sentences.append("saved by " + joined([_times(count, who) for who, count in saving.most_common()]))
-        kinds = sorted(waiting.items(), key=lambda item: -len(item[1][0]))
-        for (what, who), (numbers, tasks) in kinds[:_MOST_NAMED]:
+            sentences.append("saved by " + joined(self._named(saving)))
+        kinds = sorted(waiting.values(), key=lambda kind: -len(kind[0]))
+        for numbers, tasks in kinds[:_MOST_NAMED]:
             gradients = f"{len(numbers):,} gradients" if len(numbers) > 1 else "a gradient"
             verb = "wait" if len(numbers) > 1 else "waits"
-            sentences.append(f"{gradients}{what} {verb} for {_times(len(tasks), who)}")
-        if len(waiting) > _MOST_NAMED:
-            sentences.append(f"gradients for {len(waiting) - _MOST_NAMED:,} more kinds of task")
+            bound_for = folded(self._bound_for(self._tasks[task]) for task in tasks)
+            sentences.append(f"{gradients}{bound_for} {verb} for {joined(self._named(tasks))}")
+        more = len(kinds) - _MOST_NAMED
+        if more > 0:
+            sentences.append(f"gradients for {more:,} more kind{'s' if more > 1 else ''} of task")
         if grads:
-            sentences.append(".grad of " + joined(list(grads)))
+            leaves: dict[str, list[str]] = {}
+            for task_id in grads:
+                leaves.setdefault(pattern(self._leaf(task_id)), []).append(self._leaf(task_id))
+            sentences.append(".grad of " + joined([_times(len(each), folded(each)) for each in leaves.values()]))
         if user:
             sentences.append("held by your code" + (f" ({user:,} of them)" if user < len(storages) else ""))
         if backward:
@@ -168,13 +190,25 @@ class StorageWords:
             holds = [number for number in numbers if number in self._timeline.held]
             return "your code holds " + ("it" if len(numbers) == 1 else "them" if holds == numbers else "some of them")
         if any(storage.category is Category.SAVED for storage in storages):
-            return f"the nodes that save {'it' if len(storages) == 1 else 'them'} keep it after the backward, too"
+            them = "it" if len(storages) == 1 else "them"
+            return f"the nodes that save {them} keep {them} after the backward, too"
         return f"{it} {'was' if len(storages) == 1 else 'were'} alive as backward() returned"
 
-    def _at(self, task: Task) -> str:
-        """`ReluBackward0 (layer1.0)`."""
-        where = task.parameter or self._graph.module(task)
-        return f"{task.short_name if task.is_leaf else task.name}{f' ({where})' if where else ''}"
+    def _named(self, task_ids: Iterable[int]) -> list[str]:
+        """`3 × ReluBackward0 (layer1.*)` for each kind of task and place, most first."""
+        kinds: dict[tuple[str, str], list[Task]] = {}
+        for task_id in task_ids:
+            task = self._tasks[task_id]
+            kinds.setdefault((task.name, pattern(self._where(task))), []).append(task)
+        names = []
+        for tasks in sorted(kinds.values(), key=lambda tasks: -len(tasks)):
+            where = folded(map(self._where, tasks))
+            name = tasks[0].short_name if tasks[0].is_leaf else tasks[0].name
+            names.append(_times(len(tasks), f"{name} ({where})" if where else name))
+        return names
+
+    def _where(self, task: Task) -> str:
+        return task.parameter or self._graph.module(task) or ""
 
     def _leaf(self, task_id: int) -> str:
         return self._tasks[task_id].parameter or f"the leaf of task {task_id}"

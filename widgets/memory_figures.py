@@ -280,7 +280,7 @@ def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
         for number, (module, groups) in enumerate(modules.items()):
             below = f"{top}/{number}"
             if len(groups) == 1:
-                add(below, top, module_title(graph, module), groups[0].nbytes, category, groups[0])
+                add(below, top, report.module_title(groups[0]), groups[0].nbytes, category, groups[0])
                 continue
             add(below, top, module_title(graph, module), sum(group.nbytes for group in groups), category)
             for at, group in enumerate(groups):

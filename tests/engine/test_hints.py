@@ -54,6 +54,20 @@ def test_an_index_that_takes_all_is_none_of_it() -> None:
     assert hints(lambda: (x * 2)[0:100].exp().sum()) == ()
 
 
+def test_the_advice_on_one_slice_is_not_that_on_many() -> None:
+    x = leaf(100, 100)
+    earlier, split = "Index earlier", "`split` or `chunk` once"
+    one = only(hints(lambda: (x * 2)[3:5, 20:].exp().sum()), "SliceBackward0")
+    assert earlier in str(one) and split not in str(one)
+
+    def make_loss() -> Tensor:
+        hidden = x * 2
+        return sum((hidden[at : at + 5].exp().sum() for at in range(0, 100, 5)), torch.zeros(()))
+
+    many = only(hints(make_loss), "SliceBackward0")
+    assert split in str(many) and earlier not in str(many)
+
+
 def test_a_sum_into_a_picked_gradient_is_not_taken_for_it() -> None:
     table = leaf(500, 64)
     found = hints(lambda: (functional.embedding(torch.tensor([1, 2]), table) @ table.t()).exp().sum())

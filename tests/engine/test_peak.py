@@ -51,7 +51,7 @@ def test_fifty_weight_gradients_that_wait_are_the_answer() -> None:
     report = measured("linear50", "bfs")
     graph = report.timeline.graph
     where = graph.describe(report.timeline.peak_task)
-    assert report.answer[0] == f"The peak is 51.0 MiB, in {where}: the 54th of 104 tasks, 52 % of the backward."
+    assert report.answer[0] == f"The peak is 51.0 MiB, in {where}, the 54th of 104 tasks."
     assert "(100 %) are input buffers" in report.answer[1]
     assert "made in linear at workload_models.py:" in report.answer[1]
     assert "49 gradients of linear.weight wait for 49 × TBackward0 (linear)" in report.answer[1]
@@ -130,7 +130,7 @@ def test_each_kind_of_keeper_has_its_words() -> None:
     kept = {number: record["kept_by"] for number, record in records.items()}
     freed = {number: record["freed_by"] for number, record in records.items()}
     exp, mul = graph.describe(at["Exp"]), graph.describe(at["Mul"])
-    assert report.answer[0].startswith(f"The peak is 1.0 KiB, in {mul}: the 2nd of 4 tasks, 50 %")
+    assert report.answer[0].startswith(f"The peak is 1.0 KiB, in {mul}, the 2nd of 4 tasks.")
     assert kept[saved] == "saved by ExpBackward0"
     assert freed[saved] == f"when {exp} has run"
     assert records[saved]["made_by"] == "exp in the forward"
@@ -141,6 +141,65 @@ def test_each_kind_of_keeper_has_its_words() -> None:
         "never: it stays as .grad",
     )
     assert (kept[workspace], freed[workspace]) == ("used inside the task that made it", f"inside {mul}")
+
+
+class Chain(nn.Module):
+    """One module in a list, and three of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [(64, 48), (48, 64), (64, 64), (64, 64)]
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(*size), nn.Tanh()) for size in sizes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def of_chain() -> PeakReport:
+    model = Chain()
+    x = torch.randn(1000, 64)
+    return th.profile(lambda: model(x).square().sum()).peak()
+
+
+def test_equal_modules_are_told_together() -> None:
+    report = of_chain()
+    saved = [group for group in report.groups if group.category is Category.SAVED and "tanh" in group.made_by]
+    titles = {report.module_title(group): group for group in saved}
+    assert list(titles) == ["3 × blocks.*.1", "blocks.0.1"]
+    three = titles["3 × blocks.*.1"]
+    assert three.modules == len(three.storages) == 3 and three.nbytes == 3 * 64_000 * 4
+    assert three.made_by == "3 × tanh in the forward"
+    assert three.kept_by.startswith("saved by 3 × TanhBackward0 (blocks.*.1), 2 × AddmmBackward0 (blocks.*.0) and")
+    assert f"largest group, 750 KiB, was made in 3 × blocks.*.1 at {three.source.short}: " in report.answer[1]
+    assert {record["module"] for record in report.records()} >= {"blocks.1.1", "blocks.2.1", "blocks.3.1"}
+
+
+def test_tasks_and_operations_are_counted_not_the_storages_of_each() -> None:
+    x = torch.randn(1000, 64, requires_grad=True)
+    norm = nn.LayerNorm(64)
+    report = th.profile(lambda: norm(x).exp().sum()).peak()
+    (group,) = [group for group in report.groups if "layer_norm" in group.made_by]
+    assert len(group.storages) == 2  # mean and reciprocal deviation; its result goes, exp saves its own
+    assert group.made_by == "layer_norm in the forward"
+    assert group.kept_by == "saved by NativeLayerNormBackward0"
+    assert report.sentences(group)[0] == ("made by", "2 storages: layer_norm in the forward")
+
+
+def test_a_gradient_waits_for_the_first_task_that_gets_it() -> None:
+    x = torch.randn(1000, requires_grad=True)
+    report = th.profile(lambda: x.repeat(8).view(80, 100).flatten().view(8, 1000).exp().sum()).peak()
+    made = [record for record in report.records() if record["made_by"] == "ExpBackward0 in the backward"]
+    assert [record["kept_by"] for record in made] == ["a gradient waits for ViewBackward0"]
+
+
+def test_what_nobody_would_miss_is_a_line_without_a_story() -> None:
+    report = of_chain()
+    loss = str(report).partition("forward value: ")[2]
+    assert loss.startswith("4 B (under 1 %)\n") or loss == "4 B (under 1 %)"
+    assert "made outside any module at" not in str(report) and "made in outside" not in str(report)
+    assert sum(record["bytes"] for record in report.records() if record["category"] == "forward value") == 4
 
 
 def test_a_backward_that_starts_with_its_peak_says_so() -> None:

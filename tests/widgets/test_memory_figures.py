@@ -149,7 +149,7 @@ def test_lifetimes_over_the_clock(linear50: Comparison) -> None:
 
 
 def test_the_treemap_adds_up_at_each_level() -> None:
-    _, make_loss = workload("gpt2").build()
+    _, make_loss = workload("resnet50").build()
     report = th.profile(make_loss).peak()
     (tree,) = report.figure().data
     values = dict(zip(tree.ids, tree.values, strict=True))
@@ -158,7 +158,7 @@ def test_the_treemap_adds_up_at_each_level() -> None:
     for parent, value in zip(tree.parents, tree.values, strict=True):
         below[parent] = below.get(parent, 0) + value
     assert all(below[parent] == values[parent] for parent in below if parent)
-    assert len(values) > 50
+    assert len(values) > 40
     leaf = tree.customdata[-1]
     assert "made by" in leaf and "kept by" in leaf and "freed" in leaf
 
