@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from ..inspector.torch_internals import start_allocation_events, stop_allocation_events
 
 MARK_BYTES = 12_347
-"""A size which nothing else has, as good as certainly; what is certain is size and address together."""
+"""A size which nothing else has, as good as certainly; and of each mark the address is known, too."""
 
 
 class Row(NamedTuple):
@@ -54,6 +55,15 @@ class Recording:
             rows.extend(added.get(number, ()))
         tasks.extend((len(rows) + row - done, ns) for row, ns in begun)
         return Recording(rows + self.rows[done:], marks, tasks)
+
+    def split(self, number: int) -> tuple[Recording, Recording]:
+        """What came before the mark of this number, and what came after; the mark is in neither."""
+        row, ns = self.marks[number]
+        begun = bisect_left(self.tasks, (row, ns))
+        first = Recording(self.rows[:row], self.marks[:number], self.tasks[:begun])
+        marks = [(each - row, when) for each, when in self.marks[number + 1 :]]
+        tasks = [(each - row, when) for each, when in self.tasks[begun:]]
+        return first, Recording(self.rows[row:], marks, tasks)
 
 
 class AllocatorRecorder(Protocol):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 from ..inspector.graph import Graph
 from .allocator import Recording, Row
+from .cuda_allocator import blocks_of
 from .kept import REGION, Kept
 from .memory_watch import Seen, Visit
 from .timeline import Category, Maker, Timeline
@@ -55,7 +57,8 @@ class Measured:
 class Turn:
     """The part of the events which belongs to one task, as indices of rows of the backward.
 
-    [begin, start): hooks of its tensors and its node. [start, ended): the task and the hooks after it. [ended, end):
+    [begin, start): hooks of its tensors and its node; empty where the recording does not tell when tasks begin, and
+    these are the previous task's. [start, ended): the task and the hooks after it. [ended, end):
     what it saved is freed, its outputs go to the next tasks. The rest are numbers of storages, -1 for unknown ones.
     """
 
@@ -176,6 +179,35 @@ def _end_of_last(last: Turn, root: Turn, rows: Sequence[Row]) -> int:
     return end
 
 
+def between_tasks(measured: Measured, lives: Lives) -> int:
+    """How many blocks were born between tasks that are no sums of gradients, and so a hook's.
+
+    Where the recording tells when tasks begin, hooks belong to these: 0.
+    """
+    if measured.backward.tasks or not lives.turns:
+        return 0
+    graph, turns = measured.graph, lives.turns
+    arriving = Counter([(edge.next_task, edge.input) for edge in graph.edges])
+    arriving.update([(root.task, root.input) for root in graph.roots])
+    inputs = {turn.visit.task: turn.visit.inputs for turn in turns}
+    used = {number for turn in turns for number in turn.inputs}
+
+    def born(begin: int, end: int) -> list[int]:
+        rows = range(lives.first + begin, lives.first + end)
+        return [number for row in rows if (number := lives.numbers[row]) >= 0 and lives.births[number] == row]
+
+    count = sum(number not in used for number in born(0, turns[0].begin))  # roots' gradients are used
+    for turn in turns:
+        sums: set[int | None] = set()  # bytes; None: anything
+        for edge in graph.out_edges[turn.visit.task]:
+            if arriving[edge.next_task, edge.input] > 1 and edge.next_task in inputs:
+                seen = inputs[edge.next_task][edge.input]
+                sums.add(None if seen is None else seen.layout.nbytes)
+        blocks = [lives.rows[lives.births[number]].nbytes for number in born(turn.ended, turn.end)]
+        count += 0 if None in sums else sum(nbytes not in sums for nbytes in blocks)
+    return count
+
+
 def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
     """The timeline of what was measured."""
     graph, turns = measured.graph, lives.turns
@@ -219,6 +251,7 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         grads={renumbered[number]: task for number, task in kinds.grads.items() if number in renumbered},
         inputs=array("q", inputs),
         event_ns=event_ns,
+        blocks=blocks_of(measured.backward, measured.marks),
     )
 
 

@@ -44,8 +44,9 @@ def backward(
         queues: where the graph is on accelerators, "one" queue for all devices gives the policy's total order; "per
             device" leaves each device the thread which PyTorch has for it, so that they overlap, and the policy orders
             each device's own tasks.
-        memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`. The native engine alone. Of
-            the forward it finds what the nodes keep; `th.profile` sees the forward, too, and so all there is.
+        memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`. The native engine alone, with
+            one queue, and on the one accelerator of the graph, else on the CPU. Of the forward it finds what the nodes
+            keep; `th.profile` sees the forward, too, and so all there is.
 
     While a backward runs, its order is in the nodes' sequence numbers. Another backward of the same leaves at that
     moment (in another thread, or in a hook) goes around them if its order allows; if not, a warning tells.

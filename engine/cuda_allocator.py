@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,6 +12,7 @@ import torch
 
 from ..inspector.torch_internals import start_cuda_history, stop_cuda_history
 from .allocator import MARK_BYTES, Recording, Row
+from .timeline import BlockLevels
 
 _MOST = 20_000_000  # entries of the history, of some 200 bytes each
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
@@ -33,16 +36,15 @@ class Failure(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The allocator's own numbers at a mark.
+    """How high the allocator's own numbers have been since the mark before, for all that is on the device.
 
-    `requested` is what was asked for; `allocated` is that rounded up to blocks, as torch.cuda.memory_allocated() says;
-    `peak` is the highest `allocated` since the mark before.
+    `requested` is what was asked for; `allocated` is that in blocks, as torch.cuda.memory_allocated() says; `reserved`
+    is what the allocator held of the device, as torch.cuda.memory_reserved() says.
     """
 
     requested: int
     allocated: int
     reserved: int
-    peak: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,9 @@ class CudaRecording(Recording):
     Attributes:
         reserved: over time, the first as the recording began.
         failures: where memory ran out. The allocator frees what it can and tries again, so it need not have raised.
-        levels: by mark the allocator's own numbers; empty unless asked for.
-        peak_before: the device's peak counter as the recording began, torch.cuda.max_memory_allocated().
+        levels: the allocator's own numbers at the last marks, from the one on which was the first to note them, and as
+            the recording ended. Empty: not noted.
+        peak_before: what torch.cuda.max_memory_allocated() said before it was reset for the levels.
     """
 
     reserved: list[Reserved]
@@ -63,8 +66,51 @@ class CudaRecording(Recording):
 
     @property
     def peak_allocated(self) -> int:
-        """What the device's peak counter would say if it had not been reset for `levels`, as of the last mark."""
-        return max([self.peak_before, *(level.peak for level in self.levels)])
+        """What torch.cuda.max_memory_allocated() would say at the end if it had not been reset for the levels."""
+        return max([self.peak_before, *(level.allocated for level in self.levels)])
+
+    def split(self, number: int) -> tuple[CudaRecording, CudaRecording]:
+        """See `Recording.split`. What the mark noted, as how it was until then, is in the first part."""
+        first, second = Recording.split(self, number)
+        row, ns = self.marks[number]
+        held = [each for each in self.reserved if each.ns <= ns]
+        failed = bisect_right(self.failures, ns, key=lambda failure: failure.ns)
+        noted = max(0, len(self.levels) - len(second.marks) - 1)
+        before = CudaRecording(
+            first.rows, first.marks, first.tasks, held, self.failures[:failed], self.levels[:noted], self.peak_before
+        )
+        after = CudaRecording(
+            second.rows,
+            second.marks,
+            second.tasks,
+            [Reserved(0, ns, each.nbytes) for each in held[-1:]]
+            + [each._replace(row=each.row - row) for each in self.reserved[len(held) :]],
+            [each._replace(row=each.row - row) for each in self.failures[failed:]],
+            self.levels[noted:],
+            before.peak_allocated,
+        )
+        return before, after
+
+
+def blocks_of(recording: Recording, marks: Sequence[tuple[int, bool]]) -> BlockLevels | None:
+    """By place the highest levels from the start of a task to the start of the next one; None if none were noted.
+
+    `marks`: for each mark of the recording, in order, its task and whether this had ended.
+    """
+    if not isinstance(recording, CudaRecording) or not recording.levels:
+        return None
+    columns = array("q"), array("q"), array("q")
+    peak_before = recording.peak_before
+    for level, (_, ended) in zip(recording.levels, [*marks, (-1, True)], strict=True):
+        for column, nbytes in zip(columns, level, strict=True):
+            if column:
+                column[-1] = max(column[-1], nbytes)
+        if not columns[0]:
+            peak_before = max(peak_before, level.allocated)
+        if not ended:
+            for column in columns:
+                column.append(0)
+    return BlockLevels(*columns, peak_before)
 
 
 class CudaAllocator:
@@ -83,59 +129,64 @@ class CudaAllocator:
 
     Args:
         device: a CUDA device; None is the current one.
-        levels: at each mark, note the allocator's own numbers, of which the peak between two marks is one: exact, and
-            of blocks as they are, rounding and all. **This resets the device's peak counters at each mark**: afterwards
-            torch.cuda.max_memory_allocated() and its like know of nothing before the last one.
-            `CudaRecording.peak_allocated` says what the first of these would have said; what max_memory_reserved() and
-            the other peaks of torch.cuda.memory_stats() would have said is lost.
     """
 
-    def __init__(self, device: torch.device | int | str | None = None, levels: bool = False) -> None:
+    def __init__(self, device: torch.device | int | str | None = None) -> None:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         if wanted.type != "cuda":
             raise ValueError(f"CudaAllocator records a CUDA device, not {wanted}")
         self._number = torch.cuda.current_device() if wanted.index is None else wanted.index
         self._device = torch.device("cuda", self._number)
-        self._wants_levels = levels
         self._addresses: list[int] = []
-        self._levels: list[Level] = []
+        self._levels: list[Level] | None = None
+        self._peak_before = 0
 
     def start(self) -> None:
         """Begins to record. Raises RuntimeError if the user records the history already."""
         start_cuda_history(_MOST)
-        numbers = torch.cuda.memory_stats(self._device)
-        self._reserved_before = numbers.get("reserved_bytes.all.current", 0)
-        self._peak_before = numbers.get("allocated_bytes.all.peak", 0)
-        if self._wants_levels:
-            torch.cuda.reset_peak_memory_stats(self._device)
+        self._reserved_before = torch.cuda.memory_reserved(self._device)
+
+    def note_levels(self) -> None:
+        """From now on, at each mark and at the end, the allocator's own numbers are noted: how high they have been.
+
+        They are exact, and of blocks as these are. **This resets the device's peak counters at each mark**: afterwards
+        torch.cuda.max_memory_allocated() and its like know of nothing before the last one.
+        `CudaRecording.peak_allocated` says what the first of these would have said; what max_memory_reserved() and the
+        other peaks of torch.cuda.memory_stats() would have said is lost.
+        """
+        self._levels = []
+        self._peak_before = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
 
     def mark(self) -> None:
-        if self._wants_levels:
-            self._levels.append(_level(torch.cuda.memory_stats(self._device)))
+        self._note()
         block = torch.UntypedStorage(MARK_BYTES, device=self._device)  # type: ignore[no-untyped-call]
         self._addresses.append(block.data_ptr())
         del block
-        if self._wants_levels:
+        if self._levels is not None:
             torch.cuda.reset_peak_memory_stats(self._device)  # after the mark, which is no part of the peak
+
+    def _note(self) -> None:
+        if self._levels is not None:
+            self._levels.append(_level(torch.cuda.memory.memory_stats_as_nested_dict(self._device)))
 
     def stop(self) -> CudaRecording:
         """Ends the recording; what was marked since `start` is found in it."""
+        self._note()
         entries = stop_cuda_history(self._number)
         if len(entries) >= _MOST:
             raise RuntimeError(
                 f"the CUDA allocator did more than the {_MOST:,} things of which its history has room: record less"
             )
-        return read_history(entries, self._addresses, self._reserved_before, self._levels, self._peak_before)
+        return read_history(entries, self._addresses, self._reserved_before, self._levels or (), self._peak_before)
 
 
-def _level(numbers: Mapping[str, int]) -> Level:
-    """From torch.cuda.memory_stats(), which has no entries before the device's first use."""
-    return Level(
-        numbers.get("requested_bytes.all.current", 0),
-        numbers.get("allocated_bytes.all.current", 0),
-        numbers.get("reserved_bytes.all.current", 0),
-        numbers.get("allocated_bytes.all.peak", 0),
+def _level(numbers: Mapping[str, Any]) -> Level:
+    """From torch.cuda.memory_stats_as_nested_dict(), which costs a part of memory_stats()."""
+    requested, allocated, reserved = (
+        numbers[f"{name}_bytes"]["all"]["peak"] for name in ("requested", "allocated", "reserved")
     )
+    return Level(requested, allocated, reserved)
 
 
 def read_history(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 
+import torch
 from torch import Tensor
 
 from ..inspector.collector import collector_paused
@@ -13,24 +16,35 @@ from ..inspector.graph import Graph
 from ..inspector.marks import tensors_of
 from ..inspector.torch_internals import FollowedStorage, hooks_registered, leaf_hooks, leaf_of, saved_slots
 from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
-from .attribution import Kinds, Measured, lives_of, timeline_of
+from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
 from .calibration import footprints_of
+from .cuda_allocator import CudaAllocator, CudaRecording
 from .footprint import Footprints, LeafState
 from .kept import kept_by
 from .memory_watch import Followed, MemoryWatch, look, unseen
 from .timeline import Maker, Timeline
+
+_CPU = torch.device("cpu")
 
 
 class Measurement:
     """Measures one backward; and its forward, too, if `begin_forward` was called before that.
 
     A context, which leaves no profiler running. Without the forward, the storages that nodes keep are found by looking
-    at the nodes, and followed through weak references: what only the user keeps, and what torch hides in its nodes, is
-    not seen then.
+    at the nodes: what only the user keeps, and what torch hides in its nodes, is not seen then. They are followed
+    through weak references, as the CPU's allocator does not tell of the end of what was there before; CUDA's does.
+
+    On CUDA one recording serves both, and a mark parts them. When the engine begins a task is not known there: what
+    hooks of tensors allocate and free counts to the task before the one which they precede.
+
+    Args:
+        device: whose memory. None: the accelerator on which the backward runs, else the CPU.
     """
 
-    def __init__(self) -> None:
-        self._recorder: AllocatorRecorder | None = None
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self._device = None if device is None else _measurable(torch.device(device))
+        self._recorders: dict[torch.device, AllocatorRecorder] = {}
+        self._recorded = False  # the forward
         self._forward: Recording | None = None
         self._made: list[Operation | CallRecord | None] = []
         self._returned: dict[int, list[int]] = {}
@@ -43,26 +57,27 @@ class Measurement:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._recorder is not None:
-            self._stop()
-
-    def _start(self, recorder: AllocatorRecorder) -> None:
-        recorder.start()
-        self._recorder = recorder
-
-    def _stop(self) -> Recording:
-        assert self._recorder is not None
-        recorder, self._recorder = self._recorder, None
-        return recorder.stop()
+        with ExitStack() as each:
+            for recorder in self._recorders.values():
+                each.callback(recorder.stop)
+            self._recorders = {}
 
     def begin_forward(self) -> None:
-        """From now on all blocks are followed."""
+        """From now on all blocks are followed: of all devices that may turn out to be the backward's."""
         self._hooks_before = hooks_registered()
-        self._start(CpuAllocator())
+        devices = [self._device or _CPU]
+        if self._device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            devices.append(_measurable(torch.device("cuda")))
+        for device in devices:
+            self._start(device, _allocator_of(device))
+        self._recorded = True
+
+    def _start(self, device: torch.device, recorder: AllocatorRecorder) -> None:
+        recorder.start()
+        self._recorders[device] = recorder
 
     def observe(self, made: Operation | CallRecord | None, result: object, arguments: Sequence[object] = ()) -> None:
         """An operation or a module's call has ended with this result. None: the whole forward has."""
-        assert self._recorder is not None
         with unseen():
             for tensor in tensors_of(result):
                 if (seen := look(tensor)) is not None:
@@ -74,10 +89,28 @@ class Measurement:
             if made is None:
                 self._hooked |= hooks_registered() != self._hooks_before
         self._made.append(made)
-        self._recorder.mark()
+        for recorder in self._recorders.values():
+            recorder.mark()
+
+    def settle(self, graph: Graph) -> None:
+        """Decides which device is measured, now that the graph is known. Others are no longer recorded.
+
+        Raises:
+            ValueError: this can't be told, or the forward was not recorded there.
+        """
+        device = self._device or _device_of(graph)
+        if self._recorded and device not in self._recorders:
+            found = " and ".join(map(str, self._recorders))
+            raise ValueError(
+                f"the backward runs on {device}, and the forward's memory was recorded on {found}: tell before, with "
+                f'device="{device}"'
+            )
+        for other in [each for each in self._recorders if each != device]:
+            self._recorders.pop(other).stop()
+        self._settled = device
 
     def begin(self, graph: Graph, outputs: Sequence[object], given: Sequence[bool], keep_graph: bool) -> MemoryWatch:
-        """The backward is about to start.
+        """The backward is about to start; after `settle`.
 
         Args:
             graph: the graph.
@@ -85,32 +118,43 @@ class Measurement:
             given: per root, whether the caller gave its gradient.
             keep_graph: whether the backward is to free nothing.
         """
-        self._graph, self._given, self._keep_graph = graph, given, keep_graph
+        self._graph, self._given, self._keep_graph, device = graph, given, keep_graph, self._settled
         self._leaves = {
             task.id: LeafState(seen.layout, leaf.grad is not None)
             for task in graph.tasks
             if task.is_leaf and (seen := look(leaf := leaf_of(graph.nodes[task.id]))) is not None
         }
         self._kept = kept_by(graph, self._written)
-        if self._recorder is None:
-            self._found = _find(graph, [output for output in outputs if isinstance(output, Tensor)])
+        found = [] if self._recorded else _find(graph, [each for each in outputs if isinstance(each, Tensor)], device)
+        self._found = found
+        recorder = self._recorders.get(device) or _allocator_of(device)
+        if isinstance(recorder, CudaAllocator):
+            self.watch = MemoryWatch(graph, recorder)
+            if not self._recorded:
+                self._start(device, recorder)
+            recorder.note_levels()
+            recorder.mark()  # the forward's part ends
+        else:
             kept: dict[int, list[Followed]] = {}
-            for followed, _ in self._found:
+            for followed, _ in found:
                 for task, _ in self._kept.saved.get(followed.address, ()):
                     kept.setdefault(task, []).append(followed)
-            watch = MemoryWatch(graph, recorder := CpuAllocator(tasks=True), kept)
-        else:  # nothing may be freed between the two recordings
-            recorder = CpuAllocator(tasks=self._hooked or _may_be_hooked(graph))
-            watch = MemoryWatch(graph, recorder)
-            self._forward = self._stop()
-        self._start(recorder)
-        self.watch = watch
-        return watch
+            recorder = CpuAllocator(tasks=not self._recorded or self._hooked or _may_be_hooked(graph))
+            self.watch = MemoryWatch(graph, recorder, kept)
+            if self._recorded:  # nothing may be freed between the two recordings
+                self._forward = self._recorders.pop(device).stop()
+            self._start(device, recorder)
+        return self.watch
 
     def end(self) -> None:
         """backward() has returned."""
         self.watch.look_for_freed()
-        self._backward = self._stop()
+        recording = self._recorders.pop(self._settled).stop()
+        if isinstance(recording, CudaRecording):
+            forward, recording = recording.split(len(self._made))
+            if self._recorded:
+                self._forward = forward
+        self._backward = recording
 
     def results(self) -> tuple[Timeline, Footprints]:
         """The timeline, and what it teaches about other orders."""
@@ -123,6 +167,7 @@ class Measurement:
         if forward is None:
             forward = Recording([Row(0, followed.address, followed.nbytes) for followed, _ in self._found], [], [])
             makers = [maker for _, maker in self._found]
+        if self.watch.freed:
             ns = [ns for _, ns in backward.marks]
             backward = backward.with_rows(
                 {
@@ -132,7 +177,7 @@ class Measurement:
             )
         measured = Measured(
             self._graph,
-            "cpu",
+            str(self._settled),
             forward,
             self._forward is not None,
             makers,
@@ -146,7 +191,44 @@ class Measurement:
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)
         timeline = timeline_of(measured, lives, kinds)
-        return timeline, footprints_of(measured, lives, kinds, timeline, self._leaves, self._given)
+        footprints = footprints_of(measured, lives, kinds, timeline, self._leaves, self._given)
+        if blocks := between_tasks(measured, lives):
+            what = "memory is allocated between tasks, as by hooks of tensors"
+            limit = f"{what} (blocks: {blocks:,}): predictions leave it out"
+            footprints = replace(footprints, limits=(*footprints.limits, limit))
+        return timeline, footprints
+
+
+def _allocator_of(device: torch.device) -> AllocatorRecorder:
+    return CpuAllocator() if device == _CPU else CudaAllocator(device)
+
+
+def _measurable(device: torch.device) -> torch.device:
+    """The device with its number.
+
+    Raises:
+        ValueError: memory is not measured on such, or it is not there.
+    """
+    if device.type == "cpu":
+        return _CPU
+    if device.type != "cuda":
+        raise ValueError(f"memory is measured on the CPU and on CUDA devices, not on {device}")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = device.index if device.index is not None else torch.cuda.current_device() if count else 0
+    if number >= count:
+        raise ValueError(f"there is no {device} to measure: torch sees {count or 'no'} CUDA devices here")
+    return torch.device("cuda", number)
+
+
+def _device_of(graph: Graph) -> torch.device:
+    """The one accelerator on which the backward runs, else the CPU."""
+    accelerators = sorted(str(device) for device in graph.devices if device.type != "cpu")
+    if len(accelerators) > 1:
+        raise ValueError(
+            f"this backward runs on {' and '.join(accelerators)}, and memory is measured on one device at a time: "
+            f'th.profile(make_loss, device="{accelerators[0]}") says on which'
+        )
+    return _measurable(torch.device(accelerators[0])) if accelerators else _CPU
 
 
 def _may_be_hooked(graph: Graph) -> bool:
@@ -156,7 +238,7 @@ def _may_be_hooked(graph: Graph) -> bool:
     return any(leaf_hooks(leaf_of(graph.nodes[task.id])) for task in graph.tasks if task.is_leaf)
 
 
-def _find(graph: Graph, outputs: Sequence[Tensor]) -> list[tuple[Followed, Maker]]:
+def _find(graph: Graph, outputs: Sequence[Tensor], device: torch.device) -> list[tuple[Followed, Maker]]:
     """The storages which the forward left in the nodes and in its outputs, each with what made it.
 
     Those of leaves were there before, and what has no graph and is held by more than the nodes: an input.
@@ -167,7 +249,7 @@ def _find(graph: Graph, outputs: Sequence[Tensor]) -> list[tuple[Followed, Maker
     slots = (slot.tensor for node in graph.nodes for slot in saved_slots(node))
     for tensor, saved in zip(slots, graph.saved, strict=True):
         seen = look(tensor)
-        if seen is None or not saved.storage_bytes or tensor.device.type != "cpu":
+        if seen is None or not saved.storage_bytes or tensor.device != device:
             continue
         if saved.made_by is None and saved.held:
             before.add(seen.address)
@@ -176,7 +258,7 @@ def _find(graph: Graph, outputs: Sequence[Tensor]) -> list[tuple[Followed, Maker
             found[seen.address] = followed, _maker_of(graph, saved.made_by)
     for root, output in zip(graph.roots, outputs, strict=False):
         seen = look(output)
-        if seen is not None and output.device.type == "cpu" and seen.address not in found:
+        if seen is not None and output.device == device and seen.address not in found:
             followed = Followed(seen.address, output.untyped_storage().nbytes(), FollowedStorage(output))
             found[seen.address] = followed, _maker_of(graph, root.task)
     return [each for address, each in found.items() if address not in before]

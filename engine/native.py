@@ -163,14 +163,18 @@ def run_native(
 ) -> Run:
     """Runs `call` as planned.
 
-    Nothing is hooked into the graph unless a trace or a measurement of memory is wanted, or the order can't be known without looking: under a
-    dynamic policy, and with one queue per device.
+    Nothing is hooked into the graph unless a trace or a measurement of memory is wanted, or the order can't be known
+    without looking: under a dynamic policy, and with one queue per device.
     """
     graph, policy = plan.graph, plan.policy
     dynamic = is_dynamic(policy)
     several = queues == "per device" and len(plan.devices) > 1
     if several and dynamic:
         raise ValueError(f"policy {policy_name(policy)} is dynamic, which needs one queue for all devices")
+    if measurement is not None:
+        if several:
+            raise ValueError("memory is measured task by task, so they must not overlap: use one queue for all devices")
+        measurement.settle(graph)
     watch = pin = None
     if dynamic or several or trace is not None or measurement is not None:
         watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ..inspector.capture import capture
@@ -22,6 +23,7 @@ def profile(
     retain_graph: bool | None = None,
     create_graph: bool = False,
     trace: Level | None = None,
+    device: torch.device | str | None = None,
 ) -> Run:
     """Runs a forward and its backward on PyTorch's engine, and follows each block of memory from its birth.
 
@@ -30,22 +32,30 @@ def profile(
         policy: as in `th.backward`.
         retain_graph, create_graph: as in `torch.autograd.backward`.
         trace: as in `th.backward`.
+        device: whose memory is measured. None: of the accelerator on which the backward runs, else of the CPU. It must
+            be given where CUDA is first used inside make_loss, where the model is on another device than the current
+            one, and where there are several.
 
     Returns:
         A `Run` with `timeline` (what was alive when: bytes, who made it, who kept it), `footprints` (for
         `th.simulate`: what each task did, so that any other order can be predicted) and `peak()`.
 
     Known limitations: what other threads allocate, and memory that torch's allocator does not give (scratch memory of
-    oneDNN, Python's own objects), is not seen.
+    oneDNN, Python's own objects), is not seen. On CUDA all threads are; what libraries take at their first use and keep
+    (cuBLAS: up to 32 MiB) counts as not attributed, so run a step before; hooks of tensors count to the task before;
+    and the device's peak counters are reset: `Timeline.blocks.peak_allocated` says what
+    torch.cuda.max_memory_allocated() would.
 
     Raises:
         TypeError: make_loss is no function, or returned no tensor.
-        RuntimeError: a torch profiler is at work; and what forward and backward raise.
+        ValueError: which device is meant can't be told, or memory is not measured there.
+        RuntimeError: a torch profiler is at work, or a history of CUDA memory is being recorded; and what forward and
+            backward raise.
     """
     if not callable(make_loss):
         raise TypeError(f"th.profile takes a function that makes the loss, not a {type(make_loss).__name__}")
     chosen = find_policy(policy)
-    with Measurement() as measurement:
+    with Measurement(device) as measurement:
         with capture(observer=measurement.observe):
             measurement.begin_forward()
             loss = make_loss()

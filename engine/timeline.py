@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from itertools import accumulate
+from operator import sub
 from typing import TYPE_CHECKING, Literal
 
 from ..inspector.graph import Graph
@@ -110,6 +111,42 @@ class Storage:
     died_ns: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class BlockLevels:
+    """What a caching allocator made of what was asked of it, by place: bytes of all that was on the device.
+
+    It rounds each request up to a block, and cuts blocks out of the larger segments that it holds of the device. Each
+    number is the highest while the task ran, and until the next one started; they need not have been so high at one
+    moment.
+
+    Attributes:
+        requested: what was asked for. A block which another stream still uses counts until that has ended.
+        allocated: the blocks. What torch.cuda.memory_allocated() says.
+        reserved: the segments. What torch.cuda.memory_reserved() says, and other programs can't have.
+        peak_before: the highest `allocated` before the first task started, since the user last reset that counter.
+    """
+
+    requested: array[int]
+    allocated: array[int]
+    reserved: array[int]
+    peak_before: int
+
+    @property
+    def rounding(self) -> array[int]:
+        """By place what the blocks are larger than was asked for; below 0 where another stream uses what was freed."""
+        return array("q", map(sub, self.allocated, self.requested))
+
+    @property
+    def unused(self) -> array[int]:
+        """By place what was reserved and in no block: kept for later, or too scattered to be of use."""
+        return array("q", map(sub, self.reserved, self.allocated))
+
+    @property
+    def peak_allocated(self) -> int:
+        """What torch.cuda.max_memory_allocated() would say if measuring had not reset it."""
+        return max([self.peak_before, *self.allocated])
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
     """The memory of one device over one backward, measured or predicted: births and deaths of storages in order.
@@ -138,6 +175,7 @@ class Timeline:
         inputs: the storage in each input of each task's input buffer as it ran, by place and then by input; -1 where
             there was none or it is not known. Empty: not recorded.
         event_ns: when each event happened, nanoseconds since the start of the backward. Empty: not recorded.
+        blocks: what the allocator took of the device for all this; None where it was not measured, as on the CPU.
     """
 
     graph: Graph
@@ -157,6 +195,7 @@ class Timeline:
     inputs: array[int] = field(default_factory=lambda: array("q"))
     event_ns: array[int] = field(default_factory=lambda: array("q"))
     estimates: tuple[str, ...] = ()
+    blocks: BlockLevels | None = None
 
     def __repr__(self) -> str:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"

@@ -10,7 +10,7 @@ from typing import get_args
 from ..inspector.graph import Graph
 from ..inspector.graph_file import AnyOperation, Table, device_of, read_operations, write_operations
 from ..inspector.json_columns import ColumnWriter, Section
-from .timeline import Basis, Category, Maker, Timeline
+from .timeline import Basis, BlockLevels, Category, Maker, Timeline
 
 _EXACT = 2**53  # from here on JavaScript has no integers
 _MOST = 2**63
@@ -28,6 +28,7 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
       `operation_names`, `operation_source` and `sources`, which are as in the graph.
     - By keeper: `saved_storage`, `saved_task`, `saved_slot`, an index into `slots`.
     - By gradient: `grad_storage`, `grad_task`.
+    - `blocks`: null or missing, or an object: by place `requested`, `allocated`, `reserved`; and `peak_before`.
     """
     writer.value("device", timeline.device)
     writer.value("basis", timeline.basis)
@@ -54,6 +55,13 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
     writer.column("held", sorted(timeline.held))
     writer.column("grad_storage", timeline.grads)
     writer.column("grad_task", timeline.grads.values())
+    if timeline.blocks is None:
+        writer.value("blocks", None)
+    else:
+        with writer.object("blocks"):
+            for name in ("requested", "allocated", "reserved"):
+                writer.column(name, getattr(timeline.blocks, name))
+            writer.value("peak_before", timeline.blocks.peak_before)
 
 
 def _write_makers(writer: ColumnWriter, timeline: Timeline) -> None:
@@ -130,7 +138,18 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
         inputs,
         event_ns,
         tuple(section.texts("estimates")),
+        _blocks(section.section("blocks"), len(order)) if "blocks" in section else None,
     )
+
+
+def _blocks(section: Section, places: int) -> BlockLevels:
+    requested, allocated, reserved = (
+        section.integers(name, _EXACT, length=places, code="q") for name in ("requested", "allocated", "reserved")
+    )
+    for name, column in (("requested", requested), ("allocated", allocated)):
+        if any(nbytes > held for nbytes, held in zip(column, reserved, strict=True)):
+            raise section.wrong(name, "has more than was reserved")
+    return BlockLevels(requested, allocated, reserved, section.number("peak_before", high=_EXACT))
 
 
 def _lives(section: Section, events: array[int], before: int, count: int) -> tuple[array[int], dict[int, int]]:

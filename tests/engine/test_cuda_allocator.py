@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapehead.engine.allocator import MARK_BYTES, Row
-from tapehead.engine.cuda_allocator import CudaAllocator, CudaRecording, Failure, Level, Reserved, read_history
+from tapehead.engine.allocator import MARK_BYTES, Recording, Row
+from tapehead.engine.cuda_allocator import (
+    CudaAllocator,
+    CudaRecording,
+    Failure,
+    Level,
+    Reserved,
+    blocks_of,
+    read_history,
+)
+from tapehead.engine.timeline import BlockLevels
 
 SEGMENT = 2 * 2**20
 
@@ -137,10 +147,60 @@ def test_an_empty_history_is_no_error() -> None:
 
 
 def test_the_peak_counter_can_be_told_after_it_was_reset() -> None:
-    levels = [Level(10, 512, SEGMENT, 1024), Level(20, 512, SEGMENT, 512)]
+    levels = [Level(10, 1024, SEGMENT), Level(20, 512, SEGMENT)]
     assert read_history([], [], levels=levels, peak_before=600).peak_allocated == 1024
     assert read_history([], [], levels=levels, peak_before=2000).peak_allocated == 2000
-    assert read_history([], [], peak_before=7).peak_allocated == 7
+
+
+def test_a_recording_is_split_at_a_mark() -> None:
+    history = History()
+    history.alloc(0x1000, 400)
+    history.says("segment_alloc", SEGMENT, 0x100000)
+    history.mark(0x3000)
+    history.alloc(0x2000, 100)
+    history.says("oom", 7, device_free=3)
+    history.mark(0x3000)
+    history.free(0x1000, 400)
+    history.mark(0x4000)
+    history.says("oom", 8, device_free=3)
+    history.says("segment_alloc", SEGMENT, 0x900000)
+    history.alloc(0x1000, 50)
+    levels = [Level(400, 9000, SEGMENT), Level(100, 512, SEGMENT), Level(150, 1024, 2 * SEGMENT)]
+    whole = history.read(levels=levels, peak_before=600)
+    before, after = whole.split(1)
+    assert [(row.address, row.nbytes) for row in before.rows] == [(0x1000, 400), (0x2000, 100)]
+    assert [(row.address, row.nbytes) for row in after.rows] == [(0x1000, -400), (0x1000, 50)]
+    assert before.rows + after.rows == whole.rows
+    assert (before.marks, after.marks) == ([(1, ns(2))], [(1, ns(12))])
+    assert [each.nbytes for each in before.reserved] == [0, SEGMENT]
+    assert after.reserved == [Reserved(0, ns(7), SEGMENT), Reserved(1, ns(16), 2 * SEGMENT)]
+    assert (before.failures, after.failures) == ([Failure(2, ns(6), 7, 3)], [Failure(1, ns(15), 8, 3)])
+    assert (before.levels, after.levels) == (levels[:1], levels[1:])
+    assert (before.peak_allocated, after.peak_before, after.peak_allocated) == (9000, 9000, 9000)
+
+
+def test_a_recording_without_levels_is_split_too() -> None:
+    history = History()
+    history.mark(0x1000)
+    history.alloc(0x2000, 5)
+    history.mark(0x1000)
+    for number, recording in enumerate(history.read().split(0)):
+        assert recording.levels == [] and len(recording.marks) == len(recording.rows) == number
+
+
+def test_blocks_are_told_by_task() -> None:
+    history = History()
+    for _ in range(5):
+        history.mark(0x1000)
+    tasks = [(7, False), (7, True), (3, False), (3, True)]
+    noted = [(1, 10, 99), (90, 900, 999), (5, 60, 100), (7, 50, 101), (9, 40, 100), (8, 70, 100)]
+    recording = history.read(levels=[Level(*each) for each in noted], peak_before=11).split(0)[1]
+    blocks = blocks_of(recording, tasks)
+    assert blocks == BlockLevels(array("q", [7, 9]), array("q", [60, 70]), array("q", [101, 100]), 900)
+    assert (list(blocks.rounding), list(blocks.unused)) == ([53, 61], [41, 30])
+    assert (blocks.peak_allocated, recording.peak_allocated) == (900, 900)
+    assert blocks_of(history.read(), [(0, False), *tasks]) is None
+    assert blocks_of(Recording([], [], []), []) is None
 
 
 @given(
@@ -157,7 +217,7 @@ def test_levels_at_marks_are_those_of_a_slow_account(steps: list[str], data: st.
         some = data.draw(st.sampled_from(sorted(alive))) if alive and step in ("free", "late") else None
         match step:
             case "alloc":
-                alive[free] = data.draw(st.sampled_from([1, 400, MARK_BYTES]))
+                alive[free] = data.draw(st.sampled_from([1, 400, MARK_BYTES + 1]))
                 history.alloc(free, alive[free])
             case "free" if some:
                 history.free(some, alive.pop(some))
@@ -185,6 +245,7 @@ def test_torch_still_takes_what_it_is_told() -> None:
     wanted = inspect.signature(torch.cuda.memory._record_memory_history).parameters
     assert {"enabled", "context", "stacks", "max_entries", "clear_history"} <= set(wanted)
     assert "device" in inspect.signature(torch.cuda.memory._snapshot).parameters
+    assert "device" in inspect.signature(torch.cuda.memory.memory_stats_as_nested_dict).parameters
 
 
 def test_other_devices_are_refused() -> None:
@@ -289,8 +350,10 @@ def test_levels_are_the_allocators_own_and_the_lost_peak_is_told() -> None:
     high = torch.empty(50 * 2**20, dtype=torch.uint8, device="cuda")
     del high
     peak_of_user = torch.cuda.max_memory_allocated()
-    allocator = CudaAllocator(levels=True)
+    allocator = CudaAllocator()
     allocator.start()
+    allocator.note_levels()
+    assert torch.cuda.max_memory_allocated() < peak_of_user, "as the docstring says"
     allocator.mark()
     first = torch.cuda.memory_allocated()
     block = torch.empty(3 * 2**20 + 1, dtype=torch.uint8, device="cuda")
@@ -300,12 +363,14 @@ def test_levels_are_the_allocators_own_and_the_lost_peak_is_told() -> None:
     small = torch.empty(1, dtype=torch.uint8, device="cuda")
     allocator.mark()
     recording = allocator.stop()
-    assert [level.allocated for level in recording.levels] == [first, first, torch.cuda.memory_allocated()]
-    assert recording.levels[1].peak == with_block and with_block > first + 3 * 2**20
-    assert recording.levels[2].requested - recording.levels[1].requested == 1
-    assert recording.levels[2].allocated - recording.levels[1].allocated == 512
-    assert recording.levels[2].peak == recording.levels[2].allocated
-    assert recording.levels[0].reserved >= recording.levels[0].allocated
+    last = Level(
+        *(torch.cuda.memory_stats()[f"{name}_bytes.all.peak"] for name in ("requested", "allocated", "reserved"))
+    )
+    assert [level.allocated for level in recording.levels] == [first, with_block, first + 512, first + 512]
+    assert with_block > first + 3 * 2**20
+    assert recording.levels[1].requested == recording.levels[0].requested + 3 * 2**20 + 1
+    assert recording.levels[2].requested == recording.levels[0].requested + 1
+    assert recording.levels[3] == last
+    assert all(level.requested <= level.allocated <= level.reserved for level in recording.levels)
     assert recording.peak_before == recording.peak_allocated == peak_of_user
-    assert torch.cuda.max_memory_allocated() < peak_of_user, "as the docstring says"
     del small

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import tapehead as th
 from tapehead.engine.profile import profile
-from tapehead.engine.timeline import Category, Maker, Timeline
+from tapehead.engine.timeline import BlockLevels, Category, Maker, Timeline
 
 from .comparing import ENGINES
 from .programs import random_program
@@ -109,6 +110,51 @@ def test_what_no_measurement_has_comes_back(tmp_path: Path) -> None:
     assert_same(timeline, loaded)
 
 
+def with_blocks(run: th.Run) -> th.Run:
+    assert run.timeline is not None
+    places = range(len(run.order))
+    columns = (array("q", [high + place for place in places]) for high in (100, 512, 2**21))
+    blocks = BlockLevels(*columns, peak_before=700)
+    return dataclasses.replace(run, timeline=dataclasses.replace(run.timeline, blocks=blocks))
+
+
+def test_what_the_allocator_took_comes_back(tmp_path: Path) -> None:
+    run = with_blocks(profiled_run())
+    loaded = th.load(run.save(tmp_path / "run.json"))
+    assert run.timeline is not None and run.timeline.blocks is not None and loaded.timeline is not None
+    assert_same(run.timeline, loaded.timeline)
+    path = run.save(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    del content["timeline"]["blocks"]  # as files were before
+    path.write_text(json.dumps(content))
+    older = th.load(path).timeline
+    assert older is not None and older.blocks is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("requested", [1], '"timeline.blocks.requested" has 1 entries, not'),
+        (("requested", 0), 2**30, '"timeline.blocks.requested" has more than was reserved'),
+        (("allocated", -1), 2**30, '"timeline.blocks.allocated" has more than was reserved'),
+        (("reserved", 0), -1, '"timeline.blocks.reserved" has entries'),
+        ("peak_before", -1, '"timeline.blocks.peak_before" is -1'),
+        ("peak_before", None, '"timeline.blocks.peak_before" is not a whole number'),
+    ],
+)
+def test_blocks_that_can_not_be_are_refused(key: Any, value: Any, reason: str, tmp_path: Path) -> None:
+    path = with_blocks(profiled_run()).save(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    blocks = content["timeline"]["blocks"]
+    if isinstance(key, tuple):
+        blocks[key[0]][key[1]] = value
+    else:
+        blocks[key] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=reason):
+        th.load(path)
+
+
 def test_an_order_that_is_not_the_runs_comes_back(tmp_path: Path) -> None:
     run = profiled_run()
     loaded = th.load(dataclasses.replace(run, order=run.order[:-1]).save(tmp_path / "run.json"))
@@ -131,7 +177,7 @@ def test_files_without_a_timeline_load(engine: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    path = profiled_run().save(tmp_path_factory.mktemp("saved") / "run.json")
+    path = with_blocks(profiled_run()).save(tmp_path_factory.mktemp("saved") / "run.json")
     return path, json.loads(path.read_text())
 
 
