@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -42,7 +43,8 @@ class Row:
     Attributes:
         policy: its name.
         timeline: the memory measured.
-        elapsed_ns: nanoseconds of the backward while its memory was recorded.
+        times_ns: nanoseconds of each backward whose memory was not recorded, on fresh forwards, taken in turns with the
+            other policies'.
         longest_queue: the most tasks that were ready at once.
         predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None where there was
             no other run, or no prediction.
@@ -51,7 +53,7 @@ class Row:
 
     policy: str
     timeline: Timeline
-    elapsed_ns: int
+    times_ns: tuple[int, ...]
     longest_queue: int
     predicted: Timeline | None = None
     calibrated_by: str | None = None
@@ -60,6 +62,11 @@ class Row:
     @property
     def peak_bytes(self) -> int:
         return self.timeline.peak_bytes
+
+    @property
+    def elapsed_ns(self) -> float:
+        """Nanoseconds of a backward: the median of its times."""
+        return median(self.times_ns)
 
     @property
     def predicted_bytes(self) -> int | None:
@@ -264,21 +271,25 @@ class Comparison:
         return save_page(self, Path(path), title)
 
 
-def compare(make_loss: MakeLoss, policies: Sequence[AnyPolicy] = ("bfs", "dfs", "heap")) -> Comparison:
-    """Runs forward and backward once under each policy, records the memory, and predicts it for comparison.
+def compare(
+    make_loss: MakeLoss, policies: Sequence[AnyPolicy] = ("bfs", "dfs", "heap"), *, repetitions: int = 3
+) -> Comparison:
+    """Runs forward and backward under each policy: once to record the memory, which is predicted too, then for time.
 
     The .grad of all leaves are afterwards what they were before, and so is the state of torch's random numbers, which
     is the same at the start of each run. What else `make_loss` changes, such as the running statistics of a BatchNorm,
-    it changes once more than there are policies: before the others comes a run for the prediction without any backward,
-    which also pays for what torch sets up once.
+    it changes at each run: one for the prediction without any backward, which also pays for what torch sets up once,
+    and for each policy one with memory recorded and `repetitions` without.
 
     Args:
         make_loss: runs the forward and returns the loss; it has to build the same graph each time.
         policies: as in `th.backward`.
+        repetitions: how often each is timed.
 
     Raises:
         TypeError: `make_loss` can't be called.
-        ValueError: there is no policy, an unknown one, or one twice; or the forwards build different graphs.
+        ValueError: `repetitions` is below 1; there is no policy, an unknown one, or one twice; or the forwards build
+            different graphs.
         NotImplementedError: this memory can't be recorded.
     """
     from .dry_run import dry_run
@@ -290,6 +301,8 @@ def compare(make_loss: MakeLoss, policies: Sequence[AnyPolicy] = ("bfs", "dfs", 
             "make_loss must be a function that runs the forward and returns the loss, not a "
             f"{type(make_loss).__name__}: each policy needs a fresh forward, as in `th.compare(lambda: model(x).sum())`"
         )
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be at least 1, not {repetitions}")
     chosen = {policy_name(found): found for found in map(find_policy, policies)}
     if not chosen or len(chosen) < len(policies):
         names = ", ".join(policy_name(find_policy(policy)) for policy in policies)
@@ -315,10 +328,15 @@ def compare(make_loss: MakeLoss, policies: Sequence[AnyPolicy] = ("bfs", "dfs", 
             run = profile(make_loss, policy)
         _assert_same_graph(signature, run.graph, name)
         runs[name] = run
-    return Comparison(next(iter(runs.values())).graph, tuple(_rows(runs, dry)))
+    times: dict[str, list[int]] = {name: [] for name in chosen}
+    for _ in range(repetitions):
+        for name, policy in chosen.items():
+            with _own_gradients(leaves), _same_random_numbers():
+                times[name].append(backward(make_loss(), policy=policy).elapsed_ns)
+    return Comparison(next(iter(runs.values())).graph, tuple(_rows(runs, dry, times)))
 
 
-def _rows(runs: dict[str, Run], dry: dict[str, int | None]) -> Iterator[Row]:
+def _rows(runs: dict[str, Run], dry: dict[str, int | None], times: dict[str, list[int]]) -> Iterator[Row]:
     """Each policy's prediction comes from another one's run: the first, and for the first the second."""
     from .simulate import simulate
 
@@ -329,7 +347,8 @@ def _rows(runs: dict[str, Run], dry: dict[str, int | None]) -> Iterator[Row]:
         footprints = None if by is None else runs[by].footprints
         predicted = None if footprints is None else simulate(footprints.graph, run.order, footprints)
         longest = max(queue_lengths(run.graph, run.order), default=0)
-        yield Row(name, run.timeline, run.elapsed_ns, longest, predicted, by if predicted else None, dry[name])
+        calibrated_by = by if predicted else None
+        yield Row(name, run.timeline, tuple(times[name]), longest, predicted, calibrated_by, dry[name])
 
 
 @contextmanager

@@ -185,3 +185,20 @@ def test_what_cannot_be_compared_is_said() -> None:
         compare(lambda: x.sum(), ["heap"])["lpmf"]
     with pytest.raises(ZeroDivisionError):
         compare(lambda: 1 / 0)
+
+
+def test_times_are_those_of_backwards_that_nobody_recorded() -> None:
+    x = torch.randn(5, requires_grad=True)
+    forwards = []
+
+    def make_loss() -> Tensor:
+        forwards.append(torch.autograd._profiler_enabled())
+        return x.exp().sum()
+
+    compared = th.compare(make_loss, ["bfs", "heap"], repetitions=5)
+    assert forwards[-10:] == [False] * 10
+    for row in compared.rows:
+        assert len(row.times_ns) == 5
+        assert min(row.times_ns) <= row.elapsed_ns <= max(row.times_ns)
+    with pytest.raises(ValueError, match="repetitions must be at least 1, not 0"):
+        th.compare(make_loss, ["bfs"], repetitions=0)
