@@ -240,7 +240,7 @@ def waiting_gradients(peak: Peak) -> Iterator[Hint]:
     since = max(timeline.peak_place, 0)
     waiting: dict[tuple[str, str | None], list[Storage]] = {}
     for storage in peak.of(Category.BUFFER):
-        tasks = [keeper.task for keeper in peak.words.keepers(storage, since + 1) if keeper.kind == "buffer"]
+        tasks = [keeper.task for keeper in peak.words.keepers(storage, since) if keeper.kind == "buffer"]
         if tasks and tasks[0] is not None:
             task = graph.tasks[tasks[0]]
             waiting.setdefault((task.name, graph.module(task)), []).append(storage)
@@ -251,7 +251,7 @@ def waiting_gradients(peak: Peak) -> Iterator[Hint]:
         lower = sorted(
             (peak_bytes, name) for name, peak_bytes in peak.others.items() if peak_bytes < timeline.peak_bytes
         )
-        kept_by = peak.words.kept_by(each, Category.BUFFER, since + 1)
+        kept_by = peak.words.kept_by(each, Category.BUFFER, since)
         better = f": under {lower[0][1]} the peak is {size_text(lower[0][0])}" if lower else ", such as heap or dfs"
         yield Hint(
             nbytes,

@@ -89,8 +89,8 @@ class PeakReport:
 
     def sentences(self, group: PeakGroup) -> list[tuple[str, str]]:
         """The story of a group: (what is told, in words)."""
-        many = f"{len(group.storages):,} storages: " if len(group.storages) > 1 else ""
-        return [("made by", many + group.made_by), ("kept by", group.kept_by), ("freed", group.freed_by)]
+        many = f", {len(group.storages):,} storages" if len(group.storages) > 1 else ""
+        return [("made by", group.made_by + many), ("kept", group.kept_by), ("freed", group.freed_by)]
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per storage, for `pandas.DataFrame(report.records())`.
@@ -152,7 +152,7 @@ class PeakReport:
         table.add_column("bytes", justify="right", no_wrap=True)
         table.add_column("share", justify="right", no_wrap=True)
         table.add_column("what, made where", ratio=2)
-        table.add_column("made by, kept by, freed", ratio=3)
+        table.add_column("made by, kept, freed", ratio=3)
         for category, groups, rest in self.shown(_MOST_SHOWN):
             nbytes = self.categories[category]
             table.add_row(
@@ -275,6 +275,14 @@ def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> Iterator[str]:
         yield (
             f"{size_text(nbytes)} of it ({share_text(nbytes, timeline.peak_bytes)}) are {what}{group} made "
             f"{where}{source}: {first.kept_by}."
+        )
+    blocks = timeline.blocks
+    if blocks is not None and timeline.peak_task is not None:
+        rounding, unused = max(0, blocks.rounding[place]), blocks.unused[place]
+        yield (
+            f"All blocks of {timeline.device}, older ones included, took up to {size_text(blocks.allocated[place])} in "
+            f"this task, {size_text(rounding)} of it by rounding; the allocator held "
+            f"{size_text(blocks.reserved[place])}, {size_text(unused)} of it in no block."
         )
     if timeline.basis != "measured":
         basis = "one calibrated run" if timeline.basis == "calibrated" else "a dry run: nothing was executed"

@@ -453,13 +453,13 @@ def _story(words: StorageWords, storage: Storage) -> str:
     return (
         f"<b>{escaped(_cut(words.name(storage), _LINE))}</b><br>{size_text(storage.nbytes)} {storage.category.title}"
         f"<br>{_wrapped(f'made by {words.made_by([storage])}{where}')}"
-        f"<br>{_wrapped(f'kept by: {words.kept_by([storage], storage.category)}')}"
+        f"<br>{_wrapped(f'kept: {words.kept_by([storage], storage.category)}')}"
         f"<br>{_wrapped(f'freed {words.freed_by([storage])}')}"
     )
 
 
 def _group_story(group: PeakGroup) -> str:
-    parts = (f"made by {group.made_by}", f"kept by: {group.kept_by}", f"freed {group.freed_by}")
+    parts = (f"made by {group.made_by}", f"kept: {group.kept_by}", f"freed {group.freed_by}")
     count = f"{len(group.storages):,} storages<br>" if len(group.storages) > 1 else ""
     return count + "<br>".join(map(_wrapped, parts))
 

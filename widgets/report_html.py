@@ -1,4 +1,8 @@
-"""Reports as HTML, for a notebook's output and for a page: tables in words, in the colours of their surroundings."""
+"""Reports as HTML, for a notebook's output and for a page: tables in words, in the colours of their surroundings.
+
+JupyterLab takes the style sheet out of a notebook that its reader has not run, and so does GitHub: what a table needs
+to be read is said in its cells.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,13 @@ STYLE = """
 .th-report{font-variant-numeric:tabular-nums;max-width:100%;overflow-x:auto}
 .th-report p{margin:0 0 4px;max-width:110ch}
 .th-report table{border-collapse:collapse;width:100%;margin:10px 0 0}
-.th-report :is(td,th){padding:5px 16px 5px 0;text-align:left;vertical-align:top;background:none}
+.th-report :is(td,th){padding:5px 16px 5px 0;background:none}
 .th-report th{font-weight:400;opacity:.72;white-space:nowrap}
 .th-report tbody tr{border-top:1px solid rgba(128,134,145,.28);background:none}
-.th-report .num{text-align:right;white-space:nowrap}
+.th-report .num{white-space:nowrap}
 .th-report .wide{min-width:240px}
 .th-report .where{overflow-wrap:anywhere;min-width:170px}
 .th-report .soft{opacity:.72}
-.th-report .swatch{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:8px}
 .th-report .bar{display:block;height:4px;border-radius:2px;background:currentColor;opacity:.55;margin:5px 0 0 auto}
 .th-report .hint{border-left:2px solid var(--accent,#c23b10);padding-left:10px;margin:12px 0 0}
 """
@@ -35,14 +38,16 @@ def peak_html(report: PeakReport) -> str:
     rows = []
     for category, groups, rest in report.shown(_MOST_GROUPS):
         nbytes = report.categories[category]
-        name = f'<span class="swatch" style="background:{_colour(category)}"></span><b>{category.title}</b>'
-        rows.append(_row(f"<b>{size_text(nbytes)}</b>", f"<b>{share_text(nbytes, report.nbytes)}</b>", name, ""))
+        name = f'<span style="color:{_colour(category)}">■</span> <b>{category.title}</b>'
+        share = _unbroken(share_text(nbytes, report.nbytes))
+        rows.append(_row(f"<b>{_unbroken(size_text(nbytes))}</b>", f"<b>{share}</b>", name, ""))
         rows += [_group_row(report, group) for group in groups]
         if rest:
             rows.append(_row("", "", f'<span class="soft">{rest}</span>', ""))
     parts.append(
-        '<table><thead><tr><th class="num">bytes</th><th class="num">share</th><th>what, made where</th>'
-        f"<th>made by, kept by, freed</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        f"<table><thead><tr><th{_cell(True)}>bytes</th><th{_cell(True)}>share</th>"
+        f"<th{_cell(False)}>what, made where</th><th{_cell(False)}>made by, kept, freed</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
     parts += [
         f'<p class="hint"><b>{size_text(hint.nbytes)}</b> {_hint(hint.fact, hint.advice)}</p>' for hint in report.hints
@@ -54,23 +59,23 @@ def table_html(comparison: Comparison) -> str:
     """The rows of a comparison and what they say. It brings its own style."""
     headings, *rows = comparison.cells
     right = {"peak", "predicted", "dry run", "longest queue", "time"}
-    head = "".join(f"<th{_number(heading in right)}>{escape(heading)}</th>" for heading in headings)
+    head = "".join(f"<th{_cell(heading in right)}>{escape(heading)}</th>" for heading in headings)
     body = []
     for row, cells in zip(comparison.rows, rows, strict=True):
         share = 100 * row.peak_bytes / (comparison.highest.peak_bytes or 1)
         bar = f'<span class="bar" style="width:{share:.1f}%"></span>'
         texts = [
-            f"<b>{escape(cell)}</b>{bar}"
+            f"<b>{escape(_unbroken(cell))}</b>{bar}"
             if heading == "peak"
             else f"<b>{escape(cell)}</b>"
             if heading == "policy"
-            else escape(cell)
+            else escape(_unbroken(cell) if heading in right else cell)
             for heading, cell in zip(headings, cells, strict=True)
         ]
         body.append(
             "<tr>"
             + "".join(
-                f"<td{_number(heading in right)}>{text}</td>" for heading, text in zip(headings, texts, strict=True)
+                f"<td{_cell(heading in right)}>{text}</td>" for heading, text in zip(headings, texts, strict=True)
             )
             + "</tr>"
         )
@@ -81,20 +86,32 @@ def table_html(comparison: Comparison) -> str:
 
 def _group_row(report: PeakReport, group: PeakGroup) -> str:
     story = "<br>".join(f'<span class="soft">{word}</span> {escape(said)}' for word, said in report.sentences(group))
-    return _row(size_text(group.nbytes), share_text(group.nbytes, report.nbytes), escape(report.title(group)), story)
+    nbytes, share = size_text(group.nbytes), share_text(group.nbytes, report.nbytes)
+    return _row(_unbroken(nbytes), _unbroken(share), escape(report.title(group)), story)
 
 
 def _row(nbytes: str, share: str, what: str, story: str) -> str:
-    cells = f'<td class="num">{nbytes}</td><td class="num">{share}</td><td class="where">{what}</td>'
-    return f'<tr>{cells}<td class="wide">{story}</td></tr>'
+    return (
+        f"<tr><td{_cell(True)}>{nbytes}</td><td{_cell(True)}>{share}</td>"
+        f"<td{_cell(False, 'where')}>{what}</td><td{_cell(False, 'wide')}>{story}</td></tr>"
+    )
 
 
 def _hint(fact: str, advice: str) -> str:
     return f"{escape(fact)}. {escape(advice[:1].upper() + advice[1:])}."
 
 
-def _number(right: bool) -> str:
-    return ' class="num"' if right else ""
+def _cell(right: bool, name: str = "") -> str:
+    """What a cell says of itself."""
+    if right:
+        return ' class="num" style="text-align:right;vertical-align:top"'
+    named = f' class="{name}"' if name else ""
+    return f'{named} style="text-align:left;vertical-align:top"'
+
+
+def _unbroken(text: str) -> str:
+    """A number and its unit stay on one line."""
+    return text.replace(" ", "\u00a0")
 
 
 def _colour(category: Category) -> str:

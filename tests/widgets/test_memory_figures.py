@@ -118,7 +118,7 @@ def test_lifetimes_are_the_largest_by_bytes_and_time(linear50: Comparison) -> No
     assert [2**20 * total[row] for row in range(30)] == expected
     assert f"+{len(timeline) - 30} more storages" in drawing["layout"]["xaxis"]["title"]["text"]
     told = next(trace for trace in drawing["data"] if trace["type"] == "bar")["customdata"][0]
-    for words in ("made by AddmmBackward0 in the backward at workload_models.py:", "kept by: ", "freed when task "):
+    for words in ("made by AddmmBackward0 in the backward at workload_models.py:", "kept: ", "freed when task "):
         assert words in told
 
 
@@ -160,7 +160,7 @@ def test_the_treemap_adds_up_at_each_level() -> None:
     assert all(below[parent] == values[parent] for parent in below if parent)
     assert len(values) > 40
     leaf = tree.customdata[-1]
-    assert "made by" in leaf and "kept by" in leaf and "freed" in leaf
+    assert "made by" in leaf and "kept: " in leaf and "freed" in leaf
 
 
 def test_many_tasks_stay_light_and_the_peak_is_not_lost() -> None:
