@@ -35,12 +35,13 @@ from .accumulate import is_dense
 from .footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
 from .input_buffer import fits, fitted
 from .layouts import contiguous, sum_of
+from .measured_device import device_of
 from .schedule import schedule
 from .task_runner import APPLIED, by_edge, takes_of
 from .timeline import Maker
 
 
-def dry_run(graph: Graph, device: str = "cpu") -> Footprints:
+def dry_run(graph: Graph, device: torch.device | str | None = None) -> Footprints:
     """Finds out what the tasks of a graph would do with memory. No backward runs.
 
     Each node is called once, as the engine calls it and in an order of the engine's, on fake tensors: they have shapes
@@ -61,10 +62,10 @@ def dry_run(graph: Graph, device: str = "cpu") -> Footprints:
 
     Args:
         graph: the graph. The caller gives the gradients of roots that are no scalars.
-        device: whose memory.
+        device: whose memory. None: of the accelerator on which the backward runs, else of the CPU.
 
     Raises:
-        ValueError: the graph is from a file.
+        ValueError: the graph is from a file; or it is on several accelerators, and none is chosen.
         RuntimeError: a backward has freed it.
     """
     if not graph.nodes:
@@ -74,7 +75,7 @@ def dry_run(graph: Graph, device: str = "cpu") -> Footprints:
     if freed is not None:
         task = graph.describe(graph.nodes.index(freed))
         raise RuntimeError(f"a backward has freed what {task} saved, so it can't be asked; make the graph again")
-    return _DryRun(graph, torch.device(device)).run(order)
+    return _DryRun(graph, device_of(graph, device)).run(order)
 
 
 class _Gradient(NamedTuple):
@@ -113,7 +114,7 @@ class _DryRun:
     def __init__(self, graph: Graph, device: torch.device) -> None:
         self._graph = graph
         self._device = device
-        self._operations = FakeOperations(torch.device(device))
+        self._operations = FakeOperations(device)
         self._takes = [takes_of(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True)]
         self._answers: dict[object, _Answer] = {}
         self._limits: dict[str, list[int]] = {}

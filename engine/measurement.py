@@ -21,6 +21,7 @@ from .calibration import footprints_of
 from .cuda_allocator import CudaAllocator, CudaRecording
 from .footprint import Footprints, LeafState
 from .kept import kept_by
+from .measured_device import device_of
 from .memory_watch import Followed, MemoryWatch, look, unseen
 from .timeline import Maker, Timeline
 
@@ -98,7 +99,7 @@ class Measurement:
         Raises:
             ValueError: this can't be told, or the forward was not recorded there.
         """
-        device = self._device or _device_of(graph)
+        device = self._device or _measurable(device_of(graph))
         if self._recorded and device not in self._recorders:
             found = " and ".join(map(str, self._recorders))
             raise ValueError(
@@ -218,17 +219,6 @@ def _measurable(device: torch.device) -> torch.device:
     if number >= count:
         raise ValueError(f"there is no {device} to measure: torch sees {count or 'no'} CUDA devices here")
     return torch.device("cuda", number)
-
-
-def _device_of(graph: Graph) -> torch.device:
-    """The one accelerator on which the backward runs, else the CPU."""
-    accelerators = sorted(str(device) for device in graph.devices if device.type != "cpu")
-    if len(accelerators) > 1:
-        raise ValueError(
-            f"this backward runs on {' and '.join(accelerators)}, and memory is measured on one device at a time: "
-            f'th.profile(make_loss, device="{accelerators[0]}") says on which'
-        )
-    return _measurable(torch.device(accelerators[0])) if accelerators else _CPU
 
 
 def _may_be_hooked(graph: Graph) -> bool:

@@ -12,9 +12,13 @@ from shutil import which
 from types import ModuleType
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parent / "benchmarks"
-MODULES = ("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table")
+MODULES = (
+    *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
+    *("memory", "memory_cuda", "prediction"),
+)
 
 
 @pytest.fixture
@@ -38,6 +42,19 @@ def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: s
     assert len(found) == rows
     assert sum(row.goal is not None for row in found) == goals
     assert all(len(row.values) == 1 and row.values[0] > 0 for row in found)
+
+
+def test_without_cuda_its_memory_is_not_measured(benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (row,) = benchmarks.BENCHMARKS["memory_cuda"](benchmarks.Effort(tiny=True))
+    assert (row.values, row.outcome) == ((), "no CUDA here")
+
+
+@pytest.mark.gpu
+def test_on_cuda_a_workload_has_its_peak_and_its_cost(benchmarks: ModuleType) -> None:
+    peak, cost = benchmarks.BENCHMARKS["memory_cuda"](benchmarks.Effort(repetitions=1, tiny=True))
+    assert "measured" in peak.outcome and "off by 0 bytes" in peak.outcome
+    assert len(cost.values) == 1 and cost.goal == 1.3
 
 
 def test_the_table_says_what_was_measured_and_by_how_much_a_goal_is_missed(

@@ -10,6 +10,7 @@ from pathlib import Path
 import capture_cost
 import drawing
 import memory
+import memory_cuda
 import other_tools
 import prediction
 import stepping
@@ -26,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "walking": walking.rows,
     "tracing": tracing.rows,
     "memory": memory.rows,
+    "memory_cuda": memory_cuda.rows,
     "prediction": prediction.rows,
     "other_tools": other_tools.rows,
 }
