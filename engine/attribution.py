@@ -38,6 +38,7 @@ class Measured:
         marks: for each of the backward's marks its task, and whether this had ended.
         visits: what each task got and gave, in the order in which they ended.
         keep_graph: the graph was retained.
+        create_graph: the backward made a graph of its own.
     """
 
     graph: Graph
@@ -51,6 +52,7 @@ class Measured:
     marks: Sequence[tuple[int, bool]]
     visits: Sequence[Visit]
     keep_graph: bool
+    create_graph: bool = False
 
 
 @dataclass(slots=True)

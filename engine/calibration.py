@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from ..inspector.kinds import Kind
 from .attribution import HIDDEN, Kinds, Lives, Measured, Turn, forward_maker
 from .footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
 from .memory_watch import Seen
+from .simulate import simulate
+from .tensor_hooks import TensorHooks
 from .timeline import Category, Timeline
 
 
@@ -25,7 +29,26 @@ def footprints_of(
         leaves: by the id of a leaf's task what it was before the backward.
         given: per root, whether the caller gave its gradient.
     """
-    return _Reader(measured, lives, kinds, timeline, leaves, given).footprints()
+    found = _Reader(measured, lives, kinds, timeline, leaves, given).footprints()
+    if found.limits:
+        return found
+    place = _first_difference(timeline, simulate(measured.graph, timeline.order, found))
+    if place is None:
+        return found
+    # Something acts from outside: a hook that frees what another has kept, a node that frees what it keeps as it runs.
+    where = measured.graph.describe(timeline.order[place]) if place < len(timeline.order) else "the end"
+    limit = f"from {where} on, even the order that was measured would be predicted otherwise than it went"
+    return replace(found, limits=(limit,))
+
+
+def _first_difference(measured: Timeline, predicted: Timeline) -> int | None:
+    """The first place at which the levels differ."""
+    if measured.end_bytes != predicted.end_bytes or measured.task_peaks != predicted.task_peaks:
+        for place, peaks in enumerate(zip(measured.task_peaks, predicted.task_peaks, strict=True)):
+            if peaks[0] != peaks[1]:
+                return place
+        return len(measured.order)
+    return None
 
 
 class _Reader:
@@ -47,6 +70,7 @@ class _Reader:
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._footprints: dict[Footprint, Footprint] = {}  # equal ones are one, which is compiled once
         self._kinds = kinds
+        self._holders: list[int] = []  # the tasks that get or give what something goes on holding
         self._first_use: dict[int, int] = {}  # by storage the place of the first task that got it
         for place, turn in enumerate(lives.turns):
             for number in turn.inputs:
@@ -54,12 +78,17 @@ class _Reader:
 
     def footprints(self) -> Footprints:
         graph, timeline = self._measured.graph, self._timeline
+        if self._measured.create_graph:
+            self._limits["the backward made a graph of its own (create_graph=True), which keeps gradients"] = None
         tasks: list[Footprint | None] = [None] * len(graph)
         for place, turn in enumerate(self._lives.turns):
             if turn.visit.opaque:
                 self._limit(turn, "gets or gives a tensor without bytes of its own to look at (sparse, or a subclass)")
+            elif graph.tasks[turn.visit.task].kind is Kind.COMPILED:
+                self._limit(turn, "is a compiled region, which may free what it gets and keeps while it runs")
             tasks[turn.visit.task] = self._footprint(place, turn)
         self._limit_hidden()
+        self._limit_held()
         start = tuple(
             StartStorage(
                 timeline.nbytes[number],
@@ -101,6 +130,19 @@ class _Reader:
                 f"{measured.graph.describe(found[0])}{' and others' if len(set(found)) > 1 else ''} had run: in "
                 "another order another task may be the last to keep them"
             ] = None
+
+    def _limit_held(self) -> None:
+        """What retain_grad() holds it holds in any order. Hooks and custom Functions are free to hold something else."""
+        if not self._holders:
+            return
+        hooks = TensorHooks(self._measured.graph.nodes)
+        for task_id in dict.fromkeys(self._holders):
+            if {hook.kind for hook in hooks.of(task_id)} != {"retain_grad"}:
+                self._limits[
+                    f"a hook or a custom Function goes on holding what {self._measured.graph.describe(task_id)} gets or "
+                    "gives: in another order it may hold something else"
+                ] = None
+                return
 
     def _limit(self, turn: Turn, what: str) -> None:
         self._limits[f"{self._measured.graph.describe(turn.visit.task)} {what}"] = None
@@ -144,6 +186,8 @@ class _Reader:
             else:
                 freed_in = lives.turns[freed_at].visit.task if freed_at < len(lives.turns) else -1
                 kept.append((block, freed_in))
+                if freed_in not in self._measured.kept.regions:  # one inside of another is computed again with it
+                    self._holders.append(turn.visit.task)
             if number in turn.inputs:
                 self._limit(turn, "runs on a gradient which a hook put in the place of what had come")
         held = tuple(  # by which of the tasks that get it in turn, does not show
@@ -151,6 +195,8 @@ class _Reader:
             for index, number in enumerate(turn.inputs)
             if number in self._kinds.held and self._first_use[number] == place
         )
+        if held or any(output is not None and output.held for output in outputs):
+            self._holders.append(turn.visit.task)
         inputs = tuple(None if seen is None else self._layout(seen) for seen in turn.visit.inputs)
         footprint = Footprint(tuple(trace), tuple(sizes), outputs, inputs, tuple(kept), held)
         return self._footprints.setdefault(footprint, footprint)

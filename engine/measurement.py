@@ -110,7 +110,14 @@ class Measurement:
             self._recorders.pop(other).stop()
         self._settled = device
 
-    def begin(self, graph: Graph, outputs: Sequence[object], given: Sequence[bool], keep_graph: bool) -> MemoryWatch:
+    def begin(
+        self,
+        graph: Graph,
+        outputs: Sequence[object],
+        given: Sequence[bool],
+        keep_graph: bool,
+        create_graph: bool = False,
+    ) -> MemoryWatch:
         """The backward is about to start; after `settle`.
 
         Args:
@@ -118,8 +125,10 @@ class Measurement:
             outputs: what the backward starts from.
             given: per root, whether the caller gave its gradient.
             keep_graph: whether the backward is to free nothing.
+            create_graph: whether it is to make a graph of its own.
         """
-        self._graph, self._given, self._keep_graph, device = graph, given, keep_graph, self._settled
+        self._graph, self._given, device = graph, given, self._settled
+        self._keep_graph, self._create_graph = keep_graph, create_graph
         self._leaves = {
             task.id: LeafState(seen.layout, leaf.grad is not None)
             for task in graph.tasks
@@ -188,6 +197,7 @@ class Measurement:
             self.watch.marks,
             self.watch.visits,
             self._keep_graph,
+            self._create_graph,
         )
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)
