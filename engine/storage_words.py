@@ -74,7 +74,10 @@ class StorageWords:
         return what if maker.module is None else f"{module_title(self._graph, maker.module)} · {what}"
 
     def made_by(self, storages: Iterable[Storage]) -> str:
-        """`50 × AddmmBackward0 in the backward`, `linear in the forward`: so many tasks or operations, not storages."""
+        """`50 × AddmmBackward0 in the backward`, `linear in the forward`: so many tasks or operations, not storages.
+
+        `MmBackward0 in the backward, made again`: what a node needs and did not keep, such as in a checkpointed region.
+        """
         found: dict[str, Counter[str]] = {}
         makers = set()
         for storage in storages:
@@ -90,7 +93,8 @@ class StorageWords:
     def _maker(self, storage: Storage) -> tuple[str, str]:
         maker = storage.made_by
         if maker.task is not None:
-            return "in the backward", self._tasks[maker.task].name
+            again = ", made again" if any(keeper.kind == "saved" for keeper in storage.kept_by) else ""
+            return f"in the backward{again}", self._tasks[maker.task].name
         if maker.operation is not None:
             return "in the forward", operation_title(maker.operation.name)
         return "", "the forward" if storage.born < 0 else "backward() itself"

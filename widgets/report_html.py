@@ -1,7 +1,7 @@
 """Reports as HTML, for a notebook's output and for a page: tables in words, in the colours of their surroundings.
 
 JupyterLab takes the style sheet out of a notebook that its reader has not run, and so does GitHub: what a table needs
-to be read is said in its cells.
+to be read is said in its cells. Where JupyterLab leaves it in, its own has columns of equal width and grey rows.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MOST_GROUPS = 5  # of each category
 STYLE = """
 .th-report{font-variant-numeric:tabular-nums;max-width:100%;overflow-x:auto}
 .th-report p{margin:0 0 4px;max-width:110ch}
-.th-report table{border-collapse:collapse;width:100%;margin:10px 0 0}
+.th-report table{border-collapse:collapse;table-layout:auto;width:100%;margin:10px 0 0}
 .th-report :is(td,th){padding:5px 16px 5px 0;background:none}
 .th-report th{font-weight:400;opacity:.72;white-space:nowrap}
-.th-report tbody tr{border-top:1px solid rgba(128,134,145,.28);background:none}
+.th-report tbody tr:nth-child(n){border-top:1px solid rgba(128,134,145,.28);background:none}
 .th-report .num{white-space:nowrap}
 .th-report .wide{min-width:240px}
 .th-report .where{overflow-wrap:anywhere;min-width:170px}

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 
 import pandas as pd
 import pytest
 import torch
 from rich.console import Console
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.peak import PeakReport, peak_report
@@ -192,6 +194,22 @@ def test_a_gradient_waits_for_the_first_task_that_gets_it() -> None:
     report = th.profile(lambda: x.repeat(8).view(80, 100).flatten().view(8, 1000).exp().sum()).peak()
     made = [record for record in report.records() if record["made_by"] == "ExpBackward0 in the backward"]
     assert [record["kept_by"] for record in made] == ["a gradient waits for ViewBackward0"]
+
+
+def test_what_a_checkpointed_region_computes_again_is_called_that() -> None:
+    x = torch.randn(1000, requires_grad=True)
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        return x.exp().tanh()
+
+    def made_by(make_loss: Callable[[], torch.Tensor]) -> set[str]:
+        records = th.profile(make_loss).peak().records()
+        return {record["made_by"] for record in records if record["category"] == "saved activation"}
+
+    assert "TanhBackward0 in the backward, made again" in made_by(
+        lambda: checkpoint(region, x, use_reentrant=False).sum()
+    )
+    assert not any("again" in words for words in made_by(lambda: region(x).sum()))
 
 
 def test_what_nobody_would_miss_is_a_line_without_a_story() -> None:

@@ -241,6 +241,16 @@ def test_the_notebooks_table_escapes_and_shows_the_rows(nasty: Comparison) -> No
     assert "<b>heap</b>" in html
 
 
+def test_the_reports_can_be_read_without_their_style_sheet(nasty: Comparison) -> None:
+    for html in (nasty._repr_html_(), nasty.peak("heap")._repr_html_()):
+        assert "table-layout:auto" in html  # JupyterLab's own is fixed: columns of equal width
+        html = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
+        cells = re.findall(r"<t[dh]\b[^>]*>", html)
+        assert cells and all("text-align:" in cell for cell in cells)
+        numbers = re.findall(r'<td class="num"[^>]*>(?:<b>)?([^<]*)', html)
+        assert numbers and not any(" " in number for number in numbers)  # a unit stays with its number
+
+
 def test_a_backward_that_needs_no_memory_is_drawn_too() -> None:
     x = torch.ones(1, requires_grad=True)
     timeline = th.profile(lambda: x.view(())).timeline
