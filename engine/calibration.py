@@ -81,6 +81,8 @@ class _Reader:
         if self._measured.create_graph:
             self._limits["the backward made a graph of its own (create_graph=True), which keeps gradients"] = None
         tasks: list[Footprint | None] = [None] * len(graph)
+        if len(self._lives.turns) < len(graph):
+            self._limits["the backward which was measured left tasks out (inputs=), and what only these need"] = None
         for place, turn in enumerate(self._lives.turns):
             if turn.visit.opaque:
                 self._limit(turn, "gets or gives a tensor without bytes of its own to look at (sparse, or a subclass)")
@@ -132,15 +134,16 @@ class _Reader:
             ] = None
 
     def _limit_held(self) -> None:
-        """What retain_grad() holds it holds in any order. Hooks and custom Functions are free to hold something else."""
+        """What retain_grad() holds, it holds in any order. Hooks and custom Functions may hold something else."""
         if not self._holders:
             return
         hooks = TensorHooks(self._measured.graph.nodes)
         for task_id in dict.fromkeys(self._holders):
             if {hook.kind for hook in hooks.of(task_id)} != {"retain_grad"}:
+                task = self._measured.graph.describe(task_id)
                 self._limits[
-                    f"a hook or a custom Function goes on holding what {self._measured.graph.describe(task_id)} gets or "
-                    "gives: in another order it may hold something else"
+                    f"a hook or a custom Function goes on holding what {task} gets or gives: in another order it may "
+                    "hold something else"
                 ] = None
                 return
 
@@ -217,6 +220,8 @@ class _Reader:
                 continue
             origin = _origin(seen, inputs, turn.visit.outputs[:index], blocks.get(number, -1))
             held = number in self._kinds.held and number not in self._first_use
+            if seen.is_view and not seen.address:
+                self._limit(turn, "gives an empty view, of which it does not show what it keeps alive")
             found.append(Output(*origin, self._layout(seen), seen.is_view, held))
         return found
 

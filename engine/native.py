@@ -185,7 +185,9 @@ def run_native(
     def timed() -> int:
         with watch or nullcontext():
             if watch is not None and measurement is not None:
-                watch.memory = measurement.begin(graph, as_outputs(call.tensors), call.given, call.keep_graph, call.create_graph)
+                watch.memory = measurement.begin(
+                    graph, as_outputs(call.tensors), call.given, call.keep_graph, call.create_graph
+                )
             started_ns = time.perf_counter_ns()
             call.run()
             elapsed_ns = time.perf_counter_ns() - started_ns

@@ -120,6 +120,7 @@ class _Simulation:
         self._base_of = [NO_TENSOR] * len(self._counts)  # of which tensor each is a view
         self._waiting = [NO_TENSOR] * program.first_input[-1]
         self._released = program.released
+        self._freed_unseen = footprints.keep_graph and not keep_graph
         if keep_graph:
             self._released = [NO_STORAGES] * len(graph)
         elif program.keeps:
@@ -376,6 +377,8 @@ class _Simulation:
             self._drifted.append(task_id)
 
     def _estimates(self) -> Iterator[str]:
+        if self._freed_unseen:
+            yield "the run which was measured kept its graph, so that what holds saved tensors besides it does not show"
         for task_ids, what in (
             (self._drifted, "gets a gradient in another layout than was seen, and may copy it"),
             ([*self._program.unknown, *self._unknown], "gets or gives a gradient of which nothing is known"),
