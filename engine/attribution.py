@@ -12,9 +12,12 @@ from operator import itemgetter
 from ..inspector.graph import Graph
 from .allocator import Recording, Row
 from .cuda_allocator import blocks_of
-from .kept import REGION, Kept
+from .kept import REGION, Kept, Slots
 from .memory_watch import Seen, Visit
-from .timeline import Category, Maker, Timeline
+from .timeline import GRADIENT_GRAPH, ON_CTX, Category, Maker, Timeline
+
+RECOMPUTED = "recomputed"
+"""The slot of what a checkpointed region has made again, for the node that needs it."""
 
 HIDDEN = "hidden"
 """The slot of what a node keeps, as its being freed shows, and torch does not."""
@@ -292,6 +295,7 @@ class Kinds:
         self.grads: dict[int, int] = {}
         self._measured = measured
         self._lives = lives
+        self._ran = {turn.visit.task for turn in lives.turns}
         self._last_use: dict[int, int] = {}  # by storage the place of the last task that got or gave it
         self._outputs: set[tuple[int, int]] = set()
         self._taken: dict[int, Turn] = {}  # by storage the turn of the leaf whose .grad it became
@@ -325,9 +329,13 @@ class Kinds:
             if place < len(lives.turns):
                 task = lives.turns[place].visit.task
                 if all(keeper != task for keeper, _ in keepers):
-                    region = measured.kept.regions.get(task)
-                    keepers += tuple((each, REGION) for each in region) if region else ((task, HIDDEN),)
-            elif death is None and not (keepers and measured.keep_graph):
+                    if region := measured.kept.regions.get(task):
+                        keepers += tuple((each, REGION) for each in region)
+                    elif task in measured.kept.hiding:
+                        keepers += ((task, HIDDEN),)
+                    else:  # a hook let go of it
+                        self.held.add(number)
+            elif death is None and not self._stays_with_graph(keepers):
                 self.held.add(number)
             if keepers:
                 self.saved[number] = keepers
@@ -336,6 +344,12 @@ class Kinds:
                 self.born_as[number] = Category.FORWARD
             else:  # kept inside of an operation: a library's cache, or an extension
                 self.held.discard(number)
+
+    def _stays_with_graph(self, keepers: Slots) -> bool:
+        """Whether nodes go on keeping something when the backward has run."""
+        if self._measured.keep_graph and keepers:
+            return True
+        return any(slot.startswith(ON_CTX) or task not in self._ran for task, slot in keepers)
 
     def _was_returned(self, number: int) -> bool:
         """Whether any operation of the forward, since its birth, returned a tensor on this storage."""
@@ -364,19 +378,35 @@ class Kinds:
                 self.born_as[number] = Category.GRADIENT
             elif death is not None and lives.place_of(death) == place:
                 self.born_as[number] = Category.WORKSPACE
-            elif death is None:
+            elif keeper := self._later_keeper(turn, death):
+                self.born_as[number] = Category.SAVED
+                self.saved[number] = (keeper,)
+            else:
                 self.born_as[number] = Category.HELD
                 self.held.add(number)
-            else:  # a checkpointed region was computed again, and its nodes keep this
-                self.born_as[number] = Category.SAVED
-                task = lives.turns[min(lives.place_of(death), len(lives.turns) - 1)].visit.task
-                self.saved[number] = ((task, HIDDEN),)
             if flows and number in self._taken:
                 self._take(number)
             elif flows and death is None:
                 last = lives.turns[max(place, self._last_use.get(number, place))]
-                self.changes.append((lives.first + last.end, number, Category.HELD))
-                self.held.add(number)
+                keeper = self._later_keeper(turn, death)
+                if keeper is None:
+                    self.held.add(number)
+                else:
+                    self.saved[number] = (keeper,)
+                category = Category.HELD if keeper is None else Category.SAVED
+                self.changes.append((lives.first + last.end, number, category))
+
+    def _later_keeper(self, turn: Turn, death: int | None) -> tuple[int, str] | None:
+        """Which node keeps what a task made and did not give on, or gave on and was not freed; None: a hook does."""
+        lives, measured = self._lives, self._measured
+        if death is None:
+            return (turn.visit.task, GRADIENT_GRAPH) if measured.create_graph else None
+        place = lives.place_of(death)
+        if place == len(lives.turns):
+            return None
+        task = lives.turns[place].visit.task
+        region = measured.kept.regions.get(turn.visit.task, ())
+        return (task, RECOMPUTED) if task in region else None
 
     def _take(self, number: int) -> None:
         """The storage became a .grad when its leaf's task ended."""

@@ -11,7 +11,7 @@ from .footprint import Footprint, Footprints, Layout, LeafState, Origin, Output,
 from .memory_watch import Seen
 from .simulate import simulate
 from .tensor_hooks import TensorHooks
-from .timeline import Category, Timeline
+from .timeline import ON_CTX, Category, Timeline
 
 
 def footprints_of(
@@ -92,12 +92,7 @@ class _Reader:
         self._limit_hidden()
         self._limit_held()
         start = tuple(
-            StartStorage(
-                timeline.nbytes[number],
-                timeline.saved.get(number, ()),
-                number in timeline.held,
-                timeline.maker(number),
-            )
+            self._start_storage(number)
             for number in timeline.alive(timeline.starts[0])
             if timeline.born_as[number] != Category.BUFFER  # a root's gradient
         )
@@ -112,6 +107,13 @@ class _Reader:
             self._measured.keep_graph,
             tuple(self._limits),
         )
+
+    def _start_storage(self, number: int) -> StartStorage:
+        timeline = self._timeline
+        keepers = timeline.saved.get(number, ())
+        freed_by_tasks = tuple(keeper for keeper in keepers if not keeper[1].startswith(ON_CTX))
+        held = number in timeline.held or len(freed_by_tasks) < len(keepers)
+        return StartStorage(timeline.nbytes[number], freed_by_tasks, held, timeline.maker(number))
 
     def _limit_hidden(self) -> None:
         """Of the tasks that hide what they keep, this order shows the last that kept a storage, and may be more did."""

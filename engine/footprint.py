@@ -9,7 +9,6 @@ from typing import Literal
 from ..inspector.graph import Graph
 from .timeline import Basis, Maker
 
-
 Origin = Literal["input", "view", "output", "output view", "block", "outside"]
 
 

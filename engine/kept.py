@@ -7,8 +7,18 @@ from dataclasses import dataclass
 
 from ..inspector.facts import Operation
 from ..inspector.graph import Graph
-from ..inspector.torch_internals import hides_saved, region_inputs, region_of, saved_slots
+from ..inspector.marks import tensors_of
+from ..inspector.torch_internals import (
+    attributes_of,
+    hides_saved,
+    packed_by_user,
+    region_inputs,
+    region_of,
+    saved_slots,
+    saved_variables,
+)
 from .memory_watch import look
+from .timeline import ON_CTX
 
 Slots = tuple[tuple[int, str], ...]
 
@@ -23,11 +33,13 @@ class Kept:
     Attributes:
         saved: by address the (task, slot) pairs that keep it.
         hidden: by address the tasks whose nodes hide what they keep (CopySlices), and that had this to work on.
+        hiding: the tasks whose nodes hide what they keep, or had it packed by `saved_tensors_hooks`.
         regions: by task the tasks of its checkpointed region, itself included.
     """
 
     saved: Mapping[int, Slots]
     hidden: Mapping[int, Collection[int]]
+    hiding: Collection[int]
     regions: Mapping[int, Collection[int]]
 
 
@@ -35,6 +47,7 @@ def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> Kept:
     """Looks at all nodes. `written`: by operation in place the addresses of its arguments."""
     saved: dict[int, Slots] = {}
     hidden: dict[int, list[int]] = {}
+    hiding = set()
     regions: dict[Hashable, list[int]] = {}
     for task, node in enumerate(graph.nodes):
         kept = [(slot.tensor, slot.name) for slot in saved_slots(node)]
@@ -42,11 +55,15 @@ def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> Kept:
         if region is not None:
             regions.setdefault(region, []).append(task)
             kept += [(tensor, REGION) for tensor in region_inputs(region)]
+        for attribute, value in attributes_of(node).items():
+            kept += [(tensor, ON_CTX + attribute) for tensor in tensors_of(value)]
         for tensor, name in kept:
             if (seen := look(tensor)) is not None:
                 saved[seen.address] = (*saved.get(seen.address, ()), (task, name))
+        if hides_saved(node) or packed_by_user(saved_variables(node)):
+            hiding.add(task)
         operation = graph.tasks[task].operation
         if hides_saved(node) and isinstance(operation, Operation):
             for address in written.get(operation, ()):
                 hidden.setdefault(address, []).append(task)
-    return Kept(saved, hidden, {task: tasks for tasks in regions.values() for task in tasks})
+    return Kept(saved, hidden, hiding, {task: tasks for tasks in regions.values() for task in tasks})

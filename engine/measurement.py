@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from threading import Lock
 from types import TracebackType
 
 import torch
@@ -26,6 +27,7 @@ from .memory_watch import Followed, MemoryWatch, look, unseen
 from .timeline import Maker, Timeline
 
 _CPU = torch.device("cpu")
+_one_at_a_time = Lock()  # torch's profiler crashes where two threads use it
 
 
 class Measurement:
@@ -53,12 +55,17 @@ class Measurement:
         self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
 
     def __enter__(self) -> Measurement:
+        if not _one_at_a_time.acquire(blocking=False):
+            raise RuntimeError(
+                "memory is being measured already, in this thread or in another one: torch can do so once at a time"
+            )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with ExitStack() as each:
+            each.callback(_one_at_a_time.release)
             for recorder in self._recorders.values():
                 each.callback(recorder.stop)
             self._recorders = {}
@@ -244,6 +251,7 @@ def _find(graph: Graph, outputs: Sequence[Tensor], device: torch.device) -> list
     Those of leaves were there before, and what has no graph and is held by more than the nodes: an input.
     """
     found: dict[int, tuple[Followed, Maker]] = {}
+    makers: dict[int, int] = {}  # by address the oldest task whose node made a tensor there: the others made views
     leaves = (look(leaf_of(graph.nodes[task.id])) for task in graph.tasks if task.is_leaf)
     before = {seen.address for seen in leaves if seen is not None}
     slots = (slot.tensor for node in graph.nodes for slot in saved_slots(node))
@@ -253,7 +261,8 @@ def _find(graph: Graph, outputs: Sequence[Tensor], device: torch.device) -> list
             continue
         if saved.made_by is None and saved.held:
             before.add(seen.address)
-        elif seen.address not in found or saved.made_by is not None:
+        elif seen.address not in found or (saved.made_by is not None and saved.made_by < makers[seen.address]):
+            makers[seen.address] = len(graph) if saved.made_by is None else saved.made_by
             followed = Followed(seen.address, saved.storage_bytes, FollowedStorage(tensor))
             found[seen.address] = followed, _maker_of(graph, saved.made_by)
     for root, output in zip(graph.roots, outputs, strict=False):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..inspector.graph import Graph
-from .schedule import queue_lengths
 from .footprint import Footprints
+from .schedule import queue_lengths
 from .timeline import Timeline
 from .trace import Trace
 

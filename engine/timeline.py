@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 Basis = Literal["measured", "calibrated", "dry run"]
 
 
+ON_CTX = "ctx."
+"""How the slots begin of what a custom Function put on its `ctx`: "ctx.hidden"."""
+
+GRADIENT_GRAPH = "graph of the gradients"
+"""The slot of what the graph keeps that a backward makes of itself (`create_graph=True`)."""
+
+
 class Category(IntEnum):
     """What a storage is for at a moment. `title` is how people read it."""
 
@@ -78,10 +85,12 @@ class Keeper:
 
     `kind` says how: "saved" in the slot `slot` of a task's node, from the forward until that task has run ("hidden" is
     the slot of what torch does not show); "buffer", a gradient in the input buffer of `task`; "grad", the .grad of the
-    leaf of `task`; "user", the user's own code or a hook; "backward", the call of backward itself, until its end.
+    leaf of `task`; "node", the node of `task` as long as there is the graph: on the `ctx` of a custom Function
+    ("ctx.name"), since it did not run (`inputs=`), or for the second derivative ("graph of the gradients"); "user",
+    the user's own code or a hook; "backward", the call of backward itself, until its end.
     """
 
-    kind: Literal["saved", "buffer", "grad", "user", "backward"]
+    kind: Literal["saved", "buffer", "grad", "node", "user", "backward"]
     task: int | None = None
     slot: str | None = None
 
@@ -373,7 +382,8 @@ class Timeline:
     def keepers(self, number: int) -> Iterator[Keeper]:
         """What kept the storage alive, in the order of time."""
         for task, slot in self.saved.get(number, ()):
-            yield Keeper("saved", task, slot)
+            lasts = slot.startswith(ON_CTX) or slot == GRADIENT_GRAPH or task not in self._ran
+            yield Keeper("node" if lasts else "saved", task, slot)
         for place in self._waited.get(number, ()):
             yield Keeper("buffer", self.order[place])
         if number in self.grads:
@@ -382,6 +392,10 @@ class Timeline:
             yield Keeper("user")
         if self._deaths.get(number, -1) >= self.starts[-1]:
             yield Keeper("backward")
+
+    @cached_property
+    def _ran(self) -> frozenset[int]:
+        return frozenset(self.order)
 
     @cached_property
     def _waited(self) -> dict[int, list[int]]:

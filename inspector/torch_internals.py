@@ -6,6 +6,7 @@ there.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import sys
@@ -13,10 +14,11 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from itertools import islice
 from operator import itemgetter
+from pathlib import Path
 from traceback import FrameSummary
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple, NewType, Protocol, Self, TypeVar
@@ -1068,12 +1070,11 @@ def start_allocation_events(tasks: bool = False) -> None:
     Without `tasks` no operation is timed, which leaves the cost at about one microsecond for each block.
 
     Raises:
-        RuntimeError: a profiler is at work already; there can be one alone.
+        RuntimeError: a profiler is at work already, in any thread; there can be one alone.
     """
-    if torch._C._autograd._profiler_enabled():
+    if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:
         raise RuntimeError(
-            "a torch profiler is at work in this thread, and memory is measured by the same one: leave "
-            "torch.profiler.profile() first"
+            "a torch profiler is at work, and memory is measured by the same one: leave torch.profiler.profile() first"
         )
     profiler = torch._C._profiler
     activities = {profiler.ProfilerActivity.CPU}
@@ -1090,6 +1091,7 @@ def start_allocation_events(tasks: bool = False) -> None:
         torch._C._autograd._prepare_profiler(config, activities)
     scopes = {profiler.RecordScope.FUNCTION if tasks else profiler.RecordScope.LITE_INTERPRETER}
     torch._C._autograd._enable_profiler(config, activities, scopes)  # type: ignore[call-arg]
+    _let_torch_log(_ERRORS)
 
 
 @contextmanager
@@ -1110,8 +1112,31 @@ _EVALUATE = "autograd::engine::evaluate_function: "
 _CPU = torch.device("cpu")
 
 
+_WARNINGS, _ERRORS = 1, 2
+
+
+def _let_torch_log(level: int) -> None:
+    """From which level on torch's C++ side logs. It warns of each block that is freed and was there before a profiler.
+
+    Where the number is not found (another build of torch), the warning comes, once for a thousand such blocks.
+    """
+    number = _log_level()
+    if number is not None and number.value in (_WARNINGS, _ERRORS):  # else the user has chosen one
+        number.value = level
+
+
+@cache
+def _log_level() -> ctypes.c_int | None:
+    for name in ("libc10.so", "libc10.dylib", "c10.dll"):
+        with suppress(OSError, ValueError):
+            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+            return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    return None
+
+
 def stop_allocation_events() -> AllocationEvents:
     """What was noted since `start_allocation_events`."""
+    _let_torch_log(_WARNINGS)
     rows: list[tuple[int, int, int]] = []
     tasks: list[int] = []
     todo: list[tuple[Any, bool]] = [(torch._C._autograd._disable_profiler().experimental_event_tree(), False)]
@@ -1309,6 +1334,11 @@ def _fact(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple([_fact(each) for each in value])
     return type(value), value
+
+
+def attributes_of(node: Node) -> Mapping[str, object]:
+    """What a custom Function put on its `ctx` by itself; it goes with the node, not when the node has run."""
+    return vars(node) if isinstance(node, BackwardCFunction) else {}
 
 
 def region_of(node: Node) -> Hashable:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from threading import Barrier
 
 import pytest
 import torch
@@ -341,13 +342,13 @@ def test_sparse_gradients_are_measured_and_prediction_says_estimate():
     assert th.simulate(run.graph, "bfs", run.footprints).estimates
 
 
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
 @pytest.mark.parametrize("how", [{"retain_graph": True}, {"create_graph": True}])
 def test_a_kept_graph(how):
     _, make_loss = steps()
-    with pytest.warns(UserWarning, match="create_graph") if "create_graph" in how else nullcontext():
-        timeline = th.profile(make_loss, **how).timeline
-    saved = only(timeline, 11 * 5 * 4, Category.SAVED)
-    assert saved.died is None
+    timeline = th.profile(make_loss, **how).timeline
+    (saved,) = [each for each in timeline if each.nbytes == 11 * 5 * 4 and each.born == -1 and each.died is None]
+    assert saved.category is Category.SAVED
     assert all(keeper.kind == "saved" for keeper in saved.kept_by)
 
 
@@ -422,16 +423,40 @@ def test_bad_arguments_are_sentences():
 
 def test_one_profiler_at_a_time():
     _, make_loss = steps()
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU]):
-        with pytest.raises(RuntimeError, match="a torch profiler is at work in this thread"):
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]), ThreadPoolExecutor(1) as other:
+        with pytest.raises(RuntimeError, match="a torch profiler is at work"):
             th.profile(make_loss)
+        with pytest.raises(RuntimeError, match="a torch profiler is at work"):
+            other.submit(th.profile, make_loss).result()
         assert torch.autograd._profiler_enabled()
+
+
+def test_one_measurement_at_a_time():
+    _, make_loss = steps()
+    inside = Barrier(2)
+
+    def slow_loss() -> Tensor:
+        inside.wait()
+        inside.wait()
+        return make_loss()
+
+    with ThreadPoolExecutor(1) as other:
+        running = other.submit(th.profile, slow_loss)
+        inside.wait()
+        with pytest.raises(RuntimeError, match="measured already, in this thread or in another one"):
+            th.profile(make_loss)
+        inside.wait()
+        assert running.result().peak_bytes == th.profile(make_loss).peak_bytes
+    with pytest.raises(RuntimeError, match="measured already"):
+        th.profile(lambda: th.profile(make_loss) and make_loss())
+    assert th.profile(make_loss).peak_bytes
 
 
 def test_it_prints_nothing():
     program = (
-        "import torch, tapehead as th; x = torch.randn(9, requires_grad=True)\n"
-        "th.profile(lambda: x.exp().sum()).peak_bytes"
+        "import torch, tapehead as th; x = torch.randn(9, requires_grad=True); held = [torch.ones(999)]\n"
+        "th.profile(lambda: x.exp().sum() + held.pop().sum())\n"
+        "x.grad = None; th.profile(lambda: x.exp().sum()).peak_bytes"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == ""
@@ -457,3 +482,71 @@ def test_what_a_library_keeps_for_itself_is_not_attributed():
     assert storage.category is Category.UNKNOWN
     assert storage.kept_by == ()
     assert storage.died is None
+
+
+class KeepsOnContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.hidden = [x.exp()]
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.hidden[0]
+
+
+def test_what_a_custom_function_keeps_on_ctx_is_its_nodes():
+    x = torch.randn(13, requires_grad=True)
+    run = th.profile(lambda: KeepsOnContext.apply(x * 1).sum())
+    storage = only(run.timeline, 13 * 4, Category.SAVED)
+    (keeper,) = storage.kept_by
+    assert (keeper.kind, keeper.slot) == ("node", "ctx.hidden")
+    assert run.graph.tasks[keeper.task].name == "KeepsOnContextBackward"
+    assert storage.died is None
+
+
+def test_what_a_hook_lets_go_of_was_the_users():
+    x = torch.randn(13, requires_grad=True)
+    kept = []
+
+    def make_loss() -> Tensor:
+        kept.append(x.detach().exp())
+        y = x * 2
+        y.register_hook(lambda gradient: kept.clear())
+        return y.sum()
+
+    run = th.profile(make_loss)
+    (storage,) = [
+        each for each in run.timeline if each.made_by.operation and each.made_by.operation.name.endswith("exp")
+    ]
+    assert storage.category is Category.FORWARD
+    assert storage.kept_by == (Keeper("user"),)
+    assert run.graph.tasks[run.order[storage.died]].name == "MulBackward0"
+
+
+def test_what_did_not_run_keeps_what_it_saved():
+    x, y = torch.randn(13, requires_grad=True), torch.randn(7, requires_grad=True)
+    loss = x.exp().sum() + (y * 3).sum()
+    run = th.backward(loss, inputs=[y], memory=True)
+    storage = only(run.timeline, 13 * 4, Category.SAVED)
+    assert [keeper.kind for keeper in storage.kept_by] == ["node"]
+    assert storage.died is None
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
+def test_the_graph_of_the_gradients_keeps_them():
+    x = torch.randn(13, requires_grad=True)
+    run = th.profile(lambda: x.exp().exp().sum(), create_graph=True)
+    kept = [each for each in run.timeline if each.born >= 0 and each.died is None and each.category is Category.SAVED]
+    assert kept
+    assert all(each.kept_by[0].kind == "node" for each in kept)
+    assert th.simulate(run.graph, "heap", run.footprints).estimates
+
+
+def test_views_saved_later_do_not_change_who_made_a_storage():
+    x, y = torch.randn(4, 64, 64, requires_grad=True), torch.randn(4, 64, 16, requires_grad=True)
+    with th.capture():
+        loss = (x.softmax(-1) @ y).pow(2).sum()
+    timeline = th.backward(loss, memory=True).timeline
+    storage = only(timeline, 4 * 64 * 64 * 4, Category.SAVED)
+    assert storage.made_by.operation.name == "torch.Tensor.softmax"
