@@ -244,6 +244,12 @@ class _Simulation:
                 inputs.append(storage_of[tensor])
             numbers: Sequence[int] = ()
             does = programs[task_id]
+            if does is not None and does.more is not None:
+                for number in does.more.held_inputs:
+                    if given[number]:
+                        self._hold(given[number])
+            if leaf_layouts[task_id] != NO_LEAF:  # what else it does comes after: a copy's scratch memory, hooks
+                self._accumulate_grad(task_id, given[0])
             if does is not None:
                 births, sizes, categories, holders, expected, blocks, kinds, references, bases, numbers, more = does
                 for tensor, layout in zip(given, expected):  # noqa: B905  (strict= costs time)
@@ -263,8 +269,6 @@ class _Simulation:
                     base_of += bases
                 else:
                     first_tensor, numbers = 0, self._outputs(task_id, more, given, first_storage)
-            if leaf_layouts[task_id] != NO_LEAF:
-                self._accumulate_grad(task_id, given[0])
             for tensor in given:
                 storage = storage_of[tensor]
                 if storage >= 0 and uses[storage] == 1 and counts[tensor] == 1 and not base_of[tensor]:
@@ -352,9 +356,6 @@ class _Simulation:
                 self._hold(made[-1])
         for block, until in more.kept:
             self._keep(task_id, first_storage + block, until)
-        for number in more.held_inputs:
-            if given[number]:
-                self._hold(given[number])
         return made
 
     def _keep(self, task_id: int, storage: int, until: int) -> None:

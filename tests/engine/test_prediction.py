@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,3 +54,16 @@ def check(program: Program, orders: int, seed: int) -> None:
 @given(st.integers(0, 10**9), st.booleans(), st.booleans(), st.booleans())
 def test_random_programs_in_random_orders(seed, graded, kept, regions):
     check(Program(seed, graded=graded, kept=kept, regions=regions), 3, seed)
+
+
+def test_a_gradient_that_is_copied_and_turned_takes_scratch_memory_beside_it():
+    weight, other = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64)
+
+    def make_loss() -> torch.Tensor:
+        weight.grad = None
+        return (weight.t() * other).sum()
+
+    measured = th.profile(make_loss)
+    predicted = th.simulate(measured.graph, measured.order, measured.footprints)
+    assert not predicted.estimates
+    assert predicted.task_peaks == measured.timeline.task_peaks
