@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from itertools import accumulate
-from operator import sub
+from operator import itemgetter, sub
 from typing import TYPE_CHECKING, Literal
 
 from ..inspector.graph import Graph
@@ -39,22 +39,23 @@ class Category(IntEnum):
     HELD = 4
     WORKSPACE = 5
     UNKNOWN = 6
-    PARAMETER = 7
 
     @property
     def title(self) -> str:
         return _TITLES[self]
 
+    def __str__(self) -> str:
+        return self.title
+
 
 _TITLES = {
-    Category.SAVED: "saved activation",  # a node keeps it for its backward
+    Category.SAVED: "saved tensor",  # a node keeps it for its backward: an activation; for the second one, a gradient
     Category.BUFFER: "input buffer",  # a gradient on its way to the next task
     Category.GRADIENT: "parameter gradient",  # the .grad of a leaf
     Category.FORWARD: "forward value",  # no node keeps it, the user's code does: the loss, an output
     Category.HELD: "held gradient",  # neither .grad of a leaf nor on its way: a hook or retain_grad() holds it
     Category.WORKSPACE: "workspace",  # born and freed inside one kernel, formula or operation
     Category.UNKNOWN: "not attributed",
-    Category.PARAMETER: "parameter or input",  # was there before: never part of a level
 }
 
 
@@ -285,20 +286,36 @@ class Timeline:
         dead = {~number for number in self.events[:event] if number < 0}
         return [number for numbers in (known, born) for number in numbers if number not in dead]
 
-    def category_at(self, number: int, event: int | None = None) -> Category:
-        """What a storage was for just before this event; by default at the end."""
+    def category_at(self, number: int, event: int | None = None, place: int | None = None) -> Category:
+        """What a storage was for just before this event; by default at the end.
+
+        `place`: of which task, where several have no event of their own; by default of the last of them.
+        """
         category = Category(self.born_as[number])
-        for index, changed in self._changes_of.get(number, ()):
-            if event is None or index <= event:
+        for index, since, changed in self.changes_of.get(number, ()):
+            if event is None or index < event or (index == event and (place is None or since <= place)):
                 category = changed
         return category
 
     @cached_property
-    def _changes_of(self) -> dict[int, list[tuple[int, Category]]]:
-        found: dict[int, list[tuple[int, Category]]] = {}
+    def changes_of(self) -> dict[int, list[tuple[int, int, Category]]]:
+        """By storage its changes: (index of the event before which it happened, place of its task, new category).
+
+        Between two events many tasks may run: a leaf takes a gradient for its .grad without any.
+        """
+        found: dict[int, list[tuple[int, int, Category]]] = {}
         for event, number, category in self.changes:
-            found.setdefault(number, []).append((event, category))
+            found.setdefault(number, []).append((event, self._place_of_change(event, number, category), category))
         return found
+
+    def _place_of_change(self, event: int, number: int, category: Category) -> int:
+        if category is Category.GRADIENT and (place := self._place_of_task.get(self.grads.get(number, -1))) is not None:
+            return place
+        return bisect_left(self.starts, event) - 1
+
+    @cached_property
+    def _place_of_task(self) -> dict[int, int]:
+        return {task: place for place, task in enumerate(self.order)}
 
     @cached_property
     def category_levels(self) -> dict[Category, array[int]]:
@@ -312,15 +329,20 @@ class Timeline:
         for number in range(self.before):
             current[Category(category_of[number])] += nbytes[number]
         columns = {category: array("q") for category in Category}
-        changes = iter([*self.changes, (len(self.events) + 1, -1, Category.UNKNOWN)])
+        known = [
+            (event, self._place_of_change(event, number, category), number, category)
+            for event, number, category in self.changes
+        ]
+        known.sort(key=itemgetter(0, 1))
+        changes = iter([*known, (len(self.events) + 1, 0, -1, Category.UNKNOWN)])
         change = next(changes)
         event = 0
 
-        def go_to(stop: int) -> None:
+        def go_to(stop: int, place: int) -> None:
             nonlocal event, change
             while True:
-                while change[0] <= event and change[1] >= 0:
-                    _, number, category = change
+                while change[0] < event or (change[0] == event and (event < stop or change[1] <= place)):
+                    _, _, number, category = change
                     current[Category(category_of[number])] -= nbytes[number]
                     current[category] += nbytes[number]
                     category_of[number] = category
@@ -335,7 +357,7 @@ class Timeline:
                 event += 1
 
         for place, highest in enumerate(self.task_peaks):
-            go_to(levels.index(highest, starts[place]))
+            go_to(levels.index(highest, starts[place]), place)
             for category, column in columns.items():
                 column.append(current[category])
         return {category: column for category, column in columns.items() if any(column)}

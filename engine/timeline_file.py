@@ -14,6 +14,7 @@ from .timeline import Basis, BlockLevels, Category, Maker, Timeline
 
 _EXACT = 2**53  # from here on JavaScript has no integers
 _MOST = 2**63
+_FORMER = {"parameter": "unknown"}  # older files list it, and no storage in them is of it
 
 
 def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int]) -> None:
@@ -170,7 +171,7 @@ def _lives(section: Section, events: array[int], before: int, count: int) -> tup
 
 def _categories(section: Section) -> list[Category]:
     try:
-        return [Category[name.upper()] for name in section.texts("categories")]
+        return [Category[_FORMER.get(name, name).upper()] for name in section.texts("categories")]
     except KeyError as error:
         raise section.wrong("categories", f"has one which this version does not know: {error}") from None
 

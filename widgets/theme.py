@@ -76,7 +76,6 @@ CATEGORY_COLOURS = {
     Category.HELD: "held",
     Category.WORKSPACE: "work",
     Category.UNKNOWN: "unknown",
-    Category.PARAMETER: "unknown",
 }
 
 

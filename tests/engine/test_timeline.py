@@ -212,7 +212,7 @@ def test_the_life_of_each_storage(account: Account, data: st.DataObject) -> None
             assert storage.made_by == Maker(None, None, None)
         waits = [task for (_, task), found in zip(wanted, waiting, strict=True) if found == number and recorded]
         keepers = [
-            *(Keeper("saved", *each) for each in saved.get(number, ())),
+            *(Keeper("saved" if task in account.order else "node", task, at) for task, at in saved.get(number, ())),
             *(Keeper("buffer", task) for task in dict.fromkeys(waits)),
             *([Keeper("grad", grads[number])] if number in grads else []),
             *([Keeper("user")] if number in held else []),
@@ -252,3 +252,28 @@ def test_two_hundred_thousand_events_take_a_second() -> None:
     assert timeline.peak_bytes == 8 and timeline.category_levels[Category.BUFFER][0] == 8
     assert sum(storage.nbytes for storage in timeline) == 8 * count
     assert time.perf_counter() - start < 20
+
+
+def test_gradients_become_grad_one_leaf_after_the_other_though_nothing_is_allocated() -> None:
+    weights = [torch.randn(100, 100, requires_grad=True) for _ in range(5)]
+    run = th.profile(lambda: torch.stack([weight.exp().sum() for weight in weights]).sum(), "bfs")
+    timeline = run.timeline
+    assert timeline is not None
+    levels = timeline.category_levels[Category.GRADIENT]
+    done = 0
+    for place, task in enumerate(run.order):
+        done += run.graph.tasks[task].is_leaf
+        assert levels[place] == done * 40_000
+    for number, leaf in timeline.grads.items():
+        ((event, place, category),) = timeline.changes_of[number]
+        assert (place, category) == (run.order.index(leaf), Category.GRADIENT)
+        assert timeline.category_at(number, event, place - 1) is Category.BUFFER
+        assert timeline.category_at(number, event, place) is Category.GRADIENT
+
+
+def test_a_category_says_what_it_is() -> None:
+    assert (
+        f"{Category.BUFFER}, {Category.SAVED}"
+        == "input buffer, saved tensor"
+        == ", ".join(map(str, (Category.BUFFER, Category.SAVED)))
+    )

@@ -313,3 +313,13 @@ def test_whatever_is_changed_in_a_timeline_it_is_refused_or_can_be_looked_at(
             and (storage.made_by.source is None or storage.made_by.operation)
         )
         assert all(keeper.task is None or timeline.graph.task(keeper.task) for keeper in storage.kept_by)
+
+
+def test_an_older_file_which_lists_a_category_that_no_storage_is_of_is_read(saved: tuple[Path, Any]) -> None:
+    path, content = saved
+    content = copy.deepcopy(content)
+    content["timeline"]["categories"].append("parameter")
+    path.write_text(json.dumps(content))
+    timeline = th.load(path).timeline
+    assert timeline is not None
+    assert {storage.category for storage in timeline} <= set(Category)
