@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..inspector.torch_internals import call_node, leaf_of, owned_alone, post_accumulate_hooks
+from .layouts import copy_for, layout_of, suits
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr)
 
@@ -59,11 +59,11 @@ def _fill(gradients: list[Tensor | None], leaf: Tensor) -> bool:
         return False
     elif _suits(gradients[0], leaf) and owned_alone(gradients, 0):
         leaf.grad = gradients[0].detach()
-    elif is_dense(leaf):
-        copy = torch.empty_strided(leaf.shape, leaf.stride(), dtype=gradients[0].dtype, device=gradients[0].device)
-        leaf.grad = copy.copy_(gradients[0])
     else:
-        leaf.grad = gradients[0].clone(memory_format=torch.contiguous_format)
+        layout = copy_for(layout_of(gradients[0]), layout_of(leaf))
+        dtype, device = gradients[0].dtype, gradients[0].device
+        copy = torch.empty_strided(layout.shape, layout.strides, dtype=dtype, device=device)
+        leaf.grad = copy.copy_(gradients[0])
     return True
 
 
@@ -88,17 +88,4 @@ def _suits(gradient: Tensor, leaf: Tensor) -> bool:
     """Whether the gradient is laid out as the leaf is (grad_layout_contract.h)."""
     if gradient.is_contiguous() and leaf.is_contiguous():
         return 0 not in gradient.stride()
-    if not is_dense(leaf):
-        return gradient.is_contiguous()
-    pairs = zip(gradient.shape, gradient.stride(), leaf.stride(), strict=True)
-    return all(ours == its if size != 1 else ours != 0 for size, ours, its in pairs)
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
-    if tensor.is_contiguous():
-        return True
-    if not tensor.numel():
-        return True
-    steps = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1)
-    return steps[0][0] == 1 and all(step * size == next_step for (step, size), (next_step, _) in pairwise(steps))
+    return suits(layout_of(gradient), layout_of(leaf))

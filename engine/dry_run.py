@@ -31,10 +31,9 @@ from ..inspector.torch_internals import (
     storage_of,
     stored_values,
 )
-from .accumulate import is_dense
 from .footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
 from .input_buffer import fits, fitted
-from .layouts import contiguous, sum_of
+from .layouts import contiguous, layout_of, sum_of
 from .measured_device import device_of
 from .schedule import schedule
 from .task_runner import APPLIED, by_edge, takes_of
@@ -366,5 +365,4 @@ def _is_scalar(meta: TensorMeta) -> bool:
 def _layout_of(tensor: Tensor) -> Layout:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return contiguous(() if tensor.is_nested else tensor.shape, tensor.element_size())
-    nbytes = tensor.numel() * tensor.element_size()
-    return Layout(tuple(tensor.shape), tensor.stride(), is_dense(tensor), nbytes)
+    return layout_of(tensor)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..inspector.graph import Edge, Graph, TensorMeta
 from ..inspector.torch_internals import leaf_of, owned_alone, storage_owned_alone
-from .accumulate import is_dense
+from .layouts import is_dense
 
 
 def fits(gradient: Tensor, meta: TensorMeta) -> bool:
@@ -97,4 +97,6 @@ def _disposable(gradients: list[Tensor | None], number: int) -> bool:
     if not owned_alone(gradients, number):
         return False
     tensor = gradients[number]
-    return type(tensor) is Tensor and not tensor._is_zerotensor() and is_dense(tensor) and storage_owned_alone(tensor)
+    if type(tensor) is not Tensor or tensor._is_zerotensor():
+        return False
+    return (tensor.is_contiguous() or is_dense(tensor.shape, tensor.stride())) and storage_owned_alone(tensor)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from threading import Lock
+
+from torch import Tensor
 
 from .footprint import Layout
 
@@ -20,6 +23,27 @@ def contiguous(shape: Sequence[int], itemsize: int) -> Layout:
     for size in shape:
         nbytes *= size
     return Layout(tuple(shape), tuple(reversed(strides)), True, nbytes)
+
+
+def layout_of(tensor: Tensor) -> Layout:
+    """The layout of a strided tensor."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    return Layout(shape, strides, is_dense(shape, strides), tensor.numel() * tensor.element_size())
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements fill their span, in whatever order of dimensions, without gaps or overlaps.
+
+    The rule is that of TensorImpl.cpp, compute_non_overlapping_and_dense.
+    """
+    if 0 in shape:
+        return True
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def same_strides(one: Layout, other: Layout) -> bool:
@@ -45,6 +69,18 @@ def copy_for(gradient: Layout, leaf: Layout) -> Layout:
     if gradient.shape == leaf.shape and leaf.dense:
         return replace(leaf, nbytes=gradient.nbytes)
     return replace(contiguous(gradient.shape, 1), nbytes=gradient.nbytes)
+
+
+_TRANSPOSED_BY_BLOCKS = 60 * 60  # elements from which on, and of the block
+
+
+def scratch_of_copy(source: Layout, copy: Layout) -> int:
+    """Bytes that the CPU takes to copy a transposed matrix by blocks (Copy.cpp, copy_transpose_valid); else 0."""
+    count = prod(source.shape)
+    transposed = len(source.shape) == 2 and source.strides == (1, source.shape[0])
+    if not transposed or count < _TRANSPOSED_BY_BLOCKS or not is_contiguous(copy) or source.nbytes != copy.nbytes:
+        return 0
+    return _TRANSPOSED_BY_BLOCKS * (source.nbytes // count)
 
 
 def sum_of(one: Layout, other: Layout) -> Layout:

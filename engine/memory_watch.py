@@ -24,6 +24,7 @@ from ..inspector.torch_internals import (
 )
 from .allocator import AllocatorRecorder
 from .footprint import Layout
+from .layouts import is_dense
 
 
 class Seen(NamedTuple):
@@ -44,17 +45,7 @@ class Seen(NamedTuple):
         nbytes = self.itemsize
         for size in self.shape:
             nbytes *= size
-        return Layout(tuple(self.shape), tuple(self.strides), _is_dense(self.shape, self.strides), nbytes)
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements fill their span without gaps or overlaps (TensorImpl.cpp, non_overlapping_and_dense)."""
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
-        if stride != expected:
-            return size == 0
-        expected *= size
-    return True
+        return Layout(tuple(self.shape), tuple(self.strides), is_dense(self.shape, self.strides), nbytes)
 
 
 def look(tensor: Tensor | None) -> Seen | None:

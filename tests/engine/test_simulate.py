@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.accumulate import is_dense
 from tapehead.engine.dry_run import dry_run
 from tapehead.engine.footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
-from tapehead.engine.layouts import contiguous, copy_for, suits, sum_of
+from tapehead.engine.layouts import contiguous, copy_for, is_dense, layout_of, suits, sum_of
 from tapehead.engine.schedule import schedule
 from tapehead.engine.simulate import simulate
 from tapehead.engine.timeline import Category, Maker, Timeline
@@ -375,18 +374,26 @@ def test_layouts_of_sums_and_copies_are_torchs(data: st.DataObject) -> None:
         expanded = data.draw(st.integers(0, len(shape)))
         return tensor if expanded == len(shape) else tensor.narrow(expanded, 0, 1).expand(shape)
 
-    def layout(tensor: Tensor) -> Layout:
-        return Layout(tuple(tensor.shape), tensor.stride(), is_dense(tensor), 4 * tensor.numel())
-
     one, other = draw(), draw()
-    assert significant(sum_of(layout(one), layout(other))) == significant(layout(one + other))
+    assert significant(sum_of(layout_of(one), layout_of(other))) == significant(layout_of(one + other))
     leaf = draw().requires_grad_()
     root = (leaf * 1).sum()
     root.backward()
     assert leaf.grad is not None
     gradient = one.clone(memory_format=torch.preserve_format)
-    assert suits(layout(gradient), layout(leaf)) is stolen(leaf, gradient)
-    assert significant(copy_for(layout(one), layout(leaf))) == significant(layout(copied(leaf, one)))
+    assert suits(layout_of(gradient), layout_of(leaf)) is stolen(leaf, gradient)
+    assert significant(copy_for(layout_of(one), layout_of(leaf))) == significant(layout_of(copied(leaf, one)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((2, 0), (3, 1)), ((), ()), ((2, 3), (1, 2)), ((2, 3), (3, 2)), ((4,), (0,)), ((1, 4), (7, 1)), ((1,), (0,))]
+    + [((2, 3, 4), (4, 8, 1)), ((2, 3, 4), (12, 4, 2)), ((2, 2), (1, 1)), ((2, 2), (2, 2)), ((1, 1), (5, 9))],
+)
+def test_what_is_dense_is_torchs_own(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    tensor = torch.empty_strided(shape, strides)
+    keeps_its_strides = torch.empty_like(tensor).stride() == strides  # what a dense tensor's likes do
+    assert is_dense(shape, strides) is (keeps_its_strides or not tensor.numel())
 
 
 def significant(layout: Layout) -> list[tuple[int, int]]:
