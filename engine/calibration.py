@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ..inspector.kinds import Kind
 from .attribution import HIDDEN, Kinds, Lives, Measured, Turn, forward_maker
@@ -42,13 +43,16 @@ def footprints_of(
 
 
 def _first_difference(measured: Timeline, predicted: Timeline) -> int | None:
-    """The first place at which the levels differ."""
-    if measured.end_bytes != predicted.end_bytes or measured.task_peaks != predicted.task_peaks:
-        for place, peaks in enumerate(zip(measured.task_peaks, predicted.task_peaks, strict=True)):
-            if peaks[0] != peaks[1]:
-                return place
-        return len(measured.order)
-    return None
+    """The first place at which the levels differ, or how often one is born or dies."""
+    ours, theirs = (list(zip(each.task_peaks, _counts(each), strict=True)) for each in (measured, predicted))
+    if ours == theirs:
+        return None if measured.end_bytes == predicted.end_bytes else len(ours)
+    return next(place for place, (mine, other) in enumerate(zip(ours, theirs, strict=True)) if mine != other)
+
+
+def _counts(timeline: Timeline) -> list[int]:
+    """By place the number of events."""
+    return [end - start for start, end in pairwise(timeline.starts)]
 
 
 class _Reader:

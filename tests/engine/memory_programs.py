@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 WIDTH = 16
 
@@ -36,6 +37,7 @@ class Program:
         graded: the leaves have a .grad before.
         kept: tensors of the forward, of which the user keeps some.
         regions: with checkpointed regions.
+        hooked: tensors and leaves have hooks: some keep gradients, clone them or give others.
         visit: is shown each tensor that is made.
     """
 
@@ -46,6 +48,7 @@ class Program:
         graded: bool = False,
         kept: bool = False,
         regions: bool = False,
+        hooked: bool = False,
         visit: Callable[[Tensor], object] = lambda tensor: None,
     ) -> None:
         pick = random.Random(seed)
@@ -53,16 +56,22 @@ class Program:
         shapes = [(8 * pick.choice([1, 2, 4]), WIDTH) for _ in range(3)] + [(WIDTH,), (WIDTH, WIDTH)]
         self.leaves = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
         self.kept: list[Tensor] = []
+        self.gradients: list[Tensor | None] = []  # what hooks keep
+        self._handles: list[RemovableHandle] = []
         self._seed = seed
         self._operations = pick.randrange(6, operations)
         self._graded = graded
         self._keeps = kept
+        self._hooked = hooked
         self._visit = visit
         self._kinds = len(OPERATIONS) if regions else len(OPERATIONS) - 1
 
     def reset(self) -> None:
         """As before the first forward."""
         self.kept.clear()
+        self.gradients.clear()
+        while self._handles:
+            self._handles.pop().remove()
         for leaf in self.leaves:
             leaf.grad = torch.zeros_like(leaf) if self._graded else None
 
@@ -75,12 +84,33 @@ class Program:
             made = OPERATIONS[pick.randrange(self._kinds)](x, y, self.leaves[3], self.leaves[4])
             for each in made:
                 self._visit(each)
+                if self._hooked and pick.random() < 0.2:
+                    self._hook(pick, each)
                 alive.append(each if each.shape[0] % 8 == 0 and each.shape[0] <= 64 else each[:8])
             if self._keeps and pick.random() < 0.15:
                 self.kept.append(pick.choice([made[0], made[0].detach(), made[0][:4]]))
             while len(alive) > 6:
                 alive.pop(pick.randrange(len(alive)))
         return sum((each * each).sum() if pick.random() < 0.5 else each.sum() for each in alive)
+
+    def _hook(self, pick: random.Random, tensor: Tensor) -> None:
+        keep, leaf = self.gradients.append, pick.choice(self.leaves)
+        node = tensor.grad_fn
+        assert node is not None
+        match pick.randrange(6):
+            case 0:
+                tensor.register_hook(keep)
+            case 1:
+                tensor.register_hook(lambda gradient: None if gradient is None else gradient * 2)
+            case 2:
+                tensor.register_hook(lambda gradient: keep(None if gradient is None else gradient.clone()))
+            case 3:
+                tensor.retain_grad()
+                self.kept.append(tensor)
+            case 4:
+                node.register_hook(lambda given, taken: keep(given[0].sum()) if given[0] is not None else None)
+            case _:
+                self._handles.append(leaf.register_hook(lambda gradient: gradient + 1))
 
 
 def _pair(x: Tensor, y: Tensor, vector: Tensor, matrix: Tensor) -> tuple[Tensor, ...]:

@@ -51,9 +51,9 @@ def check(program: Program, orders: int, seed: int) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**9), st.booleans(), st.booleans(), st.booleans())
-def test_random_programs_in_random_orders(seed, graded, kept, regions):
-    check(Program(seed, graded=graded, kept=kept, regions=regions), 3, seed)
+@given(st.integers(0, 10**9), st.booleans(), st.booleans(), st.booleans(), st.booleans())
+def test_random_programs_in_random_orders(seed, graded, kept, regions, hooked):
+    check(Program(seed, graded=graded, kept=kept, regions=regions, hooked=hooked), 3, seed)
 
 
 def test_a_gradient_that_is_copied_and_turned_takes_scratch_memory_beside_it():
