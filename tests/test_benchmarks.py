@@ -35,13 +35,20 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize(
     ("name", "rows", "goals"),
-    [("capture", 2, 2), ("stepping", 9, 4), ("drawing", 8, 8), ("walking", 1, 1), ("tracing", 11, 1)],
+    [("capture", 2, 2), ("stepping", 9, 4), ("drawing", 8, 8), ("walking", 1, 1), ("tracing", 11, 1), ("memory", 6, 5)],
 )
 def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: str, rows: int, goals: int) -> None:
     found = list(benchmarks.BENCHMARKS[name](benchmarks.Effort(repetitions=1, tiny=True)))
     assert len(found) == rows
     assert sum(row.goal is not None for row in found) == goals
     assert all(len(row.values) == 1 and row.values[0] > 0 for row in found)
+
+
+def test_predictions_are_held_against_measurements(benchmarks: ModuleType) -> None:
+    workload, programs = benchmarks.BENCHMARKS["prediction"](benchmarks.Effort(repetitions=1, tiny=True))
+    assert workload.what.startswith("linear50: 3.002 to 51.002 MiB")
+    assert "calibrated: 8 of 8 equal to the byte" in workload.outcome
+    assert programs.outcome.startswith("8 of 8 peaks equal to the byte")
 
 
 def test_without_cuda_its_memory_is_not_measured(benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
