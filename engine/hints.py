@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..inspector.graph import Graph, Task
+from ..inspector.graph import Edge, Graph, Task
 from .sizes import size_text
 from .storage_words import StorageWords, joined
-from .timeline import Category, Storage, Timeline
+from .timeline import ON_CTX, Category, Storage, Timeline
 
 if TYPE_CHECKING:
     from ..inspector.facts import Operation
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.01  # of the peak: what is less is not worth a sentence
 _SCALAR_BYTES = 16  # of the widest one, complex128: the loss is held by everybody
-_MANY = 8  # gradients that wait for one kind of task
+_MANY = 8  # tasks of one kind for which gradients wait
 _PICKING = {  # the backward of each fills zeros of its input's size with what came
     "Index": "index once and use the result often",
     "Select": "`unbind` or `split` once instead of many selections: then one tensor is filled",
@@ -28,11 +28,18 @@ _PICKING = {  # the backward of each fills zeros of its input's size with what c
     "Gather": "gather from a smaller tensor, or write the loss with `cross_entropy`, which makes no such gradient",
     "IndexSelect": "select from a smaller tensor, or once for several uses",
     "MaskedSelect": "multiply by the mask, or select once for several uses",
-    "Embedding": "`Embedding(sparse=True)` makes a gradient of the rows that were used only",
+    "Embedding": "`Embedding(sparse=True)` makes a gradient of the rows that were used only: if your optimizer takes "
+    "one, as SGD, SparseAdam and, on the CPU, Adagrad do; Adam and AdamW refuse",
 }
 _DIVIDING = ("Select", "Slice", "Index")
 _PICKING_EARLIER = "index earlier, or before what is expensive, where nothing else needs the rest of that tensor"
 _COPYING = ("Clone", "ToCopy", "Copy")
+_SAVED_ARGUMENTS = {  # the slots of those that save an argument which is not their only one, by the output for it
+    "Mul": ("self", "other"),
+    "Mm": ("self", "mat2"),
+    "Bmm": ("self", "mat2"),
+    "Addmm": ("", "mat1", "mat2"),
+}
 _VIEWING = (
     "T",
     "Transpose",
@@ -106,18 +113,30 @@ def picked_in_full(peak: Peak) -> Iterator[Hint]:
         if task is None or task.short_name not in _PICKING or not _is_output(peak, storage):
             continue
         came = sum(meta.nbytes or 0 for meta in task.inputs)
+        if task.short_name == "Embedding" and not _may_be_sparse(graph, task):
+            continue
         if storage.nbytes >= 2 * came > 0:
             found.setdefault((task.short_name, graph.module(task)), []).append((storage, task, came))
     for (name, _), each in found.items():
+        more = len({task.id for _, task, _ in each}) - 1
         many = len(each) > 1
         alone = name in _DIVIDING and not any(_has_siblings(graph, task) for _, task, _ in each)
         yield Hint(
             sum(storage.nbytes for storage, _, _ in each),
-            f"{graph.describe(each[0][1])}{f' and {len(each) - 1:,} more like it' if many else ''} "
-            f"{'make gradients' if many else 'makes a gradient'} of the full size of what was indexed, of which "
-            f"{size_text(sum(came for _, _, came in each))} at most can differ from zero",
+            f"{graph.describe(each[0][1])}{f' and {more:,} more like it' if more else ''} "
+            f"{'make' if more else 'makes'} {'gradients' if many else 'a gradient'} of the full size of what was "
+            f"indexed, of which {size_text(sum(came for _, _, came in each))} at most can differ from zero",
             _PICKING_EARLIER if alone else _PICKING[name],
         )
+
+
+def _may_be_sparse(graph: Graph, task: Task) -> bool:
+    """Whether its gradient goes straight to a leaf that gets no other kind, to which a sparse one would be added."""
+    takers = [graph.tasks[edge.next_task] for edge in graph.out_edges[task.id]]
+    return all(
+        taker.is_leaf and all(graph.tasks[edge.task].short_name == "Embedding" for edge in graph.in_edges[taker.id])
+        for taker in takers
+    )
 
 
 def _has_siblings(graph: Graph, task: Task) -> bool:
@@ -189,9 +208,7 @@ def held_outputs(peak: Peak) -> Iterator[Hint]:
     outputs = [
         storage
         for storage in peak.of(Category.FORWARD, Category.SAVED)
-        if not any(keeper.kind == "saved" for keeper in peak.words.keepers(storage, since))
-        and (storage.number in peak.timeline.held or not storage.kept_by)
-        and storage.nbytes > _SCALAR_BYTES
+        if {keeper.kind for keeper in peak.words.keepers(storage, since)} == {"user"} and storage.nbytes > _SCALAR_BYTES
     ]
     if outputs:
         sources = dict.fromkeys(each.made_by.source.short for each in outputs if each.made_by.source)
@@ -204,24 +221,47 @@ def held_outputs(peak: Peak) -> Iterator[Hint]:
         )
 
 
+def kept_on_ctx(peak: Peak) -> Iterator[Hint]:
+    """What a custom Function put on its `ctx`, where no task needs it any more."""
+    since = max(peak.timeline.peak_place, 0)
+    place_of = peak.words.places
+    kept = []
+    for storage in peak.of(Category.FORWARD, Category.SAVED):
+        keepers = peak.words.keepers(storage, since)
+        on_ctx = [keeper for keeper in keepers if keeper.kind == "node" and (keeper.slot or "").startswith(ON_CTX)]
+        ran = all(keeper.task in place_of and place_of[keeper.task] < since for keeper in on_ctx)
+        if on_ctx and len(on_ctx) == len(keepers) and ran:
+            kept.append(storage)
+    if kept:
+        yield Hint(
+            sum(storage.nbytes for storage in kept),
+            f"{_count(kept, 'value')} made by {peak.words.made_by(kept)} {_is(kept)} needed by no task any more, but "
+            f"{_is(kept)} {peak.words.kept_by(kept, Category.SAVED, since)}",
+            f"`ctx.save_for_backward` lets go of {_them(kept)} when the task has run, as an attribute does not",
+        )
+
+
 def saved_twice(peak: Peak) -> Iterator[Hint]:
     """A saved tensor and a copy of it that is saved, too: the operation that made it made one node, which copies."""
     graph = peak.timeline.graph
-    saved: dict[tuple[Operation | StoredOperation | None, int], list[Storage]] = {}
-    for storage in peak.of(Category.SAVED):
-        saved.setdefault((storage.made_by.operation, storage.nbytes), []).append(storage)
+    saved = peak.of(Category.SAVED)
+    values: dict[tuple[int, int], Storage] = {}  # by task and output: where what its node made in the forward is saved
+    for storage in saved:
+        for keeper in storage.kept_by:
+            if keeper.kind == "saved" and keeper.task is not None and keeper.slot is not None:
+                value = _value_in(graph, graph.tasks[keeper.task], keeper.slot)
+                if value is not None:
+                    values[value] = storage
     copies: dict[int, tuple[Storage, Task]] = {}
-    for (operation, nbytes), storages in saved.items():
-        made = [] if operation is None else peak.tasks_of.get(operation, [])
+    for storage in saved:
+        made = [] if storage.made_by.operation is None else peak.tasks_of.get(storage.made_by.operation, [])
         copying = [task for task in made if task.short_name in _COPYING]
         if len(copying) != 1 or any(task.short_name not in (*_COPYING, *_VIEWING) for task in made):
             continue
-        source: Task | None = copying[0]
-        while source is not None and (source.operation is operation or source.short_name in _VIEWING):
-            edges = graph.out_edges[source.id]
-            source = graph.tasks[edges[0].next_task] if len(edges) == 1 else None
-        if source is not None and source.operation is not None and (source.operation, nbytes) in saved:
-            copies |= {storage.number: (storage, copying[0]) for storage in storages}
+        edges = graph.out_edges[copying[0].id]
+        source = values.get(_viewed(graph, edges[0])) if len(edges) == 1 else None
+        if source is not None and source is not storage and source.nbytes == storage.nbytes:
+            copies[storage.number] = storage, copying[0]
     if copies:
         found = [copy for copy, _ in copies.values()]
         tasks = dict.fromkeys(task for _, task in copies.values())
@@ -233,26 +273,47 @@ def saved_twice(peak: Peak) -> Iterator[Hint]:
         )
 
 
+def _value_in(graph: Graph, task: Task, slot: str) -> tuple[int, int] | None:
+    """Which task's node made, as which output, what is saved in a slot, views left out; None: it is not known."""
+    if slot == "result":
+        return task.id, 0
+    takes = _SAVED_ARGUMENTS.get(task.short_name, ("self",) if len(graph.out_edges[task.id]) == 1 else ())
+    edges = [edge for edge in graph.out_edges[task.id] if slot in takes and edge.output == takes.index(slot)]
+    return _viewed(graph, edges[0]) if edges else None
+
+
+def _viewed(graph: Graph, edge: Edge) -> tuple[int, int]:
+    """The task and the output to which an edge leads, through the tasks of views."""
+    while graph.tasks[edge.next_task].short_name in _VIEWING and len(graph.out_edges[edge.next_task]) == 1:
+        (edge,) = graph.out_edges[edge.next_task]
+    return edge.next_task, edge.input
+
+
 def waiting_gradients(peak: Peak) -> Iterator[Hint]:
-    """Many gradients that wait for one kind of task, because the order runs those last."""
+    """Many gradients that wait for one kind of task, each of which could have run before, but for the order."""
     timeline = peak.timeline
     graph = timeline.graph
     since = max(timeline.peak_place, 0)
-    waiting: dict[tuple[str, str | None], list[Storage]] = {}
+    lower = sorted((peak_bytes, name) for name, peak_bytes in peak.others.items() if peak_bytes < timeline.peak_bytes)
+    if peak.others and not lower:
+        return
+    place_of = peak.words.places
+    waiting: dict[tuple[str, str | None], tuple[list[Storage], set[int]]] = {}
     for storage in peak.of(Category.BUFFER):
-        tasks = [keeper.task for keeper in peak.words.keepers(storage, since) if keeper.kind == "buffer"]
-        if tasks and tasks[0] is not None:
-            task = graph.tasks[tasks[0]]
-            waiting.setdefault((task.name, graph.module(task)), []).append(storage)
-    for each in waiting.values():
-        nbytes = sum(storage.nbytes for storage in each)
-        if len(each) < _MANY or 4 * nbytes < timeline.peak_bytes:
+        ids = [keeper.task for keeper in peak.words.keepers(storage, since) if keeper.kind == "buffer"]
+        if not ids or ids[0] is None or place_of[ids[0]] <= since:
             continue
-        lower = sorted(
-            (peak_bytes, name) for name, peak_bytes in peak.others.items() if peak_bytes < timeline.peak_bytes
-        )
+        if all(place_of.get(edge.task, -1) < since for edge in graph.in_edges[ids[0]]):
+            task = graph.tasks[ids[0]]
+            storages, tasks = waiting.setdefault((task.name, graph.module(task)), ([], set()))
+            storages.append(storage)
+            tasks.add(task.id)
+    for each, tasks in waiting.values():
+        nbytes = sum(storage.nbytes for storage in each)
+        if len(tasks) < _MANY or 4 * nbytes < timeline.peak_bytes:
+            continue
         kept_by = peak.words.kept_by(each, Category.BUFFER, since)
-        better = f": under {lower[0][1]} the peak is {size_text(lower[0][0])}" if lower else ", such as heap or dfs"
+        better = f": under {lower[0][1]} the peak is {size_text(lower[0][0])}" if lower else "; `th.compare` tries some"
         yield Hint(
             nbytes,
             f"{kept_by}, made by {peak.words.made_by(each)}",
@@ -261,7 +322,15 @@ def waiting_gradients(peak: Peak) -> Iterator[Hint]:
 
 
 Rule = Callable[[Peak], Iterable[Hint]]
-HINTS: tuple[Rule, ...] = (picked_in_full, made_double, held_gradients, held_outputs, saved_twice, waiting_gradients)
+HINTS: tuple[Rule, ...] = (
+    picked_in_full,
+    made_double,
+    held_gradients,
+    held_outputs,
+    kept_on_ctx,
+    saved_twice,
+    waiting_gradients,
+)
 
 
 def _maker(peak: Peak, storage: Storage) -> Task | None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..inspector.graph import Graph
 from ..inspector.source import Source
 from .hints import Hint, Peak, hints
+from .not_counted import NotCounted
 from .sizes import share_text, size_text
-from .storage_words import StorageWords, folded, module_title, ordinal, pattern
+from .storage_words import StorageWords, folded, module_title, ordinal, pattern, was_captured
 from .timeline import Category, Storage, Timeline
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 4  # groups of a category in a text; all are in `groups`, and all storages in `records()`
 _LEAST_SHARE = 0.005  # of the peak
-_Alike = tuple[Category, str | None, Source | None, tuple[tuple[str, int], ...]]
+_LEAST_BYTES = 16  # of the widest scalar: everybody holds the loss
+_Alike = tuple[Category, bool, str | None, Source | None, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class PeakGroup:
 
     Attributes:
         category: what they were for then.
+        stays: these input buffers are to stay as a .grad; others are freed soon.
         module, source: where in the forward they were made; in the backward, the forward operation whose task made
             them.
         modules: how many modules. The equal ones of a list are one group, and `module` has a `*` where their paths
@@ -39,6 +42,7 @@ class PeakGroup:
     """
 
     category: Category
+    stays: bool
     module: str | None
     source: Source | None
     modules: int
@@ -79,9 +83,9 @@ class PeakReport:
         return found
 
     def title(self, group: PeakGroup) -> str:
-        """Where a group was made: `layer1.0, model.py:120`, `12 × blocks.*.mlp, model.py:33`."""
+        """Where a group was made: `layer1.0, model.py:120`, `12 × blocks.*.mlp, model.py:33 → .grad`."""
         module = self.module_title(group)
-        return f"{module}, {group.source.short}" if group.source else module
+        return (f"{module}, {group.source.short}" if group.source else module) + (" → .grad" if group.stays else "")
 
     def module_title(self, group: PeakGroup) -> str:
         """`layer1.0`, `12 × blocks.*.mlp`."""
@@ -185,7 +189,8 @@ class PeakReport:
         """By category its `most` largest groups, of those that a reader would miss, and how many more there are."""
         for category, nbytes in self.categories.items():
             if nbytes < _LEAST_SHARE * self.nbytes:
-                yield category, [], ""
+                if nbytes > _LEAST_BYTES:
+                    yield category, [], ""
                 continue
             groups = [group for group in self.groups if group.category is category]
             large = [
@@ -194,48 +199,55 @@ class PeakReport:
             rest = nbytes - sum(group.nbytes for group in large)
             left = len(groups) - len(large)
             more = f"+{left:,} smaller group{f's, {size_text(rest)} together' if left > 1 else f', {size_text(rest)}'}"
-            yield category, large, more if left else ""
+            yield category, large, more if left and rest > _LEAST_BYTES else ""
 
 
-def peak_report(timeline: Timeline, others: Mapping[str, int] | None = None) -> PeakReport:
+def peak_report(
+    timeline: Timeline, others: Mapping[str, int] | None = None, before: NotCounted | None = None
+) -> PeakReport:
     """Explains the peak of a backward.
 
     Args:
         timeline: its memory, measured or predicted.
         others: what is known of the peak in bytes under other policies, by name: hints mention it.
+        before: what is known of what was there before the forward.
     """
     storages = [
-        (timeline.storage(number), timeline.category_at(number, timeline.peak_event)) for number in timeline.alive()
+        (timeline.storage(number), timeline.category_at(number, timeline.peak_event, timeline.peak_place))
+        for number in timeline.alive()
     ]
     groups = _groups(timeline, storages)
     found = hints(Peak(timeline, storages, others or {}))
-    return PeakReport(timeline, tuple(_answer(timeline, groups)), groups, found)
+    return PeakReport(timeline, tuple(_answer(timeline, groups, before)), groups, found)
 
 
 def _groups(timeline: Timeline, storages: list[tuple[Storage, Category]]) -> tuple[PeakGroup, ...]:
     words = StorageWords(timeline)
     since = max(timeline.peak_place, 0)
-    found: dict[tuple[Category, str | None, Source | None], list[Storage]] = {}
+    found: dict[tuple[Category, bool, str | None, Source | None], list[Storage]] = {}
     totals: dict[Category, int] = {}
     for storage, category in storages:
         if not storage.nbytes:
             continue
         maker = storage.made_by
-        found.setdefault((category, maker.module, maker.source), []).append(storage)
+        stays = category is Category.BUFFER and storage.number in timeline.grads
+        found.setdefault((category, stays, maker.module, maker.source), []).append(storage)
         totals[category] = totals.get(category, 0) + storage.nbytes
     alike: dict[_Alike, list[tuple[str | None, list[Storage]]]] = {}
-    for (category, module, source), each in found.items():
+    for (category, stays, module, source), each in found.items():
         made = sorted((words.made_by([storage]), storage.nbytes) for storage in each)
-        alike.setdefault((category, module and pattern(module), source, tuple(made)), []).append((module, each))
+        key = (category, stays, module and pattern(module), source, tuple(made))
+        alike.setdefault(key, []).append((module, each))
     end = len(timeline.order) + 1
     groups = []
-    for (category, _, source, _), equal in alike.items():
+    for (category, stays, _, source, _), equal in alike.items():
         module = equal[0][0] and folded(path or "" for path, _ in equal)
         each = [storage for _, storages in equal for storage in storages]
         each.sort(key=lambda storage: (-(end if storage.died is None else storage.died), storage.born, storage.number))
         groups.append(
             PeakGroup(
                 category,
+                stays,
                 module,
                 source,
                 len(equal),
@@ -254,7 +266,7 @@ def _module_title(graph: Graph, group: PeakGroup) -> str:
     return title if group.modules == 1 else f"{group.modules:,} × {title}"
 
 
-def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> Iterator[str]:
+def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...], before: NotCounted | None) -> Iterator[str]:
     count, place = len(timeline.order), timeline.peak_place
     peak = size_text(timeline.peak_bytes)
     if timeline.peak_task is not None:
@@ -272,10 +284,12 @@ def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> Iterator[str]:
         where = "" if first.module is None else "in "
         where += _module_title(timeline.graph, first)
         source = f" at {first.source.short}" if first.source else ""
-        yield (
-            f"{size_text(nbytes)} of it ({share_text(nbytes, timeline.peak_bytes)}) are {what}{group} made "
-            f"{where}{source}: {first.kept_by}."
-        )
+        made = f"{group} made {where}{source}" if was_captured(timeline.graph) else ""
+        share = share_text(nbytes, timeline.peak_bytes)
+        yield f"{size_text(nbytes)} of it ({share}) are {what}{made}: {first.kept_by}."
+    forward = timeline.forward_peak_bytes
+    if forward is not None and forward > timeline.peak_bytes:
+        yield f"The forward's own peak is higher, {size_text(forward)}, and no order of the backward changes that."
     blocks = timeline.blocks
     if blocks is not None and timeline.peak_task is not None:
         rounding, unused = max(0, blocks.rounding[place]), blocks.unused[place]
@@ -289,3 +303,10 @@ def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> Iterator[str]:
         yield f"Predicted from {basis}."
     if timeline.estimates:
         yield f"An estimate: {'; '.join(timeline.estimates)}."
+    if before is not None:
+        yield before.sentence
+    if not was_captured(timeline.graph):
+        yield (
+            "Which modules and lines made this is not known: run the forward under th.capture(), or let "
+            "th.profile(make_loss) run it."
+        )

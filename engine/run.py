@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ..inspector.graph import Graph
 from .footprint import Footprints
 from .schedule import queue_lengths
+from .sizes import size_text
 from .timeline import Timeline
 from .trace import Trace
 
@@ -46,9 +47,10 @@ class Run:
     footprints: Footprints | None = None
 
     def __repr__(self) -> str:
+        peak = "" if self.timeline is None else f", peak {size_text(self.timeline.peak_bytes)}"
         return (
             f"<Run of {len(self.order)} tasks under {self.policy}, {self.engine} engine: "
-            f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}>"
+            f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}>"
         )
 
     @cached_property
@@ -71,9 +73,11 @@ class Run:
         Raises:
             ValueError: memory was not measured.
         """
+        from .not_counted import not_counted
         from .peak import peak_report
 
-        return peak_report(self._measured())
+        before = None if self.footprints is None else not_counted(self.footprints)
+        return peak_report(self._measured(), before=before)
 
     def _measured(self) -> Timeline:
         if self.timeline is None:

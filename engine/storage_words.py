@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from ..inspector.graph import Graph, Task
-from .timeline import Category, Keeper, Storage, Timeline
+from ..inspector.graph import Graph, Task, module_name
+from .timeline import GRADIENT_GRAPH, ON_CTX, Category, Keeper, Storage, Timeline
 
 _MOST_NAMED = 3  # of each kind; of the others only how many there are
 
@@ -15,8 +15,18 @@ _MOST_NAMED = 3  # of each kind; of the others only how many there are
 def module_title(graph: Graph, path: str | None) -> str:
     """What to call the module of this path; the model itself, whose path is empty, by its class."""
     if path is None:
-        return "outside any module"
-    return path or next((call.class_name for call in graph.calls if not call.path), "the model")
+        return "outside any module" if was_captured(graph) else "module not known"
+    return module_name(path) or next((call.class_name for call in graph.calls if not call.path), "the model")
+
+
+def was_captured(graph: Graph) -> bool:
+    """Whether a capture saw any of the forward, so that there are modules and lines."""
+    return bool(graph.calls) or any(task.operation is not None for task in graph.tasks)
+
+
+def task_name(task: Task) -> str:
+    """`AddmmBackward0`, `AccumulateGrad`."""
+    return task.short_name if task.is_leaf else task.name
 
 
 def pattern(path: str) -> str:
@@ -94,10 +104,11 @@ class StorageWords:
         maker = storage.made_by
         if maker.task is not None:
             again = ", made again" if any(keeper.kind == "saved" for keeper in storage.kept_by) else ""
-            return f"in the backward{again}", self._tasks[maker.task].name
+            return f"in the backward{again}", task_name(self._tasks[maker.task])
         if maker.operation is not None:
             return "in the forward", operation_title(maker.operation.name)
-        return "", "the forward" if storage.born < 0 else "backward() itself"
+        root = self._timeline.born_as[storage.number] == Category.BUFFER  # of the loss, before the first task
+        return "", "backward() itself" if root or storage.born >= 0 else "the forward"
 
     def keepers(self, storage: Storage, since: int = -1) -> list[Keeper]:
         """What keeps it from a place of the order on: a task that has run before keeps nothing any more."""
@@ -118,6 +129,7 @@ class StorageWords:
         saving: dict[int, None] = {}
         waiting: dict[tuple[str, str, str], tuple[set[int], dict[int, None]]] = {}
         grads: dict[int, None] = {}
+        nodes: dict[str, dict[int, None]] = {}
         user = backward = 0
         for storage in storages:
             keepers = self.keepers(storage, since)
@@ -128,12 +140,14 @@ class StorageWords:
                 elif keeper.kind == "buffer" and keeper.task is not None and not ahead:
                     ahead = True
                     task = self._tasks[keeper.task]
-                    key = (pattern(self._bound_for(task)), task.name, pattern(self._where(task)))
+                    key = (pattern(self._bound_for(task)), task_name(task), pattern(self._where(task)))
                     numbers, tasks = waiting.setdefault(key, (set(), {}))
                     numbers.add(storage.number)
                     tasks[task.id] = None
                 elif keeper.kind == "grad" and keeper.task is not None and not (ahead and category is Category.BUFFER):
                     grads[keeper.task] = None
+                elif keeper.kind == "node" and keeper.task is not None:
+                    nodes.setdefault(self._how_long(keeper.slot or ""), {})[keeper.task] = None
                 user += keeper.kind == "user"
                 backward += keeper.kind == "backward"
         sentences = []
@@ -153,16 +167,28 @@ class StorageWords:
             for task_id in grads:
                 leaves.setdefault(pattern(self._leaf(task_id)), []).append(self._leaf(task_id))
             sentences.append(".grad of " + joined([_times(len(each), folded(each)) for each in leaves.values()]))
+        for how_long, tasks in nodes.items():
+            which = "nodes" if len(tasks) > 1 else "node"
+            sentences.append(f"held by the {which} of {joined(self._named(tasks))}{how_long}")
         if user:
-            sentences.append("held by your code" + (f" ({user:,} of them)" if user < len(storages) else ""))
+            who = "your code or a hook" if category is Category.HELD else "your code"
+            sentences.append(f"held by {who}" + (f" ({user:,} of them)" if user < len(storages) else ""))
         if backward:
             sentences.append("held by the call of backward() until its end")
         return "; ".join(sentences) or _UNKNOWN_KEEPER.get(category, "not known")
 
+    def _how_long(self, slot: str) -> str:
+        """Why a node keeps something although it has run, or never runs."""
+        if slot.startswith(ON_CTX):
+            return ", on ctx"
+        return " in the graph of the gradients" if slot == GRADIENT_GRAPH else ", which does not run"
+
     def freed_by(self, storages: Sequence[Storage]) -> str:
         """`when task 12 AddmmBackward0 (blocks.3.mlp, model.py:120) has run`, `never: it stays as .grad`."""
         count = len(self._timeline.order)
-        forever = [storage for storage in storages if storage.died is None]
+        staying = [storage for storage in storages if storage.died is None]
+        with_graph = [storage for storage in staying if self._goes_with_graph(storage)]
+        forever = [storage for storage in staying if storage not in with_graph]
         dying = [storage.died for storage in storages if storage.died is not None]
         places = sorted({place for place in dying if 0 <= place < count})
         sentences = []
@@ -172,7 +198,7 @@ class StorageWords:
             described = self._graph.describe(task)
             sentences.append(f"inside {described}" if inside else f"when {described} has run")
         elif places:
-            names = Counter(self._tasks[self._timeline.order[place]].name for place in places)
+            names = Counter(task_name(self._tasks[self._timeline.order[place]]) for place in places)
             kinds = joined([_times(number, name) for name, number in names.most_common()])
             last = self._graph.describe(self._timeline.order[places[-1]])
             sentences.append(
@@ -180,10 +206,17 @@ class StorageWords:
             )
         if any(place >= count for place in dying):
             sentences.append("as backward() returns")
+        if with_graph:
+            some = f"{len(with_graph):,} of {len(storages):,} " if len(with_graph) < len(storages) else ""
+            sentences.append(f"{some}with the graph")
         if forever:
             some = f"{len(forever):,} of {len(storages):,} " if len(forever) < len(storages) else ""
             sentences.append(f"{some}never: {self._reason(forever)}")
         return "; ".join(sentences)
+
+    def _goes_with_graph(self, storage: Storage) -> bool:
+        kinds = {keeper.kind for keeper in storage.kept_by}
+        return "node" in kinds and not kinds & {"user", "grad"}
 
     def _reason(self, storages: Sequence[Storage]) -> str:
         it, stays = ("it", "stays") if len(storages) == 1 else ("they", "stay")
@@ -192,7 +225,8 @@ class StorageWords:
             return f"{it} {stays} as .grad"
         if any(number in self._timeline.held for number in numbers):
             holds = [number for number in numbers if number in self._timeline.held]
-            return "your code holds " + ("it" if len(numbers) == 1 else "them" if holds == numbers else "some of them")
+            who = "your code or a hook" if all(each.category is Category.HELD for each in storages) else "your code"
+            return f"{who} holds " + ("it" if len(numbers) == 1 else "them" if holds == numbers else "some of them")
         if any(storage.category is Category.SAVED for storage in storages):
             them = "it" if len(storages) == 1 else "them"
             return f"the nodes that save {them} keep {them} after the backward, too"
@@ -203,11 +237,10 @@ class StorageWords:
         kinds: dict[tuple[str, str], list[Task]] = {}
         for task_id in task_ids:
             task = self._tasks[task_id]
-            kinds.setdefault((task.name, pattern(self._where(task))), []).append(task)
+            kinds.setdefault((task_name(task), pattern(self._where(task))), []).append(task)
         names = []
         for tasks in sorted(kinds.values(), key=lambda tasks: -len(tasks)):
-            where = folded(map(self._where, tasks))
-            name = tasks[0].short_name if tasks[0].is_leaf else tasks[0].name
+            where, name = module_name(folded(map(self._where, tasks))), task_name(tasks[0])
             names.append(_times(len(tasks), f"{name} ({where})" if where else name))
         return names
 
@@ -234,7 +267,6 @@ _UNKNOWN_KEEPER = {
     Category.WORKSPACE: "used inside the task that made it",
     Category.BUFFER: "a gradient on its way to the next task",
     Category.GRADIENT: "the .grad of a leaf",
-    Category.FORWARD: "held by your code",
     Category.HELD: "held by your code or a hook",
     Category.SAVED: "a node saves it",
 }

@@ -204,7 +204,8 @@ class Graph:
     def describe(self, task: Task | int) -> str:
         """The task in one phrase, as errors name it: `task 12 MmBackward0 (encoder.layer.3, model.py:120)`."""
         task = self.task(task)
-        where = [part for part in (task.parameter or self.module(task), task.source and task.source.short) if part]
+        module = module_name(self.module(task) or "")
+        where = [part for part in (task.parameter or module, task.source and task.source.short) if part]
         name = task.short_name if task.is_leaf else task.name
         return f"task {task.id} {name}" + (f" ({', '.join(where)})" if where else "")
 
@@ -257,6 +258,11 @@ class Graph:
         from .svg import graph_to_svg
 
         return graph_to_svg(self, widest=_CELL_WIDTH) if len(self.tasks) <= _MOST_SHOWN else None
+
+
+def module_name(path: str) -> str:
+    """`blocks.3`, `module 3`: the part of a bare nn.Sequential is called by a number alone."""
+    return f"module {path}" if path.isdecimal() or path == "*" else path
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,0 +1,36 @@
+"""What the levels of memory leave out: what was there before the forward, as far as a graph's leaves show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .footprint import Footprints
+from .sizes import size_text
+
+
+@dataclass(frozen=True, slots=True)
+class NotCounted:
+    """Bytes of a graph's leaves, and of the .grad which they had as the backward started."""
+
+    leaf_bytes: int
+    grad_bytes: int
+
+    @property
+    def what(self) -> str:
+        """`parameters, inputs (this graph's leaves take 1.0 MiB) and .grad (1.0 MiB, to which the backward adds)`."""
+        grads = f"{size_text(self.grad_bytes)}, to which the backward adds" if self.grad_bytes else "there was none"
+        return f"parameters, inputs (this graph's leaves take {size_text(self.leaf_bytes)}) and .grad ({grads})"
+
+    @property
+    def sentence(self) -> str:
+        return f"Not counted is what was there before the forward, such as {self.what}."
+
+
+def not_counted(footprints: Footprints) -> NotCounted:
+    """What the run from which these are found on its device."""
+    tasks = footprints.graph.tasks
+    leaves = [
+        leaf for task, leaf in footprints.leaves.items() if str(tasks[task].inputs[0].device) == footprints.device
+    ]
+    grads = sum(leaf.layout.nbytes for leaf in leaves if leaf.has_grad)
+    return NotCounted(sum(leaf.layout.nbytes for leaf in leaves), grads)
