@@ -171,15 +171,15 @@ def _turns(measured: Measured) -> list[Turn]:
         if place:
             turns[place - 1].end = turn.begin
     if turns:
-        turns[-1].end = _end_of_last(turns[-1], turns[0], recording.rows)
+        turns[-1].end = _end_of_last(turns, recording.rows)
     return turns
 
 
-def _end_of_last(last: Turn, root: Turn, rows: Sequence[Row]) -> int:
-    """Where the last task's part ends: at the end backward() lets go of the roots' gradients."""
-    given = {seen.address for seen in root.visit.inputs if seen is not None}
+def _end_of_last(turns: Sequence[Turn], rows: Sequence[Row]) -> int:
+    """Where the last task's part ends: at the end backward() lets go of the roots' gradients, made before the first."""
+    given = {row.address for row in rows[: turns[0].begin] if row.nbytes > 0}
     end = len(rows)
-    while end > last.ended and rows[end - 1].nbytes < 0 and rows[end - 1].address in given:
+    while end > turns[-1].ended and rows[end - 1].nbytes < 0 and rows[end - 1].address in given:
         end -= 1
     return end
 
@@ -321,7 +321,7 @@ class Kinds:
                 inside = bisect_right(marks, birth) == bisect_right(marks, death)
                 self.born_as[number] = Category.WORKSPACE if inside else Category.FORWARD
                 continue
-            if birth >= lives.first and number in self._last_use:  # a root's gradient
+            if birth >= lives.first:  # a root's gradient
                 self.born_as[number] = Category.BUFFER
                 continue
             keepers = measured.kept.saved.get(lives.rows[birth].address, ())

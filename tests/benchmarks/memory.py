@@ -22,7 +22,7 @@ _META = TensorMeta((16, 16), torch.float32, torch.device("cpu"))
 
 
 def rows(effort: Effort) -> Iterator[Row]:
-    knobs = {"batch": 1, "pixels": 32} if effort.tiny else {"batch": 8, "pixels": 64}
+    knobs = {"batch": 2, "pixels": 64} if effort.tiny else {"batch": 8, "pixels": 64}
     model, make_loss = workload("resnet50").build(**knobs)
 
     def timed(step: Callable[[], object]) -> Callable[[], float]:
