@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..inspector.kinds import Kind
@@ -55,39 +55,35 @@ def _counts(timeline: Timeline) -> list[int]:
     return [end - start for start, end in pairwise(timeline.starts)]
 
 
+@dataclass(eq=False)
 class _Reader:
-    def __init__(
-        self,
-        measured: Measured,
-        lives: Lives,
-        kinds: Kinds,
-        timeline: Timeline,
-        leaves: Mapping[int, LeafState],
-        given: Sequence[bool],
-    ) -> None:
-        self._measured = measured
-        self._lives = lives
-        self._timeline = timeline
-        self._leaves = leaves
-        self._given = given
+    """The arguments of `footprints_of`, and what is found on the way."""
+
+    measured: Measured
+    lives: Lives
+    kinds: Kinds
+    timeline: Timeline
+    leaves: Mapping[int, LeafState]
+    given: Sequence[bool]
+
+    def __post_init__(self) -> None:
         self._limits: dict[str, None] = {}
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._footprints: dict[Footprint, Footprint] = {}  # equal ones are one, which is compiled once
-        self._kinds = kinds
         self._holders: list[int] = []  # the tasks that get or give what something goes on holding
         self._first_use: dict[int, int] = {}  # by storage the place of the first task that got it
-        for place, turn in enumerate(lives.turns):
+        for place, turn in enumerate(self.lives.turns):
             for number in turn.inputs:
                 self._first_use.setdefault(number, place)
 
     def footprints(self) -> Footprints:
-        graph, timeline = self._measured.graph, self._timeline
-        if self._measured.create_graph:
+        graph, timeline = self.measured.graph, self.timeline
+        if self.measured.create_graph:
             self._limits["the backward made a graph of its own (create_graph=True), which keeps gradients"] = None
         tasks: list[Footprint | None] = [None] * len(graph)
-        if len(self._lives.turns) < len(graph):
+        if len(self.lives.turns) < len(graph):
             self._limits["the backward which was measured left tasks out (inputs=), and what only these need"] = None
-        for place, turn in enumerate(self._lives.turns):
+        for place, turn in enumerate(self.lives.turns):
             if turn.visit.opaque:
                 self._limit(turn, "gets or gives a tensor without bytes of its own to look at (sparse, or a subclass)")
             elif graph.tasks[turn.visit.task].kind is Kind.COMPILED:
@@ -106,14 +102,14 @@ class _Reader:
             "calibrated",
             tuple(tasks),
             start,
-            self._leaves,
+            self.leaves,
             self._roots(),
-            self._measured.keep_graph,
+            self.measured.keep_graph,
             tuple(self._limits),
         )
 
     def _start_storage(self, number: int) -> StartStorage:
-        timeline = self._timeline
+        timeline = self.timeline
         keepers = timeline.saved.get(number, ())
         freed_by_tasks = tuple(keeper for keeper in keepers if not keeper[1].startswith(ON_CTX))
         held = number in timeline.held or len(freed_by_tasks) < len(keepers)
@@ -121,9 +117,9 @@ class _Reader:
 
     def _limit_hidden(self) -> None:
         """Of the tasks that hide what they keep, this order shows the last that kept a storage, and may be more did."""
-        measured, lives = self._measured, self._lives
+        measured, lives = self.measured, self.lives
         found = []
-        for number, keepers in self._kinds.saved.items():
+        for number, keepers in self.kinds.saved.items():
             hidden = [task for task, slot in keepers if slot == HIDDEN]
             if not hidden or lives.births[number] >= lives.first:
                 continue
@@ -143,10 +139,10 @@ class _Reader:
         """What retain_grad() holds, it holds in any order. Hooks and custom Functions may hold something else."""
         if not self._holders:
             return
-        hooks = TensorHooks(self._measured.graph.nodes)
+        hooks = TensorHooks(self.measured.graph.nodes)
         for task_id in dict.fromkeys(self._holders):
             if {hook.kind for hook in hooks.of(task_id)} != {"retain_grad"}:
-                task = self._measured.graph.describe(task_id)
+                task = self.measured.graph.describe(task_id)
                 self._limits[
                     f"a hook or a custom Function goes on holding what {task} gets or gives: in another order it may "
                     "hold something else"
@@ -154,19 +150,19 @@ class _Reader:
                 return
 
     def _limit(self, turn: Turn, what: str) -> None:
-        self._limits[f"{self._measured.graph.describe(turn.visit.task)} {what}"] = None
+        self._limits[f"{self.measured.graph.describe(turn.visit.task)} {what}"] = None
 
     def _roots(self) -> tuple[Layout | None, ...]:
         found: list[Layout | None] = []
-        inputs = {turn.visit.task: turn.visit.inputs for turn in self._lives.turns}
-        for root, given in zip(self._measured.graph.roots, self._given, strict=True):
+        inputs = {turn.visit.task: turn.visit.inputs for turn in self.lives.turns}
+        for root, given in zip(self.measured.graph.roots, self.given, strict=True):
             seen = inputs[root.task][root.input] if root.task in inputs else None
             found.append(None if given or seen is None else seen.layout)
         return tuple(found)
 
     def _footprint(self, place: int, turn: Turn) -> Footprint | None:
-        lives = self._lives
-        leaf = self._measured.graph.tasks[turn.visit.task].is_leaf
+        lives = self.lives
+        leaf = self.measured.graph.tasks[turn.visit.task].is_leaf
         trace: list[int] = []
         blocks: dict[int, int] = {}  # by storage
         sizes: list[int] = []
@@ -195,14 +191,14 @@ class _Reader:
             else:
                 freed_in = lives.turns[freed_at].visit.task if freed_at < len(lives.turns) else -1
                 kept.append((block, freed_in))
-                if freed_in not in self._measured.kept.regions:  # one inside of another is computed again with it
+                if freed_in not in self.measured.kept.regions:  # one inside of another is computed again with it
                     self._holders.append(turn.visit.task)
             if number in turn.inputs:
                 self._limit(turn, "runs on a gradient which a hook put in the place of what had come")
         held = tuple(  # by which of the tasks that get it in turn, does not show
             index
             for index, number in enumerate(turn.inputs)
-            if number in self._kinds.held and self._first_use[number] == place
+            if number in self.kinds.held and self._first_use[number] == place
         )
         if held or any(output is not None and output.held for output in outputs):
             self._holders.append(turn.visit.task)
@@ -225,7 +221,7 @@ class _Reader:
                 found.append(None)
                 continue
             origin = _origin(seen, inputs, turn.visit.outputs[:index], blocks.get(number, -1))
-            held = number in self._kinds.held and number not in self._first_use
+            held = number in self.kinds.held and number not in self._first_use
             if seen.is_view and not seen.address:
                 self._limit(turn, "gives an empty view, of which it does not show what it keeps alive")
             found.append(Output(*origin, self._layout(seen), seen.is_view, held))
