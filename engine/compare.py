@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,20 +20,23 @@ from ..inspector.kinds import Kind
 from ..inspector.torch_internals import leaf_of
 from ..inspector.walk import graph
 from .backward import backward
+from .make_loss import MakeLoss, loss_of
+from .not_counted import NotCounted, not_counted
 from .peak import PeakReport, peak_report
-from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
+from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
 from .schedule import queue_lengths
 from .sizes import size_text
+from .storage_words import joined, task_name
 from .timeline import Timeline
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
-    from .run import Run
+    from .footprint import Footprints
 
 Theme = Literal["light", "dark"]
-MakeLoss = Callable[[], Tensor]
+_WORTH_A_REASON = 0.01  # of a peak
 _Signature = tuple[tuple[object, ...], tuple[Edge, ...]]
 
 
@@ -49,6 +53,7 @@ class Row:
         predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None where there was
             no other run, or no prediction.
         dry_run_bytes: the peak that was predicted before any backward had run; None where the order was not known.
+        dry_run_estimates: why that is an estimate, as far as it is known.
     """
 
     policy: str
@@ -58,6 +63,7 @@ class Row:
     predicted: Timeline | None = None
     calibrated_by: str | None = None
     dry_run_bytes: int | None = None
+    dry_run_estimates: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -88,13 +94,17 @@ class Divergence:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One program under several policies.
+    """One program under several policies. In a notebook the table shows itself.
 
-    `rows` are in the order in which the policies ran. In a notebook the table shows itself.
+    Attributes:
+        graph: the graph, without its nodes: these would keep what a custom Function put on its `ctx`.
+        rows: in the order in which the policies ran.
+        before: what was there before the forwards, and is not counted.
     """
 
     graph: Graph
     rows: tuple[Row, ...]
+    before: NotCounted | None = None
 
     def __getitem__(self, policy: str) -> Row:
         """The row of a policy.
@@ -126,7 +136,7 @@ class Comparison:
         row = self[policy]
         if policy not in self._reports:
             others = {other.policy: other.peak_bytes for other in self.rows if other is not row}
-            self._reports[policy] = peak_report(row.timeline, others)
+            self._reports[policy] = peak_report(row.timeline, others, self.before)
         return self._reports[policy]
 
     def first_divergence(self, first: str, second: str) -> Divergence | None:
@@ -150,10 +160,12 @@ class Comparison:
     @property
     def sentences(self) -> tuple[str, ...]:
         """What the table says, in words."""
+        return (*self._of_peaks(), *self._of_forward(), *self._of_dry_run())
+
+    def _of_peaks(self) -> tuple[str, ...]:
         low, high = self.lowest, self.highest
         if low.peak_bytes == high.peak_bytes:
-            said = "The order makes no difference to the peak." if len(self.rows) > 1 else ""
-            return (said,) if said else ()
+            return ("The order makes no difference to the peak.",) if len(self.rows) > 1 else ()
         more, ratio = high.peak_bytes - low.peak_bytes, high.peak_bytes / max(low.peak_bytes, 1)
         share = f"{100 * (ratio - 1):.1f} %" if ratio >= 1.001 else "under 0.1 %"
         how = f"{ratio:.1f} times that of" if ratio >= 1.5 else f"{size_text(more)} ({share}) more than"
@@ -164,12 +176,34 @@ class Comparison:
             *([parted.sentence] if parted else []),
         )
 
+    def _of_forward(self) -> Iterator[str]:
+        forward = max(row.timeline.forward_peak_bytes or 0 for row in self.rows)
+        lower = [row.policy for row in self.rows if row.peak_bytes < forward]
+        if lower:
+            under = "any of these policies" if len(lower) == len(self.rows) > 1 else joined(lower)
+            yield (
+                f"The forward's own peak, {size_text(forward)}, is higher than that of the backward under {under}, and "
+                "no order changes it."
+            )
+
+    def _of_dry_run(self) -> Iterator[str]:
+        off = [
+            (abs(row.dry_run_bytes - row.peak_bytes) / row.peak_bytes, row)
+            for row in self.rows
+            if row.dry_run_bytes is not None and row.peak_bytes
+        ]
+        share, row = max(off, key=itemgetter(0), default=(0.0, None))
+        if row is not None and share > _WORTH_A_REASON:
+            why = "; ".join(row.dry_run_estimates) or "what kernels allocate for themselves is not in it"
+            yield f"The dry run is off by {100 * share:.1f} % under {row.policy}: {why}."
+
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per policy, for `pandas.DataFrame(comparison.records())`."""
         return [
             {
                 "policy": row.policy,
                 "peak_bytes": row.peak_bytes,
+                "forward_peak_bytes": row.timeline.forward_peak_bytes,
                 "predicted_bytes": row.predicted_bytes,
                 "calibrated_by": row.calibrated_by,
                 "dry_run_bytes": row.dry_run_bytes,
@@ -198,7 +232,8 @@ class Comparison:
         if timeline.peak_task is None:
             yield "before the first task"
         else:
-            yield f"{timeline.peak_place + 1:,} of {len(timeline.order):,}, {self.graph.tasks[timeline.peak_task].name}"
+            name = task_name(self.graph.tasks[timeline.peak_task])
+            yield f"{timeline.peak_place + 1:,} of {len(timeline.order):,}, {name}"
         yield f"{row.longest_queue:,}"
         yield f"{row.elapsed_ns / 1e6:.1f} ms"
 
@@ -272,24 +307,28 @@ class Comparison:
 
 
 def compare(
-    make_loss: MakeLoss, policies: Sequence[AnyPolicy] = ("bfs", "dfs", "heap"), *, repetitions: int = 3
+    make_loss: MakeLoss,
+    policies: Sequence[AnyPolicy] | AnyPolicy = ("bfs", "dfs", "heap"),
+    *,
+    repetitions: int = 3,
 ) -> Comparison:
     """Runs forward and backward under each policy: once to record the memory, which is predicted too, then for time.
 
     The .grad of all leaves are afterwards what they were before, and so is the state of torch's random numbers, which
-    is the same at the start of each run. What else `make_loss` changes, such as the running statistics of a BatchNorm,
-    it changes at each run: one for the prediction without any backward, which also pays for what torch sets up once,
-    and for each policy one with memory recorded and `repetitions` without.
+    is the same at the start of each run. What else `make_loss` and its backward change, they change at each run: the
+    running statistics of a BatchNorm, say, or the parameters, where a hook takes the optimizer's step inside of the
+    backward. There are `1 + policies × (1 + repetitions)` runs: one for the prediction, which also pays for what torch
+    sets up once, and for each policy one with memory recorded and `repetitions` without.
 
     Args:
-        make_loss: runs the forward and returns the loss; it has to build the same graph each time.
-        policies: as in `th.backward`.
+        make_loss: runs the forward and returns the loss, one element; it has to build the same graph each time.
+        policies: as in `th.backward`; one alone will do.
         repetitions: how often each is timed.
 
     Raises:
-        TypeError: `make_loss` can't be called.
-        ValueError: `repetitions` is below 1; there is no policy, an unknown one, or one twice; or the forwards build
-            different graphs.
+        TypeError: `make_loss` can't be called, or returns no tensor; or `policies` are none.
+        ValueError: `repetitions` is below 1; there is no policy, an unknown one, or one twice; the loss has more than
+            one element; or the forwards build different graphs.
         NotImplementedError: this memory can't be recorded.
     """
     from .dry_run import dry_run
@@ -303,52 +342,77 @@ def compare(
         )
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, not {repetitions}")
-    chosen = {policy_name(found): found for found in map(find_policy, policies)}
-    if not chosen or len(chosen) < len(policies):
-        names = ", ".join(policy_name(find_policy(policy)) for policy in policies)
-        raise ValueError(f"there are two policies of one name: {names}" if chosen else "there is no policy to compare")
+    chosen = _chosen(policies)
 
     with _same_random_numbers(), capture():
-        loss = make_loss()
+        loss = loss_of(make_loss())
     drawn = graph(loss)
     leaves = [leaf_of(drawn.nodes[task.id]) for task in drawn.tasks if task.kind is Kind.ACCUMULATE_GRAD]
     signature = _signature(drawn)
     footprints = dry_run(drawn)
-    dry = {
-        name: None if is_dynamic(policy) else simulate(drawn, policy, footprints).peak_bytes
-        for name, policy in chosen.items()
-    }
+    dry = {name: simulate(drawn, policy, footprints) for name, policy in chosen.items() if not is_dynamic(policy)}
+    predicted = {name: (timeline.peak_bytes, timeline.estimates) for name, timeline in dry.items()}
     with _own_gradients(leaves), _same_random_numbers():
         backward(loss)
-    del loss, drawn, footprints
+    del loss, drawn, footprints, dry
 
-    runs: dict[str, Run] = {}
+    runs: dict[str, _Measured] = {}
     for name, policy in chosen.items():
         with _own_gradients(leaves), _same_random_numbers():
             run = profile(make_loss, policy)
         _assert_same_graph(signature, run.graph, name)
-        runs[name] = run
+        assert run.timeline is not None
+        assert run.footprints is not None
+        bare = replace(run.graph, nodes=())
+        runs[name] = _Measured(replace(run.timeline, graph=bare), replace(run.footprints, graph=bare))
+        del run
     times: dict[str, list[int]] = {name: [] for name in chosen}
     for _ in range(repetitions):
         for name, policy in chosen.items():
             with _own_gradients(leaves), _same_random_numbers():
-                times[name].append(backward(make_loss(), policy=policy).elapsed_ns)
-    return Comparison(next(iter(runs.values())).graph, tuple(_rows(runs, dry, times)))
+                times[name].append(backward(loss_of(make_loss()), policy=policy).elapsed_ns)
+    first = next(iter(runs.values()))
+    rows = tuple(_rows(runs, predicted, times))
+    return Comparison(first.timeline.graph, rows, not_counted(first.footprints))
 
 
-def _rows(runs: dict[str, Run], dry: dict[str, int | None], times: dict[str, list[int]]) -> Iterator[Row]:
+class _Measured(NamedTuple):
+    timeline: Timeline
+    footprints: Footprints
+
+
+def _chosen(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Policy | Choice]:
+    """The policies by name."""
+    if isinstance(policies, str | Policy) or callable(policies):
+        policies = (policies,)
+    if not isinstance(policies, Iterable):
+        raise TypeError(f"policies is a list of names, Policy objects or functions, not {policies!r}")
+    found = list(map(find_policy, policies))
+    chosen = {policy_name(policy): policy for policy in found}
+    if not chosen:
+        raise ValueError("there is no policy to compare")
+    if len(chosen) < len(found):
+        names = ", ".join(map(policy_name, found))
+        raise ValueError(
+            f"there are two policies of one name: {names}; a function's is its __name__, which `def` gives, and a "
+            "lambda has none of its own"
+        )
+    return chosen
+
+
+def _rows(
+    runs: dict[str, _Measured], dry: dict[str, tuple[int, tuple[str, ...]]], times: dict[str, list[int]]
+) -> Iterator[Row]:
     """Each policy's prediction comes from another one's run: the first, and for the first the second."""
     from .simulate import simulate
 
-    names = list(runs)
-    for name, run in runs.items():
-        assert run.timeline is not None
-        by = next((other for other in names if other != name), None)
+    for name, (timeline, _) in runs.items():
+        by = next((other for other in runs if other != name), None)
         footprints = None if by is None else runs[by].footprints
-        predicted = None if footprints is None else simulate(footprints.graph, run.order, footprints)
-        longest = max(queue_lengths(run.graph, run.order), default=0)
-        calibrated_by = by if predicted else None
-        yield Row(name, run.timeline, tuple(times[name]), longest, predicted, calibrated_by, dry[name])
+        predicted = None if footprints is None else simulate(footprints.graph, timeline.order, footprints)
+        longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
+        dry_bytes, estimates = dry.get(name, (None, ()))
+        yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates)
 
 
 @contextmanager

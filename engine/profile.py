@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 from ..inspector.capture import capture
 from ..inspector.torch_internals import keep_compiler_out
+from .make_loss import MakeLoss, loss_of
 from .measurement import Measurement
 from .native import Call, Plan, run_native
 from .policies import AnyPolicy, find_policy
@@ -17,7 +15,7 @@ from .statistics import Level
 
 
 def profile(
-    make_loss: Callable[[], Tensor],
+    make_loss: MakeLoss,
     policy: AnyPolicy = "heap",
     *,
     retain_graph: bool | None = None,
@@ -48,7 +46,8 @@ def profile(
 
     Raises:
         TypeError: make_loss is no function, or returned no tensor.
-        ValueError: which device is meant can't be told, or memory is not measured there.
+        ValueError: it returned more than one element; which device is meant can't be told, or memory is not measured
+            there.
         RuntimeError: a torch profiler is at work, or a history of CUDA memory is being recorded; and what forward and
             backward raise.
     """
@@ -60,9 +59,7 @@ def profile(
             measurement.begin_forward()
             loss = make_loss()
             measurement.observe(None, loss)
-        if not isinstance(loss, Tensor):
-            raise TypeError(f"make_loss() returned a {type(loss).__name__}; expected a tensor, the loss")
-        call = Call.of(loss, None, retain_graph, create_graph, None)
+        call = Call.of(loss_of(loss), None, retain_graph, create_graph, None)
         return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)
 
 

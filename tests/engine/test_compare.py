@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+import gc
+import re
 import sys
+import weakref
 from collections.abc import Callable
 from itertools import count
+from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -11,7 +16,11 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from tapehead.engine.compare import Comparison, compare
+from tapehead.engine.not_counted import NotCounted
+from tapehead.engine.policies import POLICIES
+from tapehead.engine.profile import profile
 from tapehead.engine.schedule import schedule
+from tapehead.engine.sizes import size_text
 from tapehead.engine.workloads import workload
 
 from .profiled import profiled
@@ -179,12 +188,103 @@ def test_what_cannot_be_compared_is_said() -> None:
         compare(lambda: x.sum(), ["lifo"])
     with pytest.raises(ValueError, match="two policies of one name: bfs, bfs"):
         compare(lambda: x.sum(), ["bfs", "bfs"])
+    with pytest.raises(ValueError, match="two policies of one name: <lambda>, <lambda>; a function's is its __name__"):
+        compare(lambda: x.sum(), [lambda ready, state: ready[0], lambda ready, state: ready[-1]])
     with pytest.raises(ValueError, match="no policy to compare"):
         compare(lambda: x.sum(), [])
+    with pytest.raises(TypeError, match="policies is a list of names, Policy objects or functions, not None"):
+        compare(lambda: x.sum(), None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'lpmf' is not compared here; compared are heap"):
         compare(lambda: x.sum(), ["heap"])["lpmf"]
     with pytest.raises(ZeroDivisionError):
         compare(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "what"),
+    [
+        (None, TypeError, "returned None; expected a tensor, the loss"),
+        (3, TypeError, "returned an int; expected a tensor, the loss"),
+        ((torch.ones(1), nn.Linear(1, 1)), TypeError, r"returned a tuple of \(Tensor, Linear\); expected a tensor"),
+        (torch.ones(3, 4, requires_grad=True), ValueError, "returned a tensor of shape 3×4; expected one element"),
+    ],
+)
+def test_what_make_loss_returns_is_checked_by_all_who_call_it(made: object, error: type[Exception], what: str) -> None:
+    for caller in (compare, profile):
+        with pytest.raises(error, match=rf"make_loss\(\) {what}"):
+            caller(lambda: made)  # type: ignore[arg-type, return-value]
+
+
+def test_one_policy_needs_no_list() -> None:
+    for policies in ("bfs", POLICIES["bfs"], lambda ready, state: ready[0]):
+        (row,) = compare(small_model()[1], policies, repetitions=1).rows
+        assert row.policy in ("bfs", "<lambda>")
+
+
+class OnCtx(torch.autograd.Function):
+    seen: ClassVar[list[weakref.ref[Tensor]]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.doubled = x * 2
+        OnCtx.seen.append(weakref.ref(ctx.doubled))
+        return x.square().sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.doubled
+
+
+def test_a_comparison_keeps_no_node_and_so_nothing_that_these_keep() -> None:
+    x = torch.randn(100, requires_grad=True)
+    OnCtx.seen.clear()
+    alive = []
+
+    def make_loss() -> Tensor:
+        gc.collect()
+        alive.append(sum(each() is not None for each in OnCtx.seen))
+        return OnCtx.apply(x.exp())
+
+    comparison = compare(make_loss, repetitions=1)
+    gc.collect()
+    assert len(OnCtx.seen) == 7 and not any(each() for each in OnCtx.seen)
+    assert max(alive) <= 1
+    assert comparison.graph.nodes == () and not any(row.timeline.graph.nodes for row in comparison.rows)
+    for row in comparison.rows:
+        assert row.predicted is not None and row.predicted_bytes == row.peak_bytes
+        assert "exp in the forward" in str(comparison.peak(row.policy))
+        assert comparison.peak(row.policy).records()
+
+
+def test_the_forward_is_told_where_its_peak_is_higher() -> None:
+    frozen = nn.Sequential(nn.Linear(64, 8192), nn.ReLU(), nn.Linear(8192, 64)).requires_grad_(False)
+    last, x = nn.Linear(64, 64), torch.randn(128, 64)
+    comparison = compare(lambda: last(frozen(x)).sum(), repetitions=1)
+    forward = comparison.rows[0].timeline.forward_peak_bytes
+    assert forward is not None and forward > comparison.highest.peak_bytes
+    (said,) = [sentence for sentence in comparison.sentences if "forward's own peak" in sentence]
+    assert size_text(forward) in said and "any of these policies" in said
+    assert comparison.records()[0]["forward_peak_bytes"] == forward
+
+
+def test_what_was_there_before_is_in_each_report() -> None:
+    model, make_loss = small_model()
+    make_loss().backward()
+    comparison = compare(make_loss, repetitions=1)
+    size = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert comparison.before == NotCounted(size, size)
+    assert comparison.before.sentence in comparison.peak("bfs").answer
+
+
+def test_a_dry_run_that_is_off_is_explained() -> None:
+    comparison = compare(small_model()[1], repetitions=1)
+    assert not any("dry run" in sentence for sentence in comparison.sentences)
+    first, *others = comparison.rows
+    off = dataclasses.replace(first, dry_run_bytes=first.peak_bytes * 9 // 10, dry_run_estimates=())
+    (said,) = [each for each in Comparison(comparison.graph, (off, *others)).sentences if "dry run" in each]
+    assert re.search(r"off by \d+\.\d % under bfs: what kernels allocate for themselves is not in it", said)
+    known = dataclasses.replace(off, dry_run_estimates=("hooks were not run",))
+    assert Comparison(comparison.graph, (known, *others)).sentences[-1].endswith("under bfs: hooks were not run.")
 
 
 def test_times_are_those_of_backwards_that_nobody_recorded() -> None:

@@ -1,0 +1,28 @@
+"""What users give to run a fresh forward, and what has to come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+MakeLoss = Callable[[], Tensor]
+
+
+def loss_of(made: object) -> Tensor:
+    """What `make_loss` returned, if it is a loss.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it does not have one element.
+    """
+    if not isinstance(made, Tensor):
+        what = type(made).__name__ if made is not None else "None"
+        if isinstance(made, tuple | list):
+            what += f" of ({', '.join(type(part).__name__ for part in made)})"
+        article = "" if made is None else "an " if what[0] in "aeiou" else "a "
+        raise TypeError(f"make_loss() returned {article}{what}; expected a tensor, the loss, and nothing else")
+    if made.is_nested or made.numel() != 1:
+        shape = "nested" if made.is_nested else "of shape " + "×".join(map(str, made.shape))
+        raise ValueError(f"make_loss() returned a tensor {shape}; expected one element, the loss, such as its .sum()")
+    return made
