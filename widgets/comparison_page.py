@@ -9,9 +9,11 @@ from pathlib import Path
 from plotly.offline import get_plotlyjs
 
 from ..engine.compare import Comparison, Row
+from ..engine.peak import PeakReport
 from ..engine.sizes import size_text
+from .glossary import CATEGORIES, COLUMNS
 from .memory_figures import Drawing, category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
-from .report_html import peak_html, table_html
+from .report_html import category_html, peak_html, table_html
 from .theme import DARK, FONT, LATER, LIGHT, variables
 
 _STYLE = f"""
@@ -39,6 +41,10 @@ h2 span{{font-weight:400;color:var(--ink3);margin-left:8px}}
 .panel{{margin:10px -12px -10px}}
 .figure{{margin:0 -12px;min-width:0}}
 .th-report{{color:var(--ink)}}
+.key{{display:flex;flex-wrap:wrap;gap:2px 16px;margin:0 0 4px}}
+dl{{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}}
+dd{{margin:0;color:var(--ink2)}}
+dt b{{font-weight:400}}
 """
 
 _SCRIPT = r"""
@@ -106,7 +112,6 @@ def page_html(comparison: Comparison, title: str) -> str:
     drawings: dict[str, Drawing] = {"memory": memory_drawing(comparison.timelines, LATER)}
     panels = [_panel(comparison, row, number, drawings) for number, row in enumerate(comparison.rows)]
     tabs = "".join(_tab(comparison, row, number) for number, row in enumerate(comparison.rows))
-    devices = ", ".join(dict.fromkeys(row.timeline.device for row in comparison.rows))
     data = json.dumps(drawings, separators=(",", ":")).replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en">
@@ -119,12 +124,13 @@ def page_html(comparison: Comparison, title: str) -> str:
 <body>
 <main>
 <header>{_MARK}<h1>{escape(title)}</h1>
-<p>{len(comparison.graph):,} tasks on {escape(devices)}, measured on PyTorch's engine</p></header>
+<p>{escape(_subtitle(comparison))}</p></header>
 <section>{table_html(comparison)}</section>
 <section><h2>Memory<span>the highest level while each task ran</span></h2>
 <div class="figure" data-drawing="memory"></div></section>
 <section><div role="tablist" aria-label="policy">{tabs}</div>
 {"".join(panels)}</section>
+<section><h2>Words</h2>{_words(comparison)}</section>
 </main>
 <script type="application/json" id="drawings">{data}</script>
 <script>{get_plotlyjs()}</script>
@@ -132,6 +138,26 @@ def page_html(comparison: Comparison, title: str) -> str:
 </body>
 </html>
 """
+
+
+def _subtitle(comparison: Comparison) -> str:
+    devices = ", ".join(dict.fromkeys(row.timeline.device for row in comparison.rows))
+    said = f"{len(comparison.graph):,} tasks on {devices}, measured on PyTorch's engine."
+    return f"{said} {comparison.before.sentence}" if comparison.before else said
+
+
+def _words(comparison: Comparison) -> str:
+    """What the page's words mean, one line each: of the categories those which are there."""
+    there = {category for row in comparison.rows for category in row.timeline.category_levels}
+    lines = [(escape(word), meaning) for word, meaning in COLUMNS.items()]
+    lines += [(category_html(category), meaning) for category, meaning in CATEGORIES.items() if category in there]
+    return f"<dl>{''.join(f'<dt>{word}</dt><dd>{escape(meaning)}</dd>' for word, meaning in lines)}</dl>"
+
+
+def _key(report: PeakReport) -> str:
+    """The categories at the peak with their bytes: the treemap has no room to name the small ones."""
+    amounts = (f"<span>{category_html(each)} {size_text(nbytes)}</span>" for each, nbytes in report.categories.items())
+    return f'<p class="key">{"".join(amounts)}</p>'
 
 
 def _tab(comparison: Comparison, row: Row, number: int) -> str:
@@ -153,6 +179,8 @@ def _panel(comparison: Comparison, row: Row, number: int, drawings: dict[str, Dr
     for name, (heading, note, drawing) in figures.items():
         drawings[f"{name}-{number}"] = drawing
         figure = f'<div class="figure" data-drawing="{name}-{number}"></div>'
+        if name == "peak":
+            figure = _key(report) + figure
         parts.append(f"<div><h2>{heading}<span>{note}</span></h2>{figure}</div>")
     hidden = "" if row is comparison.highest else " hidden"
     name = f'id="panel-{number}" aria-labelledby="tab-{number}"'

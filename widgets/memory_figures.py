@@ -6,7 +6,7 @@ Each figure exists as plain data first (`*_drawing`), which the HTML page takes 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any, Literal
 
@@ -25,6 +25,8 @@ _MOST_POINTS = 1500  # of one line: more than pixels across a screen's plot
 _MOST_BARS = 30
 _MOST_LEAVES = 250  # groups in a treemap
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_LINES = ("ink", "accent", "saved", "pgrad", "held", "work")  # colours, of policies in order
+_WIDTHS = (3.2, 2.2, 1.6)  # of lines that lie upon each other the later ones are thinner, so that all are seen
 _HEIGHT = 340
 _TOP, _BOTTOM = 44, 46  # margins of the memory figures, pixels
 _ROW = 21  # pixels of one bar
@@ -78,9 +80,9 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours) -> Drawi
                 "hovertemplate": "%{customdata}<extra></extra>",
                 "line": {
                     "shape": "hv",
-                    "width": 1.8,
+                    "width": _WIDTHS[min(number, len(_WIDTHS) - 1)],
                     "dash": _DASHES[number % len(_DASHES)],
-                    "color": colours["ink" if number == 0 else "ink2" if number % 2 else "ink3"],
+                    "color": colours[_LINES[number % len(_LINES)]],
                 },
             }
         )
@@ -154,24 +156,29 @@ def lifetimes_drawing(timeline: Timeline, colours: Colours, *, clock: bool = Fal
     end = timeline.event_ns[-1] / 1e6 if clock else float(len(timeline.order))
     storages = heapq.nlargest(_MOST_BARS, timeline, key=lambda each: each.nbytes * _length(each, end, clock))
     words = StorageWords(timeline)
+    traces = [*_bars(timeline, words, storages, end, clock, colours), *_ends(storages, end, clock, colours)]
+    return {"data": traces, "layout": _lifetimes_layout(timeline, words, storages, end, clock, colours)}
+
+
+def _bars(
+    timeline: Timeline, words: StorageWords, storages: list[Storage], end: float, clock: bool, colours: Colours
+) -> list[Drawing]:
+    """A bar per storage, or several where it changes its category; a trace per category."""
     segments: dict[Category, list[tuple[int, float, float]]] = {}
-    changes: dict[int, list[tuple[int, Category]]] = {}
-    chosen = {storage.number for storage in storages}
-    for event, number, category in timeline.changes:
-        if number in chosen:
-            changes.setdefault(number, []).append((event, category))
     for row, storage in enumerate(storages):
         start, stop = _span(storage, end, clock)
         category = Category(timeline.born_as[storage.number])
-        for event, becomes in changes.get(storage.number, ()):
-            at = _time_of(timeline, event, clock)
-            if start < at < stop:
+        for event, place, becomes in timeline.changes_of.get(storage.number, ()):
+            at = _clock_of(timeline, event) if clock else float(place)
+            if at >= stop:
+                break
+            if at > start:
                 segments.setdefault(category, []).append((row, start, at))
                 start = at
             category = becomes
         segments.setdefault(category, []).append((row, start, stop))
     told = [_story(words, storage) for storage in storages]
-    traces: list[dict[str, Any]] = [
+    return [
         {
             "type": "bar",
             "orientation": "h",
@@ -186,6 +193,10 @@ def lifetimes_drawing(timeline: Timeline, colours: Colours, *, clock: bool = Fal
         }
         for category in sorted(segments)
     ]
+
+
+def _ends(storages: list[Storage], end: float, clock: bool, colours: Colours) -> Iterator[Drawing]:
+    """The marks at the ends of the bars: what was there before, what stays, what is freed."""
     ends = (
         ("triangle-left", [(row, 0.0) for row, each in enumerate(storages) if each.born < 0], "made in the forward"),
         ("triangle-right", [(row, end) for row, each in enumerate(storages) if each.died is None], "alive at the end"),
@@ -196,24 +207,27 @@ def lifetimes_drawing(timeline: Timeline, colours: Colours, *, clock: bool = Fal
         ),
     )
     for symbol, points, name in ends:
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": name,
-                "x": [x for _, x in points],
-                "y": [row for row, _ in points],
-                "hoverinfo": "skip",
-                "cliponaxis": False,
-                "visible": bool(points),
-                "marker": {
-                    "symbol": symbol,
-                    "size": 7 if symbol[0] == "t" else 11,
-                    "color": colours["ink"],
-                    "line": {"width": 1.5},
-                },
-            }
-        )
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "x": [x for _, x in points],
+            "y": [row for row, _ in points],
+            "hoverinfo": "skip",
+            "cliponaxis": False,
+            "visible": bool(points),
+            "marker": {
+                "symbol": symbol,
+                "size": 7 if symbol[0] == "t" else 11,
+                "color": colours["ink"],
+                "line": {"width": 1.5},
+            },
+        }
+
+
+def _lifetimes_layout(
+    timeline: Timeline, words: StorageWords, storages: list[Storage], end: float, clock: bool, colours: Colours
+) -> dict[str, Any]:
     rest = len(timeline) - len(storages)
     axis = "milliseconds since the start of the backward" if clock else "task, in the order in which they ran"
     layout = _layout(colours, _TOP + _BOTTOM + _ROW * max(len(storages), 1))
@@ -244,7 +258,7 @@ def lifetimes_drawing(timeline: Timeline, colours: Colours, *, clock: bool = Fal
         }
         for row, storage in enumerate(storages)
     ]
-    return {"data": traces, "layout": layout}
+    return layout
 
 
 def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
@@ -280,17 +294,17 @@ def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
         for number, (module, groups) in enumerate(modules.items()):
             below = f"{top}/{number}"
             if len(groups) == 1:
-                add(below, top, report.module_title(groups[0]), groups[0].nbytes, category, groups[0])
+                (group,) = groups
+                add(below, top, report.module_title(group) + _stays(group), group.nbytes, category, group)
                 continue
             add(below, top, module_title(graph, module), sum(group.nbytes for group in groups), category)
             for at, group in enumerate(groups):
                 line = group.source.short if group.source else f"by {group.made_by}"
-                add(f"{below}/{at}", below, line, group.nbytes, category, group)
+                add(f"{below}/{at}", below, line + _stays(group), group.nbytes, category, group)
         if rest:
             add(f"{top}/rest", top, f"+{len(rest):,} smaller groups", sum(group.nbytes for group in rest), category)
     layout = _layout(colours, 380)
     layout["margin"] = {"l": 12, "r": 12, "t": 12, "b": 12}
-    layout["uniformtext"] = {"minsize": 9, "mode": "hide"}
     del layout["xaxis"], layout["yaxis"]
     treemap = {
         "type": "treemap",
@@ -313,6 +327,10 @@ def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
         "maxdepth": 4,
     }
     return {"data": [treemap], "layout": layout}
+
+
+def _stays(group: PeakGroup) -> str:
+    return " → .grad" if group.stays else ""
 
 
 def escaped(text: str) -> str:
@@ -427,9 +445,7 @@ def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> 
     return found
 
 
-def _time_of(timeline: Timeline, event: int, clock: bool) -> float:
-    if not clock:
-        return float(timeline.place_of(event))
+def _clock_of(timeline: Timeline, event: int) -> float:
     return timeline.event_ns[min(event, len(timeline.event_ns) - 1)] / 1e6
 
 

@@ -12,6 +12,7 @@ from ..engine.compare import Comparison
 from ..engine.peak import PeakGroup, PeakReport
 from ..engine.sizes import share_text, size_text
 from ..engine.timeline import Category
+from .glossary import CATEGORIES, COLUMNS
 from .theme import CATEGORY_COLOURS, LIGHT
 
 _MOST_GROUPS = 5  # of each category
@@ -38,7 +39,7 @@ def peak_html(report: PeakReport) -> str:
     rows = []
     for category, groups, rest in report.shown(_MOST_GROUPS):
         nbytes = report.categories[category]
-        name = f'<span style="color:{_colour(category)}">■</span> <b>{category.title}</b>'
+        name = category_html(category)
         share = _unbroken(share_text(nbytes, report.nbytes))
         rows.append(_row(f"<b>{_unbroken(size_text(nbytes))}</b>", f"<b>{share}</b>", name, ""))
         rows += [_group_row(report, group) for group in groups]
@@ -50,7 +51,8 @@ def peak_html(report: PeakReport) -> str:
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
     parts += [
-        f'<p class="hint"><b>{size_text(hint.nbytes)}</b> {_hint(hint.fact, hint.advice)}</p>' for hint in report.hints
+        f'<p class="hint"><b>Hint: {size_text(hint.nbytes)}</b> {_hint(hint.fact, hint.advice)}</p>'
+        for hint in report.hints
     ]
     return f'<div class="th-report"><style>{STYLE}</style>{"".join(parts)}</div>'
 
@@ -59,7 +61,9 @@ def table_html(comparison: Comparison) -> str:
     """The rows of a comparison and what they say. It brings its own style."""
     headings, *rows = comparison.cells
     right = {"peak", "predicted", "dry run", "longest queue", "time"}
-    head = "".join(f"<th{_cell(heading in right)}>{escape(heading)}</th>" for heading in headings)
+    head = "".join(
+        f"<th{_cell(heading in right)}{_title(COLUMNS.get(heading, ''))}>{escape(heading)}</th>" for heading in headings
+    )
     body = []
     for row, cells in zip(comparison.rows, rows, strict=True):
         share = 100 * row.peak_bytes / (comparison.highest.peak_bytes or 1)
@@ -84,6 +88,11 @@ def table_html(comparison: Comparison) -> str:
     return f'<div class="th-report"><style>{STYLE}</style>{said}{table}</div>'
 
 
+def category_html(category: Category) -> str:
+    """Its colour, its name, and what that means on hover."""
+    return f'<span style="color:{_colour(category)}">■</span> <b{_title(CATEGORIES[category])}>{category.title}</b>'
+
+
 def _group_row(report: PeakReport, group: PeakGroup) -> str:
     story = "<br>".join(f'<span class="soft">{word}</span> {escape(said)}' for word, said in report.sentences(group))
     nbytes, share = size_text(group.nbytes), share_text(group.nbytes, report.nbytes)
@@ -95,6 +104,11 @@ def _row(nbytes: str, share: str, what: str, story: str) -> str:
         f"<tr><td{_cell(True)}>{nbytes}</td><td{_cell(True)}>{share}</td>"
         f"<td{_cell(False, 'where')}>{what}</td><td{_cell(False, 'wide')}>{story}</td></tr>"
     )
+
+
+def _title(text: str) -> str:
+    """What opens on hover."""
+    return f' title="{escape(text)}"' if text else ""
 
 
 def _hint(fact: str, advice: str) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 import tapehead as th
 from tapehead.engine.compare import Comparison, compare
-from tapehead.engine.timeline import Timeline
+from tapehead.engine.timeline import Category, Timeline
 from tapehead.engine.workloads import workload
 from tapehead.widgets.memory_figures import category_figure, escaped, lifetimes_drawing, memory_drawing
 from tapehead.widgets.theme import DARK, LATER, LIGHT
@@ -133,6 +133,53 @@ def test_a_buffer_that_becomes_a_parameters_gradient_changes_its_colour() -> Non
     assert [name for _, _, name in bars] == ["input buffer", "parameter gradient"]
     assert bars[0][1] == bars[1][0]
     assert bars[1][1] == len(timeline.order), "alive at the end"
+
+
+@pytest.mark.parametrize("policy", ["bfs", "dfs", "heap"])
+def test_a_bar_and_the_stack_change_their_colour_with_the_same_task(linear50: Comparison, policy: str) -> None:
+    timeline = linear50[policy].timeline
+    bars: dict[int, list[tuple[float, float, str]]] = {}
+    drawing = lifetimes_drawing(timeline, LIGHT)
+    for row, start, stop, name in spans(drawing):
+        bars.setdefault(row, []).append((start, stop, name))
+    names = drawing["layout"]["yaxis"]["ticktext"]
+    for number, leaf in timeline.grads.items():
+        name = f"{timeline.graph.tasks[leaf].parameter}.grad"
+        if name in names:
+            *_, (start, _, category) = sorted(bars[names.index(name)])
+            assert (start, category) == (timeline.order.index(leaf), "parameter gradient")
+            levels = timeline.category_levels[Category.GRADIENT]
+            place = timeline.order.index(leaf)
+            assert levels[place] - levels[place - 1] == timeline.nbytes[number]
+    if policy != "bfs":
+        assert "linear.weight.grad" in names
+
+
+def test_lines_that_lie_upon_each_other_can_be_told_apart(linear50: Comparison) -> None:
+    for theme in (LIGHT, DARK):
+        lines = [each["line"] for each in memory_drawing(linear50.timelines, theme)["data"] if each["mode"] == "lines"]
+        for key in ("color", "dash", "width"):
+            assert len({line[key] for line in lines}) == 3
+        widths = [line["width"] for line in lines]
+        assert widths == sorted(widths, reverse=True)
+
+
+def test_the_page_explains_its_words_and_calls_a_hint_one(linear50: Comparison, tmp_path: Path) -> None:
+    page = linear50.save_html(tmp_path / "page.html").read_text(encoding="utf-8").partition("<script")[0]
+    words = page.partition("<h2>Words</h2>")[2]
+    for term in ("predicted", "dry run", "longest queue", "input buffer", "workspace", "parameter gradient"):
+        assert re.search(rf"<dt>(<span[^>]*>■</span> <b[^>]*>)?{term}(</b>)?</dt><dd>\w", words), term
+        assert re.search(rf'<(th|b)[^>]* title="[^"]+"[^>]*>{term}<', page), term
+    assert "held gradient" not in words, "there is none"
+    assert '<p class="hint"><b>Hint: 48.0 MiB</b> 48 gradients' in page
+    assert linear50.before is not None
+    assert "Not counted is what was there before the forward" in page.partition("</header>")[0]
+    assert re.search(r'<p class="key">.*■</span> <b[^>]*>input buffer</b> 51.0 MiB', page)
+
+
+def test_what_stays_as_grad_is_marked_in_the_treemap(linear50: Comparison) -> None:
+    (tree,) = linear50.peak("bfs").figure().data
+    assert sum(" → .grad" in label for label in tree.labels) == 1
 
 
 def test_lifetimes_over_the_clock(linear50: Comparison) -> None:
