@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -59,10 +60,16 @@ def _parser() -> Parser:
     demo.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the picture (out)")
     demo.set_defaults(command=_demo)
 
-    compare = commands.add_parser("compare", help="measure and predict a ready model's memory under several policies")
-    compare.add_argument("workload", help="one of `tapehead workloads`")
+    compare = commands.add_parser(
+        "compare", help="measure and predict memory under several policies, of a ready model or your own code"
+    )
+    compare.add_argument(
+        "target",
+        metavar="WORKLOAD | SCRIPT.py:FUNCTION",
+        help="one of `tapehead workloads`, or a function as `tapehead graph` takes it, which is run many times",
+    )
     compare.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies (bfs dfs heap)")
-    compare.add_argument("--size", choices=("small", "full"), default="small", help="how large a model (small)")
+    compare.add_argument("--size", choices=("small", "full"), default="small", help="how large a ready model (small)")
     compare.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the page (out)")
     compare.set_defaults(command=_compare)
 
@@ -105,39 +112,60 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
     from .engine.compare import compare
+    from .engine.workloads import workload
+    from .script import UserError, make_loss_of, users_traceback
 
     if find_spec("plotly") is None:
         return _refuse("the page draws its figures with plotly, which is missing: pip install plotly")
-    try:
-        found, policies = _chosen(options)
-    except (ValueError, OSError) as error:
-        return _refuse(error)
-    title = f"{found.title} ({found.name}, {options.size})"
-    console.print(f"[bold]{title}[/bold]\n[dim]{found.source}[/dim]\n")
-    _, make_loss = found.build(options.size)
-    comparison = compare(make_loss, policies)
+    target: str = options.target
+    with ExitStack() as script:
+        try:
+            policies = _policies(options)
+            if ":" in target or target.endswith(".py"):
+                make_loss = script.enter_context(make_loss_of(target))
+                name, title, source = Path(target).name.replace(".py:", "-"), Path(target).name, ""
+            else:
+                found = workload(target)
+                name, title, source = found.name, f"{found.title} ({found.name}, {options.size})", found.source
+                _, make_loss = found.build(options.size)
+            options.out.mkdir(parents=True, exist_ok=True)
+            console.print(title, style="bold", markup=False)
+            console.print(f"{source}\n", style="dim", markup=False)
+            comparison = compare(make_loss, policies)
+        except UserError as error:
+            print(users_traceback(error.error), end="", file=sys.stderr)
+            print(f"tapehead: {target} raised {type(error.error).__name__}", file=sys.stderr)
+            return 1
+        except (ValueError, OSError) as error:
+            return _refuse(error)
     console.print(comparison.table)
     for sentence in comparison.sentences:
         console.print(f"\n{sentence}", markup=False)
     console.print(f"\n[bold]{comparison.highest.policy}[/bold]")
     console.print(comparison.peak(comparison.highest.policy))
-    path = comparison.save_html(options.out / f"{found.name}-compare.html", title)
+    path = comparison.save_html(options.out / f"{name}-compare.html", title)
     console.print(f"\nFigures, and the peak of each policy, are in {path}", soft_wrap=True, markup=False)
     return 0
 
 
 def _chosen(options: argparse.Namespace) -> tuple[Workload, list[str]]:
     """The workload and the policies that are meant; makes the folder for what comes out."""
-    from .engine.policies import POLICIES
     from .engine.workloads import workload
+
+    policies = _policies(options)
+    found = workload(options.workload)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return found, policies
+
+
+def _policies(options: argparse.Namespace) -> list[str]:
+    from .engine.policies import POLICIES
 
     policies = list(dict.fromkeys(options.policy or DEMO_POLICIES))
     for policy in policies:
         if policy not in POLICIES:
             raise ValueError(f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
-    found = workload(options.workload)
-    options.out.mkdir(parents=True, exist_ok=True)
-    return found, policies
+    return policies
 
 
 def _workloads(options: argparse.Namespace, console: Console) -> int:

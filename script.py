@@ -1,4 +1,4 @@
-"""`tapehead graph SCRIPT.py:FUNCTION`: runs a user's function under a capture and draws the graph of its loss."""
+"""`SCRIPT.py:FUNCTION` on the command line: a user's function, run under a capture to draw its graph, or compared."""
 
 from __future__ import annotations
 
@@ -39,17 +39,16 @@ def draw_function(target: str) -> Drawn:
     Raises:
         ValueError: the target names no script or no function, or the function returns something else.
     """
-    path, function_name = _parts(target)
-    with _script_folder_on_path(path):
-        try:
-            function = _function(_load(path), function_name)
-        except _UserError as error:
-            return Drawn(None, error.error)
-        try:
-            with capture() as tape:
-                result = function()
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            return Drawn(_graph_so_far(tape.graph), error)
+    _, function_name = _parts(target)
+    try:
+        with _users_function(target) as function:
+            try:
+                with capture() as tape:
+                    result = function()
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                return Drawn(_graph_so_far(tape.graph), error)
+    except UserError as error:
+        return Drawn(None, error.error)
     loss, model = _loss_and_model(result, function_name)
     try:
         return Drawn(graph(loss, model))
@@ -57,8 +56,30 @@ def draw_function(target: str) -> Drawn:
         raise ValueError(f"{function_name}() returned a loss without a graph: {error}") from error
 
 
-class _UserError(Exception):
-    """What the script itself raised while it was loaded."""
+@contextmanager
+def make_loss_of(target: str) -> Iterator[Callable[[], Tensor]]:
+    """What makes the loss of `SCRIPT.py:FUNCTION`, while the script's folder is on sys.path. See `draw_function`.
+
+    Raises:
+        ValueError: as there.
+        UserError: the script raised; and so does what is given, if the function raises.
+    """
+    _, function_name = _parts(target)
+
+    with _users_function(target) as function:
+
+        def make_loss() -> Tensor:
+            try:
+                result = function()
+            except (Exception, SystemExit) as error:
+                raise UserError(error) from error
+            return _loss_and_model(result, function_name)[0]
+
+        yield make_loss
+
+
+class UserError(Exception):
+    """What the script itself raised."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -77,10 +98,11 @@ def _parts(target: str) -> tuple[Path, str]:
 
 
 @contextmanager
-def _script_folder_on_path(path: Path) -> Iterator[None]:
+def _users_function(target: str) -> Iterator[Callable[[], Any]]:
+    path, function_name = _parts(target)
     sys.path.insert(0, str(path.parent))
     try:
-        yield
+        yield _function(_load(path), function_name)
     finally:
         sys.path.remove(str(path.parent))
 
@@ -97,7 +119,7 @@ def _load(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise _UserError(error) from error
+        raise UserError(error) from error
     return module
 
 

@@ -105,6 +105,14 @@ def assert_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> 
     return captured.err
 
 
+def assert_refused_late(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The same for what shows only when the user's function has run, after the title."""
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tapehead") and error.count("\n") == 1
+    return error
+
+
 def test_the_demo_runs_three_policies_on_both_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "linear50", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -310,6 +318,35 @@ def test_compare_takes_the_policies_that_are_named(tmp_path: Path, capsys: pytes
     assert main(["compare", "lstm_lm", "--policy", "heap", "bfs", "--out", str(tmp_path)]) == 0
     lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith(("ms", "ms  "))]
     assert lines == ["heap", "bfs"]
+
+
+@pytest.mark.parametrize("function", ["loss", "loss_and_model"])
+def test_compare_runs_a_users_function(
+    function: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path_before = list(sys.path)
+    assert main(["compare", f"{script}:{function}", "--policy", "bfs", "heap", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"train.py:{function}\n")
+    assert [line.split()[0] for line in printed.splitlines() if " exact " in line] == ["bfs", "heap"]
+    page = tmp_path / "out" / f"train-{function}-compare.html"
+    assert str(page) in printed.replace("\n", "") and page.exists()
+    assert sys.path == path_before
+
+
+def test_compare_tells_what_a_users_function_does_wrong(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "number() returned a value of type int" in assert_refused_late(["compare", f"{script}:number"], capsys)
+    assert "train.py has no function 'los'" in assert_refused(["compare", f"{script}:los"], capsys)
+    assert "expected SCRIPT.py:FUNCTION" in assert_refused(["compare", str(script)], capsys)
+    script.write_text(SCRIPT.replace("Net()(torch.ones(2, 4)).sum()", "Net()(torch.ones(2, 4))"))
+    sentence = assert_refused_late(["compare", f"{script}:loss"], capsys)
+    assert "returned a tensor of shape 2×1; expected one element" in sentence
+    assert main(["compare", f"{script}:raises_halfway", "--out", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.count('File "') == 1 and "# here" in error
+    assert error.splitlines()[-1] == f"tapehead: {script}:raises_halfway raised RuntimeError"
 
 
 def test_compare_refuses_what_it_does_not_know(
