@@ -156,7 +156,10 @@ def _words(comparison: Comparison) -> str:
 
 def _key(report: PeakReport) -> str:
     """The categories at the peak with their bytes: the treemap has no room to name the small ones."""
-    amounts = (f"<span>{category_html(each)} {size_text(nbytes)}</span>" for each, nbytes in report.categories.items())
+    amounts = (
+        f"<span>{category_html(category)} {size_text(report.categories[category])}</span>"
+        for category, _, _ in report.shown(0)
+    )
     return f'<p class="key">{"".join(amounts)}</p>'
 
 

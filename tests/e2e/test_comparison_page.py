@@ -56,6 +56,21 @@ def test_everything_is_drawn_and_nothing_is_fetched(page: tuple[Page, list[str]]
     assert trouble == []
 
 
+UNNAMED_TILES = """() => [...document.querySelectorAll('.figure:not([hidden] *) .treemaplayer .slice')].filter(tile => {
+    const area = tile.querySelector('path').getBoundingClientRect();
+    const text = tile.querySelector('.slicetext')?.getBoundingClientRect();
+    return area.width > 8 && area.height > 8 && !(text?.width > 0);
+}).map(tile => tile.textContent || 'a tile without a text')"""
+
+
+def test_each_tile_of_the_peak_has_its_name(page: tuple[Page, list[str]]) -> None:
+    shown, _ = page
+    shown.wait_for_selector("#panel-0 .treemaplayer .slice .slicetext")
+    shown.wait_for_timeout(300)
+    assert shown.locator("#panel-0 .treemaplayer .slice").count() >= 5
+    assert shown.evaluate(UNNAMED_TILES) == []
+
+
 def test_the_tabs_show_one_policy_each_and_obey_arrow_keys(page: tuple[Page, list[str]]) -> None:
     shown, trouble = page
     shown.locator("[role=tab]", has_text="heap").click()

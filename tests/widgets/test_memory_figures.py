@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import tapehead as th
 from tapehead.engine.compare import Comparison, compare
 from tapehead.engine.timeline import Category, Timeline
 from tapehead.engine.workloads import workload
+from tapehead.widgets.comparison_page import page_html
 from tapehead.widgets.memory_figures import category_figure, escaped, lifetimes_drawing, memory_drawing
 from tapehead.widgets.theme import DARK, LATER, LIGHT
 
@@ -280,6 +282,15 @@ def test_the_page_has_all_in_one_file(nasty: Comparison, tmp_path: Path) -> None
     for row in nasty.rows:
         assert f"<b>{row.policy}</b>" in ours
     assert len(page) < 7_000_000
+
+
+def test_what_is_new_in_the_reports_is_escaped_too(nasty: Comparison) -> None:
+    row = replace(nasty.rows[0], policy=NASTY, dry_run_bytes=1, dry_run_estimates=(NASTY,))
+    comparison = replace(nasty, rows=(row, *nasty.rows[1:]))
+    assert any(sentence.startswith("The dry run is off") and NASTY in sentence for sentence in comparison.sentences)
+    ours = page_html(comparison, NASTY).partition("<script")[0]
+    for html in (comparison._repr_html_(), comparison.peak(NASTY)._repr_html_(), ours):
+        assert "<script" not in html and "<b>x" not in html and "&lt;script&gt;" in html
 
 
 def test_the_notebooks_table_escapes_and_shows_the_rows(nasty: Comparison) -> None:
