@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -12,9 +13,10 @@ from torch.autograd.graph import Node
 
 from ..inspector.graph import Graph, Task, TensorMeta
 from ..inspector.kinds import Kind
+from ..inspector.marks import tensors_of
 from ..inspector.saved import SavedTensor
 from ..inspector.torch_internals import (
-    FakeOperations,
+    attributes_of,
     call_node,
     first_freed,
     hides_saved,
@@ -23,20 +25,25 @@ from ..inspector.torch_internals import (
     leaf_hooks,
     leaf_of,
     node_hooks,
+    owned_alone,
     packed_by_user,
     post_accumulate_hooks,
     saved_facts,
     saved_slots,
     saved_variables,
     storage_of,
+    storage_owned_alone,
     stored_values,
 )
+from .fake_kernels import FakeKernels
 from .footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
+from .hook_watch import HookWatch
 from .input_buffer import fits, fitted
-from .layouts import contiguous, layout_of, sum_of
+from .layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from .measured_device import device_of
 from .schedule import schedule
 from .task_runner import APPLIED, by_edge, takes_of
+from .tensor_hooks import TensorHooks
 from .timeline import Maker
 
 
@@ -49,15 +56,13 @@ def dry_run(graph: Graph, device: torch.device | str | None = None) -> Footprint
 
     What is alive before is known from `Graph.saved`. Of what a node saves, a storage counts as made since just before
     the forward if the tensor has a `grad_fn` in this graph, or if nothing but nodes holds it: a dropout mask, say. So
-    a leaf doesn't count, nor what the caller holds of the inputs and targets. Each root is taken to be held by the
-    caller, on a storage of its own.
+    a leaf doesn't count, nor what the caller holds of the inputs and targets. What nodes made and variables still hold
+    counts, too; it is found among what Python's garbage collector tracks. So does a root, if only its edge is at hand.
 
-    Known limitations: the forward's results which the caller keeps and no node saves are not known of, nor what
-    CopySlices and custom C++ nodes keep, nor how large a storage a root is on. What a kernel allocates for itself while
-    it runs, as convolutions do, can't be seen: a measured run has it. A few formulas (of index and
-    binary_cross_entropy_with_logits) take a step out of place which on real tensors is in place. `Footprints.limits`
-    names the tasks that can't be asked at all. The first dry run of a process takes two seconds more, in which torch
-    loads what fake tensors need.
+    Known limitations: what CopySlices and custom C++ nodes keep is not known of. What a kernel allocates for itself
+    while it runs, as convolutions do, can't be seen, but for the few cases of `FakeKernels`: a measured run has it. So
+    the first of `Footprints.limits` is always `WORKSPACE`; the others name tasks of which still less is known. The
+    first dry run of a process takes two seconds more, in which torch loads what fake tensors need.
 
     Args:
         graph: the graph. The caller gives the gradients of roots that are no scalars.
@@ -75,6 +80,32 @@ def dry_run(graph: Graph, device: torch.device | str | None = None) -> Footprint
         task = graph.describe(graph.nodes.index(freed))
         raise RuntimeError(f"a backward has freed what {task} saved, so it can't be asked; make the graph again")
     return _DryRun(graph, device_of(graph, device)).run(order)
+
+
+WORKSPACE = (
+    "a dry run sees what operations return, not all that their kernels allocate for themselves while they run; "
+    "th.profile measures that"
+)
+"""Why every dry run is an estimate."""
+
+_TAKES_MORE = {
+    "Convolution": "the workspace of convolutions",
+    "SlowConv": "the workspace of convolutions",
+    "Attention": "the workspace of attention",
+    "Rnn": "the workspace of recurrent layers",
+    "BatchNorm": "the workspace of normalizations",
+    "GroupNorm": "the workspace of normalizations",
+    "LayerNorm": "the workspace of normalizations",
+    "Fft": "the workspace of FFTs",
+    "EmbeddingBag": "the workspace of embedding bags",
+    "CtcLoss": "the workspace of the CTC loss",
+    "MatrixExp": "the workspace of matrix exponentials",
+    "Trilinear": "the workspace of bilinear layers",
+    "ProdBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
+    "CumprodBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
+    "BinaryCrossEntropy": "formulas with a step in place where there are values",
+}
+"""By what a node's name has in it: of what a dry run is known to say too little, or too much."""
 
 
 class _Gradient(NamedTuple):
@@ -113,20 +144,27 @@ class _DryRun:
     def __init__(self, graph: Graph, device: torch.device) -> None:
         self._graph = graph
         self._device = device
-        self._operations = FakeOperations(device)
+        self._operations = FakeKernels(device)
         self._takes = [takes_of(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True)]
         self._answers: dict[object, _Answer] = {}
         self._limits: dict[str, list[int]] = {}
+        self._saved = graph.saved  # looks who holds what, so before anything here does
+        self._addresses = self._addresses_of_saved()
         saved = map(saved_variables, graph.nodes)
         self._packed = [packed_by_user(each) for each in saved]
         self._any_packed = any(self._packed)
+        self._hooks = TensorHooks(graph.nodes)
+        self._more_limits: list[str] = []
 
     def run(self, order: Sequence[int]) -> Footprints:
         graph = self._graph
         leaves = {task.id: leaf_of(graph.nodes[task.id]) for task in graph.tasks if task.is_leaf}
         grads = {task_id: leaf.grad for task_id, leaf in leaves.items()}
         try:
-            tasks = self._ask(order)
+            states = {
+                task_id: LeafState(_layout_of(leaf), grads[task_id] is not None) for task_id, leaf in leaves.items()
+            }
+            tasks = self._ask(order, states)
         finally:
             for task_id, leaf in leaves.items():  # a custom Function may have set one
                 if leaf.grad is not grads[task_id]:
@@ -140,12 +178,16 @@ class _DryRun:
             "dry run",
             tuple(tasks),
             start,
-            {task_id: LeafState(_layout_of(leaf), grads[task_id] is not None) for task_id, leaf in leaves.items()},
+            states,
             tuple(assumed_layout(meta) if _is_scalar(meta) and self._counts(meta.device) else None for meta in roots),
-            limits=tuple(_sentence(graph, what, task_ids) for what, task_ids in self._limits.items()),
+            limits=(
+                WORKSPACE,
+                *(_sentence(graph, what, task_ids) for what, task_ids in self._limits.items()),
+                *self._more_limits,
+            ),
         )
 
-    def _ask(self, order: Sequence[int]) -> list[Footprint | None]:
+    def _ask(self, order: Sequence[int], leaves: Mapping[int, LeafState]) -> list[Footprint | None]:
         """The footprints of all tasks, by id."""
         graph = self._graph
         waiting: list[list[_Gradient | None]] = [[None] * len(task.inputs) for task in graph.tasks]
@@ -154,15 +196,54 @@ class _DryRun:
         footprints: list[Footprint | None] = [None] * len(graph)
         with self._operations:
             for task_id in order:
-                if graph.tasks[task_id].is_leaf:
+                if task_id in leaves:
+                    footprints[task_id] = self._copies(waiting[task_id][0], leaves[task_id])
                     continue
                 answer = self._answer(graph.tasks[task_id], waiting[task_id])
-                footprints[task_id] = answer.footprint
+                footprints[task_id] = self._retaining(task_id, answer.footprint, waiting[task_id])
                 for edge in graph.out_edges[task_id]:
                     gradient = answer.gradients[edge.output]
                     if gradient is not None:
                         self._add(waiting, edge.next_task, edge.input, gradient)
         return footprints
+
+    def _copies(self, gradient: _Gradient | None, leaf: LeafState) -> Footprint | None:
+        """What an AccumulateGrad takes, while it copies what can't be the .grad itself, besides the copy."""
+        if gradient is None or leaf.has_grad or suits(gradient.layout, leaf.layout):
+            return None
+        scratch = self._scratch(gradient, copy_for(gradient.layout, leaf.layout))
+        return Footprint((0, ~0), (scratch,), (), (gradient.layout,)) if scratch else None
+
+    def _scratch(self, gradient: _Gradient, copy: Layout) -> int:
+        return scratch_of_copy(gradient.layout, copy) if gradient.device == self._device == torch.device("cpu") else 0
+
+    def _retaining(self, task_id: int, footprint: Footprint, inputs: list[_Gradient | None]) -> Footprint:
+        """The footprint with what `retain_grad` does first: it copies a gradient, and its tensor keeps the copy."""
+        events: list[int] = []
+        blocks, kept = list(footprint.blocks), list(footprint.kept)
+        for tensor in self._hooks.retained(task_id):
+            gradient = inputs[tensor.output_nr]
+            if gradient is None or not self._counts(gradient.device) or self._of_nodes_alone(tensor):
+                continue
+            if tensor.grad is not None:
+                self._limit("tasks whose gradients are added to retained ones", task_id)
+            copy = replace(contiguous(gradient.layout.shape, 1), nbytes=gradient.layout.nbytes)
+            kept.append((len(blocks), -1))
+            events.append(len(blocks))
+            blocks.append(copy.nbytes)
+            scratch = self._scratch(gradient, copy)
+            if scratch:
+                events += (len(blocks), ~len(blocks))
+                blocks.append(scratch)
+        if not events:
+            return footprint
+        return replace(footprint, trace=(*events, *footprint.trace), blocks=tuple(blocks), kept=tuple(kept))
+
+    def _of_nodes_alone(self, tensor: Tensor) -> bool:
+        """Whether the tensor, and with it what it retains, goes with the last node that saves it."""
+        storage = storage_of(tensor)
+        numbers = [number for number, address in self._addresses.items() if storage and storage.address == address]
+        return any(saved.storage in numbers and not saved.held for saved in self._saved)
 
     def _add(self, waiting: list[list[_Gradient | None]], task_id: int, number: int, gradient: _Gradient) -> None:
         other = waiting[task_id][number]
@@ -174,6 +255,9 @@ class _DryRun:
         """What a task does with these inputs; of equal nodes only the first is asked."""
         node = self._graph.nodes[task.id]
         refused = self._refused(task, node)
+        for part, what in _TAKES_MORE.items():
+            if part in task.name and task.kind is Kind.CPP:
+                self._limit(what, task.id)
         if refused is None:
             key = self._key(task, node, inputs)
             answer = None if key is None else self._answers.get(key)
@@ -219,6 +303,7 @@ class _DryRun:
     def _call(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> _Answer:
         operations = self._operations
         operations.start()
+        operations.formula = task.kind not in APPLIED
         given: list[Tensor | None] = [
             None if each is None else operations.tensor(each.layout.shape, each.layout.strides, each.dtype, each.device)
             for each in inputs
@@ -227,7 +312,13 @@ class _DryRun:
             for number, meta in enumerate(task.inputs):
                 if given[number] is None:
                     given[number] = torch.zeros(meta.shape or (), dtype=meta.dtype, device=meta.device)
-            outputs = list(by_edge(task, node, call_node(node, given)))
+            before = dict(vars(node))
+            try:
+                outputs = list(by_edge(task, node, call_node(node, given)))
+            finally:  # what it puts on its ctx has no bytes
+                after = dict(vars(node))
+                vars(node).clear()
+                vars(node).update(before)
         else:
             outputs = list(call_node(node, given))
         for edge in self._graph.out_edges[task.id]:
@@ -237,12 +328,21 @@ class _DryRun:
                 outputs[edge.output] = fitted(gradient, takes, self._graph, edge)
         gradient = None
         events = tuple(operations.events)  # what dies later is what the next tasks get
+        origins = tuple(self._origins(task, given, outputs))
+        kept: set[int] = set()
+        if task.kind in APPLIED:
+            alive = {event for event in events if event >= 0 and ~event not in events}
+            kept = alive - {each.number for each in origins if each is not None and each.origin == "block"}
+            del after
+        if kept:
+            self._limit("custom Functions that go on holding what they make", task.id)
         return _Answer(
             Footprint(
                 events,
                 tuple(operations.nbytes),
-                tuple(self._origins(task, given, outputs)),
+                origins,
                 tuple(None if each is None else each.layout for each in inputs),
+                tuple((block, -1) for block in sorted(kept)),
             ),
             tuple(None if each is None else _Gradient(_layout_of(each), each.dtype, each.device) for each in outputs),
         )
@@ -278,14 +378,17 @@ class _DryRun:
     def _start(self) -> Iterator[StartStorage]:
         """What is alive before the backward; see `dry_run` for the rule."""
         graph = self._graph
-        of_leaves = self._storages_of_leaves()
+        leaves = [storage_of(leaf_of(graph.nodes[task.id])) for task in graph.tasks if task.is_leaf]
+        of_leaves = {storage.address for storage in leaves if storage is not None}
         storages: dict[int, list[SavedTensor]] = {}
-        for saved in graph.saved:
+        for saved in self._saved:
             if saved.storage is None:
                 self._limit("nodes that keep sparse or nested tensors", saved.task)
-            elif saved.storage not in of_leaves and self._counts(saved.device) and saved.storage_bytes:
+            elif self._addresses[saved.storage] in of_leaves:
+                continue
+            elif self._counts(saved.device) and saved.storage_bytes:
                 storages.setdefault(saved.storage, []).append(saved)
-        shown = set()  # roots
+        shown: set[int | None] = set()  # the tasks whose results are among these
         for found in storages.values():
             held = any(saved.held for saved in found)
             makers = {saved.made_by for saved in found if saved.made_by is not None}
@@ -300,6 +403,10 @@ class _DryRun:
                 held,
                 self._maker(min(makers) if makers else None, {saved.task for saved in found}),
             )
+        known = of_leaves.union(self._addresses.values())
+        for made_by, storage in [*self._on_ctx(known), *self._in_variables(known)]:
+            shown.add(made_by)
+            yield storage
         for root in dict.fromkeys(graph.roots):
             meta = graph.tasks[root.task].inputs[root.input]
             if root.task not in shown and not graph.tasks[root.task].is_leaf and self._counts(meta.device):
@@ -317,29 +424,68 @@ class _DryRun:
             return Maker(None, None, None)
         return Maker(None, graph.tasks[made_by].operation, graph.module(made_by))
 
-    def _storages_of_leaves(self) -> set[int]:
-        """The storages of leaves among those that are saved, by their numbers in `Graph.saved`."""
-        graph = self._graph
-        leaves = [storage_of(leaf_of(graph.nodes[task.id])) for task in graph.tasks if task.is_leaf]
-        addresses = {storage.address for storage in leaves if storage is not None}
-        numbers = iter(graph.saved)
-        found = set()
-        for node in graph.nodes:
+    def _addresses_of_saved(self) -> dict[int, int]:
+        """The addresses of saved storages, by their numbers in `Graph.saved`."""
+        numbers = iter(self._saved)
+        found = {}
+        for node in self._graph.nodes:
             for slot in saved_slots(node):
                 storage, saved = storage_of(slot.tensor), next(numbers)
-                if storage is not None and storage.address in addresses and saved.storage is not None:
-                    found.add(saved.storage)
+                if storage is not None and saved.storage is not None:
+                    found[saved.storage] = storage.address
         return found
+
+    def _on_ctx(self, known: set[int]) -> Iterator[tuple[int | None, StartStorage]]:
+        """What custom Functions put on their ctx themselves, with the task that made it. It goes with the graph.
+
+        Args:
+            known: the addresses of storages to leave out.
+        """
+        graph = self._graph
+        ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
+        for task, node in zip(graph.tasks, graph.nodes, strict=True):
+            tensors = [tensor for value in attributes_of(node).values() for tensor in tensors_of(value)]
+            for number in range(len(tensors)):
+                storage = storage_of(tensors[number])
+                if storage is None:
+                    self._limit("custom Functions that keep sparse or nested tensors", task.id)
+                    continue
+                if storage.address in known or not storage.nbytes or not self._counts(tensors[number].device):
+                    continue
+                maker = tensors[number].grad_fn
+                made_by = None if maker is None else ids.get(maker)
+                if made_by is None and not (owned_alone(tensors, number, 1) and storage_owned_alone(tensors[number])):
+                    continue  # was there before, as far as can be known
+                known.add(storage.address)
+                made = self._maker(made_by, {task.id})
+                yield made_by, StartStorage(storage.nbytes, (), True, made)
+
+    def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage]]:
+        """The forward's results which somebody holds and no node keeps, with the task that made each."""
+        for task_id in range(len(self._graph)):
+            for tensor in self._hooks.alive(task_id):
+                storage = storage_of(tensor)
+                if storage is None or storage.address in known or not self._counts(tensor.device):
+                    continue
+                known.add(storage.address)
+                if storage.nbytes:
+                    yield task_id, StartStorage(storage.nbytes, (), True, self._maker(task_id, set()))
 
     def _look_for_hooks(self, leaves: dict[int, Tensor]) -> None:
         if not hooks_registered():
             return
+        what = "tasks with hooks, which were not run"
         for task_id, node in enumerate(self._graph.nodes):
-            hooks = [*node_hooks(node)[0], *node_hooks(node)[1]]
+            hooks: list[object] = [*node_hooks(node)[0], *node_hooks(node)[1]]
+            hooks += [hook for hook in self._hooks.of(task_id) if hook.kind == "tensor"]
             if task_id in leaves:
                 hooks += [*leaf_hooks(leaves[task_id]), *post_accumulate_hooks(leaves[task_id])]
             if hooks:
-                self._limit("tasks with hooks, which were not run", task_id)
+                self._limit(what, task_id)
+        if what not in self._limits and HookWatch(self._graph.nodes).registered():
+            self._more_limits.append(
+                "there are hooks which nothing lists; if tensors of this graph had them, what these hold is not known"
+            )
 
     def _limit(self, what: str, task_id: int) -> None:
         tasks = self._limits.setdefault(what, [])

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from operator import lt
+from dataclasses import replace
+from operator import index, lt
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph
@@ -41,7 +45,13 @@ def simulate(
     Raises:
         ValueError: the order is not legal, or that of a policy which decides while the backward runs; or the footprints
             are another graph's.
+        TypeError: the graph, the footprints or an id in the order is something else.
     """
+    if not isinstance(graph, Graph):
+        raise TypeError(f"th.simulate takes a graph, not a {type(graph).__name__}{_instead(graph)}")
+    if footprints is not None and not isinstance(footprints, Footprints):
+        kind = type(footprints).__name__
+        raise TypeError(f"footprints are those of a measured run, th.profile(...).footprints, not a {kind}")
     with collector_paused():
         if footprints is None:
             footprints = dry_run(graph)
@@ -51,6 +61,13 @@ def simulate(
         places = _places(graph, order, program.edges)
         keep_graph = footprints.keep_graph if retain_graph is None else retain_graph
         return _Simulation(graph, footprints, program, keep_graph).run(places)
+
+
+def _instead(given: object) -> str:
+    """What to pass in place of this."""
+    if isinstance(given, Tensor | GradientEdge):
+        return ": th.simulate(th.graph(loss))"
+    return ": pass its .graph" if isinstance(getattr(given, "graph", None), Graph) else ""
 
 
 def _difference(graph: Graph, other: Graph) -> str | None:
@@ -77,6 +94,8 @@ def _places(
             raise ValueError(f"policy {policy_name(policy)} decides while the backward runs; give an order instead")
         return schedule(graph, policy)
     order = tuple(order)
+    if set(map(type, order)) - {int}:
+        order = tuple(graph.task(index(each) if hasattr(each, "__index__") else each).id for each in order)
     count = len(graph)
     place_of = [-1] * count
     for place, task_id in enumerate(order):
@@ -293,7 +312,7 @@ class _Simulation:
         starts.append(len(events))
         for tensor in program.roots:
             drop(tensor)
-        return Timeline(
+        found = Timeline(
             self._graph,
             tuple(order),
             self._footprints.device,
@@ -311,6 +330,10 @@ class _Simulation:
             array("q", inputs),
             estimates=(*self._footprints.limits, *self._estimates()),
         )
+        if found.basis == "calibrated" and found.estimates and found.workspace_share:
+            share = f"{found.workspace_share:.1%} of the peak is workspace, as the run took it which was measured"
+            found = replace(found, estimates=(*found.estimates, share))
+        return found
 
     def _needed_receivers(self, order: Sequence[int]) -> list[list[int]]:
         """The receivers where the order leaves tasks out: what would go to these goes to nobody."""

@@ -34,11 +34,20 @@ class TensorHooks:
 
     def of(self, task_id: int) -> list[Hook]:
         """What runs before the task, in the engine's order: hooks by output number, then retained gradients."""
-        found = self._tensors.get(task_id)
-        if found is None:
+        alive = self.alive(task_id)
+        if not alive:
             return []
-        alive = [tensor for each in found if (tensor := each()) is not None]
         with without_torch_function():
-            alive.sort(key=lambda tensor: tensor.output_nr)
             hooks = [Hook("tensor", hook_name(hook)) for tensor in alive for hook in leaf_hooks(tensor)]
             return hooks + [Hook("retain_grad", "retain_grad") for tensor in alive if tensor.retains_grad]
+
+    def retained(self, task_id: int) -> list[Tensor]:
+        """The tensors in which the task's gradients are kept (`retain_grad`), by output number."""
+        with without_torch_function():
+            return [tensor for tensor in self.alive(task_id) if tensor.retains_grad]
+
+    def alive(self, task_id: int) -> list[Tensor]:
+        """The tensors which the task's node made in the forward and that live as Python objects, by output number."""
+        alive = [tensor for each in self._tensors.get(task_id, ()) if (tensor := each()) is not None]
+        with without_torch_function():
+            return sorted(alive, key=lambda tensor: tensor.output_nr)

@@ -210,7 +210,8 @@ class Timeline:
     def __repr__(self) -> str:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"
         estimate = ", an estimate" if self.estimates else ""
-        return f"<Timeline of {self.device}, {kind}{estimate}: peak {self.peak_bytes:,} bytes>"
+        workspace = f", {self.workspace_share:.1%} of it workspace" if self.workspace_share else ""
+        return f"<Timeline of {self.device}, {kind}{estimate}: peak {self.peak_bytes:,} bytes{workspace}>"
 
     @cached_property
     def levels(self) -> array[int]:
@@ -251,6 +252,13 @@ class Timeline:
         """The id of that task; None if the backward started with its peak."""
         place = self.peak_place
         return self.order[place] if 0 <= place < len(self.order) else None
+
+    @cached_property
+    def workspace_share(self) -> float:
+        """How much of the peak is workspace, from 0 to 1: what depends on kernels, threads and layouts."""
+        event, place = self.peak_event, self.peak_place
+        alive = (n for n in self.alive(event) if self.category_at(n, event, place) is Category.WORKSPACE)
+        return sum(self.nbytes[number] for number in alive) / self.peak_bytes if self.peak_bytes else 0.0
 
     @cached_property
     def forward_peak_bytes(self) -> int | None:

@@ -667,8 +667,8 @@ def queue_engine_callback(callback: Callable[[], None]) -> None:
     _real_engine.queue_callback(callback)
 
 
-def owned_alone(tensors: Sequence[Tensor | None], number: int) -> bool:
-    """Whether nothing but this sequence holds its tensor number `number`.
+def owned_alone(tensors: Sequence[Tensor | None], number: int, others: int = 0) -> bool:
+    """Whether nothing but this sequence, and so many other references of Python's, holds its tensor number `number`.
 
     The C++ side counts one reference for all of Python's, which Python counts itself.
     """
@@ -676,7 +676,7 @@ def owned_alone(tensors: Sequence[Tensor | None], number: int) -> bool:
     if tensor is None or tensor._use_count() != 1:  # type: ignore[attr-defined]
         return False
     del tensor
-    return sys.getrefcount(tensors[number]) == _ALONE
+    return sys.getrefcount(tensors[number]) == _ALONE + others
 
 
 _ALONE = sys.getrefcount([object()][0]) + 1  # what a sequence adds to a reference of the call's own

@@ -12,7 +12,6 @@ from measure import Effort, Row
 
 import tapehead as th
 from tapehead.engine.dry_run import dry_run
-from tapehead.engine.timeline import Category
 from tapehead.engine.workloads import WORKLOADS
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
@@ -48,8 +47,7 @@ def workload_row(name: str) -> Row:
         peaks.append(peak)
         errors.append(th.simulate(run.graph, run.order, footprints).peak_bytes - peak)
         dry_errors.append(th.simulate(run.graph, run.order, guess).peak_bytes / peak - 1)
-        workspace = timeline.category_levels.get(Category.WORKSPACE)
-        shares.append(workspace[timeline.peak_place] / peak if workspace and timeline.peak_place >= 0 else 0.0)
+        shares.append(timeline.workspace_share)
     exact = sum(not error for error in errors)
     span = f"{min(peaks) / 2**20:.3f} to {max(peaks) / 2**20:.3f} MiB"
     worst = max(dry_errors, key=abs)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.dry_run import dry_run
+from tapehead.engine.dry_run import WORKSPACE, dry_run
 from tapehead.engine.schedule import schedule
 from tapehead.engine.simulate import simulate
 from tapehead.engine.workloads import WORKLOADS
@@ -21,7 +22,15 @@ from .comparing import compiled_loss
 from .profiled import profiled
 
 # Convolutions and batch norms on the CPU allocate inside the kernel, which a dry run can't see.
-WORKSPACE = {"unet": 0.17, "resnet50": 0.02}
+TOO_LOW = {"unet": 0.17, "resnet50": 0.02}
+KINDS = {
+    "resnet50": {"the workspace of convolutions", "the workspace of normalizations"},
+    "gpt2": {"the workspace of attention", "the workspace of normalizations"},
+    "lstm_lm": {"the workspace of recurrent layers"},
+    "unet": {"the workspace of convolutions"},
+    "recommender": {"the workspace of embedding bags", "formulas with a step in place where there are values"},
+    "mlp_norm": {"the workspace of normalizations"},
+}
 
 
 def order_of(graph: th.Graph, policy: str) -> list[int]:
@@ -39,7 +48,8 @@ def test_workloads_peak_as_a_dry_run_says(name: str) -> None:
 
     graph = th.graph(make_loss())
     footprints = dry_run(graph)
-    assert not footprints.limits
+    assert footprints.limits[0] == WORKSPACE
+    assert {limit.split(": ")[1] for limit in footprints.limits[1:]} == KINDS.get(name, set())
     for policy in ("bfs", "dfs", "heap", "random 1", "random 2"):
         expected = profiled(make_loss, lambda graph, policy=policy: order_of(graph, policy))
         found = simulate(graph, expected.order, footprints)
@@ -47,7 +57,7 @@ def test_workloads_peak_as_a_dry_run_says(name: str) -> None:
         assert found.start_bytes == pytest.approx(expected.start, rel=0.01, abs=16)
         assert found.end_bytes == pytest.approx(expected.end, rel=0.01)
         assert found.peak_bytes <= expected.peak
-        assert found.peak_bytes >= expected.peak * (1 - WORKSPACE.get(name, 0.01))
+        assert found.peak_bytes >= expected.peak * (1 - TOO_LOW.get(name, 0.01))
 
 
 def test_equal_tasks_share_one_footprint() -> None:
@@ -135,7 +145,7 @@ def test_a_custom_functions_code_runs_on_tensors_without_bytes() -> None:
     x = torch.randn(32, 32, requires_grad=True)
     graph = th.graph(Scaled.apply(x).sum())
     footprints = dry_run(graph)
-    assert not footprints.limits
+    assert footprints.limits[0] == WORKSPACE and "custom Functions" not in " ".join(footprints.limits)
     assert torch.equal(Scaled.touched, torch.zeros(3))
     expected = profiled(lambda: Scaled.apply(x).sum(), lambda graph: schedule(graph, "heap"))
     assert simulate(graph, "heap", footprints).peak_bytes == expected.peak
@@ -167,7 +177,7 @@ def test_a_custom_function_that_needs_values_is_taken_to_give_new_blocks() -> No
     finally:
         Asks.leaf = None
     assert x.grad is None
-    (limit,) = footprints.limits
+    limit = footprints.limits[1]
     assert "custom Functions that can't run without values (DataDependentOutputException)" in limit
     (task_id,) = [task.id for task in graph.tasks if task.name == "AsksBackward"]
     assert limit.endswith(graph.describe(task_id))
@@ -200,7 +210,10 @@ def test_hooks_that_pack_are_not_asked_to_unpack() -> None:
         words = " ".join(footprints.limits)
         assert "packed by saved_tensors_hooks" in words and "hide what they keep" in words
         assert ("reentrant checkpoints" in words) is use_reentrant
-        assert simulate(graph, "heap", footprints).end_bytes == 4096 + 4
+        # The .grad, `packed` and the loss; of the result of exp it is not known that only a pack holds it. A reentrant
+        # region's inputs, there is no telling; on its ctx is the state of the generator.
+        more = torch.get_rng_state().nbytes if use_reentrant else 4096
+        assert simulate(graph, "heap", footprints).end_bytes == 2 * 4096 + 4 + more
         loss.backward()
         assert forwards and asked
         asked.clear()
@@ -244,7 +257,8 @@ def test_slices_written_in_place_are_asked() -> None:
 
     graph = th.graph(make_loss())
     footprints = dry_run(graph)
-    assert footprints.limits == (
+    assert footprints.limits[:2] == (
+        WORKSPACE,
         "not known from a dry run: nodes that hide what they keep from the forward: 1, the first is "
         + graph.describe(next(task.id for task in graph.tasks if "CopySlices" in task.name)),
     )
@@ -306,3 +320,163 @@ def test_memory_of_another_device_is_counted_apart() -> None:
     expected = profiled(real_forward, lambda graph: schedule(graph, "bfs"))
     assert simulate(graph, "bfs", on_meta).peak_bytes == pytest.approx(expected.peak, abs=64)
     assert len(simulate(graph, "bfs", on_cpu)) == 0
+
+
+def weight(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+class Transposed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.t().clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.t().contiguous()
+
+
+# What the kernel takes for itself is at the peak of each. A gradient that is expanded BLAS can't read; a matrix that is
+# transposed is copied by blocks; what is summed in another dtype is cast first.
+KERNELS: dict[str, tuple[Any, ...]] = {  # what is done to leaves, and their shapes
+    "product, summed": (lambda w: (torch.ones(512, 64) @ w).sum(), (64, 64)),
+    "both factors, summed": (lambda x, w: (x @ w).sum(), (512, 64), (64, 64)),
+    "product, summed over rows": (lambda x, w: (x @ w).sum(0).exp().sum(), (512, 64), (64, 64)),
+    "product, summed over columns": (lambda x, w: (x @ w).sum(1).exp().sum(), (512, 64), (64, 64)),
+    "layer of one output": (lambda w, b: linear(torch.ones(512, 64), w, b).sum(), (1, 64), (1,)),
+    "layer": (lambda w, b: linear(torch.ones(512, 64), w, b).sum(), (64, 64), (64,)),
+    "layers": (lambda v, w: linear(linear(torch.ones(512, 64), v).relu(), w).sum(), (64, 64), (10, 64)),
+    "layer in three dimensions": (lambda x, w: linear(x, w).sum(), (8, 16, 64), (64, 64)),
+    "batch of products": (lambda x, w: (x @ w).sum(), (8, 16, 64), (8, 64, 32)),
+    "batch of small products": (lambda x, w: (x @ w).sum(), (8, 4, 4), (8, 4, 4)),
+    "product of every other column": (lambda w: (torch.ones(64, 128)[:, ::2] @ w).sin().sum(), (64, 64)),
+    "vector": (lambda w, v: (w @ v).sum(), (64, 64), (64,)),
+    "transposed, for .grad": (lambda w: (w.t() * torch.ones(64, 64)).sum(), (64, 64)),
+    "transposed, too small": (lambda w: (w.t() * torch.ones(59, 59)).sum(), (59, 59)),
+    "transposed, in between": (lambda w: (Transposed.apply(w) * torch.ones(64, 64)).sum(), (64, 64)),
+    "count of what is largest": (lambda w: (w * 2).amax(0).exp().sum(), (256, 64)),
+    "indexed": (lambda w: w[[1, 2, 1]].sin().sum(), (32, 64)),
+    "gathered": (lambda w: w.gather(0, torch.zeros(3, 64, dtype=torch.long)).sin().sum(), (32, 64)),
+    "selected": (lambda w: w.index_select(0, torch.tensor([1, 2, 1])).sin().sum(), (32, 64)),
+    "largest": (lambda w: w.max(0)[0].sin().sum(), (32, 64)),
+    "sorted": (lambda w: w.sort(0)[0].sin().sum(), (32, 64)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_kernels_take_for_themselves_is_known_where_layouts_decide_it(name: str) -> None:
+    compute, *shapes = KERNELS[name]
+    leaves = [weight(*shape) for shape in shapes]
+
+    def make_loss() -> Tensor:
+        for leaf in leaves:
+            leaf.grad = None
+        return compute(*leaves)
+
+    run = th.profile(make_loss)
+    loss = make_loss()
+    found = simulate(th.graph(loss))
+    counts = 256 if name == "count of what is largest" else 0  # what it divides the gradient by, in another dtype
+    assert found.peak_bytes == run.peak_bytes - counts
+    assert found.estimates[0] == WORKSPACE
+
+
+def test_the_kinds_of_task_that_take_more_are_named() -> None:
+    loss = nn.Conv3d(4, 4, 3)(weight(2, 4, 8, 8, 8)).cumprod(2).sum()
+    limits = simulate(th.graph(loss)).estimates
+    assert any("the workspace of convolutions: 1" in limit for limit in limits)
+    assert any("for which PyTorch has another formula where there are no values: 1" in limit for limit in limits)
+
+
+def test_hooks_of_tensors_are_seen_whether_the_tensors_live_or_not() -> None:
+    kept: list[object] = []
+    x = weight(32, 32)
+    y = x * 2
+    y.register_hook(kept.append)
+    loss = y.sin().sum()
+    graph = th.graph(loss)
+    (task_id,) = [task.id for task in graph.tasks if task.name == "MulBackward0"]
+    (limit,) = [limit for limit in dry_run(graph).limits if "tasks with hooks, which were not run" in limit]
+    assert limit.endswith(graph.describe(task_id))
+    gone = x * 3
+    gone.register_hook(kept.append)
+    loss = gone.exp().sum()
+    del gone, y
+    graph = th.graph(loss)
+    assert any("there are hooks which nothing lists" in limit for limit in dry_run(graph).limits)
+    assert not kept
+
+
+def retained_and_held(x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    product = x @ y
+    product.retain_grad()
+    kept.append(product)
+    after = product.t() * 2
+    after.retain_grad()
+    kept.append(after[0])
+    kept[-1].retain_grad()
+    return (kept[-1] * kept[-1]).sum() + after.sum()
+
+
+def retained_and_let_go(x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    product = x * y
+    product.retain_grad()
+    after = product.exp()
+    after.retain_grad()
+    return (product * after).sum()
+
+
+def held_and_saved_by_none(x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    kept += [x @ y, x + y]
+    return (kept[0] + kept[1].t()).sum()
+
+
+@pytest.mark.parametrize("forward", [retained_and_held, retained_and_let_go, held_and_saved_by_none])
+def test_what_variables_hold_of_the_forward_is_known(forward: Any) -> None:
+    kept: list[Tensor] = []
+    x, y = weight(64, 64), torch.randn(64, 64)
+
+    def make_loss() -> Tensor:
+        x.grad = None
+        kept.clear()
+        return forward(x, y, kept)
+
+    run = th.profile(make_loss)
+    assert run.timeline is not None
+    loss = make_loss()
+    found = simulate(th.graph(loss))
+    assert (found.start_bytes, found.peak_bytes) == (run.timeline.start_bytes, run.peak_bytes)
+    assert found.end_bytes == run.timeline.end_bytes
+    assert found.estimates == (WORKSPACE,) or "hooks which nothing lists" in found.estimates[1]
+
+
+class KeepsOnContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, constant: Tensor) -> Tensor:
+        ctx.x, ctx.constant = x, constant
+        ctx.more = [x.clone(), {"exp": x.exp()}]
+        return x + x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.made = gradient * ctx.more[0]
+        return gradient + ctx.more[1]["exp"], None
+
+
+def test_what_custom_functions_keep_on_their_context() -> None:
+    leaf, constant = weight(32, 32), torch.randn(32, 32)
+
+    def make_loss() -> Tensor:
+        leaf.grad = None
+        return KeepsOnContext.apply(leaf * leaf, constant).sum()
+
+    run = th.profile(make_loss)
+    assert run.timeline is not None
+    loss = make_loss()
+    graph = th.graph(loss)
+    found = simulate(graph)
+    assert found.start_bytes == run.timeline.start_bytes == 3 * 4096 + 4 + 4  # not the constant, nor the leaf
+    assert (found.peak_bytes, found.end_bytes) == (run.peak_bytes, run.timeline.end_bytes)
+    assert any("custom Functions that go on holding what they make: 1" in limit for limit in found.estimates)
+    (node,) = [node for node in graph.nodes if node.name() == "KeepsOnContextBackward"]
+    assert not hasattr(node, "made"), "what the dry run made is not left on the ctx"

@@ -286,6 +286,32 @@ def test_what_is_not_known_of_makes_an_estimate() -> None:
         assert found.estimates[1].startswith("1 task gets or gives a gradient of which nothing is known")
 
 
+def test_what_is_no_graph_no_footprints_or_no_order_is_told_what_to_pass() -> None:
+    x = torch.randn(4, requires_grad=True)
+    loss = x.exp().sum()
+    graph = th.graph(loss)
+    with pytest.raises(TypeError, match=r"takes a graph, not a Tensor: th.simulate\(th.graph\(loss\)\)"):
+        simulate(loss)  # type: ignore[arg-type]
+    run = th.backward(x.exp().sum())
+    with pytest.raises(TypeError, match=r"takes a graph, not a Run: pass its .graph"):
+        simulate(run)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"those of a measured run, th.profile\(...\).footprints, not a Run"):
+        simulate(graph, "heap", run)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected a task or its number, got a float"):
+        simulate(graph, [1.5])  # type: ignore[list-item]
+    assert simulate(graph, list(torch.tensor(simulate(graph).order))).order == simulate(graph).order
+
+
+def test_an_estimate_states_the_share_of_workspace() -> None:
+    run = th.profile(lambda: nn.Conv3d(4, 4, 3)(torch.ones(1, 4, 8, 8, 8, requires_grad=True)).sum())
+    assert run.footprints is not None
+    exact = simulate(run.graph, run.order, run.footprints)
+    assert not exact.estimates and exact.workspace_share > 0.5
+    flagged = simulate(run.graph, run.order, replace(run.footprints, limits=("a sentence",)))
+    share = f"{exact.workspace_share:.1%} of the peak is workspace, as the run took it which was measured"
+    assert flagged.estimates == ("a sentence", share)
+
+
 def test_another_device_counts_nothing() -> None:
     graph = tasks_of([], [0], leaves=1)
     far = replace(footprints(graph, None, does(Output("outside", -1, KILOBYTE, False))), device="meta", roots=(None,))
@@ -299,7 +325,7 @@ def test_what_inputs_leaves_out_is_not_run() -> None:
     x.grad = None
     found = simulate(graph, order)
     assert len(found.order) == len(graph) - 2 and set(found.grads.values()) == {order[-1]}
-    assert found.estimates[0].startswith("1 task gives gradients that nobody needs")
+    assert found.estimates[-1].startswith("1 task gives gradients that nobody needs")
     assert found.end_bytes == 4096 + 4 + 4096  # .grad, the loss, and what TanhBackward0 keeps
 
 

@@ -234,6 +234,14 @@ def test_the_text_says_what_it_is() -> None:
     assert repr(predicted) == "<Timeline of cuda:0, predicted (dry run), an estimate: peak 0 bytes>"
 
 
+def test_the_share_of_workspace_is_that_of_the_peak() -> None:
+    births = [("birth", 200, Category.BUFFER), ("birth", 700, Category.WORKSPACE)]
+    timeline = Account([(100, Category.SAVED)], [], [births], []).timeline()
+    assert timeline.workspace_share == 0.7
+    assert repr(timeline) == "<Timeline of cpu, measured: peak 1,000 bytes, 70.0% of it workspace>"
+    assert Account([(100, Category.SAVED)], [], [births[:1]], []).timeline().workspace_share == 0
+
+
 def test_each_category_has_a_title() -> None:
     assert len({category.title for category in Category}) == len(Category)
 

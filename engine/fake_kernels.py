@@ -1,0 +1,111 @@
+"""Operations on tensors without bytes, with what their kernels are known to allocate besides what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..inspector.torch_internals import FakeOperations
+from .layouts import layout_of, scratch_of_copy
+
+_aten = torch.ops.aten
+_CPU = torch.device("cpu")
+
+_IN_PLACE: Mapping[object, Callable[..., Tensor]] = {
+    _aten.index_add.default: _aten.index_add_.default,
+    _aten.index_fill.int_Scalar: _aten.index_fill_.int_Scalar,
+    _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
+    _aten.index_put.default: _aten.index_put_.default,
+    _aten.masked_scatter.default: _aten.masked_scatter_.default,
+    _aten.put.default: _aten.put_.default,
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.scatter.value: _aten.scatter_.value,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+}
+"""What formulas do to their own zeros in place, but out of place when they are watched (areAnyTensorSubclassLike)."""
+
+
+class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
+    """Fake operations whose events have what CPU kernels take for themselves in the cases that layouts decide.
+
+    These are matrix products of what BLAS can't read, sums in another dtype, and copies of transposed matrices. Other
+    kernels take memory, too, which nothing shows; those of accelerators are not known here.
+
+    Attributes:
+        formula: what runs is a formula of torch's own, which works in place on tensors that it has made.
+    """
+
+    formula = True
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        in_place = _IN_PLACE.get(operator)
+        if in_place is not None and self.formula and self.number(args[0]) >= 0:
+            operator = in_place
+        result = super().__torch_dispatch__(operator, types, args, kwargs)
+        find = _SCRATCH.get(operator)
+        if find is not None and isinstance(result, Tensor) and result.device == self._device == _CPU:
+            self._take_scratch([nbytes for nbytes in find(result, *args) if nbytes])
+        return result
+
+    def _take_scratch(self, sizes: list[int]) -> None:
+        """Notes blocks that the kernel frees before it returns."""
+        first = len(self.nbytes)
+        self.nbytes += sizes
+        self.events += range(first, len(self.nbytes))
+        self.events += (~number for number in reversed(range(first, len(self.nbytes))))
+
+
+def _of_product(result: Tensor, *arguments: Any) -> list[int]:
+    """Copies of matrices that BLAS can't read, the last one first (LinearAlgebra.cpp, addmm_impl_cpu_).
+
+    In a batch one product after the other takes them; this is the first one's share.
+    """
+    matrices = [each for each in arguments if isinstance(each, Tensor)][-2:]
+    if not result.numel() or not matrices[0].shape[-1]:
+        return []
+    if result.dim() == 3 and result[0].numel() * matrices[0].shape[-1] < _SMALL_IN_BATCH:
+        return []
+    matrices = [each[0] if each.dim() == 3 else each for each in matrices if each.dim() > 1]  # no vectors
+    return [each.numel() * each.element_size() for each in reversed(matrices) if not _is_for_blas(each)]
+
+
+_SMALL_IN_BATCH = 400  # multiplications below which a batch goes without BLAS (bmm_out_or_baddbmm_)
+
+
+def _is_for_blas(matrix: Tensor) -> bool:
+    """Whether one of its dimensions is stepped through one by one, and the other without overlap."""
+    (rows, columns), (down, right) = matrix.shape, matrix.stride()
+    return (down == 1 and right >= max(1, rows)) or (right == 1 and down >= max(1, columns))
+
+
+def _of_sum(result: Tensor, tensor: Tensor, *arguments: Any) -> list[int]:
+    """What is summed in another dtype is cast first, as a whole (ReduceOpsUtils.h, make_reduction)."""
+    return [tensor.numel() * result.element_size()] if tensor.dtype != result.dtype else []
+
+
+def _of_copy(result: Tensor, *arguments: Any) -> list[int]:
+    source = next(each for each in reversed(arguments[:2]) if isinstance(each, Tensor))  # of copy_ the second one
+    if source.dtype != result.dtype or not source.layout is result.layout is torch.strided:
+        return []
+    return [scratch_of_copy(layout_of(source), layout_of(result))]
+
+
+_SCRATCH: Mapping[object, Callable[..., list[int]]] = {
+    _aten.mm.default: _of_product,
+    _aten.addmm.default: _of_product,
+    _aten.bmm.default: _of_product,
+    _aten.baddbmm.default: _of_product,
+    _aten.mv.default: _of_product,
+    _aten.addmv.default: _of_product,
+    _aten.sum.default: _of_sum,
+    _aten.sum.dim_IntList: _of_sum,
+    _aten.mean.default: _of_sum,
+    _aten.mean.dim: _of_sum,
+    _aten.clone.default: _of_copy,
+    _aten.copy_.default: _of_copy,
+    _aten._to_copy.default: _of_copy,
+}
+"""By operator what its kernel allocates and frees: bytes, in order."""
