@@ -49,7 +49,7 @@ class Category(IntEnum):
 
 
 _TITLES = {
-    Category.SAVED: "saved tensor",  # a node keeps it for its backward: an activation; for the second one, a gradient
+    Category.SAVED: "saved activation",  # a node keeps it for its backward; for the second derivative, a gradient
     Category.BUFFER: "input buffer",  # a gradient on its way to the next task
     Category.GRADIENT: "parameter gradient",  # the .grad of a leaf
     Category.FORWARD: "forward value",  # no node keeps it, the user's code does: the loss, an output

@@ -231,7 +231,7 @@ def test_a_dry_run_is_of_the_accelerator_and_of_devices_that_are_named() -> None
         device_of(graph_on("cuda:0", "cuda:1"), "cuda")
 
 
-@pytest.mark.parametrize("name", ["resnet50", "unet", "recommender", "ensemble", "linear50"])
+@pytest.mark.parametrize("name", ["resnet50", "unet", "recommender", "ensemble"])
 def test_a_dry_run_on_another_device_is_that_of_the_cpu(name: str) -> None:
     on_cpu = dry_run(th.graph(WORKLOADS[name].build()[1]()))
     graph = th.graph(WORKLOADS[name].build(device="meta")[1]())

@@ -587,7 +587,7 @@ def test_an_error_arrives_in_the_caller_with_task_module_and_line() -> None:
     with pytest.raises(ZeroDivisionError, match="mine") as caught:
         session.run()
     (note,) = caught.value.__notes__
-    assert note.startswith("tapehead: raised in task 2 FailingBackward (0, test_session.py:")
+    assert note.startswith("tapehead: raised in task 2 FailingBackward (module 0, test_session.py:")
     assert [entry.name for entry in caught.traceback][-1] == "backward"
     assert not session_threads()
     assert_untouched(graph, numbers)

@@ -279,6 +279,6 @@ def test_gradients_become_grad_one_leaf_after_the_other_though_nothing_is_alloca
 def test_a_category_says_what_it_is() -> None:
     assert (
         f"{Category.BUFFER}, {Category.SAVED}"
-        == "input buffer, saved tensor"
+        == "input buffer, saved activation"
         == ", ".join(map(str, (Category.BUFFER, Category.SAVED)))
     )
