@@ -19,7 +19,7 @@ from ..inspector.torch_internals import FollowedStorage, hooks_registered, leaf_
 from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
 from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
 from .calibration import footprints_of
-from .cuda_allocator import CudaAllocator, CudaRecording
+from .cuda_allocator import CudaAllocator
 from .footprint import Footprints, LeafState
 from .kept import kept_by
 from .measured_device import device_of
@@ -145,18 +145,20 @@ class Measurement:
         found = [] if self._recorded else _find(graph, [each for each in outputs if isinstance(each, Tensor)], device)
         self._found = found
         recorder = self._recorders.get(device) or _allocator_of(device)
-        if isinstance(recorder, CudaAllocator):
+        may_be_hooked = not self._recorded or self._hooked or _may_be_hooked(graph)
+        if isinstance(recorder, CudaAllocator) or not may_be_hooked:
             self.watch = MemoryWatch(graph, recorder)
             if not self._recorded:
                 self._start(device, recorder)
-            recorder.note_levels()
+            if isinstance(recorder, CudaAllocator):
+                recorder.note_levels()
             recorder.mark()  # the forward's part ends
         else:
             kept: dict[int, list[Followed]] = {}
             for followed, _ in found:
                 for task, _ in self._kept.saved.get(followed.address, ()):
                     kept.setdefault(task, []).append(followed)
-            recorder = CpuAllocator(tasks=not self._recorded or self._hooked or _may_be_hooked(graph))
+            recorder = CpuAllocator(tasks=True)
             self.watch = MemoryWatch(graph, recorder, kept)
             if self._recorded:  # nothing may be freed between the two recordings
                 self._forward = self._recorders.pop(device).stop()
@@ -166,8 +168,9 @@ class Measurement:
     def end(self) -> None:
         """backward() has returned."""
         self.watch.look_for_freed()
-        recording = self._recorders.pop(self._settled).stop()
-        if isinstance(recording, CudaRecording):
+        with collector_paused():
+            recording = self._recorders.pop(self._settled).stop()
+        if len(recording.marks) > len(self.watch.marks):  # of the forward, too
             forward, recording = recording.split(len(self._made))
             if self._recorded:
                 self._forward = forward
