@@ -40,8 +40,8 @@ class capture:
     Args:
         module: names the parameters and modules after this module; without it, after each outermost module that is
             called. Give it where the forward calls parts of a model and never the model itself.
-        observer: called after each operation that gave a tensor or None, and after each module call: with it, its
-            result and its arguments.
+        observer: called after each operation that gave a tensor or None, and after each module call that gave something
+            else than its last operation did: with it, its result and its arguments.
 
     Known limitations: another thread's forward is not seen (open a capture there), nor a custom Function whose `apply`
     was put into a variable before. A compiled region is one node with the module call around it; each capture makes
@@ -128,7 +128,7 @@ class _CallWatcher:
                 marked = self._last_result is not None and self._last_result() is result
                 if not marked and sequence_nr() != start:
                     self._mark_unseen(result, call, start)
-                if self._observer is not None:
+                if self._observer is not None and not marked:
                     self._observer(call, result, ())
                 return
 
