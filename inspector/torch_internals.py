@@ -1091,7 +1091,7 @@ def start_allocation_events(tasks: bool = False) -> None:
         torch._C._autograd._prepare_profiler(config, activities)
     scopes = {profiler.RecordScope.FUNCTION if tasks else profiler.RecordScope.LITE_INTERPRETER}
     torch._C._autograd._enable_profiler(config, activities, scopes)  # type: ignore[call-arg]
-    _let_torch_log(_ERRORS)
+    _log_errors_alone(True)
 
 
 @contextmanager
@@ -1112,17 +1112,22 @@ _EVALUATE = "autograd::engine::evaluate_function: "
 _CPU = torch.device("cpu")
 
 
-_WARNINGS, _ERRORS = 1, 2
+_ERRORS = 2
+_logged_before: list[int] = []  # the level that was there, while it is raised
 
 
-def _let_torch_log(level: int) -> None:
-    """From which level on torch's C++ side logs. It warns of each block that is freed and was there before a profiler.
+def _log_errors_alone(raised: bool) -> None:
+    """Raises the level from which on torch's C++ side logs, or puts it back.
 
-    Where the number is not found (another build of torch), the warning comes, once for a thousand such blocks.
+    It warns of each block that is freed and was there before a profiler. Where the number is not found (another build
+    of torch), the warning comes, once for a thousand such blocks.
     """
     number = _log_level()
-    if number is not None and number.value in (_WARNINGS, _ERRORS):  # else the user has chosen one
-        number.value = level
+    if number is not None and raised:
+        _logged_before.append(number.value)
+        number.value = max(number.value, _ERRORS)
+    elif number is not None and _logged_before:
+        number.value = _logged_before.pop()
 
 
 @cache
@@ -1136,7 +1141,7 @@ def _log_level() -> ctypes.c_int | None:
 
 def stop_allocation_events() -> AllocationEvents:
     """What was noted since `start_allocation_events`."""
-    _let_torch_log(_WARNINGS)
+    _log_errors_alone(False)
     rows: list[tuple[int, int, int]] = []
     tasks: list[int] = []
     todo: list[tuple[Any, bool]] = [(torch._C._autograd._disable_profiler().experimental_event_tree(), False)]

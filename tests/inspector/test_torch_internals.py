@@ -373,3 +373,17 @@ def test_saved_facts_tell_nodes_apart_by_layouts_and_by_numbers() -> None:
 def test_a_reducer_tells_its_buckets_without_copies(tmp_path: Path) -> None:
     """In a process that ends at once: gloo's destructor may wait for a thread which waits for the GIL."""
     subprocess.run([sys.executable, Path(__file__).with_name("reducer.py"), str(tmp_path / "store")], check=True)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_the_level_of_torchs_log_is_put_back(level: int) -> None:
+    number = internals._log_level()
+    assert number is not None, "this build of torch does not show it"
+    before, number.value = number.value, level
+    try:
+        internals.start_allocation_events()
+        assert number.value == max(level, 2)
+        internals.stop_allocation_events()
+        assert number.value == level
+    finally:
+        number.value = before
