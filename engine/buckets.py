@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..inspector.graph import Graph
-from ..inspector.torch_internals import leaf_of, reducer_buckets, reductions_are_delayed
+from ..inspector.torch_internals import reducer_buckets, reductions_are_delayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def buckets_of(graph: Graph) -> tuple[Bucket, ...]:
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return ()
-    tasks = {id(leaf_of(graph.nodes[task.id])): task.id for task in graph.tasks if task.is_leaf}
+    tasks = {id(leaf): task_id for task_id, leaf in graph.leaves.items()}
     rows = []
     for wrapper in _wrappers_of(tasks.keys()):
         if not wrapper.require_backward_grad_sync:  # no_sync()

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from ..inspector.capture import capture
 from ..inspector.graph import Edge, Graph, Task
-from ..inspector.kinds import Kind
-from ..inspector.torch_internals import leaf_of
 from ..inspector.walk import graph
 from .backward import backward
 from .make_loss import MakeLoss, loss_of
@@ -347,7 +345,7 @@ def compare(
     with _same_random_numbers(), capture():
         loss = loss_of(make_loss())
     drawn = graph(loss)
-    leaves = [leaf_of(drawn.nodes[task.id]) for task in drawn.tasks if task.kind is Kind.ACCUMULATE_GRAD]
+    leaves = list(drawn.leaves.values())
     signature = _signature(drawn)
     footprints = dry_run(drawn)
     dry = {name: simulate(drawn, policy, footprints) for name, policy in chosen.items() if not is_dynamic(policy)}

@@ -23,7 +23,6 @@ from ..inspector.torch_internals import (
     hooks_registered,
     is_view,
     leaf_hooks,
-    leaf_of,
     node_hooks,
     owned_alone,
     packed_by_user,
@@ -158,7 +157,7 @@ class _DryRun:
 
     def run(self, order: Sequence[int]) -> Footprints:
         graph = self._graph
-        leaves = {task.id: leaf_of(graph.nodes[task.id]) for task in graph.tasks if task.is_leaf}
+        leaves = graph.leaves
         grads = {task_id: leaf.grad for task_id, leaf in leaves.items()}
         try:
             states = {
@@ -378,7 +377,7 @@ class _DryRun:
     def _start(self) -> Iterator[StartStorage]:
         """What is alive before the backward; see `dry_run` for the rule."""
         graph = self._graph
-        leaves = [storage_of(leaf_of(graph.nodes[task.id])) for task in graph.tasks if task.is_leaf]
+        leaves = map(storage_of, graph.leaves.values())
         of_leaves = {storage.address for storage in leaves if storage is not None}
         storages: dict[int, list[SavedTensor]] = {}
         for saved in self._saved:

@@ -224,7 +224,7 @@ def held_outputs(peak: Peak) -> Iterator[Hint]:
 def kept_on_ctx(peak: Peak) -> Iterator[Hint]:
     """What a custom Function put on its `ctx`, where no task needs it any more."""
     since = max(peak.timeline.peak_place, 0)
-    place_of = peak.words.places
+    place_of = peak.timeline.places
     kept = []
     for storage in peak.of(Category.FORWARD, Category.SAVED):
         keepers = peak.words.keepers(storage, since)
@@ -297,7 +297,7 @@ def waiting_gradients(peak: Peak) -> Iterator[Hint]:
     lower = sorted((peak_bytes, name) for name, peak_bytes in peak.others.items() if peak_bytes < timeline.peak_bytes)
     if peak.others and not lower:
         return
-    place_of = peak.words.places
+    place_of = peak.timeline.places
     waiting: dict[tuple[str, str | None], tuple[list[Storage], set[int]]] = {}
     for storage in peak.of(Category.BUFFER):
         ids = [keeper.task for keeper in peak.words.keepers(storage, since) if keeper.kind == "buffer"]

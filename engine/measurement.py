@@ -15,7 +15,7 @@ from ..inspector.collector import collector_paused
 from ..inspector.facts import CallRecord, Operation
 from ..inspector.graph import Graph
 from ..inspector.marks import tensors_of
-from ..inspector.torch_internals import FollowedStorage, hooks_registered, leaf_hooks, leaf_of, saved_slots
+from ..inspector.torch_internals import FollowedStorage, hooks_registered, leaf_hooks, saved_slots
 from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
 from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
 from .calibration import footprints_of
@@ -137,9 +137,9 @@ class Measurement:
         self._graph, self._given, device = graph, given, self._settled
         self._keep_graph, self._create_graph = keep_graph, create_graph
         self._leaves = {
-            task.id: LeafState(seen.layout, leaf.grad is not None)
-            for task in graph.tasks
-            if task.is_leaf and (seen := look(leaf := leaf_of(graph.nodes[task.id]))) is not None
+            task_id: LeafState(seen.layout, leaf.grad is not None)
+            for task_id, leaf in graph.leaves.items()
+            if (seen := look(leaf)) is not None
         }
         self._kept = kept_by(graph, self._written)
         found = [] if self._recorded else _find(graph, [each for each in outputs if isinstance(each, Tensor)], device)
@@ -245,7 +245,7 @@ def _may_be_hooked(graph: Graph) -> bool:
     """Whether tensors may have hooks, though no hook was registered in the forward."""
     if any(task.operation is None and not task.is_leaf for task in graph.tasks):
         return True  # a part of the graph is older
-    return any(leaf_hooks(leaf_of(graph.nodes[task.id])) for task in graph.tasks if task.is_leaf)
+    return any(map(leaf_hooks, graph.leaves.values()))
 
 
 def _find(graph: Graph, outputs: Sequence[Tensor], device: torch.device) -> list[tuple[Followed, Maker]]:
@@ -255,8 +255,7 @@ def _find(graph: Graph, outputs: Sequence[Tensor], device: torch.device) -> list
     """
     found: dict[int, tuple[Followed, Maker]] = {}
     makers: dict[int, int] = {}  # by address the oldest task whose node made a tensor there: the others made views
-    leaves = (look(leaf_of(graph.nodes[task.id])) for task in graph.tasks if task.is_leaf)
-    before = {seen.address for seen in leaves if seen is not None}
+    before = {seen.address for seen in map(look, graph.leaves.values()) if seen is not None}
     slots = (slot.tensor for node in graph.nodes for slot in saved_slots(node))
     for tensor, saved in zip(slots, graph.saved, strict=True):
         seen = look(tensor)

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..inspector.graph import Graph
-from ..inspector.torch_internals import leaf_of
 
 Inputs = Tensor | Sequence[Tensor] | GradientEdge | Sequence[GradientEdge]
 
@@ -38,7 +37,7 @@ def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
 def needed_tasks(graph: Graph, inputs: Sequence[Tensor | GradientEdge]) -> frozenset[int]:
     """The tasks from which a path leads to one of the inputs, theirs included (engine.cpp, init_to_execute)."""
     tasks = {node: task_id for task_id, node in enumerate(graph.nodes)}
-    leaves = {leaf_of(graph.nodes[task.id]): task.id for task in graph.tasks if task.is_leaf}
+    leaves = {leaf: task_id for task_id, leaf in graph.leaves.items()}
     stack: list[int] = []
     for each in inputs:
         if isinstance(each, Tensor) and each.is_leaf:  # compressed sparse ones have no get_gradient_edge

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 
 from ..inspector.graph import Graph, Task, module_name
 from .timeline import GRADIENT_GRAPH, ON_CTX, Category, Keeper, Storage, Timeline
@@ -67,11 +66,6 @@ class StorageWords:
         self._graph = timeline.graph
         self._tasks = timeline.graph.tasks
 
-    @cached_property
-    def places(self) -> dict[int, int]:
-        """By task its place in the order."""
-        return {task: place for place, task in enumerate(self._timeline.order)}
-
     def name(self, storage: Storage) -> str:
         """A short name for a label: what made it, and where."""
         if storage.number in self._timeline.grads:
@@ -116,7 +110,7 @@ class StorageWords:
         def still(keeper: Keeper) -> bool:
             if keeper.kind not in ("saved", "buffer") or keeper.task is None:
                 return True
-            return self.places.get(keeper.task, len(self._timeline.order)) >= since
+            return self._timeline.places.get(keeper.task, len(self._timeline.order)) >= since
 
         return [keeper for keeper in storage.kept_by if still(keeper)]
 

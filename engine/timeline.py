@@ -216,9 +216,13 @@ class Timeline:
     @cached_property
     def levels(self) -> array[int]:
         """The level after each event, bytes; first of all the one before any. So `levels[i]` is before event i."""
+        return array("q", accumulate(self.deltas, initial=sum(self.nbytes[: self.before])))
+
+    @property
+    def deltas(self) -> Iterator[int]:
+        """The bytes of each event: negative where a storage is freed."""
         nbytes = self.nbytes
-        deltas = (nbytes[number] if number >= 0 else -nbytes[~number] for number in self.events)
-        return array("q", accumulate(deltas, initial=sum(nbytes[: self.before])))
+        return (nbytes[number] if number >= 0 else -nbytes[~number] for number in self.events)
 
     @property
     def start_bytes(self) -> int:
@@ -317,12 +321,13 @@ class Timeline:
         return found
 
     def _place_of_change(self, event: int, number: int, category: Category) -> int:
-        if category is Category.GRADIENT and (place := self._place_of_task.get(self.grads.get(number, -1))) is not None:
+        if category is Category.GRADIENT and (place := self.places.get(self.grads.get(number, -1))) is not None:
             return place
         return bisect_left(self.starts, event) - 1
 
     @cached_property
-    def _place_of_task(self) -> dict[int, int]:
+    def places(self) -> dict[int, int]:
+        """By task its place in the order."""
         return {task: place for place, task in enumerate(self.order)}
 
     @cached_property
@@ -412,7 +417,7 @@ class Timeline:
     def keepers(self, number: int) -> Iterator[Keeper]:
         """What kept the storage alive, in the order of time."""
         for task, slot in self.saved.get(number, ()):
-            lasts = slot.startswith(ON_CTX) or slot == GRADIENT_GRAPH or task not in self._ran
+            lasts = slot.startswith(ON_CTX) or slot == GRADIENT_GRAPH or task not in self.places
             yield Keeper("node" if lasts else "saved", task, slot)
         for place in self._waited.get(number, ()):
             yield Keeper("buffer", self.order[place])
@@ -422,10 +427,6 @@ class Timeline:
             yield Keeper("user")
         if self._deaths.get(number, -1) >= self.starts[-1]:
             yield Keeper("backward")
-
-    @cached_property
-    def _ran(self) -> frozenset[int]:
-        return frozenset(self.order)
 
     @cached_property
     def _waited(self) -> dict[int, list[int]]:

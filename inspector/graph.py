@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .kinds import Kind, short_name
 from .saved import SavedTensor, saved_tensors
+from .torch_internals import leaf_of
 
 if TYPE_CHECKING:
     import graphviz
@@ -175,6 +176,11 @@ class Graph:
         for edge in self.edges:
             grouped[edge.task].append(edge)
         return tuple(map(tuple, grouped))
+
+    @property
+    def leaves(self) -> dict[int, Tensor]:
+        """By the id of each AccumulateGrad its leaf. Empty where there are no nodes: in a graph from a file."""
+        return {task.id: leaf_of(self.nodes[task.id]) for task in self.tasks if task.is_leaf} if self.nodes else {}
 
     @cached_property
     def saved(self) -> tuple[SavedTensor, ...]:

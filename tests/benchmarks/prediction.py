@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from measure import Effort, Row
@@ -16,14 +15,9 @@ from tapehead.engine.workloads import WORKLOADS
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from memory_programs import Program
+from programs import random_policy
 
-Choice = Callable[[Sequence[th.Task], object], th.Task]
 _PROGRAMS = 100  # for each repetition
-
-
-def random_order(seed: int) -> Choice:
-    pick = random.Random(seed)
-    return lambda ready, state: pick.choice(ready)
 
 
 def rows(effort: Effort) -> Iterator[Row]:
@@ -37,7 +31,7 @@ def workload_row(name: str) -> Row:
     model, make_loss = WORKLOADS[name].build()
     footprints = th.profile(make_loss).footprints
     peaks, errors, dry_errors, shares = [], [], [], []
-    for policy in ("bfs", "dfs", "heap", *map(random_order, range(5))):
+    for policy in ("bfs", "dfs", "heap", *map(random_policy, range(5))):
         model.zero_grad(set_to_none=True)
         guess = dry_run(th.graph(make_loss()))
         run = th.profile(make_loss, policy)
@@ -64,7 +58,7 @@ def program_rows(programs: int) -> Iterator[Row]:
         footprints = th.profile(program.make_loss).footprints
         for number in range(4):
             program.reset()
-            run = th.profile(program.make_loss, random_order(4 * seed + number))
+            run = th.profile(program.make_loss, random_policy(4 * seed + number))
             found = th.simulate(run.graph, run.order, footprints)
             right = found.peak_bytes == run.peak_bytes
             count["runs"] += 1

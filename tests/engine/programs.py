@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,25 @@ class Swap(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient_y, gradient_x):
         return gradient_x, gradient_y
+
+
+def random_policy(seed: int) -> Callable[[Sequence[Any], object], Any]:
+    """Picks any ready task, the same ones for equal seeds."""
+    pick = random.Random(seed)
+    return lambda ready, state: pick.choice(ready)
+
+
+class OnCtx(torch.autograd.Function):
+    """Keeps what its backward needs as an attribute, and so as long as there is its node."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.doubled = x * 2
+        return x.square().sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.doubled
 
 
 def random_program(

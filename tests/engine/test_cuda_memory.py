@@ -30,7 +30,7 @@ from tapehead.inspector.kinds import Kind
 from tapehead.inspector.torch_internals import start_allocation_events, stop_allocation_events
 
 from .memory_programs import Program
-from .test_orders import random_policy
+from .programs import random_policy
 
 OLDER = 10**6
 SMALL = ("gpt2", "lstm_cell", "unet", "recommender", "ensemble", "linear50")

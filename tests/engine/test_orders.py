@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,14 +15,9 @@ from torch import Tensor
 import tapehead as th
 
 from .comparing import assert_equal
-from .programs import random_program
+from .programs import random_policy, random_program
 
 Log = list[tuple[str, int, Any]]
-
-
-def random_policy(seed: int) -> Callable[[Sequence[th.Task], object], th.Task]:
-    pick = random.Random(seed)
-    return lambda ready, state: pick.choice(ready)
 
 
 def hooked_program(seed: int, log: Log) -> tuple[list[Tensor], list[Tensor]]:

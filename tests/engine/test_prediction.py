@@ -11,14 +11,12 @@ import tapehead as th
 from tapehead.engine.workloads import WORKLOADS
 
 from .memory_programs import Program
-from .test_orders import random_policy
+from .programs import random_policy
 
 
 def deltas_by_task(timeline: th.Timeline) -> list[list[int]]:
     """By place the bytes of its events; sorted, since what a task frees at its end comes in no certain order."""
-    nbytes = timeline.nbytes
-    deltas = [nbytes[number] if number >= 0 else -nbytes[~number] for number in timeline.events]
-    starts = timeline.starts
+    deltas, starts = list(timeline.deltas), timeline.starts
     return [sorted(deltas[starts[place] : starts[place + 1]]) for place in range(len(timeline.order))]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -23,24 +22,20 @@ from tapehead.inspector.graph import Edge, Graph, Root, Task, TensorMeta
 from tapehead.inspector.kinds import Kind
 
 from .profiled import profiled
-from .programs import random_program
+from .programs import random_policy, random_program
 
 KILOBYTE = contiguous((16, 16), 4)
 META = TensorMeta((16, 16), torch.float32, torch.device("cpu"))
 
 
 def random_order(graph: th.Graph, seed: int) -> list[int]:
-    pick = random.Random(seed)
-    return schedule(graph, lambda ready, state: pick.choice(ready))
+    return schedule(graph, random_policy(seed))
 
 
 def deltas(timeline: Timeline) -> list[list[int]]:
     """By place the bytes that come and go."""
-    nbytes, events, starts = timeline.nbytes, timeline.events, timeline.starts
-    return [
-        [nbytes[event] if event >= 0 else -nbytes[~event] for event in events[starts[place] : starts[place + 1]]]
-        for place in range(len(timeline.order))
-    ]
+    found, starts = list(timeline.deltas), timeline.starts
+    return [found[starts[place] : starts[place + 1]] for place in range(len(timeline.order))]
 
 
 @settings(deadline=None, max_examples=25)
