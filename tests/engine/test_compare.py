@@ -24,6 +24,7 @@ from tapehead.engine.sizes import size_text
 from tapehead.engine.workloads import workload
 
 from .profiled import profiled
+from .programs import OnCtx
 
 
 def compared(name: str) -> Comparison:
@@ -221,33 +222,31 @@ def test_one_policy_needs_no_list() -> None:
         assert row.policy in ("bfs", "<lambda>")
 
 
-class OnCtx(torch.autograd.Function):
+class Followed(OnCtx):
+    """Lets one see what its nodes keep, as long as it is kept."""
+
     seen: ClassVar[list[weakref.ref[Tensor]]] = []
 
     @staticmethod
     def forward(ctx, x):
-        ctx.doubled = x * 2
-        OnCtx.seen.append(weakref.ref(ctx.doubled))
-        return x.square().sum()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.doubled
+        result = OnCtx.forward(ctx, x)
+        Followed.seen.append(weakref.ref(ctx.doubled))
+        return result
 
 
 def test_a_comparison_keeps_no_node_and_so_nothing_that_these_keep() -> None:
     x = torch.randn(100, requires_grad=True)
-    OnCtx.seen.clear()
+    Followed.seen.clear()
     alive = []
 
     def make_loss() -> Tensor:
         gc.collect()
-        alive.append(sum(each() is not None for each in OnCtx.seen))
-        return OnCtx.apply(x.exp())
+        alive.append(sum(each() is not None for each in Followed.seen))
+        return Followed.apply(x.exp())
 
     comparison = compare(make_loss, repetitions=1)
     gc.collect()
-    assert len(OnCtx.seen) == 7 and not any(each() for each in OnCtx.seen)
+    assert len(Followed.seen) == 7 and not any(each() for each in Followed.seen)
     assert max(alive) <= 1
     assert comparison.graph.nodes == () and not any(row.timeline.graph.nodes for row in comparison.rows)
     for row in comparison.rows:

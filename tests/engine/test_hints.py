@@ -15,6 +15,8 @@ from tapehead.engine.peak import peak_report
 from tapehead.engine.sizes import share_text, size_text
 from tapehead.engine.workloads import workload
 
+from .programs import OnCtx
+
 
 def hints(make_loss: Callable[[], Tensor], policy: str = "heap", **others: int) -> tuple[Hint, ...]:
     timeline = th.profile(make_loss, policy).timeline
@@ -198,15 +200,8 @@ def test_a_copy_of_as_many_bytes_as_something_else_that_is_saved_is_none_of_it()
     assert not any("a copy" in hint.fact for hint in hints(lambda: model(x).square().sum()))
 
 
-class Squares(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.doubled = x * 2
-        return x.square().sum()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.doubled
+class Squares(OnCtx):
+    pass
 
 
 class SavedSquares(Squares):

@@ -19,6 +19,7 @@ from tapehead.engine.storage_words import StorageWords, joined, ordinal
 from tapehead.engine.timeline import Category, Maker
 from tapehead.engine.workloads import workload
 
+from .programs import OnCtx
 from .timelines import Told
 
 NASTY = "[bold]x</b><script>alert(1)</script>$y$"
@@ -354,17 +355,6 @@ def test_the_root_s_gradient_is_made_by_the_backward_and_not_by_the_forward() ->
     records = th.profile(lambda: x.exp().sum()).peak().records()
     (root,) = [record for record in records if record["category"] == "input buffer" and record["bytes"] == 4]
     assert root["made_by"] == "backward() itself"
-
-
-class OnCtx(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.doubled = x * 2
-        return x.square().sum()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.doubled
 
 
 def test_what_nodes_hold_is_theirs_and_goes_with_the_graph() -> None:

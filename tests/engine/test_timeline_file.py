@@ -20,7 +20,7 @@ from tapehead.engine.timeline import BlockLevels, Category, Maker, Timeline
 
 from .comparing import ENGINES
 from .programs import random_program
-from .test_trace_file import STRANGE
+from .strange_files import change_somewhere
 
 COLUMNS = [field.name for field in dataclasses.fields(Timeline) if field.name not in ("graph", "makers")]
 
@@ -285,14 +285,7 @@ def test_whatever_is_changed_in_a_timeline_it_is_refused_or_can_be_looked_at(
 ) -> None:
     path, content = saved
     content = copy.deepcopy(content)
-    inner = content["timeline"]
-    while True:
-        key = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
-        deeper = inner[key]
-        if not isinstance(deeper, dict | list) or not deeper or data.draw(st.integers(0, 3)) == 0:
-            break
-        inner = deeper
-    inner[key] = data.draw(STRANGE)
+    change_somewhere(content["timeline"], data)
     path.write_text(json.dumps(content))
     try:
         timeline = th.load(path).timeline

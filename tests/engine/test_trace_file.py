@@ -24,6 +24,7 @@ from tapehead.inspector.json_columns import ColumnWriter, read_section
 
 from .comparing import ENGINES
 from .programs import random_program
+from .strange_files import change_somewhere
 from .test_trace import POLICIES, last_ready
 
 FIELDS = (
@@ -311,9 +312,6 @@ def test_edges_that_form_a_circle_are_refused(tmp_path: Path) -> None:
         th.load(path)
 
 
-STRANGE = st.sampled_from([None, True, -1, 0, 1, 5, 64, 10**6, 2**62, 2**70, 0.5, "", "x", [], [0], [[]], {}, {"a": 1}])
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     path = captured_run().save(tmp_path_factory.mktemp("saved") / "run.json")
@@ -325,14 +323,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 def test_whatever_is_changed_in_a_file_it_is_refused_or_can_be_looked_at(saved: tuple[Path, Any], data: Any) -> None:
     path, content = saved
     content = copy.deepcopy(content)
-    inner = content
-    while True:
-        key = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
-        deeper = inner[key]
-        if not isinstance(deeper, dict | list) or not deeper or data.draw(st.integers(0, 3)) == 0:
-            break
-        inner = deeper
-    inner[key] = data.draw(STRANGE)
+    change_somewhere(content, data)
     path.write_text(json.dumps(content))
     try:
         run = th.load(path)
