@@ -1,31 +1,64 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
-ARGUMENTS = [  # no sandbox: tests may run as root; the others keep Chromium from talking to the network
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-]
+from .chromium import chromium, find_chromium
+from .lab import Lab, Notebook, lab_server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with JupyterLab run in one process, so that one server is enough."""
+    for item in items:
+        if "lab" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("lab"))
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """A headless Chromium. Where none is installed its tests are skipped, except in CI, where they fail."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None and os.environ.get("CI") != "true":
+    if find_chromium() is None and os.environ.get("CI") != "true":
         pytest.skip("needs Chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=ARGUMENTS)
+    with chromium() as browser:
         yield browser
-        browser.close()
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab_server(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def open_notebook(lab: Lab, browser: Browser) -> Iterator[Notebook]:
+    """One notebook and kernel for all tests: torch takes two seconds to import."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1200})
+    yield Notebook(page, lab, "deck")
+    page.close()
+
+
+CLOSE_ALL = """
+import threading as _threading, time as _time
+from ipywidgets import Widget as _Widget
+_Widget.close_all()
+for _ in range(100):
+    _left = [each.name for each in _threading.enumerate() if each.name not in _before]
+    if not _left: break
+    _time.sleep(0.02)
+print(*_left)
+"""
+REMEMBER = "import threading as _threading; _before = {each.name for each in _threading.enumerate()}"
+
+
+@pytest.fixture
+def notebook(open_notebook: Notebook) -> Iterator[Notebook]:
+    """The notebook without cells. After the test nothing may have gone wrong, and no thread be left."""
+    open_notebook.trouble.clear()
+    open_notebook.kernel(REMEMBER)
+    yield open_notebook
+    open_notebook.clear()
+    assert open_notebook.kernel(CLOSE_ALL) == ""
+    assert open_notebook.trouble == []
