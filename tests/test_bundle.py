@@ -1,0 +1,60 @@
+"""The page of the deck: its sources are sound, and the committed bundle is what they give."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+WIDGETS = Path(__file__).parents[1] / "widgets"
+BUNDLE = WIDGETS / "static" / "deck.js"
+MOST_BYTES = 300_000
+
+pytestmark = pytest.mark.xdist_group("bundle")  # one `npm ci` is enough
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of widgets/js with its packages, so that building it changes nothing here."""
+    if shutil.which("npm") is None and os.environ.get("CI") != "true":
+        pytest.skip("needs npm")
+    copy = tmp_path_factory.mktemp("widgets") / "js"
+    shutil.copytree(WIDGETS / "js", copy, ignore=shutil.ignore_patterns("node_modules", "out"))
+    packages = WIDGETS / "js" / "node_modules"
+    if packages.exists():
+        (copy / "node_modules").symlink_to(packages)
+    else:
+        run(copy, "npm", "ci", "--no-audit", "--no-fund")
+    return copy
+
+
+def run(folder: Path, *command: str) -> None:
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-5000:]}"
+
+
+def test_the_types_agree(sources: Path) -> None:
+    run(sources, "npm", "run", "check")
+
+
+def test_the_pages_own_tests_pass(sources: Path) -> None:
+    assert list((sources / "tests").glob("*.test.ts"))
+    run(sources, "npm", "test")
+
+
+def test_the_committed_bundle_is_what_the_sources_give(sources: Path) -> None:
+    (sources.parent / "static").mkdir()
+    run(sources, "npm", "run", "build")
+    built = (sources.parent / "static" / "deck.js").read_bytes()
+    assert built == BUNDLE.read_bytes(), "run `npm run build` in widgets/js and commit widgets/static/deck.js"
+
+
+def test_the_bundle_is_small_and_asks_for_nothing_else() -> None:
+    text = BUNDLE.read_text(encoding="utf-8")
+    assert len(text.encode()) <= MOST_BYTES
+    assert "import(" not in text and "sourceMappingURL" not in text
+    for word in ('from"', "importScripts", "fetch(", "XMLHttpRequest"):
+        assert word not in text, f"the page would load something: {word}"
