@@ -1,0 +1,79 @@
+/** Saved tensors: what a task keeps, who shares the bytes, and when they go. */
+
+import { type DeckDocument, NONE } from "./document.ts";
+import { NEVER, type Replay } from "./replay.ts";
+
+interface Index {
+  /** By task the rows of `document.saved`. */
+  ofTask: Map<number, number[]>;
+  /** By storage the tasks that keep it. */
+  keepers: Map<number, number[]>;
+}
+
+const known = new WeakMap<DeckDocument, Index>();
+
+function indexOf(document: DeckDocument): Index {
+  let index = known.get(document);
+  if (index) return index;
+  index = { ofTask: new Map(), keepers: new Map() };
+  const { task: tasks, storage } = document.saved;
+  tasks.forEach((task, row) => {
+    push(index.ofTask, task, row);
+    const keepers = storage[row] === NONE ? undefined : index.keepers.get(storage[row]);
+    if (storage[row] !== NONE && keepers?.at(-1) !== task) push(index.keepers, storage[row], task);
+  });
+  known.set(document, index);
+  return index;
+}
+
+function push(map: Map<number, number[]>, key: number, value: number): void {
+  const list = map.get(key);
+  if (list) list.push(value);
+  else map.set(key, [value]);
+}
+
+export interface Saved {
+  slot: string;
+  meta: number;
+  bytes: number;
+  /** The parameter that it is; "" for others. */
+  parameter: string;
+  /** The user's code holds it, too: it stays whatever runs. */
+  held: boolean;
+  /** The other tasks that keep the same bytes. */
+  others: number[];
+  /** The place in the order of the last task that keeps it; NEVER where one of them does not run. */
+  last: number;
+}
+
+/** What a task keeps, under a schedule. */
+export function savedBy(replay: Replay, task: number): Saved[] {
+  const { document } = replay.graph;
+  const { saved } = document;
+  const { ofTask, keepers } = indexOf(document);
+  return (ofTask.get(task) ?? []).map((row) => {
+    const all = keepers.get(saved.storage[row]) ?? [task];
+    return {
+      slot: replay.graph.text(saved.slot[row]),
+      meta: saved.meta[row],
+      bytes: saved.bytes[row],
+      parameter: replay.graph.text(saved.parameter[row]),
+      held: saved.held[row] === 1,
+      others: all.filter((other) => other !== task),
+      last: all.reduce((last, keeper) => Math.max(last, replay.place[keeper]), 0),
+    };
+  });
+}
+
+/** When the bytes go, and who else keeps them, in words. `t`: how many tasks have run. */
+export function fate(replay: Replay, saved: Saved, t: number): string {
+  if (saved.parameter) return `parameter ${saved.parameter}, not counted`;
+  if (saved.held) return "held by the caller, not counted";
+  if (saved.last === NEVER) return "kept to the end: a task that keeps it does not run";
+  const when = `${saved.last < t ? "freed by" : "freed after"} task ${saved.last + 1}`;
+  if (!saved.others.length) return when;
+  const { titles } = replay.graph;
+  const named = `${titles[saved.others[0]]} #${saved.others[0]}`;
+  const more = saved.others.length - 1;
+  return `${when}, also kept by ${named}${more ? ` and ${more} more` : ""}`;
+}

@@ -1,0 +1,37 @@
+/** Tells a screen reader where the deck stands: after a step, not while it plays. */
+
+import { el } from "../dom.ts";
+import type { Store } from "../store.ts";
+import { count } from "../text.ts";
+import type { MakeView } from "../view.ts";
+
+export const makeAnnouncer: MakeView = ({ store }, parent) => {
+  const region = el("div", { class: "sr", role: "status", "aria-live": "polite" });
+  parent.append(region);
+  return {
+    update(changed) {
+      const { playing, trouble } = store.state;
+      if (changed.has("trouble") && trouble) region.textContent = trouble;
+      else if (!playing && (changed.has("t") || changed.has("tab") || changed.has("playing"))) {
+        region.textContent = changed.has("tab") ? `${store.replay.schedule.policy}: ${where(store)}` : where(store);
+      } else if (!playing && changed.has("selected")) region.textContent = `selected ${named(store, store.shown)}`;
+    },
+    dispose() {
+      region.remove();
+    },
+  };
+};
+
+/** `task 58 of 144, TBackward0 in blocks.1.f2, 1 ready, latest created: #61 of 2 ready`. */
+export function where(store: Store): string {
+  const { replay, running } = store;
+  const { t } = store.state;
+  if (running < 0) return `finished, ${count(replay.length, "task")} have run`;
+  const ready = `${replay.queueLengths[t] - 1} ready`;
+  return `task ${t + 1} of ${replay.length}, ${named(store, running)}, ${ready}, ${replay.reason(t)}`;
+}
+
+function named({ graph }: Store, task: number): string {
+  const place = graph.parameter(task) || graph.module(task);
+  return place ? `${graph.name(task)} in ${place}` : graph.name(task);
+}

@@ -1,0 +1,47 @@
+/** The bar over everything: what is traced, transport, speed, policies, search, theme; below it what went wrong. */
+
+import { el } from "../dom.ts";
+import type { MakeView } from "../view.ts";
+import { icon, type IconName, mark } from "./icons.ts";
+import { makePolicyTabs } from "./policy_tabs.ts";
+import { makeSearch } from "./search.ts";
+import { nextTheme } from "./theme.ts";
+import { makePosition, makeSpeed, makeTransport } from "./transport.ts";
+import { makeTrouble } from "./trouble.ts";
+
+export const makeBar: MakeView = (stage, parent) => {
+  const { title } = stage.store.document;
+  const bar = el("div", { class: "bar" });
+  bar.append(el("div", { class: "brand", title }, mark(), el("span", {}, title)));
+  parent.append(bar);
+  const views = [makeTransport, makePosition, makeSpeed, makePolicyTabs].map((make) => make(stage, bar));
+  bar.append(el("div", { class: "grow" }));
+  views.push(makeSearch(stage, bar), makeThemeButton(stage, bar), makeTrouble(stage, parent));
+  return {
+    update(changed) {
+      for (const view of views) view.update(changed);
+    },
+    dispose() {
+      for (const view of views) view.dispose();
+      bar.remove();
+    },
+  };
+};
+
+const makeThemeButton: MakeView = ({ store }, parent) => {
+  const button = el("button", { class: "ib" });
+  button.addEventListener("click", () => nextTheme(store));
+  parent.append(button);
+  return {
+    update(changed) {
+      if (!changed.has("theme")) return;
+      const { theme } = store.state;
+      const names: Record<string, IconName> = { light: "sun", dark: "moon" };
+      const said = theme === null ? "as the page" : theme;
+      button.replaceChildren(icon(theme === null ? "follow_page" : names[theme]));
+      button.title = `Theme: ${said} (T)`;
+      button.setAttribute("aria-label", `theme: ${said}`);
+    },
+    dispose: () => button.remove(),
+  };
+};

@@ -1,0 +1,76 @@
+/** The deck's pictures: 16 px line icons for buttons, and the four signs of a task's state. */
+
+import { svg } from "../dom.ts";
+import type { TaskState } from "../model/replay.ts";
+
+/** By name the strokes of an icon, and the shapes that are filled. */
+const ICONS = {
+  start: { lines: "M3.5 3v10", fills: "M12.5 3.5 6.5 8l6 4.5z" },
+  back: { lines: "", fills: "M10.5 3.5 4.5 8l6 4.5z" },
+  play: { lines: "", fills: "M4.5 2.8 12.8 8l-8.3 5.2z" },
+  pause: { lines: "", fills: "M4.1 3.5h2.2v9H4.1zM9.7 3.5h2.2v9H9.7z" },
+  stop: { lines: "", fills: "M4 4h8v8H4z" },
+  step: { lines: "", fills: "m5.5 3.5 6 4.5-6 4.5z" },
+  breakpoint: { lines: "", fills: "m2.5 4 5 4-5 4zM10.9 5.2h2l1.4 1.4v2.8l-1.4 1.4h-2L9.5 9.4V6.6z" },
+  end: { lines: "M12.5 3v10", fills: "M3.5 3.5 9.5 8l-6 4.5z" },
+  octagon: { lines: "", fills: "M5.7 2.5h4.6l3.2 3.2v4.6l-3.2 3.2H5.7l-3.2-3.2V5.7z" },
+  sun: {
+    lines:
+      "M10.8 8a2.8 2.8 0 1 1-5.6 0 2.8 2.8 0 0 1 5.6 0zM8 1.8v1.4M8 12.8v1.4M1.8 8h1.4M12.8 8h1.4M3.6 3.6l1 1M11.4 11.4l1 1M12.4 3.6l-1 1M4.6 11.4l-1 1",
+    fills: "",
+  },
+  moon: { lines: "M13 9.6A5.4 5.4 0 0 1 6.4 3a5.4 5.4 0 1 0 6.6 6.6z", fills: "" },
+  follow_page: { lines: "M13.5 8a5.5 5.5 0 1 1-11 0 5.5 5.5 0 0 1 11 0z", fills: "M8 2.5a5.5 5.5 0 0 1 0 11z" },
+  fit: { lines: "M2.8 6V2.8H6M10 2.8h3.2V6M13.2 10v3.2H10M6 13.2H2.8V10", fills: "" },
+  follow: { lines: "M8 1.8v2.4M8 11.8v2.4M1.8 8h2.4M11.8 8h2.4", fills: "M10 8a2 2 0 1 1-4 0 2 2 0 0 1 4 0z" },
+  search: { lines: "M11.2 7a4.2 4.2 0 1 1-8.4 0 4.2 4.2 0 0 1 8.4 0zM10.3 10.3l3.2 3.2", fills: "" },
+  why: { lines: "M3.5 2.5v5.2a2 2 0 0 0 2 2h6.8M9.6 6.9l2.7 2.8-2.7 2.8", fills: "" },
+  close: { lines: "M4 4l8 8M12 4l-8 8", fills: "" },
+  warning: { lines: "M8 2.6 14 13.2H2zM8 6.6v3M8 11.4v.1", fills: "" },
+} as const;
+
+export type IconName = keyof typeof ICONS;
+
+/** An icon in the colour of the text around it. Says nothing to a screen reader: its button has a name. */
+export function icon(name: IconName, size = 16): SVGSVGElement {
+  const { lines, fills } = ICONS[name];
+  const made = svg("svg", { width: size, height: size, viewBox: "0 0 16 16", fill: "none", "aria-hidden": "true" });
+  made.setAttribute("stroke", "currentColor");
+  made.setAttribute("stroke-width", "1.5");
+  made.setAttribute("stroke-linecap", "round");
+  made.setAttribute("stroke-linejoin", "round");
+  if (lines) made.append(svg("path", { d: lines }));
+  if (fills) made.append(svg("path", { d: fills, fill: "currentColor", "stroke-width": 1 }));
+  return made;
+}
+
+/** The deck's mark: two reels over a tape's head. */
+export function mark(): SVGSVGElement {
+  const made = svg("svg", { width: 20, height: 20, viewBox: "0 0 20 20", fill: "none", "aria-hidden": "true" });
+  const drawn = { stroke: "currentColor", "stroke-width": 1.6 };
+  made.append(
+    svg("circle", { cx: 5.5, cy: 8, r: 3.2, ...drawn }),
+    svg("circle", { cx: 14.5, cy: 8, r: 3.2, ...drawn }),
+    svg("path", { d: "M2.6 13.5h4.6l1.2-1.6h3.2l1.2 1.6h4.6", "stroke-linejoin": "round", ...drawn }),
+    svg("path", { d: "M8.6 15.5h2.8v2H8.6z", fill: "currentColor" }),
+  );
+  return made;
+}
+
+/** The sign of a state; `inside` stands in that of a ready task: its place in the queue. */
+export function glyph(state: TaskState, size = 14, inside = ""): SVGSVGElement {
+  const made = svg("svg", { width: size, height: size, viewBox: "0 0 14 14", fill: "none", "aria-hidden": "true" });
+  if (state === "waiting") {
+    made.append(svg("circle", { cx: 7, cy: 7, r: 4.4, stroke: "var(--ink3)", "stroke-width": 1.4 }));
+  } else if (state === "running") {
+    made.append(svg("path", { d: "M3.5 2.2 12 7l-8.5 4.8z", fill: "currentColor" }));
+  } else if (state === "done") {
+    const line = { stroke: "var(--ink2)", "stroke-width": 1.7, "stroke-linecap": "round", "stroke-linejoin": "round" };
+    made.append(svg("path", { d: "m2.8 7.4 2.9 2.9 5.6-6", ...line }));
+  } else {
+    made.append(svg("circle", { cx: 7, cy: 7, r: 5.6, fill: "var(--accent)" }));
+    const at = { x: 7, y: 10, "text-anchor": "middle", "font-size": 9, "font-weight": 600, fill: "var(--accent-ink)" };
+    if (inside) made.append(svg("text", at, inside));
+  }
+  return made;
+}

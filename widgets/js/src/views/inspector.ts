@@ -1,0 +1,130 @@
+/** Everything about one task: what it is, when it runs, where it comes from, its gradients, what it keeps. */
+
+import { el } from "../dom.ts";
+import type { Store } from "../store.ts";
+import type { MakeView } from "../view.ts";
+import { readyBefore } from "../model/waiting.ts";
+import { NEVER } from "../model/replay.ts";
+import { when } from "../model/when.ts";
+import { glyph, icon } from "./icons.ts";
+import { gradientSections } from "./inspector_gradients.ts";
+import { savedSection } from "./inspector_saved.ts";
+import { sourceSection } from "./inspector_source.ts";
+import { LongText } from "./long_text.ts";
+import { paced } from "./paced.ts";
+
+/** Kinds of nodes that need no word. */
+const USUAL = new Set(["cpp", "accumulate_grad"]);
+
+export const makeInspector: MakeView = (stage, parent) => {
+  const { store } = stage;
+  const sign = el("span", { style: "display: grid" });
+  const name = new LongText("n");
+  const place = new LongText("meta");
+  const facts = el("div", { class: "st" });
+  const breakpoint = el("button", { class: "sm", "data-act": "breakpoint", title: "Breakpoint (B)" });
+  breakpoint.append(icon("octagon", 12), "breakpoint");
+  breakpoint.addEventListener("click", () => store.toggleBreakpoint(store.shown));
+  const runTo = el("button", { class: "sm", "data-act": "run-to" });
+  runTo.addEventListener("click", () => goTo(store, store.shown));
+  const acts = el("div", { class: "acts" }, breakpoint, runTo);
+  const top = el("div", { class: "top" }, el("div", { class: "ttl" }, sign, name.element), place.element, facts, acts);
+  const body = el("div");
+  const view = el("section", { class: "insp", "aria-label": "task", tabindex: "0" }, top, body);
+  parent.append(view);
+
+  let asked = "";
+  const ask = (task: number) => {
+    const { link, state, replay } = store;
+    if (!link || !store.isLive || state.status !== "stopped" || state.t !== state.front) return;
+    const arrived = replay.state(task, state.t);
+    const question = `${task} ${state.front}`;
+    if ((arrived !== "ready" && arrived !== "running") || store.record(task) || asked === question) return;
+    asked = question;
+    link.inspect(task);
+  };
+
+  const slow = paced(stage, (changed) => {
+    const { state, shown: task } = store;
+    if (changed.has("breakpoints") || changed.has("t") || changed.has("selected") || changed.has("tab")) {
+      breakpoint.setAttribute("aria-pressed", String(state.breakpoints.has(task)));
+    }
+    const moved = changed.has("t") || changed.has("tab") || changed.has("selected") || changed.has("revision");
+    if (!moved && !changed.has("status") && !changed.has("front")) return;
+    view.hidden = task < 0;
+    if (task < 0) return;
+    if (changed.has("selected") && state.selected !== null) view.scrollTop = 0;
+    view.dataset.task = String(task);
+    showTop(store, task, { sign, name, place, facts });
+    const { says, title } = wayTo(store, task);
+    runTo.hidden = !says;
+    runTo.textContent = says;
+    runTo.title = title;
+    const focused = body.matches(":focus-within");
+    const offset = body.querySelector<HTMLElement>(".code")?.scrollLeft ?? 0;
+    body.replaceChildren(...sourceSection(store, task), ...gradientSections(store, task), ...savedSection(store, task));
+    const code = body.querySelector<HTMLElement>(".code");
+    if (code && offset) code.scrollLeft = offset;
+    if (focused) view.focus({ preventScroll: true });
+    ask(task);
+  });
+  body.addEventListener("click", (event) => {
+    const task = (event.target as HTMLElement).closest<HTMLElement>("[data-go]")?.dataset.go;
+    if (task !== undefined) store.select(Number(task));
+  });
+  return { ...slow, dispose: () => view.remove() };
+};
+
+interface Top {
+  sign: HTMLElement;
+  name: LongText;
+  place: LongText;
+  facts: HTMLElement;
+}
+
+function showTop(store: Store, task: number, { sign, name, place, facts }: Top): void {
+  const { graph, replay, state } = store;
+  const stands = replay.state(task, state.t);
+  const before = stands === "ready" ? readyBefore(replay, task, state.t) + 1 : 0;
+  sign.replaceChildren(glyph(stands, 14, before && before < 10 ? String(before) : ""));
+  const leaf = graph.leaf[task] === 1;
+  name.show(graph.name(task));
+  if (leaf) place.show(graph.parameter(task) || "a leaf without a name", "parameter");
+  else place.show(graph.place(task), graph.module(task) ? graph.moduleClass(task) : "");
+  const kind = graph.text(graph.document.tasks.kind[task]);
+  const parts: Node[] = [strong(...when(replay, task, state.t))];
+  parts.push(leaf ? strong("leaf, task id ", String(task)) : strong("created ", `#${task}`));
+  if (!USUAL.has(kind)) parts.push(strong("", kind.replaceAll("_", " ")));
+  const elapsed = stands === "done" ? store.record(task)?.elapsed_ns : null;
+  if (elapsed) parts.push(strong("took ", duration(elapsed)));
+  facts.replaceChildren(...parts);
+}
+
+/** Every second part stands out. */
+function strong(...parts: string[]): HTMLElement {
+  return el("span", {}, ...parts.map((part, index) => (index % 2 ? el("b", {}, part) : part)));
+}
+
+function duration(nanoseconds: number): string {
+  if (nanoseconds < 1e6) return `${(nanoseconds / 1e3).toPrecision(3)} µs`;
+  return nanoseconds < 1e9 ? `${(nanoseconds / 1e6).toPrecision(3)} ms` : `${(nanoseconds / 1e9).toPrecision(3)} s`;
+}
+
+/** How a button that leads to a task is called; "" where there is no way, or no need. */
+function wayTo(store: Store, task: number): { says: string; title: string } {
+  const { replay, state } = store;
+  const place = replay.place[task];
+  if (place === NEVER || place === state.t) return { says: "", title: "" };
+  if (!store.isLive || place <= state.front) {
+    return { says: `go to task ${place + 1}`, title: "Show the moment before it runs" };
+  }
+  const runs = state.status === "stopped";
+  return { says: runs ? "run to it" : "", title: "Run the session until this task is next" };
+}
+
+function goTo(store: Store, task: number): void {
+  const place = store.replay.place[task];
+  store.update({ playing: false });
+  if (store.isLive && store.link && place > store.state.front) store.link.runTo(task);
+  else store.go(place);
+}

@@ -1,0 +1,134 @@
+/** The gradients that come to a task and those that it gives: shape, bytes, statistics and histogram. */
+
+import { el, svg } from "../dom.ts";
+import type { Gradient } from "../model/document.ts";
+import { BINS, heights, summary } from "../model/histogram.ts";
+import type { Store } from "../store.ts";
+import { count, number, shape, size } from "../text.ts";
+import { icon } from "./icons.ts";
+
+/** More are not listed: a stack of thousands has thousands of outputs. */
+const MOST = 20;
+const BAR = 2;
+const HEIGHT = 30;
+const BASE = 25;
+
+export function gradientSections(store: Store, task: number): HTMLElement[] {
+  const { graph, replay, state } = store;
+  const stands = replay.state(task, state.t);
+  const inputs = takes(store, task);
+  const record = store.record(task);
+  const known = stands !== "waiting";
+  const arriving = inputs.map((meta, index) =>
+    item(store, `in ${index}`, meta, known ? record?.inputs[index] : undefined, known ? absent(store, task, true) : "not computed yet"),
+  );
+  const note = known ? `input buffer ${size(graph.bufferBytes[task])}` : "expected";
+  const sections = [section("Gradients in", note, arriving)];
+  if (graph.leaf[task]) return sections;
+  const outputs = gives(store, task, record?.outputs.length ?? 0);
+  const done = stands === "done";
+  const leaving = outputs.map((meta, index) =>
+    item(store, `out ${index}`, meta, done ? record?.outputs[index] : undefined, done ? absent(store, task, false) : "not computed yet"),
+  );
+  const edges = graph.outEdges.starts[task + 1] - graph.outEdges.starts[task];
+  sections.push(section("Gradients out", count(edges, "edge"), leaving));
+  return sections;
+}
+
+function section(title: string, note: string, items: HTMLElement[]): HTMLElement {
+  const shown = items.slice(0, MOST);
+  if (items.length > MOST) shown.push(el("div", { class: "gr not" }, `+${(items.length - MOST).toLocaleString("en-US")} more`));
+  const part = title.toLowerCase().replaceAll(" ", "-");
+  return el("div", { class: "sec", "data-part": part }, el("h4", {}, title, el("span", {}, note)), ...shown);
+}
+
+/** The metas of what a task takes. */
+function takes({ document }: Store, task: number): (number | null)[] {
+  return document.forms[document.tasks.takes[task]] ?? [];
+}
+
+/** The metas of what a task gives; null where nobody wants that gradient. */
+function gives({ graph, document }: Store, task: number, least: number): (number | null)[] {
+  const { edges, forms, tasks } = document;
+  const found: (number | null)[] = Array.from({ length: least }, () => null);
+  const { starts, values } = graph.outEdges;
+  for (let at = starts[task]; at < starts[task + 1]; at++) {
+    const edge = values[at];
+    while (found.length <= edges.output[edge]) found.push(null);
+    found[edges.output[edge]] = forms[tasks.takes[edges.next[edge]]]?.[edges.input[edge]] ?? null;
+  }
+  return found;
+}
+
+/** Why there is no record of a gradient that has been computed. */
+function absent(store: Store, task: number, input: boolean): string {
+  const { link, state } = store;
+  const place = store.replayOf(0).place[task];
+  if (!link || place < state.front) return "not recorded";
+  const waits = input && store.replayOf(0).readyAt[task] <= state.front;
+  return waits ? "not read yet" : "not computed yet";
+}
+
+/** `gradient`: undefined where nothing is known of it (`otherwise` says why), null where there is none. */
+function item(store: Store, name: string, meta: number | null, gradient: Gradient | null | undefined, otherwise: string): HTMLElement {
+  const { metas } = store.document;
+  const found = gradient ? gradient.meta : meta;
+  if (gradient === null || found === null) return without(name, "no gradient wanted", "");
+  const { shape: sizes, dtype, device, bytes } = metas[found];
+  const what = el("span", { class: "sh", title: `${shape(sizes)} ${dtype} on ${device}` }, shape(sizes));
+  if (dtype !== "float32") what.append(` ${dtype}`);
+  const weight = bytes === null ? "" : size(bytes);
+  if (gradient === undefined) return without(name, what, weight ? `${weight}, ${otherwise}` : otherwise);
+  const line = el("div", { class: "a" }, el("b", {}, name), what, el("span", { class: "by" }, weight));
+  const made = el("div", { class: "gr", "data-gradient": name }, line);
+  if (gradient.why !== undefined) made.append(el("div", { class: "s" }, `no statistics: ${gradient.why}`));
+  else made.append(...statistics(gradient, sizes));
+  if (gradient.bins?.length) made.append(histogram(gradient.first_bin ?? 0, gradient.bins));
+  return made;
+}
+
+function without(name: string, what: HTMLElement | string, said: string): HTMLElement {
+  const shown = typeof what === "string" ? el("span", { class: "sh" }, what) : what;
+  const line = el("div", { class: "a" }, el("b", {}, name), shown, el("span", { class: "by" }, said));
+  return el("div", { class: "gr not", "data-gradient": name }, line);
+}
+
+function statistics(gradient: Gradient, sizes: readonly number[] | null): HTMLElement[] {
+  const lines: HTMLElement[] = [];
+  const bad = [gradient.nan ? `${gradient.nan.toLocaleString("en-US")} NaN` : "", gradient.inf ? `${gradient.inf.toLocaleString("en-US")} Inf` : ""].filter(Boolean);
+  if (bad.length) lines.push(el("div", { class: "s bad", role: "note" }, icon("warning", 13), bad.join(", ")));
+  if (gradient.min === null || gradient.min === undefined) {
+    lines.push(el("div", { class: "s" }, bad.length ? "nothing is finite" : "empty"));
+    return lines;
+  }
+  const words = (...parts: string[]) => el("div", { class: "s" }, ...parts.map((part) => el("span", {}, part)));
+  lines.push(words(`norm ${number(gradient.norm)}`, `mean ${number(gradient.mean)}`));
+  const total = sizes?.reduce((product, each) => product * each, 1) ?? 0;
+  const range = [`${number(gradient.min)} to ${number(gradient.max)}`];
+  if (gradient.zero && total) range.push(`${percent(gradient.zero / total)} zero`);
+  lines.push(words(...range));
+  return lines;
+}
+
+/** Never "0 %" of something, nor "100 %" of nearly all. */
+function percent(share: number): string {
+  if (share === 1) return "all";
+  if (share < 0.01) return "< 1 %";
+  return share > 0.99 ? "> 99 %" : `${Math.round(share * 100)} %`;
+}
+
+/** Zero is the tick in the middle; to both sides the size grows by powers of ten. The axis is the same for all gradients. */
+function histogram(first: number, counts: readonly number[]): SVGSVGElement {
+  const width = BINS * BAR;
+  const said = summary(first, counts);
+  const made = svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": said });
+  made.append(svg("title", {}, said), svg("path", { d: `M0 ${BASE + 0.5}h${width}`, stroke: "var(--line2)" }));
+  heights(first, counts).forEach((height, bin) => {
+    if (!height) return;
+    const tall = Math.max(1, height * (BASE - 2));
+    const at = { x: bin * BAR, y: BASE - tall, width: BAR, height: tall };
+    made.append(svg("rect", { ...at, fill: "var(--ink3)", "shape-rendering": "crispEdges" }));
+  });
+  made.append(svg("path", { d: `M${width / 2} ${BASE}v4`, stroke: "var(--ink3)" }));
+  return made;
+}

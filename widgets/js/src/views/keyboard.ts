@@ -1,0 +1,95 @@
+/** The deck's keys. They work while the focus is in the deck, and JupyterLab doesn't see them. */
+
+import type { Box, Tree } from "../layout/tree.ts";
+import { levelsOfMemory } from "../model/memory.ts";
+import type { Store } from "../store.ts";
+import type { Stage } from "../view.ts";
+import { toggleHelp } from "./help.ts";
+import { nextTheme } from "./theme.ts";
+
+/** How many tasks an arrow key with shift goes. */
+const FAR = 10;
+
+type Action = (stage: Stage, shift: boolean) => void;
+
+const ACTIONS: Record<string, Action> = {
+  " ": ({ store }) => store.play(),
+  ArrowRight: ({ store }, shift) => store.step(shift ? FAR : 1),
+  ArrowLeft: ({ store }, shift) => store.back(shift ? FAR : 1),
+  Home: ({ store }) => store.back(store.state.t),
+  End: ({ store }) => store.end(),
+  b: ({ store }) => store.toggleBreakpoint(store.shown),
+  r: ({ store }) => store.run(),
+  f: ({ store }) => store.update({ camera: "fit" }),
+  g: ({ store }) => store.update({ camera: "follow" }),
+  p: ({ store }) => goToPeak(store),
+  y: ({ store }) => store.update({ ownScale: !store.state.ownScale }),
+  t: ({ store }) => nextTheme(store),
+  "[": (stage) => fold(stage, false),
+  "]": (stage) => fold(stage, true),
+  "/": ({ root }) => root.querySelector<HTMLInputElement>(".field input")?.select(),
+  "?": (stage) => toggleHelp(stage),
+  Escape: ({ store }) => store.update({ selected: null }),
+};
+
+/** Binds the keys to the deck's element. Returns what ends that. */
+export function bindKeys(stage: Stage): () => void {
+  const { root } = stage;
+  const down = (event: KeyboardEvent) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    const target = event.target as HTMLElement;
+    if (takesItself(target, event.key)) return event.stopPropagation();
+    if (!act(stage, event)) return;
+    event.preventDefault();
+    event.stopPropagation();
+  };
+  root.addEventListener("keydown", down);
+  return () => root.removeEventListener("keydown", down);
+}
+
+/** Whether the focused control has its own use of a key: text fields of all, buttons of space and enter. */
+function takesItself(target: HTMLElement, key: string): boolean {
+  const kind = target.tagName;
+  if (kind === "INPUT") return (target as HTMLInputElement).type !== "range" && key !== "Escape";
+  if (kind === "SELECT") return key !== "Escape";
+  return (kind === "BUTTON" || kind === "A") && (key === " " || key === "Enter");
+}
+
+function act(stage: Stage, event: KeyboardEvent): boolean {
+  const { key, shiftKey } = event;
+  if (key >= "1" && key <= "9") {
+    stage.store.show(Number(key) - 1);
+    return true;
+  }
+  const action = ACTIONS[key] ?? ACTIONS[key.toLowerCase()];
+  action?.(stage, shiftKey);
+  return action !== undefined;
+}
+
+function goToPeak(store: Store): void {
+  const { memory } = store;
+  if (!memory) return;
+  store.update({ playing: false });
+  store.go(levelsOfMemory(memory).peak.place);
+}
+
+/** Closes the innermost open box around the shown task, or opens the outermost closed one. */
+function fold({ store, tree }: Stage, unfold: boolean): void {
+  if (!tree || store.shown < 0) return;
+  const around = boxesAround(tree, store.shown);
+  const box = unfold
+    ? around.findLast((each) => !store.state.open.has(each.id))
+    : around.find((each) => store.state.open.has(each.id));
+  if (!box) return;
+  const open = new Set(store.state.open);
+  if (unfold) open.add(box.id);
+  else open.delete(box.id);
+  store.update({ open });
+}
+
+/** Innermost first, without the one that is never closed. */
+function boxesAround(tree: Tree, task: number): Box[] {
+  const found: Box[] = [];
+  for (let box: Box | null = tree.boxes[tree.boxOf[task]]; box?.parent; box = box.parent) found.push(box);
+  return found;
+}

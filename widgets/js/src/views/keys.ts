@@ -1,0 +1,28 @@
+/** The deck's keys in words, for the footer and the help. */
+
+import { el } from "../dom.ts";
+
+/** The keys, and what they do. */
+export const KEYS: readonly (readonly [keys: string, does: string])[] = [
+  ["Space", "play"],
+  ["← →", "step"],
+  ["⇧← ⇧→", "10 tasks"],
+  ["Home End", "to the start, to the end"],
+  ["1 2 3", "policy"],
+  ["B", "breakpoint"],
+  ["R", "run to it"],
+  ["[ ]", "fold, unfold"],
+  ["F", "fit"],
+  ["G", "follow"],
+  ["P", "to the peak"],
+  ["Y", "scale"],
+  ["/", "find"],
+  ["T", "theme"],
+  ["Esc", "deselect"],
+  ["?", "all keys"],
+];
+
+/** The keys as they are drawn. */
+export function caps(keys: string): HTMLElement[] {
+  return keys.split(" ").map((key) => el("kbd", {}, key));
+}

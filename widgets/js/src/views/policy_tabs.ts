@@ -1,0 +1,94 @@
+/** One tab a policy, with its line pattern and its peak; in a live session also which of them runs. */
+
+import { el, svg } from "../dom.ts";
+import { levelsOfMemory } from "../model/memory.ts";
+import type { Schedule } from "../model/document.ts";
+import type { Store } from "../store.ts";
+import { size } from "../text.ts";
+import type { MakeView } from "../view.ts";
+import { dashes } from "./dashes.ts";
+
+export const makePolicyTabs: MakeView = ({ store }, parent) => {
+  const list = el("div", { class: "tabs", role: "tablist", "aria-label": "policy" });
+  const runOn = el("button", { class: "sm" });
+  runOn.addEventListener("click", () => store.link?.setPolicy(store.replay.schedule.policy));
+  const view = el("div", { class: "policies" }, list, runOn);
+  parent.append(view);
+  let tabs: HTMLElement[] = [];
+  const build = () => {
+    const patterns = dashes(store.schedules.map((each) => each.policy));
+    tabs = store.schedules.map((schedule, tab) => tabOf(store, schedule, tab, patterns[tab]));
+    list.replaceChildren(...tabs);
+  };
+  list.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    store.show((store.state.tab + step + tabs.length) % tabs.length);
+    tabs[store.state.tab].focus({ preventScroll: true });
+  });
+  let marked = "";
+  return {
+    update(changed) {
+      if (!changed.has("revision") && !changed.has("tab") && !changed.has("status")) return;
+      const marks = JSON.stringify(store.schedules.map((each) => [each.policy, peak(each)]));
+      if (marks !== marked) {
+        const focused = tabs.some((each) => each.matches(":focus"));
+        build();
+        marked = marks;
+        if (focused) tabs[store.state.tab].focus({ preventScroll: true });
+      }
+      const { tab, status } = store.state;
+      tabs.forEach((each, index) => {
+        each.setAttribute("aria-selected", String(index === tab));
+        each.tabIndex = index === tab ? 0 : -1;
+      });
+      if (changed.has("tab")) reveal(list, tabs[tab]);
+      runOn.hidden = !(store.link && tab && (status === "stopped" || status === "running"));
+      runOn.disabled = status === "running";
+      const { policy, title } = store.replay.schedule;
+      runOn.textContent = `run on under ${shown(policy)}`;
+      runOn.title = `The session goes on by this rule: ${title}`;
+    },
+    dispose: () => view.remove(),
+  };
+};
+
+function tabOf(store: Store, schedule: Schedule, tab: number, pattern: readonly number[]): HTMLElement {
+  const button = el("button", { role: "tab", title: `${schedule.policy}: ${schedule.title}`, "data-policy": schedule.policy });
+  button.append(swatch(pattern), el("b", {}, shown(schedule.policy)));
+  const bytes = peak(schedule);
+  if (bytes) button.append(el("i", {}, bytes));
+  if (store.link && tab === 0) button.append(el("span", { class: "live" }, "live"));
+  button.addEventListener("click", () => store.show(tab));
+  return button;
+}
+
+/** HEAP; names that are not one word stay as they are. */
+export function shown(policy: string): string {
+  return /^[a-z]{1,6}$/.test(policy) ? policy.toUpperCase() : policy;
+}
+
+function peak({ memory }: Schedule): string {
+  return memory ? size(levelsOfMemory(memory).peak.bytes) : "";
+}
+
+/** The line of the memory chart; filled where the policy is the one that is shown. */
+function swatch(pattern: readonly number[]): SVGSVGElement {
+  const scaled = pattern.map((length) => length * 0.8).join(" ");
+  return svg(
+    "svg",
+    { width: 14, height: 8, "aria-hidden": "true" },
+    svg("rect", { width: 14, height: 8, rx: 1, fill: "currentColor" }),
+    svg("path", { d: "M0 4h14", stroke: "currentColor", "stroke-width": 1.6, "stroke-dasharray": scaled }),
+  );
+}
+
+/** Scrolls the list alone: scrollIntoView would move the page, too. */
+function reveal(list: HTMLElement, tab: HTMLElement): void {
+  const { offsetLeft: left, offsetWidth: width } = tab;
+  const from = left - list.offsetLeft;
+  if (from < list.scrollLeft) list.scrollLeft = from;
+  else if (from + width > list.scrollLeft + list.clientWidth) list.scrollLeft = from + width - list.clientWidth;
+}

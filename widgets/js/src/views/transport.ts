@@ -1,0 +1,110 @@
+/** Start, back, play, step, to the breakpoint, end; where the deck stands; how fast it plays. */
+
+import { el } from "../dom.ts";
+import type { Store } from "../store.ts";
+import type { MakeView } from "../view.ts";
+import { icon, type IconName } from "./icons.ts";
+
+/** A live run shorter than this does not turn the play button into a stop button, milliseconds. */
+const SETTLE = 150;
+
+export const makeTransport: MakeView = ({ store }, parent) => {
+  const button = (name: IconName, title: string, act: () => void) => {
+    const made = el("button", { class: "ib", title, "aria-label": title, "data-act": name }, icon(name));
+    made.addEventListener("click", act);
+    return made;
+  };
+  const start = button("start", "To the start (Home)", () => store.back(store.state.t));
+  const back = button("back", "Step back (←)", () => store.back());
+  const play = button("play", "Play (Space)", () => (mainAction(store) === "stop" ? store.link?.stop() : store.play()));
+  play.classList.add("play");
+  const step = button("step", "Step (→)", () => store.step());
+  const run = button("breakpoint", "Run to the next breakpoint (R)", () => store.run());
+  const end = button("end", "To the end (End)", () => store.end());
+  const group = el("div", { class: "grp", role: "group", "aria-label": "transport" }, start, back, play, step, run, end);
+  parent.append(group);
+
+  let shown: MainAction = "play";
+  const showMain = () => {
+    const action = mainAction(store);
+    if (action === shown) return;
+    shown = action;
+    const title = { play: "Play (Space)", pause: "Pause (Space)", stop: "Stop after the running task" }[action];
+    play.replaceChildren(icon(action));
+    play.title = title;
+    play.setAttribute("aria-label", title);
+    play.dataset.act = action;
+  };
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  return {
+    update(changed) {
+      if (changed.has("status") || changed.has("playing") || changed.has("tab")) {
+        clearTimeout(timer);
+        if (mainAction(store) === "stop") timer = setTimeout(showMain, SETTLE);
+        else showMain();
+      }
+      const { t, front, status } = store.state;
+      const onward = store.isLive && t >= front ? status === "stopped" : t < store.replay.length;
+      const atEnd = store.isLive ? t === front && status !== "stopped" : t >= store.replay.length;
+      quiet(start, t === 0);
+      quiet(back, t === 0);
+      quiet(step, !onward);
+      quiet(run, !onward);
+      quiet(end, atEnd);
+    },
+    dispose() {
+      clearTimeout(timer);
+      group.remove();
+    },
+  };
+};
+
+type MainAction = "play" | "pause" | "stop";
+
+function mainAction({ state }: Store): MainAction {
+  if (state.playing) return "pause";
+  return state.status === "running" ? "stop" : "play";
+}
+
+/** A button that can do nothing now says so, but keeps the focus: the next key must still reach the deck. */
+function quiet(button: HTMLElement, nothing: boolean): void {
+  button.setAttribute("aria-disabled", String(nothing));
+}
+
+/** `task 58 of 144`; in a live session also whether that is ahead of it, or behind. */
+export const makePosition: MakeView = ({ store }, parent) => {
+  const at = el("span", { class: "at" });
+  const note = el("span", { class: "note" });
+  const now = el("button", { class: "sm", title: "Back to where the session stands" }, "back to now");
+  now.addEventListener("click", () => {
+    store.update({ playing: false });
+    store.go(store.state.front);
+  });
+  const view = el("div", { class: "pos" }, at, note, now);
+  parent.append(view);
+  return {
+    update() {
+      const { t, front } = store.state;
+      const total = store.replay.length.toLocaleString("en-US");
+      if (t >= store.replay.length) at.replaceChildren(el("b", {}, total), ` task${total === "1" ? "" : "s"}, finished`);
+      else at.replaceChildren("task ", el("b", {}, (t + 1).toLocaleString("en-US")), ` of ${total}`);
+      note.textContent = store.isAhead ? "ahead: planned" : "";
+      note.hidden = !store.isAhead;
+      now.hidden = !store.isLive || t === front;
+    },
+    dispose: () => view.remove(),
+  };
+};
+
+export const makeSpeed: MakeView = ({ store }, parent) => {
+  const options = store.speeds.map((speed) => el("option", { value: String(speed) }, `${speed.toLocaleString("en-US")} / s`));
+  const select = el("select", { class: "pick", "aria-label": "speed, tasks per second", title: "Tasks per second" }, ...options);
+  select.addEventListener("change", () => store.update({ speed: Number(select.value) }));
+  parent.append(select);
+  return {
+    update(changed) {
+      if (changed.has("speed")) select.value = String(store.state.speed);
+    },
+    dispose: () => select.remove(),
+  };
+};
