@@ -1,0 +1,110 @@
+/** Cuts what one box would hold too much of into runs of siblings, each a box of its own. */
+
+import { type Child, Part } from "./parts.ts";
+import type { Links } from "./ranks.ts";
+
+/** A box that would hold more things than this is cut into runs. */
+export const MOST_THINGS = 120;
+/** So many things a run holds, or ten, a hundred, ... times as many where that makes too many runs. */
+const RUN = 100;
+
+/** The children in runs that don't depend on each other in a circle: stretches of an order in which none does. */
+export function cutIntoRuns(children: readonly Child[], links: Links, scope: string): Part[] {
+  const sorted = oldestFirst(children.length, links).map((index) => children[index]);
+  return cuts(sorted).map((start, index, starts) => run(sorted.slice(start, starts[index + 1]), scope));
+}
+
+/** The places at which runs begin. */
+function cuts(children: readonly Child[]): number[] {
+  let length = RUN;
+  while (children.length / length > MOST_THINGS) length *= 10;
+  const starts = callStarts(children);
+  if (starts.length) {
+    const lead = starts[0] > length / 4; // much comes before the first call: a run of its own
+    const perCall = (children.length - starts[0]) / starts.length;
+    let calls = roundNumber(length / perCall);
+    while (starts.length / calls > MOST_THINGS) calls *= 10;
+    if (calls >= 1 && starts.length > calls) {
+      const found = starts.filter((_, call) => call % calls === 0);
+      if (lead) found.unshift(0);
+      else found[0] = 0;
+      return found;
+    }
+  }
+  const rest = children.length % length;
+  const count = Math.floor(children.length / length) + Number(rest > length / 10); // a small rest is with the last run
+  return Array.from({ length: count }, (_, index) => index * length);
+}
+
+/** Where the calls of the module begin that is called most often, if any is called again. */
+function callStarts(children: readonly Child[]): number[] {
+  const starts = new Map<string, number[]>();
+  children.forEach((child, place) => {
+    if (typeof child === "number") return;
+    const found = starts.get(child.path);
+    if (found) found.push(place);
+    else starts.set(child.path, [place]);
+  });
+  let most: number[] = [];
+  for (const found of starts.values()) if (found.length > most.length) most = found;
+  return most.length > 1 ? most : [];
+}
+
+/** The largest of 1, 2, 5, 10, 20, 50, ... that is not above `limit`; 0 below 1. */
+function roundNumber(limit: number): number {
+  if (limit < 1) return 0;
+  const ten = 10 ** Math.floor(Math.log10(limit));
+  return ten * (limit >= 5 * ten ? 5 : limit >= 2 * ten ? 2 : 1);
+}
+
+function run(children: Child[], scope: string): Part {
+  const part = new Part("", "", 0);
+  part.above = scope;
+  part.children = children;
+  const tasks: number[] = [];
+  for (const child of children) {
+    if (typeof child === "number") tasks.push(child);
+    else {
+      child.above = scope;
+      for (const task of child.tasks) tasks.push(task);
+    }
+  }
+  part.setTasks(Int32Array.from(tasks));
+  part.labels = labelsOf(children, part);
+  return part;
+}
+
+function labelsOf(children: readonly Child[], { tasks, first }: Part): [string, string] {
+  const parts = children.filter((child) => typeof child !== "number");
+  if (parts.length * 4 < children.length || parts.length < 2) {
+    return [`tasks #${first} to #${tasks.reduce((last, task) => Math.max(last, task))}`, ""];
+  }
+  const names = [...new Set(parts.map((part) => part.title))];
+  const ends = `${names[0]} – ${names[names.length - 1]}`;
+  const calls = callStarts(parts).map((place) => parts[place]);
+  if (!calls.length) {
+    const classes = new Set(parts.map((part) => part.className));
+    return [ends, classes.size === 1 ? `${parts[0].className} ×${parts.length}` : `${parts.length} modules`];
+  }
+  const title = names.length > 3 ? ends : names.join(", ");
+  return [`${title} ×${calls.length}`, `calls ${calls[0].index} to ${calls[calls.length - 1].index}`];
+}
+
+/** An order in which every link leads to an earlier one: that of creation, but each item after all that it leads to. */
+function oldestFirst(count: number, { sources, targets }: Links): number[] {
+  const needed: number[][] = [];
+  for (let link = 0; link < sources.length; link++) (needed[sources[link]] ??= []).push(targets[link]);
+  const order: number[] = [];
+  const met = new Uint8Array(count);
+  for (let item = 0; item < count; item++) {
+    const stack = [item];
+    while (stack.length) {
+      const top = stack[stack.length - 1];
+      met[top] = 1;
+      const next = needed[top]?.pop();
+      if (next === undefined) order.push(stack.pop() as number);
+      else if (!met[next]) stack.push(next);
+    }
+  }
+  return order;
+}

@@ -1,0 +1,79 @@
+/** How wide a text will be, at most, whatever the font: names never overflow. The same numbers as inspector/text_width.py. */
+
+// Advance widths of DejaVu Sans in 1/1000 em. Of the fonts that `system-ui` may stand for it is the widest, so what
+// fits by this table fits in Inter, Segoe UI, Roboto, SF and Cantarell too.
+const WIDTHS = new Map<string, number>();
+for (const [characters, widths] of [
+  [
+    " !\"#$%&'()*+,-./0123456789:;<=>?@",
+    "318 401 460 838 636 950 780 275 390 390 500 838 318 361 318 337 636 636 636 636 636 636 636 636 636 636 337 337" +
+      " 838 838 838 531 1000",
+  ],
+  [
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "684 686 698 770 632 575 775 752 295 295 656 557 863 748 787 603 787 695 635 611 732 684 989 685 611 685",
+  ],
+  [
+    "abcdefghijklmnopqrstuvwxyz",
+    "613 635 550 635 615 352 635 634 278 278 579 278 974 634 612 635 635 411 521 392 634 592 818 592 592 525",
+  ],
+  ["_[]{}|~^`\\×·…–", "500 390 390 636 636 337 838 838 500 337 838 318 1000 500"],
+]) {
+  const numbers = widths.split(" ").map(Number);
+  [...characters].forEach((character, index) => WIDTHS.set(character, numbers[index]));
+}
+
+/** Weight 600 against 400. */
+const BOLD = 1.12;
+/** Characters that take no room are not without end either. */
+const MOST_CHARACTERS = 400;
+const NO_WIDTH = /^[\p{Mn}\p{Me}\p{Cf}]$/u;
+const WIDE =
+  /^[\p{Script=Han}\p{Script=Hangul}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Bopomofo}\p{Script=Yi}\p{Script=Tangut}\p{Script=Nushu}\p{Script=Khitan_Small_Script}\p{Emoji_Presentation}\u2e80-\u303e\u31c0-\u33ff\ufe10-\ufe6f\uff01-\uff60\uffe0-\uffe6\u{16fe0}-\u{18dff}\u{1aff0}-\u{1b2ff}\u{1d300}-\u{1d3ff}\u{20000}-\u{3fffd}]$/u;
+
+/** Pixels that `text` takes at most in the system's sans serif at `size` pixels. */
+export function textWidth(text: string, size = 11, bold = false): number {
+  let units = 0;
+  for (const character of text) units += unitsOf(character);
+  return ((units * size) / 1000) * (bold ? BOLD : 1);
+}
+
+/** `text`, or as much of its beginning as fits into `width` pixels, and "…". */
+export function shorten(text: string, width: number, size = 11, bold = false): string {
+  const most = (width * 1000) / size / (bold ? BOLD : 1);
+  const left = most - unitsOf("…");
+  let units = 0;
+  let end = 0; // of what fits beside "…"
+  let kept = 0; // of what has been looked at
+  let count = 0;
+  for (const character of text) {
+    units += unitsOf(character);
+    kept += character.length;
+    if (units > most || ++count > MOST_CHARACTERS) return `${text.slice(0, end).replace(/[. ]+$/, "")}…`;
+    if (units <= left) end = kept;
+  }
+  return text;
+}
+
+/** `text`, or as much of its beginning and its end as fits into `width` pixels, with "…" between. */
+export function shortenMiddle(text: string, width: number, size = 11): string {
+  if (shorten(text, width, size) === text) return text;
+  const end = [...text.slice(-MOST_CHARACTERS)].reverse();
+  let left = (0.6 * width * 1000) / size;
+  let tail = "";
+  for (const character of end) {
+    left -= unitsOf(character);
+    if (left < 0) break;
+    tail = character + tail;
+  }
+  return shorten(text, width - textWidth(tail, size), size) + tail;
+}
+
+function unitsOf(character: string): number {
+  let units = WIDTHS.get(character);
+  if (units === undefined) {
+    units = NO_WIDTH.test(character) ? 0 : WIDE.test(character) ? 1400 : 1050;
+    WIDTHS.set(character, units); // at most as many as there are characters
+  }
+  return units;
+}
