@@ -1,0 +1,405 @@
+/**
+ * Memory decoded: what the columns of engine/timeline.py mean at every moment of the backward.
+ *
+ * Time counts in tasks: the task at place k takes the time from k to k + 1, and event s of its n (the first is 1)
+ * happens at k + s / (n + 1). What the forward did is at 0, what follows the last task at the end. A task's numbers
+ * agree with Timeline.task_peaks and Timeline.category_levels: tests/widgets/test_deck_memory.py compares them.
+ */
+
+import { CATEGORIES, type Memory } from "./document.ts";
+
+/** How many numbers one change takes in `Memory.changes`. */
+const CHANGE = 4;
+
+/** What a storage was for, from one time to the next. */
+export interface Segment {
+  category: number;
+  from: number;
+  to: number;
+}
+
+/** Levels by category, drawn as steps: from each time on they are so high. */
+export interface Steps {
+  count: number;
+  times: Float64Array;
+  /** By category. They add up to the level. */
+  levels: Float64Array[];
+}
+
+export class MemoryLevels {
+  readonly places: number;
+  /** By event its time. */
+  readonly times: Float64Array;
+  /** The level before each event, and last of all the one at the end. */
+  readonly levels: Float64Array;
+  /** The highest level of the backward: the first index in `levels` that has it, its place and its time. */
+  readonly peak: { event: number; place: number; time: number; bytes: number };
+  /** By place the highest level while the task ran; after them the level at the end. */
+  readonly taskLevels: Float64Array;
+  /** By category its bytes at that moment of each place; after them those at the end. */
+  readonly categoryLevels: Float64Array[];
+  /** By category whether it ever has bytes during the backward. */
+  readonly used: Uint8Array;
+  /** How many storages are alive at some time of the backward. */
+  readonly storages: number;
+  private readonly events: Int32Array;
+  private readonly nbytes: Float64Array;
+  private readonly changes: Int32Array;
+  private fates: { births: Int32Array; deaths: Int32Array } | null = null;
+  private stored: Map<number, number[]> | null = null;
+
+  constructor(readonly memory: Memory) {
+    const { starts } = memory;
+    this.places = starts.length - 1;
+    this.events = Int32Array.from(memory.events);
+    this.nbytes = Float64Array.from(memory.nbytes);
+    this.changes = Int32Array.from(memory.changes);
+    this.times = timesOf(starts, this.events.length);
+    this.levels = levelsOf(memory.before, this.events, this.nbytes);
+    this.peak = this.findPeak();
+    this.taskLevels = new Float64Array(this.places + 1);
+    this.categoryLevels = CATEGORIES.map(() => new Float64Array(this.places + 1));
+    this.used = new Uint8Array(CATEGORIES.length);
+    this.fillPlaces();
+    this.storages = memory.nbytes.length - this.goneBefore();
+  }
+
+  private findPeak(): MemoryLevels["peak"] {
+    const { starts } = this.memory;
+    let event = starts[0];
+    for (let at = event + 1; at < this.levels.length; at++) if (this.levels[at] > this.levels[event]) event = at;
+    const place = event === starts[0] ? -1 : this.placeOf(event - 1);
+    return { event, place, time: event === starts[0] ? 0 : this.times[event - 1], bytes: this.levels[event] };
+  }
+
+  /** The place of the task during which an event happened; -1: before; `places`: after the last one. */
+  placeOf(event: number): number {
+    const { starts } = this.memory;
+    let low = 0;
+    let high = starts.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (starts[middle] <= event) low = middle + 1;
+      else high = middle;
+    }
+    return low - 1;
+  }
+
+  private fillPlaces(): void {
+    const { starts } = this.memory;
+    const walk = new Walk(this.memory, this.events, this.nbytes, this.changes);
+    const keep = (place: number) => {
+      this.taskLevels[place] = this.levels[walk.event];
+      for (let category = 0; category < CATEGORIES.length; category++) {
+        this.categoryLevels[category][place] = walk.bytes[category];
+      }
+    };
+    walk.goTo(starts[0]);
+    for (let place = 0; place < this.places; place++) {
+      walk.changeUpTo(place);
+      walk.use(this.used);
+      keep(place);
+      while (walk.event < starts[place + 1]) {
+        walk.next();
+        walk.changeUpTo(place);
+        walk.use(this.used);
+        if (this.levels[walk.event] > this.taskLevels[place]) keep(place);
+      }
+    }
+    walk.goTo(this.events.length);
+    walk.changeUpTo(this.places);
+    walk.use(this.used);
+    keep(this.places);
+  }
+
+  private goneBefore(): number {
+    const first = this.memory.starts[0];
+    let count = 0;
+    for (let event = 0; event < first; event++) if (this.events[event] < 0) count++;
+    return count;
+  }
+
+  /**
+   * The stack over time. Where more than two moments fall into one of so many columns, what is left of them is the
+   * highest, the lowest and the last: the picture has the same pixels and a few thousand points.
+   */
+  steps(columns: number): Steps {
+    const { starts } = this.memory;
+    const walk = new Walk(this.memory, this.events, this.nbytes, this.changes);
+    walk.goTo(starts[0]);
+    walk.changeUpTo(-1);
+    const most = Math.min(3 * columns + 4, this.events.length + this.changes.length / CHANGE + 4);
+    const points = new Columns(most, columns / Math.max(this.places, 1));
+    points.add(0, this.levels[walk.event], walk.bytes);
+    while (walk.advance()) points.add(this.timeOfMove(walk), this.levels[walk.event], walk.bytes);
+    return points.finish();
+  }
+
+  private timeOfMove(walk: Walk): number {
+    return walk.changed < 0 ? this.times[walk.event - 1] : this.timeOfChange(walk.changed);
+  }
+
+  /** Within its task: before the event it precedes, and if that is a later task's, at its own task's end. */
+  private timeOfChange(change: number): number {
+    const event = this.changes[change * CHANGE];
+    const place = this.changes[change * CHANGE + 1];
+    const next = event < this.times.length ? this.times[event] : this.places;
+    return Math.max(0, Math.min(this.places, Math.max(place, Math.min(place + 1, next))));
+  }
+
+  /** By storage the events of its birth (-1: before all) and of its death (-1: it stays). */
+  private get lives(): { births: Int32Array; deaths: Int32Array } {
+    if (!this.fates) {
+      const births = new Int32Array(this.nbytes.length).fill(-1);
+      const deaths = new Int32Array(this.nbytes.length).fill(-1);
+      this.events.forEach((number, event) => {
+        if (number >= 0) births[number] = event;
+        else deaths[~number] = event;
+      });
+      this.fates = { births, deaths };
+    }
+    return this.fates;
+  }
+
+  /** When a storage was born; null: in the forward, or before. */
+  born(storage: number): number | null {
+    const birth = this.lives.births[storage];
+    return birth < this.memory.starts[0] ? null : this.times[birth];
+  }
+
+  /** When a storage was freed; null: it is alive at the end. */
+  died(storage: number): number | null {
+    const death = this.lives.deaths[storage];
+    return death < 0 ? null : this.times[death];
+  }
+
+  /** The place of the task in which a storage was born (-1: before), and in which it was freed (null: it stays). */
+  life(storage: number): { born: number; freed: number | null } {
+    const { births, deaths } = this.lives;
+    const birth = births[storage];
+    return {
+      born: birth < 0 ? -1 : this.placeOf(birth),
+      freed: deaths[storage] < 0 ? null : this.placeOf(deaths[storage]),
+    };
+  }
+
+  /** What a storage was for, over its life in the backward. */
+  segments(storage: number): Segment[] {
+    const end = this.died(storage) ?? this.places;
+    let from = this.born(storage) ?? 0;
+    let category = this.memory.born_as[storage];
+    const found: Segment[] = [];
+    for (const change of this.changesOf(storage)) {
+      const at = Math.min(end, this.timeOfChange(change));
+      if (at > from) found.push({ category, from, to: at });
+      from = Math.max(from, at);
+      category = this.changes[change * CHANGE + 3];
+    }
+    if (end > from || !found.length) found.push({ category, from, to: end });
+    return found;
+  }
+
+  private changesOf(storage: number): number[] {
+    if (!this.stored) {
+      this.stored = new Map();
+      for (let change = 0; change < this.changes.length / CHANGE; change++) {
+        const number = this.changes[change * CHANGE + 2];
+        const found = this.stored.get(number);
+        if (found) found.push(change);
+        else this.stored.set(number, [change]);
+      }
+    }
+    return this.stored.get(storage) ?? [];
+  }
+
+  /** A storage's bytes × the tasks that run while it is alive. */
+  area(storage: number): number {
+    return this.nbytes[storage] * ((this.died(storage) ?? this.places) - (this.born(storage) ?? 0));
+  }
+}
+
+const decoded = new WeakMap<Memory, MemoryLevels>();
+
+/** The memory decoded, once. */
+export function levelsOfMemory(memory: Memory): MemoryLevels {
+  let found = decoded.get(memory);
+  if (!found) decoded.set(memory, (found = new MemoryLevels(memory)));
+  return found;
+}
+
+/** Goes through events and changes in order and knows the bytes by category. */
+class Walk {
+  /** The event that comes next. */
+  event = 0;
+  /** The change that `advance` made last; -1: it was an event. */
+  changed = -1;
+  readonly bytes = new Float64Array(CATEGORIES.length);
+  private readonly category: Uint8Array;
+  private change = 0;
+
+  constructor(
+    memory: Memory,
+    private readonly events: Int32Array,
+    private readonly nbytes: Float64Array,
+    private readonly changes: Int32Array,
+  ) {
+    this.category = Uint8Array.from(memory.born_as);
+    for (let number = 0; number < memory.before; number++) this.bytes[this.category[number]] += nbytes[number];
+  }
+
+  private get changeEvent(): number {
+    const at = this.change * CHANGE;
+    return at < this.changes.length ? this.changes[at] : Infinity;
+  }
+
+  private makeChange(): void {
+    const at = this.change++ * CHANGE;
+    const storage = this.changes[at + 2];
+    this.bytes[this.category[storage]] -= this.nbytes[storage];
+    this.category[storage] = this.changes[at + 3];
+    this.bytes[this.category[storage]] += this.nbytes[storage];
+  }
+
+  private makeEvent(): void {
+    const number = this.events[this.event++];
+    if (number >= 0) this.bytes[this.category[number]] += this.nbytes[number];
+    else this.bytes[this.category[~number]] -= this.nbytes[~number];
+  }
+
+  /** One event on, with all changes before it. */
+  next(): void {
+    while (this.changeEvent <= this.event) this.makeChange();
+    this.makeEvent();
+  }
+
+  goTo(event: number): void {
+    while (this.event < event) this.next();
+  }
+
+  /** Makes the changes before the next event that belong to this place or to earlier ones. */
+  changeUpTo(place: number): void {
+    while (this.changeEvent < this.event || (this.changeEvent === this.event && this.changePlace <= place)) {
+      this.makeChange();
+    }
+  }
+
+  private get changePlace(): number {
+    return this.changes[this.change * CHANGE + 1];
+  }
+
+  /** One event or one change on. Returns whether there was one. */
+  advance(): boolean {
+    if (this.changeEvent <= this.event) {
+      this.changed = this.change;
+      this.makeChange();
+      return true;
+    }
+    this.changed = -1;
+    if (this.event >= this.events.length) return false;
+    this.makeEvent();
+    return true;
+  }
+
+  /** Marks the categories that have bytes now. */
+  use(used: Uint8Array): void {
+    for (let category = 0; category < used.length; category++) if (this.bytes[category]) used[category] = 1;
+  }
+}
+
+/** Collects moments, and keeps of each column the highest, the lowest and the last. */
+class Columns {
+  private readonly found: Steps;
+  private column = -1;
+  private count = 0;
+  private readonly highest: Moment = newMoment();
+  private readonly lowest: Moment = newMoment();
+  private readonly last: Moment = newMoment();
+
+  constructor(
+    most: number,
+    private readonly perTask: number,
+  ) {
+    this.found = {
+      count: 0,
+      times: new Float64Array(most),
+      levels: CATEGORIES.map(() => new Float64Array(most)),
+    };
+  }
+
+  add(time: number, level: number, bytes: Float64Array): void {
+    const column = Math.floor(time * this.perTask);
+    const isNew = column !== this.column;
+    if (isNew) {
+      this.flush();
+      this.column = column;
+    }
+    const number = this.count++;
+    set(this.last, number, time, level, bytes);
+    if (isNew || level > this.highest.level) set(this.highest, number, time, level, bytes);
+    if (isNew || level < this.lowest.level) set(this.lowest, number, time, level, bytes);
+  }
+
+  private flush(): void {
+    if (this.column < 0) return;
+    const [first, second] = [this.highest, this.lowest].sort((one, other) => one.number - other.number);
+    this.push(first);
+    if (second.number > first.number) this.push(second);
+    if (this.last.number > second.number) this.push(this.last);
+  }
+
+  private push(moment: Moment): void {
+    const { found } = this;
+    const at = found.count++;
+    found.times[at] = moment.time;
+    for (let category = 0; category < CATEGORIES.length; category++) {
+      found.levels[category][at] = moment.bytes[category];
+    }
+  }
+
+  finish(): Steps {
+    this.flush();
+    return this.found;
+  }
+}
+
+interface Moment {
+  /** Counts moments: several may be at one time. */
+  number: number;
+  time: number;
+  level: number;
+  bytes: Float64Array;
+}
+
+function newMoment(): Moment {
+  return { number: 0, time: 0, level: 0, bytes: new Float64Array(CATEGORIES.length) };
+}
+
+function set(moment: Moment, number: number, time: number, level: number, bytes: Float64Array): void {
+  moment.number = number;
+  moment.time = time;
+  moment.level = level;
+  moment.bytes.set(bytes);
+}
+
+function timesOf(starts: readonly number[], count: number): Float64Array {
+  const times = new Float64Array(count);
+  for (let place = 0; place + 1 < starts.length; place++) {
+    const first = starts[place];
+    const share = 1 / (starts[place + 1] - first + 1);
+    for (let event = first; event < starts[place + 1]; event++) times[event] = place + (event - first + 1) * share;
+  }
+  return times.fill(starts.length - 1, starts[starts.length - 1]);
+}
+
+function levelsOf(before: number, events: Int32Array, nbytes: Float64Array): Float64Array {
+  const levels = new Float64Array(events.length + 1);
+  let level = 0;
+  for (let number = 0; number < before; number++) level += nbytes[number];
+  levels[0] = level;
+  for (let event = 0; event < events.length; event++) {
+    const number = events[event];
+    level += number >= 0 ? nbytes[number] : -nbytes[~number];
+    levels[event + 1] = level;
+  }
+  return levels;
+}

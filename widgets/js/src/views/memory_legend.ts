@@ -1,0 +1,80 @@
+/** The legend of memory, which is its read-out, too: bytes by category at the cursor. */
+
+import { el } from "../dom.ts";
+import { CATEGORIES } from "../model/document.ts";
+import type { MemoryLevels } from "../model/memory.ts";
+import { count, size } from "../text.ts";
+
+export interface Legend {
+  readonly element: HTMLElement;
+  /** Shows these categories, as short as there is room for. */
+  build(categories: readonly number[], isShort: boolean): void;
+  /** Shows the bytes of a place, at its highest level. */
+  read(levels: MemoryLevels, place: number, isHovered: boolean): void;
+}
+
+interface Row {
+  category: number;
+  element: HTMLElement;
+  bytes: HTMLElement;
+}
+
+export function makeLegend(): Legend {
+  const element = el("div", { class: "lg" });
+  const what = el("span");
+  const sum = el("b");
+  const total = el("div", { class: "tot" }, el("span"), what, sum);
+  let rows: Row[] = [];
+  let short = false;
+  let built = "";
+  return {
+    element,
+    build(categories, isShort) {
+      const wanted = JSON.stringify([categories, isShort]);
+      if (wanted === built) return;
+      built = wanted;
+      short = isShort;
+      rows = categories.map((category) => rowOf(category, short));
+      element.replaceChildren(...rows.map((row) => row.element), total);
+    },
+    read(levels, place, isHovered) {
+      for (const { category, element: row, bytes } of rows) {
+        const amount = levels.categoryLevels[category][place];
+        row.classList.toggle("zero", !amount);
+        row.dataset.bytes = String(amount);
+        bytes.textContent = amount ? size(amount) : "0";
+      }
+      what.textContent = whatIsRead(levels, place, isHovered, short);
+      sum.textContent = size(levels.taskLevels[place]);
+      total.dataset.bytes = String(levels.taskLevels[place]);
+    },
+  };
+}
+
+function rowOf(category: number, isShort: boolean): Row {
+  const { key, title, short } = CATEGORIES[category];
+  const bytes = el("b");
+  const swatch = el("span", { class: "sw", style: `background: var(--${key})` });
+  const element = el("div", { "data-category": key }, swatch, el("span", {}, isShort ? short : title), bytes);
+  return { category, element, bytes };
+}
+
+function whatIsRead(levels: MemoryLevels, place: number, isHovered: boolean, isShort: boolean): string {
+  if (place >= levels.places) return "at the end";
+  if (isHovered) return `task ${(place + 1).toLocaleString("en-US")}`;
+  return isShort ? "at most" : "this task, at most";
+}
+
+/** What the numbers rest on, and why they may be off. */
+export function basisWords(levels: MemoryLevels): { said: string; reasons: string } {
+  const { basis, estimates } = levels.memory;
+  const reasons = estimates.map((reason) => `${reason[0].toUpperCase()}${reason.slice(1)}.`).join("\n");
+  if (basis === "measured") return { said: "measured", reasons };
+  if (estimates.length || basis === "dry run") return { said: "predicted, an estimate", reasons };
+  return { said: "predicted from a measured run", reasons };
+}
+
+/** The whole chart in one sentence, for those who don't see it. */
+export function chartWords(levels: MemoryLevels, peak: string): string {
+  return `memory by category over ${count(levels.places, "task")}: ${peak}`;
+}

@@ -1,0 +1,103 @@
+/** The line below the bar: how far the backward is, its peak and the breakpoints; also a slider. */
+
+import { hasRun } from "../charts/axis.ts";
+import { fit } from "../charts/surface.ts";
+import { el } from "../dom.ts";
+import { levelsOfMemory } from "../model/memory.ts";
+import { NEVER } from "../model/replay.ts";
+import type { Store } from "../store.ts";
+import type { Colours, MakeView } from "../view.ts";
+
+const HEIGHT = 12;
+/** Half the width of the slider's thumb, within which a browser keeps it (deck.css has the same). */
+const INSET = 8;
+const MIDDLE = 6.5;
+const TRACK = 3;
+
+export const makeScrub: MakeView = (stage, parent) => {
+  const { store } = stage;
+  const canvas = el("canvas", { "aria-hidden": "true" });
+  const slider = el("input", { type: "range", min: "0", step: "1", "aria-label": "position in the backward" });
+  const view = el("div", { class: "scrub" }, canvas, slider);
+  parent.append(view);
+  slider.addEventListener("input", () => {
+    store.update({ playing: false });
+    store.go(Number(slider.value));
+  });
+  return {
+    update(changed) {
+      if (changed.has("tab") || changed.has("revision")) slider.max = String(store.replay.length);
+      slider.value = String(store.state.t);
+      slider.setAttribute("aria-valuetext", positionWords(store));
+    },
+    draw() {
+      const width = view.clientWidth;
+      if (width) drawLine(fit(canvas, width, HEIGHT), store, stage.colours, width);
+      return false;
+    },
+    dispose: () => view.remove(),
+  };
+};
+
+/** `task 58 of 144, TBackward0 in blocks.1.f2`. */
+function positionWords(store: Store): string {
+  const { running, graph, replay } = store;
+  if (running < 0) return `the end, after ${replay.length} tasks`;
+  const module = graph.place(running);
+  const planned = store.isLive && store.state.t > store.state.front ? ", not run yet" : "";
+  return `task ${store.state.t + 1} of ${replay.length}, ${graph.name(running)} in ${module}${planned}`;
+}
+
+function drawLine(context: CanvasRenderingContext2D, store: Store, colours: Colours, width: number): void {
+  const { length, place } = store.replay;
+  const x = (position: number) => INSET + ((width - 2 * INSET) * position) / Math.max(length, 1);
+  const { t, breakpoints } = store.state;
+  const ran = x(Math.min(hasRun(store), length));
+  const now = x(Math.min(t, length));
+  bar(context, 0, width, colours.line);
+  bar(context, 0, ran, colours.accent);
+  if (now > ran) hollow(context, ran, now, colours);
+  if (store.memory) {
+    const { peak } = levelsOfMemory(store.memory);
+    context.fillStyle = colours.ink2;
+    context.fillRect(x(Math.max(0, Math.min(peak.place, length))) - 0.75, 2.5, 1.5, 8);
+  }
+  context.fillStyle = colours.ink;
+  for (const task of breakpoints) if (place[task] !== NEVER) octagon(context, x(place[task]), 4);
+  disc(context, now, 6, colours.panel);
+  disc(context, now, 4.5, colours.accent);
+  if (now > ran) disc(context, now, 2.7, colours.panel);
+}
+
+function bar(context: CanvasRenderingContext2D, from: number, to: number, colour: string): void {
+  context.fillStyle = colour;
+  context.beginPath();
+  context.roundRect(from, MIDDLE - TRACK / 2, to - from, TRACK, TRACK / 2);
+  context.fill();
+}
+
+/** The way to a position that a live session has not reached. */
+function hollow(context: CanvasRenderingContext2D, from: number, to: number, colours: Colours): void {
+  bar(context, from, to, colours["accent-soft"]);
+  context.strokeStyle = colours.accent;
+  context.lineWidth = 1;
+  context.beginPath();
+  context.roundRect(from, MIDDLE - TRACK / 2, to - from, TRACK, TRACK / 2);
+  context.stroke();
+}
+
+function octagon(context: CanvasRenderingContext2D, x: number, radius: number): void {
+  context.beginPath();
+  for (let corner = 0; corner < 8; corner++) {
+    const angle = Math.PI / 8 + (corner * Math.PI) / 4;
+    context.lineTo(x + radius * Math.cos(angle), MIDDLE + radius * Math.sin(angle));
+  }
+  context.fill();
+}
+
+function disc(context: CanvasRenderingContext2D, x: number, radius: number, colour: string): void {
+  context.fillStyle = colour;
+  context.beginPath();
+  context.arc(x, MIDDLE, radius, 0, 2 * Math.PI);
+  context.fill();
+}
