@@ -1,0 +1,136 @@
+/** Where the camera should be. A view is d3's: a point of the picture times `k`, plus (x, y), is a point of the screen. */
+
+import type { PlacedBox, Rect } from "../layout/placed.ts";
+import type { Scene } from "./scene.ts";
+
+export interface CameraView {
+  x: number;
+  y: number;
+  k: number;
+}
+
+export interface Size {
+  width: number;
+  height: number;
+}
+
+/** Free around the whole picture, pixels of the screen. */
+const MARGIN = { x: 12, y: 10 };
+const LARGEST_FIT = 1.1;
+export const LARGEST_SCALE = 3;
+/** A picture that fits at this scale is not followed but shown whole; rows of chips are read at a smaller one. */
+const READABLE = 0.78;
+const READABLE_CHIPS = 0.5;
+const FOLLOW_SCALES = { least: 0.92, most: 1 };
+/** A followed task that has left the middle of the screen is put here: there is more to come below and to the right. */
+const ANCHOR = 0.3;
+const MIDDLE = { from: 0.15, to: 0.85 };
+/** Where it is put at first. */
+const FIRST = { x: 0.42, y: 0.45 };
+
+/** What of the picture is seen. */
+export function areaOf(view: CameraView, size: Size): Rect {
+  return { x: -view.x / view.k, y: -view.y / view.k, width: size.width / view.k, height: size.height / view.k };
+}
+
+/** The whole picture. */
+export function fitView(picture: Size, size: Size): CameraView {
+  const k = Math.min(
+    (size.width - 2 * MARGIN.x) / picture.width,
+    (size.height - 2 * MARGIN.y) / picture.height,
+    LARGEST_FIT,
+  );
+  const scale = Math.max(k, 1e-4);
+  return {
+    k: scale,
+    x: (size.width - picture.width * scale) / 2,
+    y: (size.height - picture.height * scale) / 2,
+  };
+}
+
+/** Whether the picture can be read when all of it is on the screen. */
+export function fitsReadably(scene: Scene, size: Size): boolean {
+  return fitView(scene.layout, size).k >= (scene.layout.rows.length ? READABLE_CHIPS : READABLE);
+}
+
+/**
+ * Keeps a task in view: moves only if it is not in the middle 70 % of the screen; then shows the whole of the largest
+ * box around it that fits. `from` is where the camera is; null at first.
+ */
+export function followView(scene: Scene, size: Size, from: CameraView | null, task: number): CameraView | null {
+  const { layout } = scene;
+  if (fitsReadably(scene, size)) return fitView(layout, size);
+  const rect = scene.rectOf(task);
+  if (!rect) return from;
+  const fit = fitView(layout, size).k;
+  const k = Math.max(FOLLOW_SCALES.least, Math.min(FOLLOW_SCALES.most, fit));
+  const x = rect.x + rect.width / 2;
+  const y = rect.y + rect.height / 2;
+  if (from && from.k === k && inMiddle(from, size, x, y)) return from;
+  const around = scene.boxesAround(x, y).find((box) => isWithin(box, size, k));
+  const keeps = from !== null && from.k === k;
+  return {
+    k,
+    x: placed(x, size.width, layout.width, k, keeps ? from.x : null, FIRST.x, around && [around.rect.x, around.rect.width]),
+    y: placed(y, size.height, layout.height, k, keeps ? from.y : null, FIRST.y, around && [around.rect.y, around.rect.height]),
+  };
+}
+
+function inMiddle(view: CameraView, size: Size, x: number, y: number): boolean {
+  const across = (x * view.k + view.x) / size.width;
+  const down = (y * view.k + view.y) / size.height;
+  return across >= MIDDLE.from && across <= MIDDLE.to && down >= MIDDLE.from && down <= MIDDLE.to;
+}
+
+function isWithin({ rect }: PlacedBox, size: Size, k: number): boolean {
+  return rect.width * k + 2 * MARGIN.x <= size.width && rect.height * k + 2 * MARGIN.y <= size.height;
+}
+
+/** One coordinate of a view, so that the picture fills the screen as far as it can. `box`: start and length. */
+function placed(
+  point: number,
+  screen: number,
+  picture: number,
+  k: number,
+  from: number | null,
+  first: number,
+  box: number[] | undefined,
+): number {
+  if (picture * k <= screen) return (screen - picture * k) / 2;
+  let at = from ?? screen * first - point * k;
+  const share = (point * k + at) / screen;
+  if (share < MIDDLE.from || share > MIDDLE.to) at = screen * ANCHOR - point * k;
+  if (box) at = screen / 2 - (box[0] + box[1] / 2) * k;
+  return Math.max(screen - picture * k - MARGIN.x, Math.min(MARGIN.x, at));
+}
+
+/** The view that shows a rectangle, moved as little as needed, with some room around it. */
+export function reveal(view: CameraView, size: Size, rect: Rect): CameraView {
+  const room = 24;
+  return {
+    k: view.k,
+    x: view.x + shift(rect.x * view.k + view.x, rect.width * view.k, size.width, room),
+    y: view.y + shift(rect.y * view.k + view.y, rect.height * view.k, size.height, room),
+  };
+}
+
+function shift(start: number, length: number, screen: number, room: number): number {
+  if (start < room) return room - start;
+  if (start + length > screen - room) return Math.max(room - start, screen - room - start - length);
+  return 0;
+}
+
+/** The view at another scale, with the point (x, y) of the screen where it was. */
+export function scaledAbout(view: CameraView, k: number, x: number, y: number): CameraView {
+  const ratio = k / view.k;
+  return { k, x: x - (x - view.x) * ratio, y: y - (y - view.y) * ratio };
+}
+
+/** The view in which `to` is where `from` was: what keeps the reader's place when a box opens. */
+export function kept(view: CameraView, from: Rect, to: Rect): CameraView {
+  return { k: view.k, x: view.x + (from.x - to.x) * view.k, y: view.y + (from.y - to.y) * view.k };
+}
+
+export function sameView(one: CameraView, other: CameraView): boolean {
+  return one.x === other.x && one.y === other.y && one.k === other.k;
+}

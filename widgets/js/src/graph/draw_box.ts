@@ -1,0 +1,185 @@
+/** Boxes: open ones around their tasks, closed ones as cards that say how far they are, and the labels of rows. */
+
+import type { PlacedBox, PlacedRow, Rect } from "../layout/placed.ts";
+import type { TaskState } from "../model/replay.ts";
+import { count } from "../text.ts";
+import type { Colours } from "../view.ts";
+import { cardOpacity, type Facts } from "./facts.ts";
+import { drawBreakpoint, drawChevron, drawGlyph } from "./glyphs.ts";
+import { grown } from "./grid.ts";
+import type { Paint, Pen, Span } from "./pen.ts";
+import { LABEL } from "./draw_spot.ts";
+
+const RADIUS = 8;
+/** The cards behind a closed one stand out so far, pixels. */
+const BEHIND = 3;
+/** Headers shrink to this on the screen, then disappear. */
+const SMALLEST_HEADER = 9.5;
+const LARGEST_HEADER = 18;
+export const HEADER_HEIGHT = 24;
+
+export function drawOpenBox(pen: Pen, colours: Colours, rect: Rect): void {
+  pen.rounded(rect, RADIUS, { fill: colours.box });
+  pen.rounded(rect, RADIUS, { stroke: colours.line });
+}
+
+/** Chevron, name and class, on a ground that hides wires; `depth` boxes are below it. */
+export function drawHeader(pen: Pen, colours: Colours, placed: PlacedBox, rect: Rect, scale: number): void {
+  const size = headerSize(scale);
+  if (size === 0) return;
+  const ratio = size / LABEL;
+  const y = rect.y + 13 * Math.min(1.2, ratio);
+  const x = rect.x + 8;
+  const room = rect.width - 16 - 13 * ratio;
+  const title: Span = { text: placed.title, fill: colours.ink2, size, weight: 600 };
+  const subtitle: Span = { text: placed.subtitle, fill: colours.ink3, size, weight: 400, gap: 6 };
+  const spans = fitted(pen, placed.subtitle ? [title, subtitle] : [title], room);
+  if (!spans.length) return;
+  const ground = { x: x - 3, y: y - size * 0.7, width: pen.measure(spans) + 13 * ratio + 6, height: size * 1.4 };
+  pen.rounded(ground, 3, { fill: colours.panel });
+  for (let level = 0; level <= placed.depth; level++) pen.rounded(ground, 3, { fill: colours.box });
+  drawChevron(pen, colours, x + 3, y, true);
+  pen.text(x + 13, y, spans);
+}
+
+/** Header text grows as the picture shrinks, so that it stays readable; 0 where it would hide its box. */
+function headerSize(scale: number): number {
+  const size = Math.max(LABEL, SMALLEST_HEADER / scale);
+  return size <= LARGEST_HEADER ? size : 0;
+}
+
+/** As many of the spans as there is room for, the last one cut; none where not even a word has room. */
+function fitted(pen: Pen, spans: readonly Span[], room: number): Span[] {
+  for (let most = spans.length; most > 0; most--) {
+    const kept = spans.slice(0, most);
+    if (pen.measure(kept) <= room) return kept;
+  }
+  const [first] = spans;
+  let length = Math.min(first.text.length, Math.floor((first.text.length * room) / pen.measure([first])));
+  for (; length >= 3; length--) {
+    const cut = { ...first, text: `${first.text.slice(0, length).trimEnd()}…` };
+    if (pen.measure([cut]) <= room) return [cut];
+  }
+  return [];
+}
+
+/** A closed box: two more cards behind it, its name, how many of its tasks have run, and the one that runs. */
+export function drawCard(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect, scale: number): void {
+  const placed = facts.scene.layout.boxes[index];
+  const { state, done, size, running } = facts.counts.at(index, facts.t);
+  pen.alpha = cardOpacity(facts, index);
+  for (const shift of [2 * BEHIND, BEHIND]) {
+    pen.rounded({ ...rect, x: rect.x + shift, y: rect.y + shift }, RADIUS, { fill: colours.panel });
+    pen.rounded({ ...rect, x: rect.x + shift, y: rect.y + shift }, RADIUS, { stroke: colours.line });
+  }
+  drawCardMarks(pen, colours, facts, index, rect, scale);
+  pen.rounded(rect, RADIUS, cardPaint(colours, state));
+  if (facts.hovered !== null && facts.scene.cardAround(facts.hovered) === placed) {
+    pen.rounded(rect, RADIUS, { stroke: colours.ink, width: 1.2 });
+  }
+  if (LABEL * scale < 6) drawFarCard(pen, colours, placed, rect, scale);
+  else drawCardText(pen, colours, facts, index, rect);
+  drawProgress(pen, colours, rect, size ? done / size : 0, state);
+  if (running < 0 && LABEL * scale < 6 && state === "done") {
+    drawGlyph(pen, colours, "done", rect.x + rect.width - 15, rect.y + 14, 5);
+  }
+  pen.alpha = 1;
+}
+
+/** As its tasks: done when all are, accent as soon as one is ready or runs. */
+function cardPaint(colours: Colours, state: TaskState): Paint {
+  if (state === "done") return { fill: colours.done };
+  if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: 1 };
+  return { fill: colours["accent-soft"], stroke: colours.accent, width: 1.6 };
+}
+
+function drawCardMarks(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect, scale: number): void {
+  const { scene, ringed, breakpoints, counts, t } = facts;
+  const pixel = Math.max(1, 0.9 / scale);
+  if (ringed >= 0 && scene.cardAround(ringed) === scene.layout.boxes[index]) {
+    const stroke = counts.at(index, t).running === ringed ? colours.accent : colours.ink;
+    pen.rounded(grown(rect, 3.5 * pixel), RADIUS + 3.5 * pixel, { stroke, width: 1.5 * pixel });
+  }
+  for (const task of breakpoints) {
+    if (scene.cardAround(task) !== scene.layout.boxes[index]) continue;
+    drawBreakpoint(pen, colours, rect.x - 3, rect.y + rect.height / 2, 4.8 * pixel);
+    break;
+  }
+}
+
+function drawCardText(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect): void {
+  const placed = facts.scene.layout.boxes[index];
+  const { state } = facts.counts.at(index, facts.t);
+  const line = rect.height < 46 ? { title: 13, said: 28 } : { title: 16, said: 33 };
+  drawChevron(pen, colours, rect.x + 13, rect.y + line.title, false);
+  const title: Span = { text: placed.title, fill: colours.ink, size: LABEL, weight: 600 };
+  const subtitle: Span = { text: placed.subtitle, fill: colours.ink2, size: LABEL, weight: 400, gap: 6 };
+  const spans = fitted(pen, placed.subtitle ? [title, subtitle] : [title], rect.width - 48);
+  pen.text(rect.x + 23, rect.y + line.title, spans);
+  const ink = state === "running" ? { ink: colours.accent } : {};
+  drawGlyph(pen, colours, state, rect.x + rect.width - 14, rect.y + line.title, 4, ink);
+  const said: Span = { text: cardSays(facts, index), fill: colours.ink2, size: LABEL, weight: 400 };
+  pen.text(rect.x + 12, rect.y + line.said, [said]);
+  drawHidden(pen, colours, facts, index, rect.x + 12 + pen.measure([said]), rect, rect.y + line.said);
+}
+
+/** "7 of 43 tasks done"; while something is searched for, how many were found. */
+export function cardSays(facts: Facts, index: number): string {
+  const { done, size } = facts.counts.at(index, facts.t);
+  const all = facts.scene.layout.boxes[index].box.size;
+  if (facts.cardMatches) return `${facts.cardMatches[index].toLocaleString("en-US")} of ${count(all, "task")} found`;
+  if (size === 0) return `${count(all, "task")}, none runs`;
+  if (done === size) return `${count(size, "task")}, all done`;
+  return done ? `${done.toLocaleString("en-US")} of ${count(size, "task")} done` : count(all, "task");
+}
+
+/** The name of the task in the box that is selected or runs, where there is room for it. */
+function drawHidden(
+  pen: Pen,
+  colours: Colours,
+  facts: Facts,
+  index: number,
+  from: number,
+  rect: Rect,
+  y: number,
+): void {
+  const { scene, ringed, counts, t } = facts;
+  if (ringed < 0 || scene.cardAround(ringed) !== scene.layout.boxes[index]) return;
+  const runs = counts.at(index, t).running === ringed;
+  const fill = runs ? colours.accent : colours.ink;
+  const name: Span = { text: scene.graph.titles[ringed], fill, size: LABEL, weight: 500 };
+  const right = rect.x + rect.width - 10;
+  const spans = fitted(pen, [name], right - from - 10);
+  if (spans.length) pen.text(right, y, spans, "end");
+}
+
+/** Too far for all but the name. */
+function drawFarCard(pen: Pen, colours: Colours, placed: PlacedBox, rect: Rect, scale: number): void {
+  const size = SMALLEST_HEADER / scale;
+  if (size > rect.height * 0.75) return;
+  const title: Span = { text: placed.title, fill: colours.ink, size, weight: 600 };
+  const spans = fitted(pen, [title], rect.width - 12);
+  if (spans.length) pen.text(rect.x + rect.width / 2, rect.y + rect.height / 2 - 2, spans, "middle");
+}
+
+function drawProgress(pen: Pen, colours: Colours, rect: Rect, share: number, state: TaskState): void {
+  const track = { x: rect.x + 12, y: rect.y + rect.height - 7, width: rect.width - 24, height: 3 };
+  pen.rounded(track, 1.5, { fill: state === "done" ? colours.line2 : colours.line });
+  const fill = state === "done" ? colours["done-ink"] : colours.accent;
+  if (share > 0) pen.rounded({ ...track, width: track.width * share }, 1.5, { fill });
+}
+
+/** "Addmm ×50" and, below it, "48 of 50 done". */
+export function drawRowLabel(pen: Pen, colours: Colours, facts: Facts, row: PlacedRow, scale: number): void {
+  const size = Math.max(LABEL, Math.min(15, 10 / scale));
+  if (size * scale < 6) return;
+  const { replay, t } = facts;
+  let done = 0;
+  for (const task of row.tasks) if (replay.place[task] < t) done++;
+  const all = row.tasks.length;
+  const said = done === all ? "all done" : `${done.toLocaleString("en-US")} of ${all.toLocaleString("en-US")} done`;
+  const right = row.rect.x + row.rect.width;
+  const middle = row.rect.y + row.rect.height / 2;
+  pen.text(right, middle - size * 0.66, [{ text: row.label, fill: colours.ink, size, weight: 600 }], "end");
+  pen.text(right, middle + size * 0.7, [{ text: said, fill: colours.ink2, size, weight: 400 }], "end");
+}

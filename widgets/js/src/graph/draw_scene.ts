@@ -1,0 +1,70 @@
+/** The whole graph, with any pen. */
+
+import type { Rect } from "../layout/placed.ts";
+import type { Colours } from "../view.ts";
+import { drawCard, drawHeader, drawOpenBox, drawRowLabel } from "./draw_box.ts";
+import { drawFar, drawSpot, isFar } from "./draw_spot.ts";
+import { drawWires } from "./draw_wires.ts";
+import type { Facts } from "./facts.ts";
+import { between, grown, touch } from "./grid.ts";
+import type { Motion } from "./motion.ts";
+import type { Pen } from "./pen.ts";
+
+/** Rings, cards behind and labels of rows reach so far out of their rectangles. */
+const OVERHANG = 24;
+
+export interface Shot {
+  /** What is seen of the picture. */
+  area: Rect;
+  /** Pixels of the screen to one of the picture. */
+  scale: number;
+  /** By edge its bytes. */
+  bytes: Float64Array;
+  /** The change of layout that is going on, and how much of it is gone. */
+  motion: Motion | null;
+  share: number;
+}
+
+export function drawScene(pen: Pen, colours: Colours, facts: Facts, shot: Shot): void {
+  const { scene } = facts;
+  const { motion, share, scale } = shot;
+  const area = grown(shot.area, OVERHANG);
+  const { boxes } = scene.layout;
+  const boxRects = boxes.map(({ rect }, index) => motion?.box(index, share) ?? rect);
+  const seenBoxes = boxes.map((_, index) => index).filter((index) => touch(boxRects[index], area));
+  for (const index of seenBoxes) if (!boxes[index].closed) drawOpenBox(pen, colours, boxRects[index]);
+  drawWires(pen, colours, facts, { area, scale, shown: share, bytes: shot.bytes });
+  for (const index of seenBoxes) {
+    if (boxes[index].closed) drawCard(pen, colours, facts, index, boxRects[index], scale);
+    else drawHeader(pen, colours, boxes[index], boxRects[index], scale);
+  }
+  for (const row of scene.layout.rows) {
+    if (touch(grown(row.rect, OVERHANG), area)) drawRowLabel(pen, colours, facts, row, scale);
+  }
+  drawSpots(pen, colours, facts, shot, area);
+  if (motion) drawLeaving(pen, colours, facts, motion, share);
+}
+
+function drawSpots(pen: Pen, colours: Colours, facts: Facts, { motion, share, scale }: Shot, area: Rect): void {
+  const { spots, grid } = facts.scene;
+  const rectOf = (index: number) => motion?.spot(index, share) ?? spots[index].rect;
+  const seen = motion
+    ? spots.map((_, index) => index).filter((index) => touch(rectOf(index), area))
+    : grid.search(area);
+  const far: number[] = [];
+  const near: number[] = [];
+  for (const index of seen) (isFar(spots[index], scale) ? far : near).push(index);
+  drawFar(pen, colours, facts, spots, rectOf, far, scale);
+  for (const index of near) drawSpot(pen, colours, facts, spots[index], rectOf(index));
+}
+
+function drawLeaving(pen: Pen, colours: Colours, facts: Facts, motion: Motion, share: number): void {
+  pen.alpha = 1 - share;
+  const waiting = { fill: colours.panel, stroke: colours.line2 };
+  const done = { fill: colours.done };
+  for (const { spot, to } of motion.leaving) {
+    const state = facts.replay.state(spot.task, facts.t);
+    pen.rounded(between(spot.rect, to, share), 5, state === "done" ? done : waiting);
+  }
+  pen.alpha = 1;
+}

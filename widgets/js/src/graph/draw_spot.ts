@@ -1,0 +1,151 @@
+/** Tasks, pills and stubs. States differ in fill, outline and glyph. */
+
+import type { Rect } from "../layout/placed.ts";
+import type { TaskState } from "../model/replay.ts";
+import type { Colours } from "../view.ts";
+import { type Facts, opacityOf, shareOf, stateOf } from "./facts.ts";
+import { drawBreakpoint, drawGlyph, drawStubArrow } from "./glyphs.ts";
+import { grown } from "./grid.ts";
+import type { Paint, Pen, Span } from "./pen.ts";
+import type { Spot } from "./scene.ts";
+
+export const LABEL = 11;
+/** Below this size on the screen text is not drawn. */
+const SMALLEST_TEXT = 6;
+/** Chips and dots keep their glyphs down to this scale. */
+const SMALLEST_CHIP = 0.45;
+/** Below this scale corners are not rounded: nobody sees them. */
+const ROUNDED_FROM = 0.3;
+const RING = 3.5;
+
+export function isFar(spot: Spot, scale: number): boolean {
+  return spot.small ? scale < SMALLEST_CHIP : LABEL * scale < SMALLEST_TEXT;
+}
+
+/** How a state is filled and outlined. */
+export function paintOf(colours: Colours, state: TaskState): Paint {
+  if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: 1 };
+  if (state === "ready") return { fill: colours["accent-soft"], stroke: colours.accent, width: 1.6 };
+  return { fill: state === "running" ? colours.accent : colours.done };
+}
+
+/** Near enough to be read. */
+export function drawSpot(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Rect): void {
+  pen.alpha = opacityOf(facts, spot.task);
+  if (spot.kind === "stub") drawStub(pen, colours, spot, rect);
+  else drawTask(pen, colours, facts, spot, rect);
+  pen.alpha = 1;
+}
+
+function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Rect): void {
+  const state = stateOf(facts, spot);
+  const radius = radiusOf(spot, rect);
+  if (spot.tasks.includes(facts.ringed)) drawRing(pen, colours, state, rect, radius, 1);
+  pen.rounded(rect, radius, paintOf(colours, state));
+  if (spot.tasks.includes(facts.hovered ?? -1)) pen.rounded(rect, radius, { stroke: colours.ink, width: 1.2 });
+  const middle = rect.y + rect.height / 2;
+  const share = state === "waiting" ? shareOf(facts, spot.task) : 0;
+  const place = facts.queuePlaces.get(spot.task) ?? 0;
+  if (spot.small) {
+    const size = rect.width / 4;
+    const next = state === "ready" && place === 1;
+    drawGlyph(pen, colours, state, rect.x + rect.width / 2, middle, next ? size * 1.4 : size, { share });
+  } else {
+    drawGlyph(pen, colours, state, rect.x + 11, middle, 3.8, { share, place });
+    pen.text(rect.x + 20, middle, label(colours, spot, state));
+  }
+  if (spot.tasks.some((task) => facts.breakpoints.has(task))) {
+    drawBreakpoint(pen, colours, rect.x - (spot.small ? 0 : 3), middle, spot.small ? 3.6 : 4.8);
+  }
+}
+
+function label(colours: Colours, spot: Spot, state: TaskState): Span[] {
+  const inks = {
+    waiting: colours.ink2,
+    ready: colours.ink,
+    running: colours["accent-ink"],
+    done: colours["done-ink"],
+  };
+  const weight = state === "ready" || state === "running" ? 500 : 400;
+  const spans: Span[] = [{ text: spot.label, fill: inks[state], size: LABEL, weight }];
+  if (spot.caption) {
+    const fill = state === "running" ? colours["accent-ink"] : colours.ink3;
+    spans.push({ text: spot.caption, fill, size: LABEL, weight: 400, gap: 7 });
+  }
+  return spans;
+}
+
+function drawStub(pen: Pen, colours: Colours, spot: Spot, rect: Rect): void {
+  const paint = { fill: colours.panel, stroke: colours.line2, width: 1, dash: [3, 2.5] };
+  pen.rounded(rect, rect.height / 2, paint);
+  const middle = rect.y + rect.height / 2;
+  drawStubArrow(pen, colours, spot.stub ?? "parameter", rect.x + 11, middle);
+  pen.text(rect.x + 21, middle, [{ text: spot.label, fill: colours.ink2, size: LABEL, weight: 400 }]);
+}
+
+export function radiusOf(spot: Spot, rect: Rect): number {
+  if (spot.kind !== "task") return rect.height / 2;
+  return spot.small ? 3 : 5;
+}
+
+/** Around what is selected, or else runs. `pixel` is one of the screen's. */
+export function drawRing(
+  pen: Pen,
+  colours: Colours,
+  state: TaskState,
+  rect: Rect,
+  radius: number,
+  pixel: number,
+): void {
+  const stroke = state === "running" ? colours.accent : colours.ink;
+  pen.rounded(grown(rect, RING * pixel), radius + RING * pixel, { stroke, width: 1.5 * pixel });
+}
+
+/** Too far to be read: waiting is hollow, done dark, ready and running accent. One path a state. */
+export function drawFar(
+  pen: Pen,
+  colours: Colours,
+  facts: Facts,
+  spots: readonly Spot[],
+  rectOf: (index: number) => Rect,
+  seen: readonly number[],
+  scale: number,
+): void {
+  const groups = new Map<string, { state: TaskState; alpha: number; rects: Rect[]; radius: number }>();
+  const pixel = Math.max(1, 0.9 / scale);
+  for (const index of seen) {
+    const spot = spots[index];
+    const state = spot.kind === "stub" ? "waiting" : stateOf(facts, spot);
+    const alpha = opacityOf(facts, spot.task) * (spot.kind === "stub" ? 0.5 : 1);
+    const radius = scale < ROUNDED_FROM ? 0 : radiusOf(spot, rectOf(index));
+    const key = `${state} ${alpha} ${radius}`;
+    let group = groups.get(key);
+    if (!group) groups.set(key, (group = { state, alpha, radius, rects: [] }));
+    group.rects.push(rectOf(index));
+  }
+  for (const { state, alpha, rects, radius } of groups.values()) {
+    pen.alpha = alpha;
+    pen.rects(rects, radius, farPaint(colours, state, pixel));
+  }
+  pen.alpha = 1;
+  for (const index of seen) drawFarMarks(pen, colours, facts, spots[index], rectOf(index), scale);
+}
+
+function farPaint(colours: Colours, state: TaskState, pixel: number): Paint {
+  if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: pixel };
+  if (state === "done") return { fill: colours["done-ink"] };
+  return { fill: colours.accent, stroke: colours.accent, width: state === "running" ? 5 * pixel : pixel };
+}
+
+function drawFarMarks(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Rect, scale: number): void {
+  if (spot.kind === "stub") return;
+  if (spot.tasks.includes(facts.ringed)) {
+    drawRing(pen, colours, stateOf(facts, spot), rect, radiusOf(spot, rect), Math.max(1, 0.9 / scale));
+  }
+  if (spot.tasks.includes(facts.hovered ?? -1)) {
+    pen.rounded(rect, radiusOf(spot, rect), { stroke: colours.ink, width: 1.4 / scale });
+  }
+  if (spot.tasks.some((task) => facts.breakpoints.has(task))) {
+    drawBreakpoint(pen, colours, rect.x - 3 / scale, rect.y + rect.height / 2, Math.min(12, 3.6 / scale));
+  }
+}

@@ -1,0 +1,130 @@
+/** The wires: quiet, unless a gradient waits on one, a task runs at its end, or the reader asks for it. */
+
+import type { Rect } from "../layout/placed.ts";
+import type { DeckGraph } from "../model/graph.ts";
+import type { Replay } from "../model/replay.ts";
+import type { Colours } from "../view.ts";
+import { type Facts } from "./facts.ts";
+import { touch } from "./grid.ts";
+import type { Paint, Pen } from "./pen.ts";
+import { DOWNSTREAM, UPSTREAM } from "./reach.ts";
+import type { Scene, Wire } from "./scene.ts";
+
+/** In the order in which they are drawn. */
+const STATES = ["consumed", "not yet", "waits", "out", "into"] as const;
+export type WireState = (typeof STATES)[number];
+
+/** A wire is drawn on the screen no thinner than this, pixels. */
+const THINNEST = 0.7;
+/** A gradient of so many bytes begins to widen its wire. */
+const WIDENS_FROM = 2 ** 17;
+const NARROWEST_WAIT = 1.4;
+const MOST_WIDENED = 1.6;
+/** Of wires that neither match nor are reached. */
+const FADED = 0.3;
+
+/** What a wire's edges are doing; of several the liveliest. */
+export function wireState(edges: readonly number[], graph: DeckGraph, replay: Replay, t: number): WireState {
+  const { task, next } = graph.document.edges;
+  const { place, length } = replay;
+  let open = false;
+  let waits = false;
+  let out = false;
+  for (const edge of edges) {
+    const from = place[task[edge]];
+    const to = place[next[edge]];
+    if (to === t && t < length) return "into";
+    if (from === t && t < length) out = true;
+    else if (from < t && to >= t) waits = true;
+    else if (to >= t) open = true;
+  }
+  return out ? "out" : waits ? "waits" : open ? "not yet" : "consumed";
+}
+
+/** By edge the bytes of the gradient that it carries. */
+export function edgeBytes(graph: DeckGraph): Float64Array {
+  const { edges, forms, metas, tasks } = graph.document;
+  return Float64Array.from(edges.next, (next, edge) => {
+    const meta = forms[tasks.takes[next]]?.[edges.input[edge]];
+    return meta === undefined ? 0 : (metas[meta]?.bytes ?? 0);
+  });
+}
+
+export interface WireView {
+  /** What is seen of the picture. */
+  area: Rect;
+  scale: number;
+  /** 0 to 1 while the layout changes. */
+  shown: number;
+  bytes: Float64Array;
+}
+
+export function drawWires(pen: Pen, colours: Colours, facts: Facts, view: WireView): void {
+  const { scene, replay, t } = facts;
+  const byState: Record<WireState, number[]> = { consumed: [], "not yet": [], waits: [], out: [], into: [] };
+  scene.wires.forEach((wire, index) => {
+    if (touch(wire.bounds, view.area)) byState[wireState(wire.edges, scene.graph, replay, t)].push(index);
+  });
+  for (const state of STATES) {
+    for (const index of byState[state]) drawWire(pen, colours, facts, view, index, state);
+  }
+  drawReached(pen, colours, facts, view, [...byState.consumed, ...byState["not yet"]]);
+  drawHovered(pen, colours, facts, view);
+  pen.alpha = 1;
+}
+
+function drawWire(pen: Pen, colours: Colours, facts: Facts, view: WireView, index: number, state: WireState): void {
+  const wire = facts.scene.wires[index];
+  const faded = facts.wireReach ? !facts.wireReach[index] : facts.matches !== null;
+  const { stroke, width, alpha } = look(colours, wire, state, view.bytes);
+  pen.alpha = alpha * view.shown * (faded ? FADED : 1);
+  pen.outline(wire.outline, { stroke, width: width * Math.max(1, THINNEST / view.scale) });
+}
+
+function look(colours: Colours, wire: Wire, state: WireState, bytes: Float64Array) {
+  if (state === "consumed") return { stroke: colours.line, width: 1, alpha: 1 };
+  if (state === "not yet") return { stroke: colours.line2, width: 1, alpha: wire.fan ? 0.4 : 0.8 };
+  if (state === "waits") return { stroke: colours.buffer, width: widthOfWait(wire, bytes), alpha: 1 };
+  return { stroke: colours.accent, width: wire.fan ? 1 : 1.5, alpha: state === "out" ? 0.65 : 1 };
+}
+
+/** 1.4 to 3 px by bytes; 1 px in a fan. */
+function widthOfWait(wire: Wire, bytes: Float64Array): number {
+  if (wire.fan) return 1;
+  let most = 0;
+  for (const edge of wire.edges) most = Math.max(most, bytes[edge]);
+  return NARROWEST_WAIT + Math.min(MOST_WIDENED, Math.log2(1 + most / WIDENS_FROM) * 0.4);
+}
+
+/** Quiet wires upstream in a full line, downstream in a dashed one. */
+function drawReached(pen: Pen, colours: Colours, facts: Facts, view: WireView, quiet: readonly number[]): void {
+  const { wireReach, scene } = facts;
+  if (!wireReach) return;
+  const width = Math.max(1.1, THINNEST / view.scale);
+  const up: Paint = { stroke: colours.ink2, width };
+  const down: Paint = { stroke: colours.ink2, width, dash: [4 * width, 3 * width] };
+  pen.alpha = view.shown;
+  for (const index of quiet) {
+    if (wireReach[index] & UPSTREAM) pen.outline(scene.wires[index].outline, up);
+    else if (wireReach[index] & DOWNSTREAM) pen.outline(scene.wires[index].outline, down);
+  }
+}
+
+/** The wires at the task under the pointer. */
+function drawHovered(pen: Pen, colours: Colours, facts: Facts, view: WireView): void {
+  if (facts.hovered === null) return;
+  pen.alpha = view.shown;
+  const paint = { stroke: colours.ink, width: Math.max(1.4, THINNEST / view.scale) };
+  for (const index of wiresAt(facts.scene, facts.hovered)) pen.outline(facts.scene.wires[index].outline, paint);
+}
+
+export function wiresAt(scene: Scene, task: number): Set<number> {
+  const found = new Set<number>();
+  for (const { starts, values } of [scene.graph.inEdges, scene.graph.outEdges]) {
+    for (let at = starts[task]; at < starts[task + 1]; at++) {
+      const wire = scene.wireOf[values[at]];
+      if (wire >= 0) found.add(wire);
+    }
+  }
+  return found;
+}

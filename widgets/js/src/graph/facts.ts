@@ -1,0 +1,112 @@
+/** What the drawing must know of the state, at one moment. */
+
+import type { Replay, TaskState } from "../model/replay.ts";
+import type { Store } from "../store.ts";
+import { BoxCounts } from "./box_counts.ts";
+import { LAST_NUMBERED } from "./glyphs.ts";
+import { cardsOf, matchesOf, type Reach, reachedFrom, reachOf, wiresOf } from "./reach.ts";
+import type { Scene, Spot } from "./scene.ts";
+
+/** How opaque is what neither matches the search nor lies up- or downstream of what does. */
+const NO_MATCH = 0.2;
+/** The same while nothing is searched for. */
+const NOT_REACHED = 0.32;
+/** Up- or downstream of the only task that was found. */
+const REACHED_IN_SEARCH = 0.65;
+
+export interface Facts {
+  scene: Scene;
+  replay: Replay;
+  t: number;
+  counts: BoxCounts;
+  /** The first places of the ready queue, from 1. */
+  queuePlaces: ReadonlyMap<number, number>;
+  /** The selected task, or else the one that runs: it has the ring. -1 for none. */
+  ringed: number;
+  hovered: number | null;
+  breakpoints: ReadonlySet<number>;
+  matches: Uint8Array | null;
+  cardMatches: Int32Array | null;
+  reach: Reach | null;
+  /** By wire and by closed box. */
+  wireReach: Uint8Array | null;
+  cardReach: Uint8Array | null;
+}
+
+/** Gathers the facts; what only changes with the layout, the search or the selection is kept from before. */
+export class FactFinder {
+  private reach: Reach | null = null;
+  private wireReach: Uint8Array | null = null;
+  private cardReach: Uint8Array | null = null;
+  private cardMatches: Int32Array | null = null;
+  private counts: BoxCounts | null = null;
+  private scene: Scene | null = null;
+  private matches: Uint8Array | null = null;
+
+  constructor(private readonly store: Store) {}
+
+  at(scene: Scene): Facts {
+    const { replay, state } = this.store;
+    const { t, selected, hoveredTask, breakpoints, matches } = state;
+    this.refresh(scene);
+    const queuePlaces = new Map(replay.queue(t, LAST_NUMBERED).map((task, place) => [task, place + 1]));
+    return {
+      scene, replay, t, queuePlaces, breakpoints, matches,
+      counts: this.counts as BoxCounts,
+      ringed: selected ?? replay.running(t),
+      hovered: hoveredTask,
+      cardMatches: this.cardMatches,
+      reach: this.reach,
+      wireReach: this.wireReach,
+      cardReach: this.cardReach,
+    };
+  }
+
+  private refresh(scene: Scene): void {
+    const { replay, state, graph } = this.store;
+    const moved = scene !== this.scene;
+    const task = reachedFrom(state);
+    if (moved || this.counts?.replay !== replay) this.counts = new BoxCounts(scene, replay);
+    if (moved || state.matches !== this.matches) {
+      this.cardMatches = state.matches && matchesOf(state.matches, scene);
+    }
+    if (moved || task !== (this.reach?.task ?? null)) {
+      if (task !== (this.reach?.task ?? null)) this.reach = task === null ? null : reachOf(graph, task);
+      this.wireReach = this.reach && wiresOf(this.reach, scene);
+      this.cardReach = this.reach && cardsOf(this.reach, scene);
+    }
+    this.scene = scene;
+    this.matches = state.matches;
+  }
+}
+
+/** The state of a spot: its task's; that of several is theirs together. */
+export function stateOf(facts: Facts, spot: Spot): TaskState {
+  const { replay, t } = facts;
+  if (spot.tasks.length === 1) return replay.state(spot.task, t);
+  const states = new Set(spot.tasks.map((task) => replay.state(task, t)));
+  if (states.has("running")) return "running";
+  if (states.size === 1) return states.has("done") ? "done" : states.has("ready") ? "ready" : "waiting";
+  return states.has("ready") || states.has("done") ? "ready" : "waiting";
+}
+
+/** The share of a waiting task's gradients that are here. */
+export function shareOf({ replay, t, scene }: Facts, task: number): number {
+  return replay.arrivedInputs(task, t) / Math.max(1, scene.graph.waits[task]);
+}
+
+/** How opaque a task is drawn. */
+export function opacityOf(facts: Facts, task: number): number {
+  return opacity(facts, facts.matches?.[task] === 1, facts.reach?.tasks[task] ?? 0);
+}
+
+/** How opaque a closed box is drawn. */
+export function cardOpacity(facts: Facts, card: number): number {
+  return opacity(facts, (facts.cardMatches?.[card] ?? 0) > 0, facts.cardReach?.[card] ?? 0);
+}
+
+function opacity({ matches, reach }: Facts, matched: boolean, reached: number): number {
+  if (matched || (!matches && !reach)) return 1;
+  if (reached) return matches ? REACHED_IN_SEARCH : 1;
+  return matches ? NO_MATCH : NOT_REACHED;
+}

@@ -1,0 +1,161 @@
+/** The whole graph in a corner, with what is seen of it: shown when something is out of view. */
+
+import type { Rect } from "../layout/placed.ts";
+import { el } from "../dom.ts";
+import type { Colours } from "../view.ts";
+import { type CameraView, areaOf, type Size } from "./camera.ts";
+import { type Facts, stateOf } from "./facts.ts";
+import type { TaskState } from "../model/replay.ts";
+
+/** Free inside of the map, pixels. */
+const MARGIN = 6;
+/** Something is out of view when the picture is so much larger than the screen, pixels. */
+const TOLERANCE = 30;
+/** From the panel's edges; room that the map needs besides. */
+const FROM_EDGE = 8;
+/** What the map shows of a large graph's states is drawn anew this often, milliseconds. */
+const REFRESH = 200;
+const LARGE = 1500;
+/** The shown task weighs so much when a corner is chosen. */
+const WEIGHT_OF_SHOWN = 50;
+
+type Corner = "right bottom" | "left bottom" | "right top" | "left top";
+const CORNERS: readonly Corner[] = ["right bottom", "left bottom", "right top", "left top"];
+
+export class Minimap {
+  readonly canvas = el("canvas", { class: "mini", "aria-hidden": "true" });
+  private readonly states = document.createElement("canvas");
+  private corner: Corner = "right bottom";
+  private size: Size = { width: 0, height: 0 };
+  private drawnFor: readonly unknown[] = [];
+  private drawnAt = -Infinity;
+  private scale = 1;
+  private offset = { x: 0, y: 0 };
+
+  /** `look` moves the camera's middle to a point of the picture. */
+  constructor(look: (x: number, y: number) => void) {
+    this.canvas.hidden = true;
+    const point = (event: PointerEvent) => {
+      look((event.offsetX - this.offset.x) / this.scale, (event.offsetY - this.offset.y) / this.scale);
+    };
+    this.canvas.addEventListener("pointerdown", (event) => {
+      if (event.button) return;
+      this.canvas.setPointerCapture(event.pointerId);
+      point(event);
+    });
+    this.canvas.addEventListener("pointermove", (event) => {
+      if (this.canvas.hasPointerCapture(event.pointerId)) point(event);
+    });
+  }
+
+  /** Draws the map where it is wanted. Returns whether it must be drawn again soon. */
+  draw(colours: Colours, facts: Facts, view: CameraView, screen: Size, settled: boolean, now: number): boolean {
+    const { layout } = facts.scene;
+    const inView =
+      layout.width * view.k <= screen.width + TOLERANCE && layout.height * view.k <= screen.height + TOLERANCE;
+    if (this.canvas.hidden !== inView) this.canvas.hidden = inView;
+    if (inView) return false;
+    if (settled || !this.size.width) this.place(facts, view, screen);
+    const ratio = devicePixelRatio || 1;
+    const again = this.refresh(colours, facts, ratio, now);
+    this.showArea(colours, areaOf(view, screen), ratio);
+    return again;
+  }
+
+  /** Goes to the corner with the fewest tasks below it, and stays where others are no better. */
+  private place(facts: Facts, view: CameraView, screen: Size): void {
+    this.size = { width: this.canvas.offsetWidth, height: this.canvas.offsetHeight };
+    const below = new Map(CORNERS.map((corner) => [corner, this.crowd(corner, facts, view, screen)]));
+    for (const corner of CORNERS) {
+      if ((below.get(corner) as number) < (below.get(this.corner) as number)) this.corner = corner;
+    }
+    const [side, level] = this.corner.split(" ");
+    for (const edge of ["left", "right", "top", "bottom"] as const) {
+      this.canvas.style[edge] = edge === side || edge === level ? `${FROM_EDGE}px` : "auto";
+    }
+  }
+
+  private crowd(corner: Corner, { scene, ringed }: Facts, view: CameraView, screen: Size): number {
+    const width = this.size.width + 2 * FROM_EDGE;
+    const height = this.size.height + 2 * FROM_EDGE;
+    const x = corner.startsWith("left") ? 0 : screen.width - width;
+    const y = corner.endsWith("top") ? 0 : screen.height - height;
+    const area: Rect = areaOf({ ...view, x: view.x - x, y: view.y - y }, { width, height });
+    const found = scene.grid.search(area);
+    const shown = found.some((index) => scene.spots[index].tasks.includes(ringed));
+    return found.length + (shown ? WEIGHT_OF_SHOWN : 0);
+  }
+
+  /** Draws boxes and states into the bitmap where they have changed. */
+  private refresh(colours: Colours, facts: Facts, ratio: number, now: number): boolean {
+    const { scene, replay, t } = facts;
+    const wanted = [scene, replay, colours, ratio, this.size.width, this.size.height, t];
+    const changed = wanted.map((each, index) => each !== this.drawnFor[index]);
+    if (!changed.some(Boolean)) return false;
+    const onlyTime = !changed.slice(0, -1).some(Boolean);
+    if (onlyTime && scene.spots.length > LARGE && now - this.drawnAt < REFRESH) return true;
+    this.drawnFor = wanted;
+    this.drawnAt = now;
+    this.drawStates(colours, facts, ratio);
+    return false;
+  }
+
+  private drawStates(colours: Colours, facts: Facts, ratio: number): void {
+    const { width, height } = this.size;
+    const { layout, spots } = facts.scene;
+    const context = sized(this.states, this.size, ratio);
+    const scale = Math.min((width - 2 * MARGIN) / layout.width, (height - 2 * MARGIN) / layout.height);
+    this.scale = scale;
+    this.offset = { x: (width - layout.width * scale) / 2, y: (height - layout.height * scale) / 2 };
+    const fill = ({ x, y, width: wide, height: high }: Rect, grow: number) =>
+      context.fillRect(
+        this.offset.x + x * scale - grow,
+        this.offset.y + y * scale - grow,
+        Math.max(0.8, wide * scale) + 2 * grow,
+        Math.max(0.8, high * scale) + 2 * grow,
+      );
+    layout.boxes.forEach(({ rect, closed }, index) => {
+      const state = closed ? facts.counts.at(index, facts.t).state : "waiting";
+      context.fillStyle = colourOf(colours, state, colours.sunk);
+      fill(rect, 0);
+    });
+    const order: TaskState[] = ["waiting", "done", "ready", "running"];
+    const byState: Record<TaskState, Rect[]> = { waiting: [], done: [], ready: [], running: [] };
+    for (const spot of spots) if (spot.kind !== "stub") byState[stateOf(facts, spot)].push(spot.rect);
+    for (const state of order) {
+      context.fillStyle = colourOf(colours, state, colours.line2);
+      for (const rect of byState[state]) fill(rect, state === "running" ? 1.5 : 0);
+    }
+  }
+
+  private showArea(colours: Colours, area: Rect, ratio: number): void {
+    const { width, height } = this.size;
+    const context = sized(this.canvas, this.size, ratio);
+    context.drawImage(this.states, 0, 0, width, height);
+    const left = Math.max(2, this.offset.x + area.x * this.scale);
+    const top = Math.max(2, this.offset.y + area.y * this.scale);
+    const right = Math.min(width - 2, this.offset.x + (area.x + area.width) * this.scale);
+    const bottom = Math.min(height - 2, this.offset.y + (area.y + area.height) * this.scale);
+    context.strokeStyle = colours.ink;
+    context.lineWidth = 1.2;
+    context.strokeRect(left, top, Math.max(2, right - left), Math.max(2, bottom - top));
+  }
+}
+
+function colourOf(colours: Colours, state: TaskState, waiting: string): string {
+  if (state === "waiting") return waiting;
+  return state === "done" ? colours["done-ink"] : colours.accent;
+}
+
+/** A canvas of that size, cleared. Resizing clears too, and is slow: only done when needed. */
+export function sized(canvas: HTMLCanvasElement, { width, height }: Size, ratio: number): CanvasRenderingContext2D {
+  const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== wide || canvas.height !== high) {
+    canvas.width = wide;
+    canvas.height = high;
+  }
+  const context = canvas.getContext("2d") as CanvasRenderingContext2D;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}

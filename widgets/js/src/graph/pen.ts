@@ -1,0 +1,153 @@
+/** What the graph is drawn with: the canvas on the screen, and SVG for the export. One drawing, two pens. */
+
+import type { Rect } from "../layout/placed.ts";
+import type { Outline } from "./wire_path.ts";
+
+export interface Paint {
+  fill?: string;
+  stroke?: string;
+  /** Of the stroke; 1 without. */
+  width?: number;
+  dash?: readonly number[];
+  /** Line ends and corners are round. */
+  round?: boolean;
+}
+
+/** A piece of text in one style. `gap` is what is free before it. */
+export interface Span {
+  text: string;
+  fill: string;
+  size: number;
+  weight: 400 | 500 | 600;
+  gap?: number;
+}
+
+export interface Pen {
+  /** How opaque all that follows is, 0 to 1. */
+  alpha: number;
+  rounded(rect: Rect, radius: number, paint: Paint): void;
+  /** Many rectangles in one style. */
+  rects(rects: readonly Rect[], radius: number, paint: Paint): void;
+  circle(x: number, y: number, radius: number, paint: Paint): void;
+  /** A sector that starts at the top, `share` of the whole. */
+  sector(x: number, y: number, radius: number, share: number, fill: string): void;
+  /** Lines through corners x, y, x, y, ...; closed where it is filled. */
+  lines(corners: readonly number[], paint: Paint): void;
+  outline(outline: Outline, paint: Paint): void;
+  /** Text in one line; y is its middle. */
+  text(x: number, y: number, spans: readonly Span[], anchor?: "start" | "middle" | "end"): void;
+  measure(spans: readonly Span[]): number;
+}
+
+export const FONT =
+  'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
+
+/** From the middle of a line of text down to its baseline, in parts of its size. */
+export const BASELINE = 0.36;
+
+const SOLID: readonly number[] = [];
+
+export class CanvasPen implements Pen {
+  constructor(private readonly context: CanvasRenderingContext2D) {}
+
+  get alpha(): number {
+    return this.context.globalAlpha;
+  }
+
+  set alpha(value: number) {
+    this.context.globalAlpha = value;
+  }
+
+  rounded(rect: Rect, radius: number, paint: Paint): void {
+    const { context } = this;
+    context.beginPath();
+    context.roundRect(rect.x, rect.y, rect.width, rect.height, radius);
+    this.paint(paint);
+  }
+
+  rects(rects: readonly Rect[], radius: number, paint: Paint): void {
+    const { context } = this;
+    context.beginPath();
+    for (const { x, y, width, height } of rects) {
+      if (radius) context.roundRect(x, y, width, height, radius);
+      else context.rect(x, y, width, height);
+    }
+    this.paint(paint);
+  }
+
+  circle(x: number, y: number, radius: number, paint: Paint): void {
+    this.context.beginPath();
+    this.context.arc(x, y, radius, 0, 2 * Math.PI);
+    this.paint(paint);
+  }
+
+  sector(x: number, y: number, radius: number, share: number, fill: string): void {
+    const { context } = this;
+    context.fillStyle = fill;
+    context.beginPath();
+    context.moveTo(x, y);
+    context.arc(x, y, radius, -Math.PI / 2, -Math.PI / 2 + 2 * Math.PI * share);
+    context.fill();
+  }
+
+  lines(corners: readonly number[], paint: Paint): void {
+    const { context } = this;
+    context.beginPath();
+    for (let at = 0; at < corners.length; at += 2) context.lineTo(corners[at], corners[at + 1]);
+    if (paint.fill) context.closePath();
+    this.paint(paint);
+  }
+
+  outline(outline: Outline, paint: Paint): void {
+    const { context } = this;
+    context.strokeStyle = paint.stroke ?? "";
+    context.lineWidth = paint.width ?? 1;
+    if (!paint.dash) return context.stroke(outline.path);
+    context.setLineDash(paint.dash as number[]);
+    context.stroke(outline.path);
+    context.setLineDash(SOLID as number[]);
+  }
+
+  text(x: number, y: number, spans: readonly Span[], anchor: "start" | "middle" | "end" = "start"): void {
+    const { context } = this;
+    context.textAlign = "left";
+    context.textBaseline = "alphabetic";
+    if (anchor !== "start") x -= this.measure(spans) * (anchor === "end" ? 1 : 0.5);
+    for (const span of spans) {
+      x += span.gap ?? 0;
+      context.font = font(span);
+      context.fillStyle = span.fill;
+      context.fillText(span.text, x, y + BASELINE * span.size);
+      if (spans.length > 1) x += context.measureText(span.text).width;
+    }
+  }
+
+  measure(spans: readonly Span[]): number {
+    let width = 0;
+    for (const span of spans) {
+      this.context.font = font(span);
+      width += (span.gap ?? 0) + this.context.measureText(span.text).width;
+    }
+    return width;
+  }
+
+  private paint(paint: Paint): void {
+    const { context } = this;
+    if (paint.fill) {
+      context.fillStyle = paint.fill;
+      context.fill();
+    }
+    if (!paint.stroke) return;
+    context.strokeStyle = paint.stroke;
+    context.lineWidth = paint.width ?? 1;
+    context.lineCap = paint.round ? "round" : "butt";
+    context.lineJoin = paint.round ? "round" : "miter";
+    if (paint.dash) context.setLineDash(paint.dash as number[]);
+    context.stroke();
+    if (paint.dash) context.setLineDash(SOLID as number[]);
+  }
+}
+
+function font(span: Span): string {
+  return `${span.weight} ${span.size}px ${FONT}`;
+}

@@ -1,0 +1,70 @@
+/** What tooltips, and the list for screen readers, say of tasks and boxes. */
+
+import type { PlacedBox, PlacedStub } from "../layout/placed.ts";
+import type { Store } from "../store.ts";
+import { count, size } from "../text.ts";
+import { cardSays } from "./draw_box.ts";
+import { type Facts, shareOf, stateOf } from "./facts.ts";
+import type { Spot } from "./scene.ts";
+
+const STUBS: Record<PlacedStub["kind"], string> = {
+  parameter: "further use of",
+  to: "also goes to",
+  from: "also comes from",
+};
+/** A tooltip names so many tasks at most. */
+const MOST_NAMED = 6;
+/** Longer names are cut: a tooltip is no place to read them. */
+const LONGEST = 160;
+
+export function tipOfSpot(store: Store, facts: Facts, spot: Spot): string {
+  const { graph } = store;
+  const names = spot.tasks.slice(0, MOST_NAMED).map((task) => cut(graph.parameter(task) || graph.name(task)));
+  if (spot.tasks.length > MOST_NAMED) names.push(`and ${spot.tasks.length - MOST_NAMED} more`);
+  if (spot.stub) return `${STUBS[spot.stub]} ${names.join(", ")}`;
+  const { task } = spot;
+  const place = graph.leaf[task] ? graph.name(task) : cut(graph.module(task)) || cut(graph.document.title);
+  const said = [place, stateInWords(facts, spot), `${size(graph.bufferBytes[task])} in`];
+  const line = graph.line(task);
+  return [names.join("\n"), said.join(" · "), ...(line ? [line] : [])].join("\n");
+}
+
+export function tipOfBox(facts: Facts, placed: PlacedBox): string {
+  const { box, closed } = placed;
+  const name = cut(box.path || box.title);
+  const kind = box.subtitle ? ` (${cut(box.subtitle)})` : "";
+  const index = facts.scene.boxes.get(box.id) as number;
+  const said = closed ? cardSays(facts, index) : count(box.size, "task");
+  return `${closed ? "unfold" : "fold"} ${name}${kind}\n${said}`;
+}
+
+/** `waiting, 1 of 2 inputs are here`; `ready, place 3 in the queue`. */
+export function stateInWords(facts: Facts, spot: Spot): string {
+  const state = stateOf(facts, spot);
+  const place = facts.queuePlaces.get(spot.task);
+  if (state === "ready" && place) return `ready, place ${place} in the queue`;
+  const waits = facts.scene.graph.waits[spot.task];
+  if (state === "waiting" && waits > 1) {
+    return `waiting, ${Math.round(shareOf(facts, spot.task) * waits)} of ${waits} inputs are here`;
+  }
+  return state;
+}
+
+/** `AddmmBackward0 in blocks.1.f2, waiting`. */
+export function nameOfSpot(store: Store, facts: Facts, spot: Spot): string {
+  const { graph } = store;
+  const place = cut(graph.parameter(spot.task) || graph.module(spot.task) || graph.document.title);
+  const breakpoint = facts.breakpoints.has(spot.task) ? ", breakpoint" : "";
+  return `${cut(graph.name(spot.task))} in ${place}, ${stateInWords(facts, spot)}${breakpoint}`;
+}
+
+export function nameOfBox(facts: Facts, placed: PlacedBox): string {
+  const { box, closed } = placed;
+  const name = [cut(box.path || box.title), cut(box.subtitle)].filter(Boolean).join(", ");
+  const index = facts.scene.boxes.get(box.id) as number;
+  return `${name}, ${closed ? cardSays(facts, index) : count(box.size, "task")}`;
+}
+
+function cut(text: string): string {
+  return text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text;
+}

@@ -1,0 +1,151 @@
+/** One layout, indexed for those who draw it, point at it or move between two of them. */
+
+import type { Layout, PlacedBox, PlacedStub, PlacedWire, Rect } from "../layout/placed.ts";
+import type { Tree } from "../layout/tree.ts";
+import type { DeckGraph } from "../model/graph.ts";
+import { Grid } from "./grid.ts";
+import { Outline, pathData } from "./wire_path.ts";
+
+/** A task, a pill or a stub, where it is. */
+export interface Spot {
+  kind: "task" | "pill" | "stub";
+  /** The task that it stands for; of a pill of several and of a stub to several, the first. */
+  task: number;
+  tasks: readonly number[];
+  /** Of a pill the task that it is beside; otherwise the task itself. */
+  user: number;
+  rect: Rect;
+  label: string;
+  caption: string;
+  /** A chip or a dot: too small for a label. */
+  small: boolean;
+  stub: PlacedStub["kind"] | null;
+}
+
+export interface Wire extends PlacedWire {
+  outline: Outline;
+  bounds: Rect;
+  /** One of many at an end: drawn thin. */
+  fan: boolean;
+}
+
+/** How many edges make a fan. */
+const FAN = 8;
+
+const NOWHERE = -1;
+
+export class Scene {
+  readonly spots: readonly Spot[];
+  readonly wires: readonly Wire[];
+  readonly grid: Grid;
+  /** By task the spot that is it, or -1. */
+  readonly spotOf: Int32Array;
+  /** By task the closed box that holds it, as an index in `layout.boxes`, or -1. */
+  readonly cardOf: Int32Array;
+  /** By edge the wire that stands for it, or -1. */
+  readonly wireOf: Int32Array;
+  /** By a box's id its index in `layout.boxes`. */
+  readonly boxes = new Map<number, number>();
+
+  constructor(
+    readonly graph: DeckGraph,
+    tree: Tree,
+    readonly layout: Layout,
+  ) {
+    this.spots = spotsOf(layout);
+    this.spotOf = new Int32Array(graph.count).fill(NOWHERE);
+    this.spots.forEach((spot, index) => {
+      if (spot.kind !== "stub") for (const task of spot.tasks) this.spotOf[task] = index;
+    });
+    layout.boxes.forEach((placed, index) => this.boxes.set(placed.box.id, index));
+    this.cardOf = cardsOfTasks(tree, layout, this.spotOf);
+    this.wires = layout.wires.filter((wire) => wire.points.length > 2).map((wire) => indexed(wire, graph));
+    this.wireOf = new Int32Array(graph.document.edges.task.length).fill(NOWHERE);
+    this.wires.forEach((wire, index) => {
+      for (const edge of wire.edges) this.wireOf[edge] = index;
+    });
+    this.grid = new Grid(
+      this.spots.map((spot) => spot.rect),
+      layout.width,
+      layout.height,
+    );
+  }
+
+  /** Where a task is: itself, or the closed box around it. */
+  rectOf(task: number): Rect | null {
+    const spot = this.spotOf[task];
+    if (spot >= 0) return this.spots[spot].rect;
+    const card = this.cardOf[task];
+    return card >= 0 ? this.layout.boxes[card].rect : null;
+  }
+
+  /** The closed box that hides a task; null where the task is seen. */
+  cardAround(task: number): PlacedBox | null {
+    const card = this.spotOf[task] >= 0 ? NOWHERE : this.cardOf[task];
+    return card >= 0 ? this.layout.boxes[card] : null;
+  }
+
+  /** The open boxes around a point, outermost first. */
+  boxesAround(x: number, y: number): PlacedBox[] {
+    return this.layout.boxes.filter(
+      ({ rect, closed }) =>
+        !closed && x >= rect.x && x <= rect.x + rect.width && y >= rect.y && y <= rect.y + rect.height,
+    );
+  }
+}
+
+function spotsOf(layout: Layout): Spot[] {
+  const tasks = layout.tasks.map(
+    ({ task, rect, label, caption, chip }): Spot => ({
+      kind: "task", task, tasks: [task], user: task, rect, label, caption, small: chip, stub: null,
+    }),
+  );
+  const pills = layout.pills.map(
+    ({ tasks, user, rect, label, dot }): Spot => ({
+      kind: "pill", task: tasks[0], tasks, user, rect, label, caption: "", small: dot, stub: null,
+    }),
+  );
+  const stubs = layout.stubs.map(
+    ({ kind, task, others, rect, label }): Spot => ({
+      kind: "stub", task: others[0], tasks: others, user: task, rect, label, caption: "", small: false, stub: kind,
+    }),
+  );
+  return [...tasks, ...pills, ...stubs];
+}
+
+/** By task the closed box around it. A pill may be drawn outside of the box that its first user is in. */
+function cardsOfTasks(tree: Tree, layout: Layout, spotOf: Int32Array): Int32Array {
+  const cardOfBox = new Map<number, number>();
+  layout.boxes.forEach((placed, index) => {
+    if (placed.closed) cardOfBox.set(placed.box.id, index);
+  });
+  const around = tree.boxes.map((box) => {
+    for (let each: typeof box | null = box; each; each = each.parent) {
+      const card = cardOfBox.get(each.id);
+      if (card !== undefined) return card;
+    }
+    return NOWHERE;
+  });
+  return Int32Array.from(tree.boxOf, (box, task) => (spotOf[task] >= 0 ? NOWHERE : around[box]));
+}
+
+function indexed(wire: PlacedWire, graph: DeckGraph): Wire {
+  const { points, edges } = wire;
+  let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity];
+  for (let at = 0; at < points.length; at += 2) {
+    left = Math.min(left, points[at]);
+    right = Math.max(right, points[at]);
+    top = Math.min(top, points[at + 1]);
+    bottom = Math.max(bottom, points[at + 1]);
+  }
+  const { task, next } = graph.document.edges;
+  const fan =
+    edges.length === 1 &&
+    (degree(graph.inEdges.starts, next[edges[0]]) > FAN || degree(graph.outEdges.starts, task[edges[0]]) > FAN);
+  const bounds = { x: left, y: top, width: right - left, height: bottom - top };
+  return { ...wire, outline: new Outline(pathData(points)), bounds, fan };
+}
+
+function degree(starts: Int32Array, task: number): number {
+  return starts[task + 1] - starts[task];
+}

@@ -1,0 +1,122 @@
+/** Below the graph: what its signs mean, and the buttons of the camera and of the export. */
+
+import { el, svg } from "../dom.ts";
+import type { Store } from "../store.ts";
+import { glyph, icon } from "../views/icons.ts";
+import type { Reach } from "./reach.ts";
+
+export interface StripActions {
+  zoom(factor: number): void;
+  save(kind: "svg" | "png", what: "seen" | "whole"): void;
+}
+
+const ZOOM_STEP = 1.4;
+
+export class Strip {
+  readonly element: HTMLElement;
+  private readonly follow: HTMLButtonElement;
+  private readonly fit: HTMLButtonElement;
+  private readonly reach = el("span", { class: "reach", hidden: "hidden" });
+
+  constructor(
+    private readonly store: Store,
+    actions: StripActions,
+  ) {
+    this.follow = button("follow", "Follow the running task (G)", icon("follow"), () =>
+      store.update({ camera: "follow" }),
+    );
+    this.fit = button("fit", "Fit the whole graph (F)", icon("fit"), () => store.update({ camera: "fit" }));
+    const out = button("zoom out", "Zoom out", sign("M4 8h8"), () => actions.zoom(1 / ZOOM_STEP));
+    const closer = button("zoom in", "Zoom in", sign("M4 8h8M8 4v8"), () => actions.zoom(ZOOM_STEP));
+    const tools = el("div", { class: "tools" }, out, closer, this.follow, this.fit, exportMenu(actions));
+    this.element = el("div", { class: "key" }, ...legend(), this.reach, tools);
+  }
+
+  update(reach: Reach | null): void {
+    const { camera } = this.store.state;
+    this.follow.setAttribute("aria-pressed", String(camera === "follow"));
+    this.fit.setAttribute("aria-pressed", String(camera === "fit"));
+    this.reach.hidden = reach === null;
+    if (!reach) return;
+    const { upstream, downstream } = reach;
+    this.reach.replaceChildren(
+      line("var(--ink2)", 1.4), `${upstream.toLocaleString("en-US")} upstream`,
+      line("var(--ink2)", 1.4, "4 3"), `${downstream.toLocaleString("en-US")} downstream`,
+    );
+  }
+}
+
+function legend(): HTMLElement[] {
+  const states = (["waiting", "ready", "running", "done"] as const).map((state) => {
+    const sample = el("i", { class: "sample" }, glyph(state, 12, state === "ready" ? "1" : ""));
+    return el("span", {}, sample, state);
+  });
+  return [...states, el("span", {}, line("var(--buffer)", 2.4), "gradient waits")];
+}
+
+function line(stroke: string, width: number, dash = ""): SVGSVGElement {
+  const made = svg("svg", { width: 16, height: 8, "aria-hidden": "true" });
+  const path = svg("path", { d: "M0 4h16", stroke, "stroke-width": width });
+  if (dash) path.setAttribute("stroke-dasharray", dash);
+  made.append(path);
+  return made;
+}
+
+function sign(lines: string): SVGSVGElement {
+  const made = svg("svg", { width: 16, height: 16, viewBox: "0 0 16 16", fill: "none", "aria-hidden": "true" });
+  made.append(svg("path", { d: lines, stroke: "currentColor", "stroke-width": 1.5, "stroke-linecap": "round" }));
+  return made;
+}
+
+function button(name: string, title: string, picture: SVGElement, act: () => void): HTMLButtonElement {
+  const made = el("button", { class: "ib", type: "button", title, "aria-label": name }, picture);
+  made.addEventListener("click", act);
+  return made;
+}
+
+const CHOICES = [
+  ["svg", "seen", "SVG of what is seen"],
+  ["svg", "whole", "SVG of the whole graph"],
+  ["png", "seen", "PNG of what is seen"],
+  ["png", "whole", "PNG of the whole graph"],
+] as const;
+
+/** A button with a menu: arrows move in it, Escape and any click elsewhere close it. */
+function exportMenu(actions: StripActions): HTMLElement {
+  const items = CHOICES.map(([kind, what, title]) => {
+    const item = el("button", { type: "button", role: "menuitem", tabindex: "-1", "data-save": `${kind} ${what}` }, title);
+    item.addEventListener("click", () => {
+      show(false);
+      actions.save(kind, what);
+    });
+    return item;
+  });
+  const menu = el("div", { class: "menu", role: "menu", "aria-label": "save the picture", hidden: "hidden" }, ...items);
+  const opener = button("save the picture", "Save the picture", sign("M8 2.5v7.5M4.8 7 8 10.2 11.2 7M3 13.2h10"), () =>
+    show(menu.hidden !== false),
+  );
+  opener.setAttribute("aria-haspopup", "menu");
+  opener.setAttribute("aria-expanded", "false");
+  const holder = el("div", { class: "save" }, opener, menu);
+  const show = (open: boolean) => {
+    menu.hidden = !open;
+    opener.setAttribute("aria-expanded", String(open));
+    (open ? items[0] : opener).focus();
+  };
+  holder.addEventListener("focusout", (event) => {
+    if (holder.contains(event.relatedTarget as Node | null)) return;
+    menu.hidden = true;
+    opener.setAttribute("aria-expanded", "false");
+  });
+  holder.addEventListener("keydown", (event) => {
+    if (menu.hidden) return;
+    const at = items.indexOf(event.target as HTMLButtonElement);
+    const moves: Record<string, number> = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 };
+    if (event.key === "Escape") show(false);
+    else if (event.key in moves) items[(moves[event.key] + items.length) % items.length].focus();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  return holder;
+}

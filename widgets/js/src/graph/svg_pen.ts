@@ -1,0 +1,101 @@
+/** A pen that writes SVG. */
+
+import type { Rect } from "../layout/placed.ts";
+import { BASELINE, FONT, type Paint, type Pen, type Span } from "./pen.ts";
+import type { Outline } from "./wire_path.ts";
+
+export class SvgPen implements Pen {
+  alpha = 1;
+  private readonly parts: string[] = [];
+
+  /** `measure` tells how wide spans are; SVG itself cannot. */
+  constructor(readonly measure: (spans: readonly Span[]) => number) {}
+
+  /** All that was drawn, as a picture that shows `area` at `scale`. */
+  document(area: Rect, scale: number, background: string, title: string): string {
+    const box = [area.x, area.y, area.width, area.height].map(short).join(" ");
+    const size = `width="${short(area.width * scale)}" height="${short(area.height * scale)}"`;
+    return [
+      `<svg xmlns="http://www.w3.org/2000/svg" viewBox="${box}" ${size} role="img" font-family="${escaped(FONT)}"`,
+      ` style="font-variant-numeric:tabular-nums">`,
+      `<title>${escaped(title)}</title>`,
+      `<rect x="${short(area.x)}" y="${short(area.y)}" width="${short(area.width)}" height="${short(area.height)}"`,
+      ` fill="${escaped(background)}"/>`,
+      ...this.parts,
+      "</svg>\n",
+    ].join("");
+  }
+
+  rounded(rect: Rect, radius: number, paint: Paint): void {
+    this.add(`<rect ${place(rect)} rx="${short(radius)}"`, paint, "/>");
+  }
+
+  rects(rects: readonly Rect[], radius: number, paint: Paint): void {
+    for (const rect of rects) this.rounded(rect, radius, paint);
+  }
+
+  circle(x: number, y: number, radius: number, paint: Paint): void {
+    this.add(`<circle cx="${short(x)}" cy="${short(y)}" r="${short(radius)}"`, paint, "/>");
+  }
+
+  sector(x: number, y: number, radius: number, share: number, fill: string): void {
+    if (share >= 1) return this.circle(x, y, radius, { fill });
+    const turn = 2 * Math.PI * share;
+    const end = `${short(x + radius * Math.sin(turn))} ${short(y - radius * Math.cos(turn))}`;
+    const arc = `${short(radius)} ${short(radius)} 0 ${share > 0.5 ? 1 : 0} 1 ${end}`;
+    this.add(`<path d="M${short(x)} ${short(y)}V${short(y - radius)}A${arc}Z"`, { fill }, "/>");
+  }
+
+  lines(corners: readonly number[], paint: Paint): void {
+    const name = paint.fill ? "polygon" : "polyline";
+    this.add(`<${name} points="${corners.map(short).join(" ")}"`, paint, "/>");
+  }
+
+  outline(outline: Outline, paint: Paint): void {
+    this.add(`<path d="${outline.data}"`, paint, "/>");
+  }
+
+  text(x: number, y: number, spans: readonly Span[], anchor: "start" | "middle" | "end" = "start"): void {
+    const size = spans[0]?.size ?? 0;
+    const anchored = anchor === "start" ? "" : ` text-anchor="${anchor}"`;
+    const written = spans.map((span) => {
+      const gap = span.gap ? ` dx="${short(span.gap)}"` : "";
+      const style = `font-size="${short(span.size)}" font-weight="${span.weight}" fill="${escaped(span.fill)}"`;
+      return `<tspan${gap} ${style}>${escaped(span.text)}</tspan>`;
+    });
+    const head = `<text x="${short(x)}" y="${short(y + BASELINE * size)}"${anchored}${this.opacity()}>`;
+    this.parts.push(head + written.join("") + "</text>");
+  }
+
+  private add(start: string, paint: Paint, end: string): void {
+    const stroke = paint.stroke ? ` stroke="${escaped(paint.stroke)}" stroke-width="${short(paint.width ?? 1)}"` : "";
+    const dash = paint.dash ? ` stroke-dasharray="${paint.dash.map(short).join(" ")}"` : "";
+    const round = paint.round ? ' stroke-linecap="round" stroke-linejoin="round"' : "";
+    this.parts.push(`${start} fill="${escaped(paint.fill ?? "none")}"${stroke}${dash}${round}${this.opacity()}${end}`);
+  }
+
+  private opacity(): string {
+    return this.alpha < 1 ? ` opacity="${Math.round(this.alpha * 100) / 100}"` : "";
+  }
+}
+
+function place(rect: Rect): string {
+  return (
+    `x="${short(rect.x)}" y="${short(rect.y)}" ` +
+    `width="${short(Math.max(0, rect.width))}" height="${short(Math.max(0, rect.height))}"`
+  );
+}
+
+const ENTITIES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
+
+/** Text for SVG. What XML forbids, halves of surrogate pairs and control characters, becomes U+FFFD. */
+export function escaped(text: string): string {
+  return text
+    .replace(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd")
+    .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd")
+    .replace(/[&<>"']/g, (character) => ENTITIES[character]);
+}
+
+function short(value: number): string {
+  return String(Math.round(value * 100) / 100);
+}

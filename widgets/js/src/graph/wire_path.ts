@@ -1,0 +1,51 @@
+/** A wire's corners as a path. */
+
+/** Radius of a right-angled corner, pixels. */
+const CORNER = 6;
+
+/** A path that is parsed once for the canvas and written as it is into SVG. */
+export class Outline {
+  private made: Path2D | null = null;
+
+  constructor(readonly data: string) {}
+
+  get path(): Path2D {
+    return (this.made ??= new Path2D(this.data));
+  }
+}
+
+/** SVG path data of corners x, y, x, y, ...: right angles are rounded, a step that goes both ways is an S-curve. */
+export function pathData(points: readonly number[]): string {
+  const last = points.length / 2 - 1;
+  if (last < 1) return "";
+  let data = `M${short(points[0])} ${short(points[1])}`;
+  for (let at = 1; at <= last; at++) {
+    const [x, y, toX, toY] = points.slice(2 * at - 2, 2 * at + 2);
+    if (x !== toX && y !== toY) {
+      const middle = short((y + toY) / 2);
+      data += `C${short(x)} ${middle} ${short(toX)} ${middle} ${short(toX)} ${short(toY)}`;
+    } else {
+      data += (at < last && roundedCorner(points, at)) || `L${short(toX)} ${short(toY)}`;
+    }
+  }
+  return data;
+}
+
+/** The way up to and around the corner with this number; "" where the wire does not turn by a right angle. */
+function roundedCorner(points: readonly number[], at: number): string {
+  const [beforeX, beforeY, x, y, afterX, afterY] = points.slice(2 * at - 2, 2 * at + 4);
+  const turns = (beforeX === x && y === afterY) || (beforeY === y && x === afterX);
+  const before = Math.abs(beforeX - x) + Math.abs(beforeY - y);
+  const after = Math.abs(afterX - x) + Math.abs(afterY - y);
+  const radius = Math.min(CORNER, before / 2, after / 2);
+  if (!turns || radius === 0) return "";
+  const fromX = x + ((beforeX - x) * radius) / before;
+  const fromY = y + ((beforeY - y) * radius) / before;
+  const toX = x + ((afterX - x) * radius) / after;
+  const toY = y + ((afterY - y) * radius) / after;
+  return `L${short(fromX)} ${short(fromY)}Q${short(x)} ${short(y)} ${short(toX)} ${short(toY)}`;
+}
+
+function short(value: number): string {
+  return String(Math.round(value * 10) / 10);
+}

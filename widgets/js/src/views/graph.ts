@@ -1,0 +1,293 @@
+/** The graph panel: the picture of the backward, and the camera over it. */
+
+import { el } from "../dom.ts";
+import { layOut, LayoutCache } from "../layout/layout.ts";
+import type { PlacedBox } from "../layout/placed.ts";
+import { makeTree, openAtFirst, opened, type Tree } from "../layout/tree.ts";
+import type { Changed, Store } from "../store.ts";
+import type { MakeView, Stage, View } from "../view.ts";
+import { areaOf, fitView, followView, kept, reveal, scaledAbout, type Size } from "../graph/camera.ts";
+import { drawScene } from "../graph/draw_scene.ts";
+import { edgeBytes } from "../graph/draw_wires.ts";
+import { type Facts, FactFinder } from "../graph/facts.ts";
+import { Minimap, sized } from "../graph/minimap.ts";
+import { Mirror } from "../graph/mirror.ts";
+import { Motion } from "../graph/motion.ts";
+import { CanvasPen } from "../graph/pen.ts";
+import { download, fileName, pngPicture, svgPicture, wholeOf } from "../graph/picture.ts";
+import { Pilot } from "../graph/pilot.ts";
+import { bindPointer, isForCamera } from "../graph/pointer.ts";
+import { reachedFrom } from "../graph/reach.ts";
+import { Scene } from "../graph/scene.ts";
+import { Strip } from "../graph/strip.ts";
+import styles from "./graph.css";
+
+/** A large graph opens folded to about so many things. */
+const SEEN_AT_FIRST = 200;
+/** The longest time that one frame of a glide makes up for, milliseconds. */
+const LONGEST_FRAME = 100;
+
+/** One tree per store: its views fold and unfold together. */
+const trees = new WeakMap<Store, Tree>();
+
+function treeOf(store: Store): Tree {
+  let tree = trees.get(store);
+  if (!tree) {
+    trees.set(store, (tree = makeTree(store.graph)));
+    store.update({ open: openAtFirst(tree, SEEN_AT_FIRST) });
+  }
+  return tree;
+}
+
+export const makeGraph: MakeView = (stage, parent) => new GraphView(stage, parent);
+
+class GraphView implements View {
+  private readonly store: Store;
+  private readonly tree: Tree;
+  private readonly cache = new LayoutCache();
+  private readonly section: HTMLElement;
+  private readonly canvas = el("canvas", { tabindex: "0", role: "img" });
+  private readonly pen: CanvasPen;
+  private readonly pilot: Pilot;
+  private readonly map: Minimap;
+  private readonly mirror: Mirror;
+  private readonly strip: Strip;
+  private readonly finder: FactFinder;
+  private readonly bytes: Float64Array;
+  private readonly ending = new AbortController();
+  private readonly observer: ResizeObserver;
+  private size: Size = { width: 0, height: 0 };
+  private scene: Scene;
+  private motion: Motion | null = null;
+  private lastFrame = 0;
+
+  constructor(
+    private readonly stage: Stage,
+    parent: HTMLElement,
+  ) {
+    const { store } = stage;
+    this.store = store;
+    this.tree = stage.tree = treeOf(store);
+    this.scene = this.layOut();
+    this.finder = new FactFinder(store);
+    this.bytes = edgeBytes(store.graph);
+    this.pen = new CanvasPen(this.canvas.getContext("2d") as CanvasRenderingContext2D);
+    this.pilot = new Pilot(this.canvas, (event) => isForCamera(this.canvas, event), () => this.freed());
+    this.map = new Minimap((x, y) => this.lookAt(x, y));
+    this.mirror = new Mirror(store, {
+      select: (task) => store.select(task),
+      toggle: (box) => this.toggle(box),
+      focus: (task, rect) => {
+        store.update({ hoveredTask: task });
+        this.move(reveal(this.pilot.aim, this.size, rect));
+      },
+    });
+    this.strip = new Strip(store, {
+      zoom: (factor) => this.zoom(factor),
+      save: (kind, what) => void this.save(kind, what),
+    });
+    const keys = /Mac/.test(navigator.platform) ? "⌘" : "Ctrl";
+    const hint = el("div", { class: "hint", "aria-hidden": "true" }, `click the graph, or hold ${keys}, to zoom`);
+    const host = el("div", { class: "view" }, this.canvas, this.map.canvas, hint, this.mirror.list);
+    this.section = el("section", { class: "graph", "aria-label": "graph" }, el("style", {}, styles), host, this.strip.element);
+    parent.append(this.section);
+    const toggle = (box: PlacedBox) => this.toggle(box);
+    const facts = () => this.finder.at(this.scene);
+    bindPointer({ stage, canvas: this.canvas, host, hint, pilot: this.pilot, facts, toggle }, this.ending.signal);
+    this.observer = new ResizeObserver(([entry]) => this.resize(entry.contentRect));
+    this.observer.observe(host);
+    this.watchPixels();
+  }
+
+  update(changed: Changed): void {
+    const { selected, matches } = this.store.state;
+    if (changed.has("open")) this.relayout();
+    if (changed.has("selected") && selected !== null && matches?.[selected] && this.scene.cardAround(selected)) {
+      this.store.update({ open: opened(this.tree, this.store.state.open, selected) });
+    }
+    if (changed.has("camera") || changed.has("t") || changed.has("tab")) this.aim();
+    else if (changed.has("selected")) this.aimAtSelected();
+    this.strip.update(reachedFrom(this.store.state) === null ? null : this.facts.reach);
+    this.stage.redraw();
+  }
+
+  draw(now: number): boolean {
+    const elapsed = Math.min(LONGEST_FRAME, now - this.lastFrame);
+    this.lastFrame = now;
+    if (!this.size.width || !this.size.height) return false;
+    const share = this.moveOn(now);
+    const gliding = this.motion ? true : this.pilot.advance(elapsed);
+    const { facts } = this;
+    const { view } = this.pilot;
+    const area = areaOf(view, this.size);
+    this.paint(facts, share);
+    const settled = !gliding && !this.motion;
+    let again = this.map.draw(this.stage.colours, facts, view, this.size, settled, now);
+    if (this.mirror.update(facts, area, this.store.state.playing || !settled, now)) again = true;
+    return again || !settled;
+  }
+
+  dispose(): void {
+    this.ending.abort();
+    this.observer.disconnect();
+    this.pilot.dispose();
+    this.stage.tip(null);
+    this.section.remove();
+  }
+
+  private get facts(): Facts {
+    return this.finder.at(this.scene);
+  }
+
+  private layOut(): Scene {
+    return new Scene(this.store.graph, this.tree, layOut(this.tree, this.store.state.open, this.cache));
+  }
+
+  /** Lays out anew; what was clicked stays where it is on the screen. */
+  private relayout(): void {
+    const before = this.scene;
+    this.scene = this.layOut();
+    this.describe();
+    if (!this.size.width) return;
+    this.pilot.allow(fitView(this.scene.layout, this.size).k);
+    const from = this.pilot.view;
+    const anchor = anchorOf(before, this.scene, this.store.shown);
+    const to = anchor ? kept(this.pilot.aim, anchor.from, anchor.to) : fitView(this.scene.layout, this.size);
+    if (this.store.state.camera === "fit") this.store.update({ camera: "free" });
+    this.motion = null;
+    if (this.stage.still) this.pilot.jump(to);
+    else this.motion = new Motion(before, this.scene, performance.now(), { from, to });
+  }
+
+  /** Goes on with the change of layout. Returns how much of it is gone. */
+  private moveOn(now: number): number {
+    const { motion } = this;
+    if (!motion) return 1;
+    const share = motion.share(now);
+    this.pilot.jump(motion.view(share));
+    if (share < 1) return share;
+    this.motion = null;
+    return 1;
+  }
+
+  private paint(facts: Facts, share: number): void {
+    const { colours } = this.stage;
+    const { view } = this.pilot;
+    const ratio = devicePixelRatio || 1;
+    const context = sized(this.canvas, this.size, ratio);
+    // With forced colours the panel behind is not the theme's.
+    context.fillStyle = colours.panel;
+    context.fillRect(0, 0, this.size.width, this.size.height);
+    context.setTransform(ratio * view.k, 0, 0, ratio * view.k, ratio * view.x, ratio * view.y);
+    const shot = { area: areaOf(view, this.size), scale: view.k, bytes: this.bytes, motion: this.motion, share };
+    drawScene(this.pen, colours, facts, shot);
+  }
+
+  private resize({ width, height }: Size): void {
+    const first = !this.size.width;
+    this.size = { width, height };
+    if (!width || !height) return;
+    this.pilot.resize(width, height);
+    this.pilot.allow(fitView(this.scene.layout, this.size).k);
+    this.aim(true, first);
+    if (first) this.describe();
+    this.stage.redraw();
+  }
+
+  /** Moves the camera to where its mode wants it. */
+  private aim(jump = false, first = false): void {
+    const { camera } = this.store.state;
+    if (!this.size.width || this.motion) return;
+    const from = first ? null : this.pilot.aim;
+    if (camera === "fit" || (first && camera === "free")) this.move(fitView(this.scene.layout, this.size), jump);
+    else if (camera === "follow" && this.store.shown >= 0) {
+      const view = followView(this.scene, this.size, from, this.store.shown);
+      if (view) this.move(view, jump);
+    }
+  }
+
+  /** What the reader has clicked stays under the pointer; what was selected elsewhere is brought into view. */
+  private aimAtSelected(): void {
+    const { selected, camera } = this.store.state;
+    const rect = selected === null ? null : this.scene.rectOf(selected);
+    if (rect && camera !== "fit" && this.size.width && !this.motion) this.move(reveal(this.pilot.aim, this.size, rect));
+  }
+
+  private move(view: typeof this.pilot.view, jump = false): void {
+    if (jump || this.stage.still) this.pilot.jump(view);
+    else this.pilot.glide(view);
+    this.stage.redraw();
+  }
+
+  private freed(): void {
+    this.motion = null;
+    this.store.update({ camera: "free" });
+    this.stage.redraw();
+  }
+
+  private zoom(factor: number): void {
+    const { width, height } = this.size;
+    const { k } = this.pilot.aim;
+    const least = Math.min(0.15, fitView(this.scene.layout, this.size).k * 0.7);
+    const next = Math.max(least, Math.min(3, k * factor));
+    this.store.update({ camera: "free" });
+    this.move(scaledAbout(this.pilot.aim, next, width / 2, height / 2));
+  }
+
+  private lookAt(x: number, y: number): void {
+    const { width, height } = this.size;
+    const { k } = this.pilot.aim;
+    this.store.update({ camera: "free" });
+    this.move({ k, x: width / 2 - x * k, y: height / 2 - y * k });
+  }
+
+  private toggle({ box, closed }: PlacedBox): void {
+    const open = new Set(this.store.state.open);
+    if (closed) open.add(box.id);
+    else open.delete(box.id);
+    this.store.update({ open });
+  }
+
+  private async save(kind: "svg" | "png", what: "seen" | "whole"): Promise<void> {
+    const { store, stage, facts, bytes } = this;
+    const { title } = store.document;
+    const { policy } = store.replay.schedule;
+    const shown = { area: areaOf(this.pilot.view, this.size), scale: this.pilot.view.k };
+    const picture = { facts, bytes, colours: stage.colours, title, ...(what === "seen" ? shown : wholeOf(facts)) };
+    const content =
+      kind === "png"
+        ? await pngPicture(picture)
+        : new Blob([svgPicture(picture, (spans) => this.pen.measure(spans))], { type: "image/svg+xml" });
+    download(content, fileName(title, policy, store.state.t, kind));
+  }
+
+  /** What the picture is, for those who do not see it. */
+  private describe(): void {
+    const { title } = this.store.document;
+    const tasks = this.store.graph.count.toLocaleString("en-US");
+    this.canvas.setAttribute("aria-label", `graph of the backward of ${title}: ${tasks} tasks. Tab lists what is in view.`);
+  }
+
+  /** The device's pixels change when the window goes to another screen, or the page is zoomed. */
+  private watchPixels(): void {
+    const query = matchMedia(`(resolution: ${devicePixelRatio}dppx)`);
+    const changed = () => {
+      this.stage.redraw();
+      this.watchPixels();
+    };
+    query.addEventListener("change", changed, { once: true, signal: this.ending.signal });
+  }
+}
+
+/** What keeps its place when the layout changes: the outermost box that opened or closed, or else the shown task. */
+function anchorOf(before: Scene, after: Scene, shown: number) {
+  for (const { box, rect, closed } of after.layout.boxes) {
+    const index = before.boxes.get(box.id);
+    if (index === undefined) continue;
+    const was = before.layout.boxes[index];
+    if (was.closed !== closed) return { from: was.rect, to: rect };
+  }
+  const from = shown >= 0 ? before.rectOf(shown) : null;
+  const to = shown >= 0 ? after.rectOf(shown) : null;
+  return from && to && { from, to };
+}

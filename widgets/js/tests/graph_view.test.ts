@@ -1,0 +1,155 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { BoxCounts } from "../src/graph/box_counts.ts";
+import { areaOf, fitView, followView, kept, reveal, scaledAbout } from "../src/graph/camera.ts";
+import { wireState } from "../src/graph/draw_wires.ts";
+import { FactFinder, opacityOf } from "../src/graph/facts.ts";
+import { Grid } from "../src/graph/grid.ts";
+import { hitAt } from "../src/graph/hit.ts";
+import { Motion } from "../src/graph/motion.ts";
+import { DOWNSTREAM, reachOf, UPSTREAM, wiresOf } from "../src/graph/reach.ts";
+import { CARD, MM, OPEN_BOX, smallScene, SUM, WEIGHT } from "./small_scene.ts";
+
+const SCREEN = { width: 400, height: 300 };
+
+test("a grid finds what a look at every rectangle finds", () => {
+  let seed = 7;
+  const random = (most: number) => {
+    seed = (seed * 16807) % 2147483647;
+    return seed % most;
+  };
+  const rects = Array.from({ length: 500 }, () => ({
+    x: random(3000), y: random(2000), width: 1 + random(300), height: 1 + random(40),
+  }));
+  const grid = new Grid(rects, 3300, 2040);
+  for (let trial = 0; trial < 50; trial++) {
+    const area = { x: random(3600) - 200, y: random(2400) - 200, width: random(900), height: random(700) };
+    const touching = rects.flatMap((rect, index) => {
+      const apart =
+        rect.x > area.x + area.width || area.x > rect.x + rect.width ||
+        rect.y > area.y + area.height || area.y > rect.y + rect.height;
+      return apart ? [] : [index];
+    });
+    assert.deepEqual(grid.search(area).sort((one, other) => one - other), touching);
+  }
+});
+
+test("the pointer hits tasks before boxes, and of an open box only its header", () => {
+  const { scene } = smallScene(false);
+  const at = (x: number, y: number) => hitAt(scene, x, y, 1);
+  assert.deepEqual(at(MM.x + 5, MM.y + 5), { spot: scene.spots[1] });
+  assert.deepEqual(at(WEIGHT.x + 1, WEIGHT.y + 1), { spot: scene.spots[3] });
+  assert.deepEqual(at(OPEN_BOX.x + 5, OPEN_BOX.y + 5), { box: scene.layout.boxes[0] });
+  assert.equal(at(OPEN_BOX.x + 5, OPEN_BOX.y + 80), null);
+  assert.equal(at(-50, -50), null);
+  const closed = smallScene(true).scene;
+  assert.deepEqual(hitAt(closed, CARD.x + 5, CARD.y + 40, 1), { box: closed.layout.boxes[0] });
+});
+
+test("a task in a closed box is where the box is", () => {
+  const { scene } = smallScene(true);
+  assert.deepEqual(scene.rectOf(1), CARD);
+  assert.deepEqual(scene.rectOf(2), SUM);
+  assert.equal(scene.cardAround(1)?.box.id, 1);
+  assert.equal(scene.cardAround(2), null);
+});
+
+test("a closed box counts as its tasks do one by one, at every position", () => {
+  const { scene, store } = smallScene(true);
+  const counts = new BoxCounts(scene, store.replay);
+  for (let t = 0; t <= 4; t++) {
+    const states = [0, 1, 3].map((task) => store.replay.state(task, t));
+    const many = (state: string) => states.filter((each) => each === state).length;
+    const found = counts.at(0, t);
+    assert.equal(found.done, many("done"));
+    assert.equal(found.ready, many("ready"));
+    assert.equal(found.running >= 0, many("running") === 1);
+    assert.equal(found.size, 3);
+  }
+});
+
+test("a wire waits between the task that made its gradient and the one that takes it", () => {
+  const { store } = smallScene(false);
+  const states = [0, 1, 2, 3, 4].map((t) => wireState([0], store.graph, store.replay, t)); // Mm to Relu
+  assert.deepEqual(states, ["not yet", "out", "waits", "into", "consumed"]);
+  assert.equal(wireState([0, 1], store.graph, store.replay, 3), "into");
+});
+
+test("reach tells upstream from downstream, and leaves the rest faded", () => {
+  const { scene, store } = smallScene(false);
+  const reach = reachOf(store.graph, 1);
+  assert.deepEqual([reach.upstream, reach.downstream], [1, 2]);
+  assert.deepEqual([...wiresOf(reach, scene)], [UPSTREAM, DOWNSTREAM, DOWNSTREAM]);
+  store.update({ selected: 0 });
+  const facts = new FactFinder(store).at(scene);
+  assert.equal(opacityOf(facts, 1), 1);
+  assert.ok(opacityOf(facts, 3) < 0.5); // the parameter is a sibling
+});
+
+test("a search fades what it has not found", () => {
+  const { scene, store } = smallScene(false);
+  store.find("relu");
+  const facts = new FactFinder(store).at(scene);
+  assert.equal(opacityOf(facts, 0), 1);
+  assert.equal(opacityOf(facts, 3), 0.2);
+  assert.ok(opacityOf(facts, 1) > 0.2); // upstream of the only match
+});
+
+test("fitting shows all of the picture, in the middle", () => {
+  const view = fitView({ width: 4000, height: 1000 }, SCREEN);
+  const area = areaOf(view, SCREEN);
+  assert.ok(area.x <= 0 && area.y <= 0 && area.x + area.width >= 4000 && area.y + area.height >= 1000);
+  assert.ok(Math.abs(area.x + area.width / 2 - 2000) < 1e-6);
+});
+
+test("zooming keeps the point under the pointer", () => {
+  const view = { x: 13, y: -7, k: 0.8 };
+  const scaled = scaledAbout(view, 1.7, 90, 40);
+  assert.ok(Math.abs((90 - view.x) / view.k - (90 - scaled.x) / scaled.k) < 1e-9);
+  assert.ok(Math.abs((40 - view.y) / view.k - (40 - scaled.y) / scaled.k) < 1e-9);
+});
+
+test("opening a box keeps its corner where it was on the screen", () => {
+  const view = { x: 13, y: -7, k: 0.8 };
+  const next = kept(view, CARD, { ...OPEN_BOX, x: 500, y: 900 });
+  assert.ok(Math.abs(CARD.x * view.k + view.x - (500 * next.k + next.x)) < 1e-9);
+  assert.ok(Math.abs(CARD.y * view.k + view.y - (900 * next.k + next.y)) < 1e-9);
+});
+
+test("following shows a small graph whole, and moves in a large one only when it must", () => {
+  const { scene } = smallScene(false);
+  assert.deepEqual(followView(scene, SCREEN, null, 1), fitView(scene.layout, SCREEN));
+  const large = Object.assign(Object.create(scene), {
+    layout: { ...scene.layout, width: 5000, height: 4000 },
+    rectOf: () => ({ x: 2000, y: 1500, width: 60, height: 20 }),
+    boxesAround: () => [],
+  });
+  const first = followView(large, SCREEN, null, 1);
+  assert.ok(first);
+  assert.equal(followView(large, SCREEN, first, 1), first);
+  const away = { ...first, x: first.x - 300 };
+  const moved = followView(large, SCREEN, away, 1);
+  assert.ok(moved && moved.x !== away.x);
+  const across = ((2000 + 30) * moved.k + moved.x) / SCREEN.width;
+  assert.ok(across >= 0.15 && across <= 0.85);
+});
+
+test("revealing moves no further than needed", () => {
+  const view = { x: 0, y: 0, k: 1 };
+  assert.deepEqual(reveal(view, SCREEN, { x: 100, y: 100, width: 60, height: 20 }), view);
+  assert.deepEqual(reveal(view, SCREEN, { x: 500, y: 100, width: 60, height: 20 }), { x: -184, y: 0, k: 1 });
+});
+
+test("tasks come out of the card that opens, and go back into it", () => {
+  const [open, closed] = [smallScene(false).scene, smallScene(true).scene];
+  const opening = new Motion(closed, open, 1000, { from: { x: 0, y: 0, k: 1 }, to: { x: 10, y: 0, k: 1 } });
+  assert.deepEqual(opening.box(0, 0), CARD);
+  assert.deepEqual(opening.spot(1, 1), MM);
+  const start = opening.spot(1, 0);
+  assert.ok(start.x >= CARD.x && start.x + start.width <= CARD.x + CARD.width);
+  assert.equal(opening.share(1000), 0);
+  assert.equal(opening.share(5000), 1);
+  assert.deepEqual(opening.view(1), { x: 10, y: 0, k: 1 });
+  const closing = new Motion(open, closed, 0, { from: { x: 0, y: 0, k: 1 }, to: { x: 0, y: 0, k: 1 } });
+  assert.deepEqual(closing.leaving.map(({ spot }) => spot.task).sort(), [0, 1, 3]);
+});
