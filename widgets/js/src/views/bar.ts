@@ -6,17 +6,21 @@ import { icon, type IconName, mark } from "./icons.ts";
 import { makePolicyTabs } from "./policy_tabs.ts";
 import { makeSearch } from "./search.ts";
 import { nextTheme } from "./theme.ts";
-import { makePosition, makeSpeed, makeTransport } from "./transport.ts";
+import { makeBackToNow, makePosition, makeSpeed, makeTransport } from "./transport.ts";
 import { makeTrouble } from "./trouble.ts";
 
 export const makeBar: MakeView = (stage, parent) => {
   const { title } = stage.store.document;
-  const bar = el("div", { class: "bar" });
+  const bar = el("div", { class: stage.store.link ? "bar live" : "bar" });
   bar.append(el("div", { class: "brand", title }, mark(), el("span", {}, title)));
   parent.append(bar);
-  const views = [makeTransport, makePosition, makeSpeed, makePolicyTabs].map((make) => make(stage, bar));
-  bar.append(el("div", { class: "grow" }));
-  views.push(makeSearch(stage, bar), makeThemeButton(stage, bar), makeTrouble(stage, parent));
+  const aside = el("div", { class: "aside" });
+  const lower = el("div", { class: "lower" });
+  const views = [makeTransport, makePosition, makeSpeed, makeBackToNow].map((make) => make(stage, bar));
+  views.push(makePolicyTabs(stage, lower));
+  lower.append(aside);
+  bar.append(lower);
+  views.push(makeSearch(stage, aside), makeThemeButton(stage, aside), makeTrouble(stage, parent));
   return {
     update(changed) {
       for (const view of views) view.update(changed);

@@ -61,10 +61,7 @@ export const makeInspector: MakeView = (stage, parent) => {
     runTo.textContent = says;
     runTo.title = title;
     const focused = body.matches(":focus-within");
-    const offset = body.querySelector<HTMLElement>(".code")?.scrollLeft ?? 0;
     body.replaceChildren(...sourceSection(store, task), ...gradientSections(store, task), ...savedSection(store, task));
-    const code = body.querySelector<HTMLElement>(".code");
-    if (code && offset) code.scrollLeft = offset;
     if (focused) view.focus({ preventScroll: true });
     ask(task);
   });

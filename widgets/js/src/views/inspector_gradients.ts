@@ -10,8 +10,10 @@ import { icon } from "./icons.ts";
 /** More are not listed: a stack of thousands has thousands of outputs. */
 const MOST = 20;
 const BAR = 2;
-const HEIGHT = 30;
+const HEIGHT = 37;
 const BASE = 25;
+/** The bin that begins at 1, from zero. */
+const ONE = 25;
 
 export function gradientSections(store: Store, task: number): HTMLElement[] {
   const { graph, replay, state } = store;
@@ -104,7 +106,8 @@ function statistics(gradient: Gradient, sizes: readonly number[] | null): HTMLEl
   const words = (...parts: string[]) => el("div", { class: "s" }, ...parts.map((part) => el("span", {}, part)));
   lines.push(words(`norm ${number(gradient.norm)}`, `mean ${number(gradient.mean)}`));
   const total = sizes?.reduce((product, each) => product * each, 1) ?? 0;
-  const range = [`${number(gradient.min)} to ${number(gradient.max)}`];
+  const least = number(gradient.min);
+  const range = [gradient.min === gradient.max ? `all ${least}` : `${least} to ${number(gradient.max)}`];
   if (gradient.zero && total) range.push(`${percent(gradient.zero / total)} zero`);
   lines.push(words(...range));
   return lines;
@@ -129,6 +132,9 @@ function histogram(first: number, counts: readonly number[]): SVGSVGElement {
     const at = { x: bin * BAR, y: BASE - tall, width: BAR, height: tall };
     made.append(svg("rect", { ...at, fill: "var(--ink3)", "shape-rendering": "crispEdges" }));
   });
-  made.append(svg("path", { d: `M${width / 2} ${BASE}v4`, stroke: "var(--ink3)" }));
+  for (const [label, x] of [["−1", width / 2 - ONE * BAR], ["0", width / 2], ["1", width / 2 + ONE * BAR]] as const) {
+    made.append(svg("path", { d: `M${x} ${BASE}v3`, stroke: "var(--ink3)" }));
+    made.append(svg("text", { x: label === "−1" ? x - 2 : x, y: HEIGHT - 1, "text-anchor": "middle" }, label));
+  }
   return made;
 }

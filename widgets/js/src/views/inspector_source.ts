@@ -2,10 +2,12 @@
 
 import { el } from "../dom.ts";
 import { NONE } from "../model/document.ts";
+import { linesAround } from "../model/source_lines.ts";
 import type { Store } from "../store.ts";
 
-/** Lines shown before and after. */
-const AROUND = 1;
+/** A line that wraps goes on so many characters to the right of its beginning, but not beyond the deepest. */
+const HANG = 2;
+const DEEPEST = 16;
 /** Longer lines of code are cut. */
 const LONGEST = 2000;
 
@@ -20,34 +22,17 @@ export function sourceSection({ graph, document }: Store, task: number): HTMLEle
   const { file, short, line, function: caller, first, code } = document.lines[number];
   const heading = el("h4", {}, "Source", el("span", { title: `${file}:${line} in ${caller}` }, short));
   const section = el("div", { class: "sec", "data-part": "source" }, heading);
-  const shown = window(code, line - first);
+  const { shown, indent } = linesAround(code, line - first);
   if (shown.length) {
     const rows = shown.map((index) => {
-      const text = code[index].slice(shared(code, shown), LONGEST);
-      const row = el("div", { class: index === line - first ? "on" : "" }, el("em", {}, String(first + index)), text);
-      if (index === line - first) row.setAttribute("aria-current", "true");
-      return row;
+      const text = code[index].slice(indent, indent + LONGEST);
+      const on = index === line - first;
+      const words = el("span", { title: on ? "" : text }, text);
+      if (on) words.style.setProperty("--hang", String(Math.min(HANG + text.search(/\S|$/), DEEPEST)));
+      return el("div", on ? { class: "on", "aria-current": "true" } : {}, el("em", {}, String(first + index)), words);
     });
     section.append(el("div", { class: "code" }, ...rows));
   }
   if (said) section.append(said);
   return [section];
-}
-
-/** The line and those around it that are not blank at the ends: three where there are three. */
-function window(code: readonly string[], at: number): number[] {
-  if (!(at in code)) return [];
-  let from = Math.max(0, at - AROUND);
-  let to = Math.min(code.length - 1, at + AROUND);
-  if (at < to && !code[to].trim()) to = at;
-  if (from < at && !code[from].trim()) from = at;
-  if (to - from < 2 * AROUND && from && code[from - 1].trim()) from--;
-  if (to - from < 2 * AROUND && to + 1 < code.length && code[to + 1].trim()) to++;
-  return Array.from({ length: to - from + 1 }, (_, index) => from + index);
-}
-
-/** By how many blanks all shown lines are indented. */
-function shared(code: readonly string[], shown: readonly number[]): number {
-  const indents = shown.filter((index) => code[index].trim()).map((index) => code[index].search(/\S/));
-  return Math.min(...indents);
 }

@@ -44,12 +44,12 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
         each.setAttribute("aria-selected", String(index === tab));
         each.tabIndex = index === tab ? 0 : -1;
       });
-      if (changed.has("tab")) reveal(list, tabs[tab]);
       runOn.hidden = !(store.link && tab && (status === "stopped" || status === "running"));
       runOn.disabled = status === "running";
       const { policy, title } = store.replay.schedule;
       runOn.textContent = `run on under ${shown(policy)}`;
       runOn.title = `The session goes on by this rule: ${title}`;
+      if (changed.has("tab") || changed.has("status")) reveal(list, tabs[tab]);
     },
     dispose: () => view.remove(),
   };

@@ -46,7 +46,8 @@ export const makeQueue: MakeView = (stage, parent) => {
       const { graph } = store;
       const leaf = graph.leaf[running] === 1;
       const where = leaf ? graph.name(running) : graph.place(running);
-      const second = el("span", { class: "r2" }, `${clip(where)} · ${size(graph.bufferBytes[running])} in`);
+      const planned = store.isAhead ? "planned · " : "";
+      const second = el("span", { class: "r2" }, `${planned}${clip(where)} · ${size(graph.bufferBytes[running])} in`);
       now.replaceChildren(first(glyph("running"), clip(nameOf(store, running)), replay.key(running)), second);
     }
     (why.lastChild as HTMLElement).textContent = replay.reason(store.state.t);

@@ -71,28 +71,38 @@ function quiet(button: HTMLElement, nothing: boolean): void {
   button.setAttribute("aria-disabled", String(nothing));
 }
 
-/** `task 58 of 144`; in a live session also whether that is ahead of it, or behind. */
+/** `task 58 of 144`. */
 export const makePosition: MakeView = ({ store }, parent) => {
-  const at = el("span", { class: "at" });
-  const note = el("span", { class: "note" });
-  const now = el("button", { class: "sm", title: "Back to where the session stands" }, "back to now");
-  now.addEventListener("click", () => {
-    store.update({ playing: false });
-    store.go(store.state.front);
-  });
-  const view = el("div", { class: "pos" }, at, note, now);
+  const view = el("div", { class: "pos" });
   parent.append(view);
   return {
     update() {
-      const { t, front } = store.state;
-      const total = store.replay.length.toLocaleString("en-US");
-      if (t >= store.replay.length) at.replaceChildren(el("b", {}, total), ` task${total === "1" ? "" : "s"}, finished`);
-      else at.replaceChildren("task ", el("b", {}, (t + 1).toLocaleString("en-US")), ` of ${total}`);
-      note.textContent = store.isAhead ? "ahead: planned" : "";
-      note.hidden = !store.isAhead;
-      now.hidden = !store.isLive || t === front;
+      const { t } = store.state;
+      const { length } = store.replay;
+      const total = length.toLocaleString("en-US");
+      if (t >= length) view.replaceChildren(el("b", {}, total), length === 1 ? " task, finished" : " tasks, finished");
+      else view.replaceChildren("task ", el("b", {}, (t + 1).toLocaleString("en-US")), ` of ${total}`);
     },
     dispose: () => view.remove(),
+  };
+};
+
+/** Leads back to where a live session stands. It keeps its place while it is not there: the bar must not jump. */
+export const makeBackToNow: MakeView = ({ store }, parent) => {
+  if (!store.link) return { update() {}, dispose() {} };
+  const button = el("button", { class: "sm back-to-now" }, "back to now");
+  button.addEventListener("click", () => {
+    store.update({ playing: false });
+    store.go(store.state.front);
+  });
+  parent.append(button);
+  return {
+    update() {
+      const { t, front } = store.state;
+      button.classList.toggle("idle", !store.isLive || t === front);
+      button.title = store.isAhead ? "What is shown is planned: to where the session stands" : "To where the session stands";
+    },
+    dispose: () => button.remove(),
   };
 };
 

@@ -1,0 +1,100 @@
+/** What the queue, the inspector and the search say and offer. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { BINS, binRange, heights, summary } from "../src/model/histogram.ts";
+import { DeckGraph } from "../src/model/graph.ts";
+import { Replay } from "../src/model/replay.ts";
+import { fate, savedBy } from "../src/model/saved.ts";
+import { suggest } from "../src/model/suggest.ts";
+import { readyBefore, waitingBytes } from "../src/model/waiting.ts";
+import { when } from "../src/model/when.ts";
+import { dashes } from "../src/views/dashes.ts";
+import type { DeckDocument } from "../src/model/document.ts";
+
+/**
+ * Four tasks: 3 -> 2 and 3 -> 1, 2 -> 0 and 1 -> 0. Tasks 1 and 2 keep the same 64 bytes, 3 a parameter, 0 what the
+ * caller holds.
+ */
+function diamond(order = [3, 2, 1, 0]): Replay {
+  const texts = ["SumBackward0", "cpp", "fc.weight", "blocks.10", "ReluBackward0", "self", "cpu", "", "Linear"];
+  const document = {
+    title: "diamond", texts, metas: [{ shape: [4, 4], dtype: "float32", device: "cpu", bytes: 64 }], forms: [[0]],
+    tasks: {
+      name: [4, 4, 4, 0], kind: [1, 1, 1, 1], call: [0, -1, -1, -1], line: [0, -1, -1, -1], operation: [-1, -1, -1, -1],
+      parameter: [-1, -1, -1, -1], device: [6, 6, 6, 6], takes: [0, 0, 0, 0],
+    },
+    edges: { task: [1, 2, 3, 3], output: [0, 0, 0, 1], next: [0, 0, 1, 2], input: [0, 0, 0, 0] },
+    roots: [[3, 0]],
+    calls: { path: [3], class: [8], parent: [-1], index: [0] },
+    lines: [{ file: "/relu/net.py", short: "relu.py:7", line: 7, function: "forward", first: 7, code: ["x"] }],
+    saved: {
+      task: [0, 1, 2, 3], slot: [5, 5, 5, 5], storage: [9, 7, 7, 8], bytes: [4, 64, 64, 16], meta: [0, 0, 0, 0],
+      parameter: [-1, -1, -1, 2], held: [1, 0, 0, 0],
+    },
+    schedules: [{ policy: "heap", title: "", order, keys: "created", by_hand: [], memory: null, memory_note: "" }],
+  } as unknown as DeckDocument;
+  return new Replay(new DeckGraph(document), document.schedules[0]);
+}
+
+test("a task says where it stands", () => {
+  const replay = diamond();
+  assert.equal(when(replay, 0, 1).join(""), "0 of 2 gradients here");
+  assert.equal(when(replay, 0, 2).join(""), "1 of 2 gradients here");
+  assert.equal(when(replay, 3, 0).join(""), "runs as task 1");
+  assert.equal(when(replay, 3, 4).join(""), "ran as task 1");
+  assert.equal(when(replay, 1, 1).join(""), "ready, 1 of 1 in the queue");
+  assert.match(when(diamond([3, 2, 1]), 0, 1).join(""), /no part/);
+});
+
+test("bytes wait from the moment a task is ready until it runs", () => {
+  const replay = diamond();
+  assert.deepEqual([...waitingBytes(replay)], [0, 64, 0, 0, 0]);
+  assert.equal(waitingBytes(replay), waitingBytes(replay), "computed once");
+  assert.equal(readyBefore(replay, 1, 1), 0);
+});
+
+test("shared bytes go with the last task that keeps them, under the shown order", () => {
+  const replay = diamond();
+  const [shared] = savedBy(replay, 2);
+  assert.equal(fate(replay, shared, 1), "freed after task 3, also kept by Relu #1");
+  assert.equal(fate(replay, shared, 3), "freed by task 3, also kept by Relu #1");
+  const [other] = savedBy(diamond([3, 1, 2, 0]), 1);
+  assert.equal(other.last, 2);
+  assert.match(fate(diamond([3, 2]), savedBy(diamond([3, 2]), 2)[0], 2), /kept to the end/);
+  assert.equal(fate(replay, savedBy(replay, 3)[0], 0), "parameter fc.weight, not counted");
+  assert.equal(fate(replay, savedBy(replay, 0)[0], 0), "held by the caller, not counted");
+});
+
+test("a number finds its task, a beginning comes before a place within", () => {
+  const { graph } = diamond();
+  const all = new Uint8Array(4).fill(1);
+  assert.deepEqual(suggest(graph, all, "#1", 4)[0], 1);
+  assert.deepEqual(suggest(graph, all, " RELU ", 4), [2, 1, 0, 3]);
+  assert.deepEqual(suggest(graph, all, "10", 2), [0, 3], "the end of a module's path");
+  assert.deepEqual(suggest(graph, Uint8Array.of(0, 0, 0, 1), "relu", 4), [3], "matches alone");
+});
+
+test("bars stand for the square root of counts, at their bin", () => {
+  const bars = heights(30, [1, 0, 4]);
+  assert.equal(bars.length, BINS);
+  assert.deepEqual([...bars.slice(29, 34)], [0, 0.5, 0, 1, 0]);
+  assert.equal(heights(63, [1, 5]).at(-1), Math.sqrt(1 / 5), "what lies beyond the last bin is not drawn");
+});
+
+test("a bin's range is that of engine/statistics.py", () => {
+  assert.equal(binRange(32), "0 to 1e−12");
+  assert.equal(binRange(31), "−1e−12 to 0");
+  assert.equal(binRange(57), "1 to 3.16");
+  assert.equal(binRange(6), "−3.16 to −1");
+  assert.equal(binRange(63), "above 1000");
+  assert.equal(binRange(0), "below −1000");
+  assert.match(summary(57, [204800]), /^204,800 values .*: all 1 to 3.16$/);
+  assert.match(summary(56, [1, 3]), /75 % are 1 to 3.16; the outermost 0.316 to 1 and 1 to 3.16$/);
+});
+
+test("a policy keeps its line in every deck", () => {
+  assert.deepEqual(dashes(["bfs", "heap"]), [[6, 3], []]);
+  const [first, , second] = dashes(["lpmf", "dfs", "random"]);
+  assert.notDeepEqual(first, second);
+});
