@@ -8,7 +8,7 @@ const LONG = 3;
 /** Of more long wires from one end, or to one, none is drawn: both ends get a stub. */
 const LARGE_FAN = 8;
 /** So many places of wires that come from outside, or leave, there is room for in a box. */
-const MOST_THROUGH = 4000;
+const MOST_THROUGH = 10_000;
 
 /** Something seen that wires end at: a task, or a closed box as `~box.id`. An open box has its `~id` as an item, too. */
 export type Item = number;
@@ -26,6 +26,8 @@ export interface Contents {
   /** An item, or the tasks of a row of chips. The latest created first: a backward's own order. */
   slots: (Item | Item[])[];
   ranks: number[];
+  /** The number of its ranks. */
+  height: number;
   /** By item its place in `slots`. */
   index: Map<Item, number>;
   links: { source: Item; target: Item; wire: number }[];
@@ -80,7 +82,8 @@ export class Wiring {
   private contentsOf(box: Box): Contents {
     const slots = box.children.map((child) => (typeof child === "number" ? child : ~child.id)).reverse();
     const ranks = slots.map((item) => this.rank(item));
-    return { box, slots, ranks, index: new Map(), links: [], entries: [], exits: [] };
+    const height = 1 + ranks.reduce((most, rank) => Math.max(most, rank), 0);
+    return { box, slots, ranks, height, index: new Map(), links: [], entries: [], exits: [] };
   }
 
   private rank(item: Item): number {
@@ -174,18 +177,14 @@ export class Wiring {
     const { from, to } = this.wires[wire];
     let isCrowded = false;
     for (const end of [from, to]) {
-      for (const { box } of this.waysOut(end, outside)) {
-        const taken = (through.get(box) ?? 0) + this.height(box);
+      for (const { item, box } of this.waysOut(end, outside)) {
+        const { height } = this.contents.get(box.id) as Contents;
+        const taken = (through.get(box) ?? 0) + (end === from ? height - this.rank(item) : this.rank(item) + 1);
         through.set(box, taken);
         isCrowded ||= taken > MOST_THROUGH;
       }
     }
     return isCrowded;
-  }
-
-  /** The number of ranks of a box: so many places at most a wire through it takes. */
-  private height(box: Box): number {
-    return Math.min(box.children.length, MOST_THROUGH);
   }
 
   /** Notes each wire in every box whose edge it crosses, and in the one that it lies in. */
