@@ -4,6 +4,7 @@ import { el } from "../dom.ts";
 import { NONE } from "../model/document.ts";
 import { linesAround } from "../model/source_lines.ts";
 import type { Store } from "../store.ts";
+import { lineName } from "./line_name.ts";
 
 /** A line that wraps goes on so many characters to the right of its beginning, but not beyond the deepest. */
 const HANG = 2;
@@ -20,7 +21,7 @@ export function sourceSection({ graph, document }: Store, task: number): HTMLEle
     return [el("div", { class: "sec", "data-part": "source" }, el("h4", {}, "Source", el("span", {}, "line not known")), said)];
   }
   const { file, short, line, function: caller, first, code } = document.lines[number];
-  const heading = el("h4", {}, "Source", el("span", { title: `${file}:${line} in ${caller}` }, short));
+  const heading = el("h4", {}, "Source", lineName(short, `${file}:${line} in ${caller}`));
   const section = el("div", { class: "sec", "data-part": "source" }, heading);
   const { shown, indent } = linesAround(code, line - first);
   if (shown.length) {

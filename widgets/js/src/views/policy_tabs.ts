@@ -56,7 +56,8 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
 };
 
 function tabOf(store: Store, schedule: Schedule, tab: number, pattern: readonly number[]): HTMLElement {
-  const button = el("button", { role: "tab", title: `${schedule.policy}: ${schedule.title}`, "data-policy": schedule.policy });
+  const title = `${schedule.policy}: ${schedule.title}`;
+  const button = el("button", { role: "tab", title, "aria-controls": "main", "data-policy": schedule.policy });
   button.append(swatch(pattern), el("b", {}, shown(schedule.policy)));
   const bytes = peak(schedule);
   if (bytes) button.append(el("i", {}, bytes));

@@ -5,18 +5,18 @@ import type { Store } from "../store.ts";
 import type { MakeView } from "../view.ts";
 import { suggest } from "../model/suggest.ts";
 import { glyph, icon } from "./icons.ts";
+import { lineName } from "./line_name.ts";
 
 const MOST = 12;
 
 export const makeSearch: MakeView = ({ store, root }, parent) => {
-  const id = `found-${crypto.randomUUID()}`;
   const input = el("input", {
     type: "search", placeholder: "Find a task", "aria-label": "find a task", role: "combobox", autocomplete: "off",
-    spellcheck: "false", "aria-controls": id, "aria-autocomplete": "list", "aria-expanded": "false",
+    spellcheck: "false", "aria-controls": "found", "aria-autocomplete": "list", "aria-expanded": "false",
   });
   const hits = el("span", { class: "hits", "aria-live": "polite" });
   const hint = el("kbd", { "aria-hidden": "true" }, "/");
-  const list = el("ul", { class: "found", id, role: "listbox", "aria-label": "matching tasks" });
+  const list = el("ul", { class: "found", id: "found", role: "listbox", "aria-label": "matching tasks" });
   const view = el("div", { class: "search" }, el("label", { class: "field" }, icon("search", 14), input, hits, hint), list);
   parent.append(view);
 
@@ -32,14 +32,14 @@ export const makeSearch: MakeView = ({ store, root }, parent) => {
     list.hidden = !open || !store.state.query.trim();
     input.setAttribute("aria-expanded", String(!list.hidden));
     if (list.hidden) return input.removeAttribute("aria-activedescendant");
-    const items = found.map((task, index) => itemOf(store, task, `${id}-${index}`, index === active));
+    const items = found.map((task, index) => itemOf(store, task, `found-${index}`, index === active));
     items.forEach((item, index) => item.addEventListener("click", () => choose(found[index])));
     const rest = total(store) - found.length;
     if (rest > 0) items.push(noteOf(`+${rest.toLocaleString("en-US")} more`));
     if (!found.length) items.push(noteOf("no task has this in its name, module, parameter or source line"));
     list.replaceChildren(...items);
     if (!found.length) return input.removeAttribute("aria-activedescendant");
-    input.setAttribute("aria-activedescendant", `${id}-${active}`);
+    input.setAttribute("aria-activedescendant", `found-${active}`);
     const { offsetTop: top, offsetHeight: height } = items[active];
     list.scrollTop = Math.max(Math.min(list.scrollTop, top - 4), top + height + 4 - list.clientHeight);
   };
@@ -105,7 +105,7 @@ function itemOf({ graph, replay, state }: Store, task: number, id: string, activ
     el("span", { class: "n" }, graph.parameter(task) || graph.name(task)),
     el("span", { class: "k" }, `#${task}`),
     el("span", { class: "m" }, graph.parameter(task) ? graph.name(task) : graph.place(task)),
-    el("span", { class: "l" }, graph.line(task)),
+    lineName(graph.line(task)),
   );
   return item;
 }
