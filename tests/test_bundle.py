@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,39 +14,24 @@ MOST_BYTES = 300_000
 pytestmark = pytest.mark.xdist_group("bundle")  # one `npm ci` is enough
 
 
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of widgets/js with its packages, so that building it changes nothing here."""
-    if shutil.which("npm") is None and os.environ.get("CI") != "true":
-        pytest.skip("needs npm")
-    copy = tmp_path_factory.mktemp("widgets") / "js"
-    shutil.copytree(WIDGETS / "js", copy, ignore=shutil.ignore_patterns("node_modules", "out"))
-    packages = WIDGETS / "js" / "node_modules"
-    if packages.exists():
-        (copy / "node_modules").symlink_to(packages)
-    else:
-        run(copy, "npm", "ci", "--no-audit", "--no-fund")
-    return copy
-
-
 def run(folder: Path, *command: str) -> None:
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-5000:]}"
 
 
-def test_the_types_agree(sources: Path) -> None:
-    run(sources, "npm", "run", "check")
+def test_the_types_agree(page_sources: Path) -> None:
+    run(page_sources, "npm", "run", "check")
 
 
-def test_the_pages_own_tests_pass(sources: Path) -> None:
-    assert list((sources / "tests").glob("*.test.ts"))
-    run(sources, "npm", "test")
+def test_the_pages_own_tests_pass(page_sources: Path) -> None:
+    assert list((page_sources / "tests").glob("*.test.ts"))
+    run(page_sources, "npm", "test")
 
 
-def test_the_committed_bundle_is_what_the_sources_give(sources: Path) -> None:
-    (sources.parent / "static").mkdir()
-    run(sources, "npm", "run", "build")
-    built = (sources.parent / "static" / "deck.js").read_bytes()
+def test_the_committed_bundle_is_what_the_sources_give(page_sources: Path) -> None:
+    (page_sources.parent / "static").mkdir()
+    run(page_sources, "npm", "run", "build")
+    built = (page_sources.parent / "static" / "deck.js").read_bytes()
     assert built == BUNDLE.read_bytes(), "run `npm run build` in widgets/js and commit widgets/static/deck.js"
 
 

@@ -15,7 +15,9 @@ export interface TimeAxis {
 /** Width of the band below which the playhead is a line alone. */
 const LEAST_BAND = 3;
 const FLAG_HEIGHT = 16;
+/** Between two numbers, and from the axis's start to the second one's middle, pixels. */
 const LEAST_TICK = 52;
+const LEAST_FIRST = 46;
 
 /** The axis of a panel that is so wide; its gutters are those of the style sheet. */
 export function readAxis(panel: HTMLElement, width: number, places: number): TimeAxis {
@@ -123,7 +125,7 @@ export function taskTicks(axis: TimeAxis): number[] {
   while (step * perTask < LEAST_TICK) step *= String(step).startsWith("2") ? 2.5 : 2;
   const found = axis.places ? [1] : [];
   for (let number = step; number <= axis.places; number += step) {
-    if ((number - 1) * perTask >= LEAST_TICK) found.push(number);
+    if (number > 1 && (number - 0.5) * perTask >= LEAST_FIRST) found.push(number);
   }
   return found;
 }

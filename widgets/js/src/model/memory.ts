@@ -139,12 +139,15 @@ export class MemoryLevels {
     return walk.changed < 0 ? this.times[walk.event - 1] : this.timeOfChange(walk.changed);
   }
 
-  /** Within its task: before the event it precedes, and if that is a later task's, at its own task's end. */
+  /** Half-way between the events of its task around it. */
   private timeOfChange(change: number): number {
-    const event = this.changes[change * CHANGE];
     const place = this.changes[change * CHANGE + 1];
-    const next = event < this.times.length ? this.times[event] : this.places;
-    return Math.max(0, Math.min(this.places, Math.max(place, Math.min(place + 1, next))));
+    if (place < 0) return 0;
+    if (place >= this.places) return this.places;
+    const { starts } = this.memory;
+    const count = starts[place + 1] - starts[place];
+    const earlier = Math.max(0, Math.min(count, this.changes[change * CHANGE] - starts[place]));
+    return place + (earlier + 0.5) / (count + 1);
   }
 
   /** By storage the events of its birth (-1: before all) and of its death (-1: it stays). */
@@ -210,11 +213,6 @@ export class MemoryLevels {
       }
     }
     return this.stored.get(storage) ?? [];
-  }
-
-  /** A storage's bytes × the tasks that run while it is alive. */
-  area(storage: number): number {
-    return this.nbytes[storage] * ((this.died(storage) ?? this.places) - (this.born(storage) ?? 0));
   }
 }
 

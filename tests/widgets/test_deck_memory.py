@@ -1,0 +1,137 @@
+"""The page decodes memory to the numbers that `Timeline` has: levels, categories, peaks, and each storage's life."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tapehead as th
+from tapehead.engine.dry_run import dry_run
+from tapehead.engine.policies import AnyPolicy, QueueState
+from tapehead.engine.simulate import simulate
+from tapehead.engine.timeline import Category, Timeline
+from tapehead.engine.workloads import workload
+from tapehead.inspector.graph import Task
+from tapehead.widgets.document import memory_content
+
+pytestmark = pytest.mark.xdist_group("bundle")
+
+
+def middle(ready: Sequence[Task], _: QueueState) -> Task:
+    """A policy that is none of the known ones."""
+    return ready[len(ready) // 2]
+
+
+POLICIES: tuple[AnyPolicy, ...] = ("heap", "bfs", "dfs", middle)
+
+Decoded = dict[str, Any]
+Decode = Callable[[list[Timeline]], list[Decoded]]
+
+
+@pytest.fixture(scope="module")
+def decode(page_sources: Path) -> Decode:
+    """What the page's own code makes of memories, in node."""
+    script = page_sources / "out" / "decode_memory.mjs"
+    esbuild = page_sources / "node_modules" / ".bin" / "esbuild"
+    source = page_sources / "tests" / "decode_memory.ts"
+    options = ["--bundle", "--platform=node", "--format=esm", "--log-level=warning", f"--outfile={script}"]
+    subprocess.run([esbuild, source, *options], check=True)
+
+    def decoded(timelines: list[Timeline]) -> list[Decoded]:
+        sent = json.dumps([memory_content(timeline) for timeline in timelines])
+        done = subprocess.run(["node", script], input=sent, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    return decoded
+
+
+def assert_equal(timeline: Timeline, found: Decoded) -> None:
+    places = len(timeline.order)
+    assert found["levels"] == list(timeline.levels)
+    assert found["taskLevels"] == [*timeline.task_peaks, timeline.end_bytes]
+    peak = found["peak"]
+    assert (peak["event"], peak["place"]) == (timeline.peak_event, timeline.peak_place)
+    assert peak["bytes"] == timeline.peak_bytes
+    for category in Category:
+        column = list(timeline.category_levels.get(category, [0] * places))
+        at_end = sum(
+            timeline.nbytes[number]
+            for number in timeline.alive(len(timeline.events))
+            if timeline.category_at(number) is category
+        )
+        assert found["categoryLevels"][category] == [*column, at_end], category
+    for storage in timeline:
+        assert found["lives"][storage.number] == {"born": storage.born, "freed": storage.died}
+    gone = sum(1 for number in timeline.events[: timeline.starts[0]] if number < 0)
+    assert found["storages"] == len(timeline) - gone
+
+
+def assert_bars_show_the_categories(timeline: Timeline, found: Decoded) -> None:
+    """At each event of the backward the bar of each living storage has the colour of what it is for just then."""
+    times = found["times"]
+    for event in range(timeline.starts[0], timeline.starts[-1]):
+        place = timeline.place_of(event)
+        for number in timeline.alive(event):
+            covering = [part for part in found["segments"][number] if part["from"] <= times[event] <= part["to"]]
+            expected = timeline.category_at(number, event, place)
+            assert covering, f"storage {number} has no bar at event {event}"
+            assert covering[-1]["category"] == expected, f"storage {number} at event {event}"
+
+
+@pytest.mark.parametrize("name", ["linear50", "gpt2", "lstm_cell", "lstm_lm", "recommender", "ensemble", "unet"])
+def test_predicted_orders(decode: Decode, name: str) -> None:
+    graph = th.graph(workload(name).build()[1]())
+    footprints = dry_run(graph)
+    timelines = [simulate(graph, policy, footprints) for policy in POLICIES]
+    for timeline, found in zip(timelines, decode(timelines), strict=True):
+        assert_equal(timeline, found)
+
+
+def test_measured_with_the_forward_hooks_and_what_ends_late(decode: Decode) -> None:
+    kept: list[Tensor] = []
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16))
+    features = torch.randn(8, 16)
+
+    def make_loss() -> Tensor:
+        hidden = model(features)
+        hidden.register_hook(kept.append)
+        kept.append(hidden)
+        return (hidden * hidden.exp()).sum() + hidden.mean()
+
+    timelines = [
+        timeline
+        for policy in ("heap", "bfs")
+        for again in (False, True)
+        if (timeline := th.profile(make_loss, policy, retain_graph=again).timeline) is not None
+    ]
+    assert len(timelines) == 4
+    assert all(timeline.starts[0] > 0 for timeline in timelines), "the forward has no events"
+    assert any(timeline.changes for timeline in timelines)
+    for timeline, found in zip(timelines, decode(timelines), strict=True):
+        assert_equal(timeline, found)
+        assert_bars_show_the_categories(timeline, found)
+
+
+def test_a_bar_changes_its_colour_in_the_task_that_does_it(decode: Decode) -> None:
+    """Leaves take gradients for their .grad without any event between them."""
+    parameters = [torch.ones(8, requires_grad=True) for _ in range(5)]
+    loss = torch.stack([parameter * 2 for parameter in parameters]).sum()
+    graph = th.graph(loss)
+    timelines = [simulate(graph, policy) for policy in ("heap", "bfs")]
+    for timeline, found in zip(timelines, decode(timelines), strict=True):
+        assert_equal(timeline, found)
+        assert_bars_show_the_categories(timeline, found)
+        assert len(timeline.grads) == len(parameters)
+        for number, leaf in timeline.grads.items():
+            place = timeline.order.index(leaf)
+            last = found["segments"][number][-1]
+            assert last["category"] == Category.GRADIENT
+            assert place <= last["from"] <= place + 1
