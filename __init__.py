@@ -2,7 +2,6 @@
 
 from .engine.backward import backward
 from .engine.compare import Comparison, compare
-from .engine.debug import debug
 from .engine.direct import Stepper
 from .engine.install import install, policy, uninstall
 from .engine.peak import PeakReport, peak_report
@@ -19,6 +18,15 @@ from .engine.trace_file import load
 from .inspector.capture import capture
 from .inspector.graph import Edge, Graph, Task
 from .inspector.walk import graph
+from .widgets.debug import debug
+
+
+def load_ipython_extension(shell: object) -> None:
+    """`%load_ext tapehead`: the magics `%tapehead` and `%%tapehead`."""
+    from .widgets.magics import load
+
+    load(shell)  # type: ignore[arg-type]
+
 
 __all__ = [
     "POLICIES",

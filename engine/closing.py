@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +20,7 @@ class Closing(ABC):
 
     graph: Graph
     _over: str | None  # why no step is possible any more
+    _needed: Collection[int] | None
 
     def __enter__(self) -> Self:
         return self
@@ -27,6 +29,16 @@ class Closing(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def over(self) -> str | None:
+        """Why no step is possible any more; None where one is, or all tasks have run."""
+        return self._over
+
+    @property
+    def needed(self) -> Collection[int] | None:
+        """The ids of the tasks that `inputs=` leaves to run; None: all of the graph."""
+        return self._needed
 
     @abstractmethod
     def close(self) -> None: ...

@@ -213,6 +213,10 @@ class Stepper(Closing):
         """Runs all tasks that are left, in the policy's order, or as many as `stop` lets it."""
         self._check_open()
         self._run_until(None)
+        return self.result()
+
+    def result(self) -> Run:
+        """What has run so far."""
         order = tuple(self.order)
         return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns, self.trace)
 

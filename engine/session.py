@@ -364,6 +364,10 @@ class NativeSession(Closing):
     def run(self) -> Run:
         """Runs all tasks that are left, or as many as `stop` lets it."""
         self._run_until(_NEVER)
+        return self.result()
+
+    def result(self) -> Run:
+        """What has run so far."""
         worker = self._worker
         order = tuple(worker.order)
         planned = tuple(self._planned) or order

@@ -7,6 +7,7 @@ to be read is said in its cells. Where JupyterLab leaves it in, its own has colu
 from __future__ import annotations
 
 from html import escape
+from typing import TYPE_CHECKING
 
 from ..engine.compare import Comparison
 from ..engine.peak import PeakGroup, PeakReport
@@ -14,6 +15,9 @@ from ..engine.sizes import share_text, size_text
 from ..engine.timeline import Category
 from .glossary import CATEGORIES, COLUMNS
 from .theme import CATEGORY_COLOURS, LIGHT
+
+if TYPE_CHECKING:
+    from .prediction import Prediction
 
 _MOST_GROUPS = 5  # of each category
 STYLE = """
@@ -57,7 +61,7 @@ def peak_html(report: PeakReport) -> str:
     return f'<div class="th-report"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
-def table_html(comparison: Comparison) -> str:
+def table_html(comparison: Comparison | Prediction) -> str:
     """The rows of a comparison and what they say. It brings its own style."""
     headings, *rows = comparison.cells
     right = {"peak", "predicted", "dry run", "longest queue", "time"}

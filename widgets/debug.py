@@ -1,0 +1,79 @@
+"""`th.debug`: a backward that runs one task at a time, as a deck where there is a notebook to show it in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from ..engine.debug import debug as debug_in_python
+from ..engine.direct import Stepper
+from ..engine.needed import Inputs
+from ..engine.policies import AnyPolicy
+from ..engine.roots import as_outputs
+from ..engine.run import Engine
+from ..engine.session import NativeSession
+from ..engine.statistics import Level
+from ..inspector.graph import Outputs
+
+if TYPE_CHECKING:
+    from .deck import Deck
+
+
+def debug(
+    tensors: Outputs,
+    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Inputs | None = None,
+    *,
+    policy: AnyPolicy = "heap",
+    engine: Engine = "direct",
+    trace: Level | Literal["auto"] | None = "auto",
+) -> Stepper | NativeSession | Deck:
+    """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
+
+    In a Jupyter notebook it is a `Deck`, which shows itself at the end of the cell. Elsewhere it is the bare session,
+    with the same verbs. With engine="direct" any ready task may run next: see `Stepper` for what the session can do and
+    what it refuses. With "native" PyTorch's own engine runs everything, and stops: see `NativeSession`.
+
+    session = th.debug(loss, policy="bfs")
+    session.ready           # the ready queue in the order in which it will pop, with keys
+    session.step()          # runs the next task; session.step(task) runs any other ready one
+    session.run()           # runs the rest; the gradients are where loss.backward() puts them
+
+    Args:
+        trace: how much of the gradients is recorded. "auto": in a notebook their statistics and, on the CPU, histograms
+            ("full"; on accelerators, where those would wait for each task, "cheap"); else nothing of them ("off").
+    """
+    shown = in_notebook()
+    level = _usual_level(tensors, shown) if trace == "auto" else trace
+    session = debug_in_python(
+        tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, engine=engine, trace=level
+    )
+    if not shown:
+        return session
+    from .deck import Deck
+    from .display import show_after_cell
+
+    deck = Deck(session, policy=policy, retain_graph=create_graph if retain_graph is None else retain_graph)
+    show_after_cell(deck)
+    return deck
+
+
+def _usual_level(tensors: Outputs, shown: bool) -> Level:
+    if not shown:
+        return "off"
+    roots = as_outputs(tensors)
+    on_cpu = all(root.device.type == "cpu" for root in roots if isinstance(root, Tensor))
+    return "full" if on_cpu else "cheap"
+
+
+def in_notebook() -> bool:
+    """Whether this runs in a Jupyter kernel that can show a deck."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None and find_spec("anywidget") is not None

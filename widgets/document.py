@@ -1,0 +1,320 @@
+"""What the deck's page is given: one backward as columns of numbers, in gzipped JSON.
+
+`widgets/js/src/model/document.ts` has the same fields as types. Strings are interned in `texts`; a column that refers
+to something by its index has -1 where there is nothing. Gradients' shapes, saved tensors and memory are facts of this
+graph; schedules are what policies make of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from ..engine.peak import peak_report
+from ..engine.policies import AnyPolicy, Policy, find_policy, label_of, policy_name
+from ..engine.run import Engine
+from ..engine.sizes import share_text
+from ..engine.statistics import Statistics
+from ..engine.storage_words import StorageWords
+from ..engine.timeline import Category, Timeline
+from ..engine.trace import RecordedGradient, Trace
+from ..inspector.graph import Graph, TensorMeta
+from ..inspector.source import Source
+
+FORMAT = "tapehead.deck"
+VERSION = 1
+
+NONE = -1
+_MOST_STORAGES = 60  # of which the page has the words; of the others it has the numbers
+_MOST_LINES = 4  # before and after a source line
+
+Json = dict[str, Any]
+
+
+class Document:
+    """The page's data of one graph, and what numbers it gives to strings and shapes."""
+
+    def __init__(self, graph: Graph, title: str, engine: Engine) -> None:
+        self._texts: dict[str, int] = {}
+        self._metas: dict[TensorMeta, int] = {}
+        self._forms: dict[tuple[int, ...], int] = {}
+        self._lines: dict[Source, int] = {}
+        self.graph = graph
+        self.content: Json = {
+            "format": FORMAT,
+            "version": VERSION,
+            "title": title,
+            "engine": engine,
+            "tasks": self._tasks(graph),
+            "edges": {
+                "task": [edge.task for edge in graph.edges],
+                "output": [edge.output for edge in graph.edges],
+                "next": [edge.next_task for edge in graph.edges],
+                "input": [edge.input for edge in graph.edges],
+            },
+            "roots": [[root.task, root.input] for root in graph.roots],
+            "calls": {
+                "path": [self.text(call.path) for call in graph.calls],
+                "class": [self.text(call.class_name) for call in graph.calls],
+                "parent": [NONE if call.parent is None else call.parent for call in graph.calls],
+                "index": [call.index for call in graph.calls],
+            },
+            "saved": self._saved(graph),
+            "schedules": [],
+            "position": 0,
+            "records": {},
+        }
+
+    def text(self, text: str | None) -> int:
+        """The number of a string; -1 for None."""
+        return NONE if text is None else self._texts.setdefault(text, len(self._texts))
+
+    def meta(self, meta: TensorMeta) -> int:
+        """The number of a shape, type and device."""
+        return self._metas.setdefault(meta, len(self._metas))
+
+    def packed(self) -> bytes:
+        """The whole as gzipped JSON."""
+        content = self.content | {
+            "texts": list(self._texts),
+            "metas": [_meta(meta) for meta in self._metas],
+            "forms": list(self._forms),
+            "lines": [_line(source) for source in self._lines],
+        }
+        return packed(content)
+
+    def _tasks(self, graph: Graph) -> Json:
+        text, tasks = self.text, graph.tasks
+        return {
+            "name": [text(task.name) for task in tasks],
+            "kind": [text(task.kind.value) for task in tasks],
+            "call": [NONE if task.call is None else task.call for task in tasks],
+            "line": [self._line(task.source) for task in tasks],
+            "operation": [text(None if task.operation is None else task.operation.name) for task in tasks],
+            "parameter": [text(task.parameter) for task in tasks],
+            "device": [text(str(task.device)) for task in tasks],
+            "takes": [self._form(task.inputs) for task in tasks],
+        }
+
+    def _line(self, source: Source | None) -> int:
+        return NONE if source is None else self._lines.setdefault(source, len(self._lines))
+
+    def _form(self, inputs: Sequence[TensorMeta]) -> int:
+        return self._forms.setdefault(tuple(map(self.meta, inputs)), len(self._forms))
+
+    def _saved(self, graph: Graph) -> Json:
+        saved = graph.saved
+        return {
+            "task": [each.task for each in saved],
+            "slot": [self.text(each.slot) for each in saved],
+            "storage": [NONE if each.storage is None else each.storage for each in saved],
+            "bytes": [each.storage_bytes or 0 for each in saved],
+            "meta": [self.meta(TensorMeta(each.shape, each.dtype, each.device)) for each in saved],
+            "parameter": [self.text(each.parameter) for each in saved],
+            "held": [int(each.held) for each in saved],
+        }
+
+    def record(
+        self,
+        inputs: Iterable[RecordedGradient | None],
+        outputs: Iterable[RecordedGradient | None] = (),
+        elapsed_ns: int | None = None,
+    ) -> Json:
+        """What is known of a task's gradients."""
+        return {
+            "inputs": [self._gradient(each) for each in inputs],
+            "outputs": [self._gradient(each) for each in outputs],
+            "elapsed_ns": elapsed_ns,
+        }
+
+    def records(self, trace: Trace, places: Iterable[int]) -> dict[str, Json]:
+        """By task what a trace has of it."""
+        found = {}
+        for place in places:
+            record = trace[place]
+            found[str(record.task.id)] = self.record(record.inputs, record.outputs, record.elapsed_ns)
+        return found
+
+    def _gradient(self, gradient: RecordedGradient | None) -> Json | None:
+        if gradient is None:
+            return None
+        return {"meta": self.meta(gradient.meta), **_numbers(gradient.statistics)}
+
+    @property
+    def tables(self) -> Json:
+        """The shapes that records may refer to: more of them come as tasks run."""
+        return {"metas": [_meta(meta) for meta in self._metas]}
+
+
+def packed(content: Mapping[str, Any]) -> bytes:
+    """Gzipped JSON."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return gzip.compress(text.encode("utf-8", "surrogatepass"), compresslevel=4, mtime=0)
+
+
+def schedule_content(
+    graph: Graph,
+    policy: AnyPolicy,
+    order: Sequence[int],
+    *,
+    by_hand: Sequence[int] = (),
+    timeline: Timeline | None = None,
+    note: str = "",
+) -> Json:
+    """One policy's order, and the memory that goes with it; without any, `note` says why."""
+    chosen = find_policy(policy)
+    return {
+        "policy": policy_name(chosen),
+        "title": chosen.title if isinstance(chosen, Policy) else "a function of the user's chooses",
+        "order": list(order),
+        "keys": _keys(graph, chosen, order),
+        "by_hand": list(by_hand),
+        "memory": None if timeline is None else memory_content(timeline),
+        "memory_note": note,
+    }
+
+
+def _keys(graph: Graph, policy: Any, order: Sequence[int]) -> str | list[str]:
+    """How the queue labels tasks: for the policies of our own by a word, else each one's label."""
+    name = policy_name(policy)
+    if name == "heap":
+        return "created"
+    if name in ("bfs", "dfs") or not isinstance(policy, Policy):
+        return "arrival"
+    label: Callable[..., str] = label_of(policy)
+    arrivals = arrivals_of(graph, order)
+    return [label(task, arrivals.get(task.id, 0)) for task in graph.tasks]
+
+
+def arrivals_of(graph: Graph, order: Sequence[int]) -> dict[int, int]:
+    """By task its number in the order of arrival, when tasks run in this order."""
+    from ..engine.schedule import Pending
+
+    pending = Pending(graph, set(order))
+    arrived = list(pending.start())
+    for task_id in order:
+        arrived += pending.run(task_id)
+    return {task_id: number for number, task_id in enumerate(arrived)}
+
+
+def memory_content(timeline: Timeline) -> Json:
+    """A timeline's columns, the sentence at its peak, and the words for its largest storages."""
+    return {
+        "device": timeline.device,
+        "basis": timeline.basis,
+        "estimates": list(timeline.estimates),
+        "before": timeline.before,
+        "nbytes": list(timeline.nbytes),
+        "events": list(timeline.events),
+        "starts": list(timeline.starts),
+        "born_as": list(timeline.born_as),
+        "changes": [number for change in _changes(timeline) for number in change],
+        "peak": _peak_words(timeline),
+        "largest": _largest(timeline),
+    }
+
+
+def _changes(timeline: Timeline) -> list[tuple[int, int, int, int]]:
+    """(Event, place, storage, category): between two events many tasks may run, and the page needs to know in which."""
+    found = [
+        (event, place, number, int(category))
+        for number, changes in timeline.changes_of.items()
+        for event, place, category in changes
+    ]
+    return sorted(found, key=itemgetter(0, 1))
+
+
+def _peak_words(timeline: Timeline) -> str:
+    """What most of the peak is, and who keeps it."""
+    groups = peak_report(timeline).groups
+    if not groups:
+        return ""
+    first = groups[0]
+    nbytes = sum(group.nbytes for group in groups if group.category is first.category)
+    what = first.category.title if first.category is Category.UNKNOWN else f"{first.category.title}s"
+    return f"{share_text(nbytes, timeline.peak_bytes)} {what}: {first.kept_by}"
+
+
+def _largest(timeline: Timeline) -> list[Json]:
+    """The storages with most bytes × time, in words. Time counts in events, since tasks without any show nothing."""
+    first, end = timeline.starts[0], len(timeline.events)
+    births, deaths = [NONE] * len(timeline), [end] * len(timeline)
+    for event, number in enumerate(timeline.events):
+        if number >= 0:
+            births[number] = event
+        else:
+            deaths[~number] = event
+    areas = [
+        nbytes * max(death - max(birth, first), 0)
+        for nbytes, birth, death in zip(timeline.nbytes, births, deaths, strict=True)
+    ]
+    largest = sorted(range(len(timeline)), key=lambda number: (-areas[number], number))[:_MOST_STORAGES]
+    words = StorageWords(timeline)
+    found = []
+    for storage in map(timeline.storage, largest):
+        if not areas[storage.number]:
+            break
+        found.append(
+            {
+                "storage": storage.number,
+                "name": words.name(storage),
+                "made_by": words.made_by([storage]),
+                "kept_by": words.kept_by([storage], storage.category),
+                "freed_by": words.freed_by([storage]),
+            }
+        )
+    return found
+
+
+def _meta(meta: TensorMeta) -> Json:
+    return {
+        "shape": None if meta.shape is None else list(meta.shape),
+        "dtype": str(meta.dtype).removeprefix("torch."),
+        "device": str(meta.device),
+        "bytes": meta.nbytes,
+    }
+
+
+def _line(source: Source) -> Json:
+    code = source.code(_MOST_LINES, _MOST_LINES)
+    return {
+        "file": source.file,
+        "short": source.short,
+        "line": source.line,
+        "function": source.function,
+        "first": max(source.line - _MOST_LINES, 1),
+        "code": [line[:400] for line in code],
+    }
+
+
+def _numbers(statistics: Statistics | None) -> Json:
+    """Those of a gradient, non-finite ones left out: JSON has none."""
+    if statistics is None:
+        return {}
+    if statistics.unavailable is not None:
+        return {"why": statistics.unavailable}
+    found: Json = {
+        "min": _rounded(statistics.min),
+        "max": _rounded(statistics.max),
+        "mean": _rounded(statistics.mean),
+        "norm": _rounded(statistics.norm),
+        "nan": statistics.nan_count,
+        "inf": statistics.inf_count,
+        "zero": statistics.zero_count,
+    }
+    if statistics.histogram is not None:
+        counts = statistics.histogram.counts
+        used = [index for index, count in enumerate(counts) if count]
+        if used:
+            found |= {"first_bin": used[0], "bins": list(counts[used[0] : used[-1] + 1])}
+    return found
+
+
+def _rounded(number: float | None) -> float | None:
+    """Six digits are enough to read; infinite sums of large numbers can't be written."""
+    if number is None or number != number or number in (float("inf"), float("-inf")):
+        return None
+    return float(f"{number:.6g}")

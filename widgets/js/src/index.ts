@@ -1,0 +1,66 @@
+/** The module that anywidget loads; also what a saved page calls. */
+
+import { el } from "./dom.ts";
+import { DocumentError, readDocument } from "./model/document.ts";
+import { mountDeck } from "./deck.ts";
+import { type Model, openLink } from "./link.ts";
+import { Store } from "./store.ts";
+
+/**
+ * One store per model, shared by all of its views. anywidget gives each of them a model of its own, deaf once that view
+ * is closed; the one of `initialize` hears as long as there is a model.
+ */
+const stores = new Map<string, { store: Promise<Store>; views: number }>();
+
+function initialize({ model }: { model: Model }): () => void {
+  const id = String(model.get("_id"));
+  const store = openLink(model);
+  store.catch(() => {}); // `render` says what is wrong
+  stores.set(id, { store, views: 0 });
+  return () => stores.delete(id);
+}
+
+async function render({ model, el: host }: { model: Model; el: HTMLElement }): Promise<() => void> {
+  const id = String(model.get("_id"));
+  const shared = stores.get(id);
+  host.classList.add("tapehead-deck");
+  hideStill(id);
+  if (!shared) return refuse(host, new DocumentError("This deck was closed."));
+  shared.views++;
+  let take: () => void;
+  try {
+    take = mountDeck(host, await shared.store);
+  } catch (error) {
+    take = refuse(host, error);
+  }
+  return () => {
+    take();
+    if (--shared.views === 0) model.send({ kind: "unseen" });
+  };
+}
+
+/** The picture that stands for the deck where no page runs is another output of the same cell. */
+function hideStill(id: string): void {
+  const still = `tapehead-still-${CSS.escape(id)}`;
+  document.head.append(el("style", {}, `.jp-OutputArea-child:has(img[src*="${still}"]) { display: none }`));
+}
+
+/** Shows a saved deck: `data` is its document, gzipped. */
+export async function show(host: HTMLElement, data: BufferSource): Promise<void> {
+  try {
+    mountDeck(host, new Store(await readDocument(data), null));
+  } catch (error) {
+    refuse(host, error);
+  }
+}
+
+function refuse(host: HTMLElement, error: unknown): () => void {
+  const known = error instanceof DocumentError;
+  const said = known ? error.message : `The deck could not be shown: ${String(error)}`;
+  const notice = el("p", { role: "alert", style: "font: 13px/1.5 system-ui, sans-serif; margin: 12px" }, said);
+  host.append(notice);
+  if (!known) console.error(error);
+  return () => notice.remove();
+}
+
+export default { initialize, render };

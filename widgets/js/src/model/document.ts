@@ -1,0 +1,181 @@
+/** What the page is given: one backward as columns. widgets/document.py writes it and says what each field means. */
+
+export const FORMAT = "tapehead.deck";
+export const VERSION = 1;
+
+/** -1 in a column of indices. */
+export const NONE = -1;
+
+export interface DeckDocument {
+  format: string;
+  version: number;
+  /** What was run: the model's class, or a file's name. */
+  title: string;
+  engine: "direct" | "native";
+  /** Interned strings; other columns refer to them by index. */
+  texts: string[];
+  /** What is known of a gradient before it exists. `shape` is null for nested tensors. */
+  metas: { shape: number[] | null; dtype: string; device: string; bytes: number | null }[];
+  /** Lists of metas, by index: what a task takes. */
+  forms: number[][];
+  tasks: {
+    /** Texts: "AddmmBackward0". */
+    name: number[];
+    /** The node's kind, a text: "cpp", "function", "accumulate_grad", ... */
+    kind: number[];
+    /** Call, or NONE. */
+    call: number[];
+    /** Line of the forward, or NONE. */
+    line: number[];
+    /** Text: the forward operation, or NONE. */
+    operation: number[];
+    /** Text: the parameter's name, or NONE. */
+    parameter: number[];
+    /** Text: where it runs. */
+    device: number[];
+    /** Form. */
+    takes: number[];
+  };
+  /** Sorted by task and output. */
+  edges: { task: number[]; output: number[]; next: number[]; input: number[] };
+  /** [task, input] each. */
+  roots: [number, number][];
+  /** Module calls, parents first. */
+  calls: { path: number[]; class: number[]; parent: number[]; index: number[] };
+  /** Source lines: `short` is "model.py:120", `code` starts with line number `first`. */
+  lines: { file: string; short: string; line: number; function: string; first: number; code: string[] }[];
+  /** Saved tensors by task. `storage`: equal numbers share bytes. */
+  saved: {
+    task: number[];
+    slot: number[];
+    storage: number[];
+    bytes: number[];
+    meta: number[];
+    parameter: number[];
+    held: number[];
+  };
+  /** The chosen policy first; the others are simulated. */
+  schedules: Schedule[];
+  /** How many tasks of the first schedule's order have run. */
+  position: number;
+  /** What has been recorded of tasks, by task id. */
+  records: Record<string, TaskRecord>;
+}
+
+export interface Schedule {
+  policy: string;
+  /** The rule in words. */
+  title: string;
+  /** Task ids. Tasks that a backward with inputs= leaves out are missing. */
+  order: number[];
+  /** How the ready queue labels a task: its place of creation (leaves are "leaf"), of arrival, or one text a task. */
+  keys: "created" | "arrival" | string[];
+  /** Tasks that were chosen by hand. */
+  by_hand: number[];
+  /** null: not known (yet); `memory_note` says why. */
+  memory: Memory | null;
+  memory_note: string;
+}
+
+/** Births and deaths of storages in order, see engine/timeline.py. */
+export interface Memory {
+  device: string;
+  basis: "measured" | "calibrated" | "dry run";
+  estimates: string[];
+  before: number;
+  nbytes: number[];
+  /** `n`: storage n is born; `~n`: it dies. */
+  events: number[];
+  /** The index of the first event of each place, and the end of the last. */
+  starts: number[];
+  born_as: number[];
+  /**
+   * Event before which it happened, place of its task, storage, category from then on; event, ... Sorted by event and
+   * place: several tasks may run between two events.
+   */
+  changes: number[];
+  /** The sentence at the peak, without its bytes: "48 weight gradients wait for TBackward0". */
+  peak: string;
+  /** Those with most bytes × time, in words. */
+  largest: { storage: number; name: string; made_by: string; kept_by: string; freed_by: string }[];
+}
+
+export interface TaskRecord {
+  inputs: (Gradient | null)[];
+  /** Empty as long as the task has not run. */
+  outputs: (Gradient | null)[];
+  elapsed_ns: number | null;
+}
+
+export interface Gradient {
+  meta: number;
+  /** Over the finite elements; null where there are none. All are missing where they were not computed: see `why`. */
+  min?: number | null;
+  max?: number | null;
+  mean?: number | null;
+  norm?: number | null;
+  nan?: number;
+  inf?: number;
+  zero?: number;
+  /** The first bin's number and the counts from there on, see engine/statistics.py, EDGES. */
+  first_bin?: number;
+  bins?: number[];
+  why?: string;
+}
+
+/** The categories of memory by their number in engine/timeline.py. */
+export const CATEGORIES = [
+  { key: "saved", title: "saved activations", short: "saved" },
+  { key: "buffer", title: "input buffers", short: "buffers" },
+  { key: "pgrad", title: "parameter gradients", short: "grads" },
+  { key: "other", title: "forward values", short: "forward" },
+  { key: "held", title: "held gradients", short: "held" },
+  { key: "work", title: "workspace", short: "workspace" },
+  { key: "unknown", title: "not attributed", short: "unknown" },
+] as const;
+
+/** A document that cannot be shown, with the reason as a sentence. */
+export class DocumentError extends Error {}
+
+/** Reads a document from gzipped JSON. Throws DocumentError. */
+export async function readDocument(bytes: BufferSource): Promise<DeckDocument> {
+  let content: unknown;
+  try {
+    content = await readJson(bytes);
+  } catch {
+    throw new DocumentError("This deck's data is damaged: it is not gzipped JSON. Save the page again.");
+  }
+  return checkDocument(content);
+}
+
+/** Unpacks gzipped JSON. */
+export async function readJson(bytes: BufferSource): Promise<unknown> {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
+
+/** Checks what was read, so that the views can trust it. Throws DocumentError. */
+export function checkDocument(content: unknown): DeckDocument {
+  const found = content as Partial<DeckDocument> | null;
+  if (typeof found !== "object" || found === null || found.format !== FORMAT) {
+    throw new DocumentError("This is not the data of a tapehead deck.");
+  }
+  if (typeof found.version !== "number" || found.version > VERSION) {
+    throw new DocumentError(
+      `This deck was written by a newer tapehead (format ${String(found.version)}, this page reads up to ${VERSION}). Update tapehead, or save the page again.`,
+    );
+  }
+  const count = found.tasks?.name.length ?? 0;
+  const edges = found.edges;
+  if (!count || !edges || !found.schedules?.length || !found.texts || !found.calls || !found.saved) {
+    throw new DocumentError("This deck's data is damaged: tasks, edges or schedules are missing.");
+  }
+  for (const ends of [edges.task, edges.next, ...found.schedules.map((each) => each.order)]) {
+    for (const task of ends) {
+      if (!(Number.isInteger(task) && task >= 0 && task < count)) {
+        throw new DocumentError(`This deck's data is damaged: there is no task ${task} among ${count}.`);
+      }
+    }
+  }
+  return found as DeckDocument;
+}

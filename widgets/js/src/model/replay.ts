@@ -1,0 +1,120 @@
+/** One schedule, replayed: which task is in which state, and what the ready queue holds, at any position. */
+
+import type { Schedule } from "./document.ts";
+import type { DeckGraph } from "./graph.ts";
+
+export type TaskState = "waiting" | "ready" | "running" | "done";
+
+/** Of tasks that never run. */
+export const NEVER = 0x7fffffff;
+
+/**
+ * Position t: t tasks have run, the one at place t runs next ("running": the one that is looked at).
+ * At position `length` all have.
+ */
+export class Replay {
+  readonly length: number;
+  /** By task its place in the order; NEVER for one that does not run. */
+  readonly place: Int32Array;
+  /** By task the first position at which it is ready. */
+  readonly readyAt: Int32Array;
+  /** By task its number in the order of arrival. */
+  readonly arrival: Int32Array;
+  /** By position how many tasks are ready, the running one included. */
+  readonly queueLengths: Int32Array;
+  private readonly byHand: Set<number>;
+
+  constructor(
+    readonly graph: DeckGraph,
+    readonly schedule: Schedule,
+  ) {
+    const { order } = schedule;
+    const { edges, roots } = graph.document;
+    this.length = order.length;
+    this.place = new Int32Array(graph.count).fill(NEVER);
+    order.forEach((task, place) => {
+      this.place[task] = place;
+    });
+    this.readyAt = new Int32Array(graph.count).fill(NEVER);
+    this.arrival = new Int32Array(graph.count).fill(-1);
+    this.byHand = new Set(schedule.by_hand);
+    const missing = graph.waits.slice();
+    let arrived = 0;
+    const arrive = (task: number, position: number) => {
+      if (--missing[task] || this.place[task] === NEVER) return;
+      this.readyAt[task] = position;
+      this.arrival[task] = arrived++;
+    };
+    for (const [task] of roots) arrive(task, 0);
+    this.queueLengths = new Int32Array(this.length + 1); // 0 at the end
+    for (let place = 0; place < this.length; place++) {
+      this.queueLengths[place] = arrived - place;
+      const task = order[place];
+      for (let at = graph.outEdges.starts[task]; at < graph.outEdges.starts[task + 1]; at++) {
+        arrive(edges.next[graph.outEdges.values[at]], place + 1);
+      }
+    }
+  }
+
+  /** The task at this position; -1 at the end. */
+  running(t: number): number {
+    return t < this.length ? this.schedule.order[t] : -1;
+  }
+
+  state(task: number, t: number): TaskState {
+    const place = this.place[task];
+    if (place < t) return "done";
+    if (place === t && t < this.length) return "running";
+    return this.readyAt[task] <= t ? "ready" : "waiting";
+  }
+
+  /**
+   * The ready tasks besides the running one, in the order in which they are going to run, the first `most` of them.
+   * With keys that don't change this is the order in which the queue pops if no other task comes.
+   */
+  queue(t: number, most = Infinity): number[] {
+    const { order } = this.schedule;
+    const count = Math.min(most, this.queueLengths[t] - 1);
+    const found: number[] = [];
+    for (let place = t + 1; found.length < count; place++) {
+      if (this.readyAt[order[place]] <= t) found.push(order[place]);
+    }
+    return found;
+  }
+
+  /** How many of a task's gradients are there. */
+  arrivedInputs(task: number, t: number): number {
+    const { starts, values } = this.graph.inEdges;
+    const from = this.graph.document.edges.task;
+    let count = 0;
+    for (let at = starts[task]; at < starts[task + 1]; at++) if (this.place[from[values[at]]] < t) count++;
+    for (const [root] of this.graph.document.roots) if (root === task) count++;
+    return count;
+  }
+
+  /** A task's key as the queue shows it. */
+  key(task: number): string {
+    const { keys } = this.schedule;
+    if (keys === "created") return this.graph.leaf[task] ? "leaf" : `#${task}`;
+    return keys === "arrival" ? `@${this.arrival[task]}` : keys[task];
+  }
+
+  /** Why the task at this position was picked, as a sentence. */
+  reason(t: number): string {
+    const task = this.running(t);
+    if (task < 0) return "the queue is empty";
+    const count = this.queueLengths[t];
+    const { graph, schedule } = this;
+    if (this.byHand.has(task)) return `chosen by hand out of ${count} ready`;
+    if (count === 1) return "the only ready task";
+    if (schedule.policy === "heap") {
+      return graph.leaf[task]
+        ? `a leaf goes first: ${graph.titles[task]}, 1 of ${count} ready`
+        : `latest created: #${task} of ${count} ready`;
+    }
+    const since = this.readyAt[task] ? `since task ${this.readyAt[task]}` : "from the start";
+    if (schedule.policy === "bfs") return `first in: ready ${since}, 1 of ${count} ready`;
+    if (schedule.policy === "dfs") return `last in: ready ${since}, 1 of ${count} ready`;
+    return `first of ${count} under ${schedule.policy}: ${schedule.title}`;
+  }
+}

@@ -1,0 +1,31 @@
+/** Numbers and names as people read them. */
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/** `0 B`, `512 B`, `1.5 KiB`, `256 KiB`, `51.0 MiB`, as engine/sizes.py writes them. */
+export function size(bytes: number): string {
+  let scale = 0;
+  while (scale + 1 < UNITS.length && Math.abs(bytes) >= (scale ? 999.5 * 1024 ** scale : 1024)) scale++;
+  if (scale === 0) return `${bytes} B`;
+  if (scale === 1 && bytes % 1024 === 0) return `${bytes / 1024} KiB`;
+  return `${(bytes / 1024 ** scale).toFixed(1)} ${UNITS[scale]}`;
+}
+
+/** Three significant digits, with a true minus; `–` for what is not known. */
+export function number(value: number | null | undefined): string {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const text = size >= 1e4 || size < 1e-3 ? value.toExponential(1).replace("e+", "e") : String(+value.toPrecision(3));
+  return text.replaceAll("-", "−");
+}
+
+/** `2×512`; `scalar`. */
+export function shape(sizes: readonly number[] | null): string {
+  return sizes === null ? "nested" : sizes.length ? sizes.join("×") : "scalar";
+}
+
+/** `1 task`, `12,345 tasks`. */
+export function count(amount: number, noun: string): string {
+  return `${amount.toLocaleString("en-US")} ${noun}${amount === 1 ? "" : "s"}`;
+}

@@ -1,0 +1,64 @@
+"""The memory that one graph would take under several policies, predicted: `deck.compare(["bfs", "heap"])`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..engine.schedule import queue_lengths
+from ..engine.sizes import share_text, size_text
+from ..engine.timeline import Timeline
+from .report_html import table_html
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Timelines by policy; the highest peak first in `rows`. `th.compare` measures the same on fresh forwards."""
+
+    timelines: Mapping[str, Timeline]
+
+    @property
+    def rows(self) -> tuple[Timeline, ...]:
+        return tuple(self.timelines.values())
+
+    @property
+    def highest(self) -> Timeline:
+        return max(self.rows, key=lambda timeline: timeline.peak_bytes)
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table, its headings first."""
+        found = [["policy", "peak", "peak in", "longest queue"]]
+        for policy, timeline in self.timelines.items():
+            task = timeline.peak_task
+            where = "before the first task" if task is None else timeline.graph.describe(task)
+            longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
+            found.append([policy, size_text(timeline.peak_bytes), where, f"{longest:,}"])
+        return found
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the table says."""
+        lowest = min(self.timelines, key=lambda policy: self.timelines[policy].peak_bytes)
+        low, high = self.timelines[lowest].peak_bytes, self.highest.peak_bytes
+        basis = "Predicted; nothing was run."
+        if low == high:
+            return [f"The order makes no difference to the peak: {size_text(high)}. {basis}"]
+        return [f"{lowest} needs least, {size_text(low)}: {share_text(low, high)} of the most. {basis}"]
+
+    def __repr__(self) -> str:
+        peaks = ", ".join(f"{policy} {size_text(each.peak_bytes)}" for policy, each in self.timelines.items())
+        return f"<Prediction: {peaks}>"
+
+    def _repr_html_(self) -> str:
+        return table_html(self)
+
+    def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
+        """The level over the tasks for each policy, the peaks marked. Needs plotly."""
+        from .memory_figures import memory_figure
+
+        return memory_figure(self.timelines, theme)
