@@ -9,6 +9,8 @@ import { fate, savedBy } from "../src/model/saved.ts";
 import { suggest } from "../src/model/suggest.ts";
 import { readyBefore, waitingBytes } from "../src/model/waiting.ts";
 import { when } from "../src/model/when.ts";
+import { Store } from "../src/store.ts";
+import { where } from "../src/views/announcer.ts";
 import { dashes } from "../src/views/dashes.ts";
 import type { DeckDocument } from "../src/model/document.ts";
 
@@ -19,18 +21,32 @@ import type { DeckDocument } from "../src/model/document.ts";
 function diamond(order = [3, 2, 1, 0]): Replay {
   const texts = ["SumBackward0", "cpp", "fc.weight", "blocks.10", "ReluBackward0", "self", "cpu", "", "Linear"];
   const document = {
-    title: "diamond", texts, metas: [{ shape: [4, 4], dtype: "float32", device: "cpu", bytes: 64 }], forms: [[0]],
+    title: "diamond",
+    texts,
+    metas: [{ shape: [4, 4], dtype: "float32", device: "cpu", bytes: 64 }],
+    forms: [[0]],
     tasks: {
-      name: [4, 4, 4, 0], kind: [1, 1, 1, 1], call: [0, -1, -1, -1], line: [0, -1, -1, -1], operation: [-1, -1, -1, -1],
-      parameter: [-1, -1, -1, -1], device: [6, 6, 6, 6], takes: [0, 0, 0, 0],
+      name: [4, 4, 4, 0],
+      kind: [1, 1, 1, 1],
+      call: [0, -1, -1, -1],
+      line: [0, -1, -1, -1],
+      operation: [-1, -1, -1, -1],
+      parameter: [-1, -1, -1, -1],
+      device: [6, 6, 6, 6],
+      takes: [0, 0, 0, 0],
     },
     edges: { task: [1, 2, 3, 3], output: [0, 0, 0, 1], next: [0, 0, 1, 2], input: [0, 0, 0, 0] },
     roots: [[3, 0]],
     calls: { path: [3], class: [8], parent: [-1], index: [0] },
     lines: [{ file: "/relu/net.py", short: "relu.py:7", line: 7, function: "forward", first: 7, code: ["x"] }],
     saved: {
-      task: [0, 1, 2, 3], slot: [5, 5, 5, 5], storage: [9, 7, 7, 8], bytes: [4, 64, 64, 16], meta: [0, 0, 0, 0],
-      parameter: [-1, -1, -1, 2], held: [1, 0, 0, 0],
+      task: [0, 1, 2, 3],
+      slot: [5, 5, 5, 5],
+      storage: [9, 7, 7, 8],
+      bytes: [4, 64, 64, 16],
+      meta: [0, 0, 0, 0],
+      parameter: [-1, -1, -1, 2],
+      held: [1, 0, 0, 0],
     },
     schedules: [{ policy: "heap", title: "", order, keys: "created", by_hand: [], memory: null, memory_note: "" }],
   } as unknown as DeckDocument;
@@ -97,4 +113,15 @@ test("a policy keeps its line in every deck", () => {
   assert.deepEqual(dashes(["bfs", "heap"]), [[6, 3], []]);
   const [first, , second] = dashes(["lpmf", "dfs", "random"]);
   assert.notDeepEqual(first, second);
+});
+
+test("a step is announced with its place, its module and the reason for it", () => {
+  const store = new Store(diamond().graph.document, null);
+  assert.equal(where(store), "task 1 of 4, SumBackward0, 0 ready, the only ready task");
+  store.go(1);
+  assert.equal(where(store), "task 2 of 4, ReluBackward0, 1 ready, latest created: #2 of 2 ready");
+  store.go(3);
+  assert.equal(where(store), "task 4 of 4, ReluBackward0 in blocks.10, 0 ready, the only ready task");
+  store.go(4);
+  assert.equal(where(store), "finished, 4 tasks have run");
 });

@@ -40,6 +40,7 @@ export function summary(first: number, counts: readonly number[]): string {
   const share = Math.round((100 * counts[most]) / total);
   const low = binRange(first);
   const high = binRange(first + counts.length - 1);
-  const all = counts.length === 1 ? `all ${low}` : `${share} % are ${binRange(first + most)}; the outermost ${low} and ${high}`;
+  const all =
+    counts.length === 1 ? `all ${low}` : `${share} % are ${binRange(first + most)}; the outermost ${low} and ${high}`;
   return `${total.toLocaleString("en-US")} values by size on both sides of zero, two bars a power of ten: ${all}`;
 }

@@ -4,7 +4,7 @@ import type { DeckGraph } from "./graph.ts";
 
 const RANKS = 4;
 
-/** The best `most` of the matching tasks: by how well they match, then the latest created first, as HEAP would run them. */
+/** The best `most` of the matching tasks: by how well they match, then the latest created first, as HEAP runs them. */
 export function suggest(graph: DeckGraph, matches: Uint8Array, query: string, most: number): number[] {
   const words = query.trim().toLowerCase();
   const ranks: number[][] = Array.from({ length: RANKS }, () => []);

@@ -13,8 +13,15 @@ import { sourceSection } from "./inspector_source.ts";
 import { LongText } from "./long_text.ts";
 import { paced } from "./paced.ts";
 
-/** Kinds of nodes that need no word. */
-const USUAL = new Set(["cpp", "accumulate_grad"]);
+/** Kinds of nodes that most graphs don't have, in the words of inspector/kinds.py. */
+const UNUSUAL: Record<string, string> = {
+  function: "custom Function",
+  copy_slices: "CopySlices (in-place write)",
+  compiled: "compiled region",
+  checkpoint: "reentrant checkpoint",
+  module_hook: "module backward hook",
+  error: "raises when run",
+};
 
 export const makeInspector: MakeView = (stage, parent) => {
   const { store } = stage;
@@ -91,7 +98,7 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   const kind = graph.text(graph.document.tasks.kind[task]);
   const parts: Node[] = [strong(...when(replay, task, state.t))];
   parts.push(leaf ? strong("leaf, task id ", String(task)) : strong("created ", `#${task}`));
-  if (!USUAL.has(kind)) parts.push(strong("", kind.replaceAll("_", " ")));
+  if (UNUSUAL[kind]) parts.push(strong("", UNUSUAL[kind]));
   const elapsed = stands === "done" ? store.record(task)?.elapsed_ns : null;
   if (elapsed) parts.push(strong("took ", duration(elapsed)));
   facts.replaceChildren(...parts);

@@ -22,7 +22,13 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
   const record = store.record(task);
   const known = stands !== "waiting";
   const arriving = inputs.map((meta, index) =>
-    item(store, `in ${index}`, meta, known ? record?.inputs[index] : undefined, known ? absent(store, task, true) : "not computed yet"),
+    item(
+      store,
+      `in ${index}`,
+      meta,
+      known ? record?.inputs[index] : undefined,
+      known ? absent(store, task, true) : "not computed yet",
+    ),
   );
   const note = known ? `input buffer ${size(graph.bufferBytes[task])}` : "expected";
   const sections = [section("Gradients in", note, arriving)];
@@ -30,7 +36,13 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
   const outputs = gives(store, task, record?.outputs.length ?? 0);
   const done = stands === "done";
   const leaving = outputs.map((meta, index) =>
-    item(store, `out ${index}`, meta, done ? record?.outputs[index] : undefined, done ? absent(store, task, false) : "not computed yet"),
+    item(
+      store,
+      `out ${index}`,
+      meta,
+      done ? record?.outputs[index] : undefined,
+      done ? absent(store, task, false) : "not computed yet",
+    ),
   );
   const edges = graph.outEdges.starts[task + 1] - graph.outEdges.starts[task];
   sections.push(section("Gradients out", count(edges, "edge"), leaving));
@@ -39,7 +51,8 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
 
 function section(title: string, note: string, items: HTMLElement[]): HTMLElement {
   const shown = items.slice(0, MOST);
-  if (items.length > MOST) shown.push(el("div", { class: "gr not" }, `+${(items.length - MOST).toLocaleString("en-US")} more`));
+  if (items.length > MOST)
+    shown.push(el("div", { class: "gr not" }, `+${(items.length - MOST).toLocaleString("en-US")} more`));
   const part = title.toLowerCase().replaceAll(" ", "-");
   return el("div", { class: "sec", "data-part": part }, el("h4", {}, title, el("span", {}, note)), ...shown);
 }
@@ -72,7 +85,13 @@ function absent(store: Store, task: number, input: boolean): string {
 }
 
 /** `gradient`: undefined where nothing is known of it (`otherwise` says why), null where there is none. */
-function item(store: Store, name: string, meta: number | null, gradient: Gradient | null | undefined, otherwise: string): HTMLElement {
+function item(
+  store: Store,
+  name: string,
+  meta: number | null,
+  gradient: Gradient | null | undefined,
+  otherwise: string,
+): HTMLElement {
   const { metas } = store.document;
   const found = gradient ? gradient.meta : meta;
   if (gradient === null || found === null) return without(name, "no gradient wanted", "");
@@ -97,7 +116,10 @@ function without(name: string, what: HTMLElement | string, said: string): HTMLEl
 
 function statistics(gradient: Gradient, sizes: readonly number[] | null): HTMLElement[] {
   const lines: HTMLElement[] = [];
-  const bad = [gradient.nan ? `${gradient.nan.toLocaleString("en-US")} NaN` : "", gradient.inf ? `${gradient.inf.toLocaleString("en-US")} Inf` : ""].filter(Boolean);
+  const bad = [
+    gradient.nan ? `${gradient.nan.toLocaleString("en-US")} NaN` : "",
+    gradient.inf ? `${gradient.inf.toLocaleString("en-US")} Inf` : "",
+  ].filter(Boolean);
   if (bad.length) lines.push(el("div", { class: "s bad", role: "note" }, icon("warning", 13), bad.join(", ")));
   if (gradient.min === null || gradient.min === undefined) {
     lines.push(el("div", { class: "s" }, bad.length ? "nothing is finite" : "empty"));
@@ -120,11 +142,17 @@ function percent(share: number): string {
   return share > 0.99 ? "> 99 %" : `${Math.round(share * 100)} %`;
 }
 
-/** Zero is the tick in the middle; to both sides the size grows by powers of ten. The axis is the same for all gradients. */
+/** Zero is in the middle; to both sides the size grows by powers of ten. The axis is the same for all gradients. */
 function histogram(first: number, counts: readonly number[]): SVGSVGElement {
   const width = BINS * BAR;
   const said = summary(first, counts);
-  const made = svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": said });
+  const made = svg("svg", {
+    width,
+    height: HEIGHT,
+    viewBox: `0 0 ${width} ${HEIGHT}`,
+    role: "img",
+    "aria-label": said,
+  });
   made.append(svg("title", {}, said), svg("path", { d: `M0 ${BASE + 0.5}h${width}`, stroke: "var(--line2)" }));
   heights(first, counts).forEach((height, bin) => {
     if (!height) return;
@@ -132,7 +160,11 @@ function histogram(first: number, counts: readonly number[]): SVGSVGElement {
     const at = { x: bin * BAR, y: BASE - tall, width: BAR, height: tall };
     made.append(svg("rect", { ...at, fill: "var(--ink3)", "shape-rendering": "crispEdges" }));
   });
-  for (const [label, x] of [["−1", width / 2 - ONE * BAR], ["0", width / 2], ["1", width / 2 + ONE * BAR]] as const) {
+  for (const [label, x] of [
+    ["−1", width / 2 - ONE * BAR],
+    ["0", width / 2],
+    ["1", width / 2 + ONE * BAR],
+  ] as const) {
     made.append(svg("path", { d: `M${x} ${BASE}v3`, stroke: "var(--ink3)" }));
     made.append(svg("text", { x: label === "−1" ? x - 2 : x, y: HEIGHT - 1, "text-anchor": "middle" }, label));
   }

@@ -14,7 +14,8 @@ export function savedSection(store: Store, task: number): HTMLElement[] {
   const counted = all.filter((each) => !each.parameter && !each.held);
   const bytes = size(counted.reduce((sum, each) => sum + each.bytes, 0));
   const items = all.slice(0, MOST).map((each) => item(store, each));
-  if (all.length > MOST) items.push(el("div", { class: "empty" }, `+${(all.length - MOST).toLocaleString("en-US")} more`));
+  if (all.length > MOST)
+    items.push(el("div", { class: "empty" }, `+${(all.length - MOST).toLocaleString("en-US")} more`));
   const heading = el("h4", {}, "Saved tensors", el("span", {}, `${bytes} kept`));
   return [el("div", { class: "sec", "data-part": "saved-tensors" }, heading, ...items)];
 }
@@ -26,7 +27,10 @@ function item(store: Store, saved: Saved): HTMLElement {
   const swatch = uncounted ? "sw uncounted" : saved.last < state.t ? "sw freed" : "sw";
   const words = el("span", { class: "d" }, fate(replay, saved, state.t));
   if (saved.others.length && !uncounted) {
-    words.append(" ", el("button", { class: "go", "data-go": String(saved.others[0]), title: "Show that task" }, "show"));
+    words.append(
+      " ",
+      el("button", { class: "go", "data-go": String(saved.others[0]), title: "Show that task" }, "show"),
+    );
   }
   const what = el("i", { title: `${shape(meta.shape)} ${meta.dtype} on ${meta.device}` }, shape(meta.shape));
   return el(

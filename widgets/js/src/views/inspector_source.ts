@@ -18,7 +18,14 @@ export function sourceSection({ graph, document }: Store, task: number): HTMLEle
   const said = operation && el("div", { class: "op" }, `recorded by ${operation}`);
   if (number === NONE) {
     if (!said) return [];
-    return [el("div", { class: "sec", "data-part": "source" }, el("h4", {}, "Source", el("span", {}, "line not known")), said)];
+    return [
+      el(
+        "div",
+        { class: "sec", "data-part": "source" },
+        el("h4", {}, "Source", el("span", {}, "line not known")),
+        said,
+      ),
+    ];
   }
   const { file, short, line, function: caller, first, code } = document.lines[number];
   const heading = el("h4", {}, "Source", lineName(short, `${file}:${line} in ${caller}`));

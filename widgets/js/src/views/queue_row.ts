@@ -27,7 +27,14 @@ export class QueueRow {
     const where = places.join(" · ");
     const name = el("span", { class: "n" }, title.slice(0, 200), el("i", {}, where.slice(0, 200)));
     const bytes = el("span", { class: "b" }, size(graph.bufferBytes[task]));
-    this.button = el("button", { class: "row", title: `${title}\n${where}`.slice(0, 600) }, this.place, name, bytes, this.key);
+    this.button = el(
+      "button",
+      { class: "row", title: `${title}\n${where}`.slice(0, 600) },
+      this.place,
+      name,
+      bytes,
+      this.key,
+    );
     const pop = el("button", { class: "sm pop", tabindex: "-1", title: "Run this task next" }, "run next");
     this.element = el("li", { "data-task": String(task) }, this.button, pop);
   }

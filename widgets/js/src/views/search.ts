@@ -11,13 +11,25 @@ const MOST = 12;
 
 export const makeSearch: MakeView = ({ store, root }, parent) => {
   const input = el("input", {
-    type: "search", placeholder: "Find a task", "aria-label": "find a task", role: "combobox", autocomplete: "off",
-    spellcheck: "false", "aria-controls": "found", "aria-autocomplete": "list", "aria-expanded": "false",
+    type: "search",
+    placeholder: "Find a task",
+    "aria-label": "find a task",
+    role: "combobox",
+    autocomplete: "off",
+    spellcheck: "false",
+    "aria-controls": "found",
+    "aria-autocomplete": "list",
+    "aria-expanded": "false",
   });
   const hits = el("span", { class: "hits", "aria-live": "polite" });
   const hint = el("kbd", { "aria-hidden": "true" }, "/");
   const list = el("ul", { class: "found", id: "found", role: "listbox", "aria-label": "matching tasks" });
-  const view = el("div", { class: "search" }, el("label", { class: "field" }, icon("search", 14), input, hits, hint), list);
+  const view = el(
+    "div",
+    { class: "search" },
+    el("label", { class: "field" }, icon("search", 14), input, hits, hint),
+    list,
+  );
   parent.append(view);
 
   let found: number[] = [];

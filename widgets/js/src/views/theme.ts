@@ -4,8 +4,27 @@ import type { Store, Theme } from "../store.ts";
 import type { Colours, Stage } from "../view.ts";
 
 const NAMES: readonly (keyof Colours)[] = [
-  "bg", "panel", "sunk", "line", "line2", "ink", "ink2", "ink3", "accent", "accent-ink", "accent-soft",
-  "done", "done-ink", "box", "saved", "buffer", "pgrad", "work", "other", "held", "unknown",
+  "bg",
+  "panel",
+  "sunk",
+  "line",
+  "line2",
+  "ink",
+  "ink2",
+  "ink3",
+  "accent",
+  "accent-ink",
+  "accent-soft",
+  "done",
+  "done-ink",
+  "box",
+  "saved",
+  "buffer",
+  "pgrad",
+  "work",
+  "other",
+  "held",
+  "unknown",
 ];
 
 /** The CSS variables as they are now, for what is drawn on a canvas. */

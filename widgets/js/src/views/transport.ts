@@ -21,7 +21,16 @@ export const makeTransport: MakeView = ({ store }, parent) => {
   const step = button("step", "Step (→)", () => store.step());
   const run = button("breakpoint", "Run to the next breakpoint (R)", () => store.run());
   const end = button("end", "To the end (End)", () => store.end());
-  const group = el("div", { class: "grp", role: "group", "aria-label": "transport" }, start, back, play, step, run, end);
+  const group = el(
+    "div",
+    { class: "grp", role: "group", "aria-label": "transport" },
+    start,
+    back,
+    play,
+    step,
+    run,
+    end,
+  );
   parent.append(group);
 
   let shown: MainAction = "play";
@@ -100,15 +109,23 @@ export const makeBackToNow: MakeView = ({ store }, parent) => {
     update() {
       const { t, front } = store.state;
       button.classList.toggle("idle", !store.isLive || t === front);
-      button.title = store.isAhead ? "What is shown is planned: to where the session stands" : "To where the session stands";
+      button.title = store.isAhead
+        ? "What is shown is planned: to where the session stands"
+        : "To where the session stands";
     },
     dispose: () => button.remove(),
   };
 };
 
 export const makeSpeed: MakeView = ({ store }, parent) => {
-  const options = store.speeds.map((speed) => el("option", { value: String(speed) }, `${speed.toLocaleString("en-US")} / s`));
-  const select = el("select", { class: "pick", "aria-label": "speed, tasks per second", title: "Tasks per second" }, ...options);
+  const options = store.speeds.map((speed) =>
+    el("option", { value: String(speed) }, `${speed.toLocaleString("en-US")} / s`),
+  );
+  const select = el(
+    "select",
+    { class: "pick", "aria-label": "speed, tasks per second", title: "Tasks per second" },
+    ...options,
+  );
   select.addEventListener("change", () => store.update({ speed: Number(select.value) }));
   parent.append(select);
   return {

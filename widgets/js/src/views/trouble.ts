@@ -9,12 +9,19 @@ export const makeTrouble: MakeView = ({ store }, parent) => {
   const heading = el("b", {});
   const message = el("pre", { tabindex: "0" });
   const dismiss = el("button", { class: "ib", title: "Dismiss", "aria-label": "dismiss" }, icon("close"));
-  const banner = el("div", { class: "trouble" }, icon("warning"), el("div", { class: "said" }, heading, message), dismiss);
+  const banner = el(
+    "div",
+    { class: "trouble" },
+    icon("warning"),
+    el("div", { class: "said" }, heading, message),
+    dismiss,
+  );
   banner.hidden = true;
   parent.append(banner);
   let dismissed = "";
   dismiss.addEventListener("click", () => {
-    dismissed = store.state.status + store.state.trouble;
+    const { status, trouble } = store.state;
+    dismissed = headline(status, trouble) + trouble;
     banner.hidden = true;
     (banner.closest(".deck") as HTMLElement | null)?.focus({ preventScroll: true });
   });
@@ -23,9 +30,11 @@ export const makeTrouble: MakeView = ({ store }, parent) => {
       if (!changed.has("status") && !changed.has("trouble")) return;
       const { status, trouble } = store.state;
       banner.dataset.status = status;
-      heading.textContent = headline(status, trouble);
+      const first = headline(status, trouble);
+      heading.textContent = first;
       message.textContent = trouble || after(store);
-      banner.hidden = !heading.textContent || status + trouble === dismissed;
+      if (!first) dismissed = "";
+      banner.hidden = !first || first + trouble === dismissed;
     },
     dispose: () => banner.remove(),
   };
@@ -39,6 +48,6 @@ function headline(status: Status, trouble: string): string {
 }
 
 function after(store: Store): string {
-  const { front } = store.state;
-  return `What has run is still here: ${front.toLocaleString("en-US")} of ${store.replayOf(0).length.toLocaleString("en-US")} tasks.`;
+  const [ran, all] = [store.state.front, store.replayOf(0).length].map((tasks) => tasks.toLocaleString("en-US"));
+  return `What has run is still here: ${ran} of ${all} tasks.`;
 }

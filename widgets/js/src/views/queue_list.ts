@@ -1,0 +1,134 @@
+/** The rows of the ready queue: they slide as the queue changes, and arrow keys go through them. */
+
+import { el } from "../dom.ts";
+import type { Store } from "../store.ts";
+import type { Stage } from "../view.ts";
+import { isSwift } from "./paced.ts";
+import { arrive, fly, type Place, placeIn, slide } from "./queue_motion.ts";
+import { QueueRow, ROW_HEIGHT } from "./queue_row.ts";
+
+/** So many rows are shown. */
+const MOST = 60;
+/** Changes that come faster don't slide, milliseconds: the reader scrubs, or holds a key. */
+const UNHURRIED = 100;
+/** Over more tasks than that nothing slides: too much has changed to be followed. */
+const NEAR = 3;
+
+export class QueueList {
+  readonly element = el("ol", { class: "list", "aria-label": "ready tasks, in pop order" });
+  private readonly rows = new Map<number, QueueRow>();
+  private readonly end = el("li", { class: "empty" });
+  private readonly store: Store;
+  private last = { t: -1, tab: -1, at: 0 };
+
+  /** `target` is the block of the running task, where rows fly to. */
+  constructor(
+    private readonly stage: Stage,
+    private readonly target: HTMLElement,
+    private readonly withDevices: boolean,
+  ) {
+    this.store = stage.store;
+    this.element.addEventListener("keydown", (event) => this.walk(event));
+    this.element.addEventListener("click", (event) => this.choose(event));
+    this.element.addEventListener("pointerover", (event) => this.hover(taskAt(event.target)));
+    this.element.addEventListener("pointerleave", () => this.hover(null));
+  }
+
+  show(): void {
+    const { replay, state, running } = this.store;
+    const queue = replay.queue(state.t, MOST);
+    const moves = this.canMove();
+    const hadFocus = this.focused !== undefined;
+    const leaving = moves ? this.rows.get(running)?.element : undefined;
+    const from: Place | undefined = leaving && placeIn(leaving, this.target.offsetParent);
+    this.removeAllBut(new Set(queue));
+    queue.forEach((task, index) => this.showRow(task, index, moves));
+    this.showEnd(Math.max(0, replay.queueLengths[state.t] - 1) - queue.length, queue.length);
+    if (leaving && from) fly(leaving, from, this.target);
+    if (hadFocus && !this.focused) this.refocus(queue[0]);
+    this.rove(queue[0]);
+    this.last = { t: state.t, tab: state.tab, at: performance.now() };
+  }
+
+  private get focused(): QueueRow | undefined {
+    if (!this.element.matches(":focus-within")) return undefined;
+    return [...this.rows.values()].find((row) => row.hasFocus);
+  }
+
+  /** Rows slide when one change comes after another at a pace that eyes can follow. */
+  private canMove(): boolean {
+    const { t, tab } = this.store.state;
+    if (this.stage.still || isSwift(this.stage) || this.last.tab !== tab || this.last.t === t) return false;
+    return Math.abs(t - this.last.t) <= NEAR && performance.now() - this.last.at > UNHURRIED;
+  }
+
+  private removeAllBut(kept: ReadonlySet<number>): void {
+    for (const [task, row] of this.rows) {
+      if (kept.has(task)) continue;
+      row.element.remove();
+      this.rows.delete(task);
+    }
+  }
+
+  private showRow(task: number, index: number, moves: boolean): void {
+    let row = this.rows.get(task);
+    const before = row?.index;
+    if (!row) this.rows.set(task, (row = new QueueRow(this.store, task, this.withDevices)));
+    row.show(index, this.store.state.selected === task);
+    const { element } = row;
+    const there = this.element.children[index] ?? null;
+    if (there !== element) this.element.insertBefore(element, there);
+    if (!moves || index * ROW_HEIGHT > this.element.scrollTop + this.element.clientHeight) return;
+    if (before === undefined) arrive(element);
+    else if (before !== index) slide(element, (before - index) * ROW_HEIGHT);
+  }
+
+  private showEnd(more: number, shown: number): void {
+    if (more) this.end.textContent = `+${more.toLocaleString("en-US")} more`;
+    else this.end.textContent = this.store.running < 0 ? "empty" : "nothing else is ready";
+    if (more || !shown) this.element.append(this.end);
+    else this.end.remove();
+  }
+
+  /** The focus stays in the queue when the row that had it has gone. */
+  private refocus(first: number | undefined): void {
+    const row = first === undefined ? undefined : this.rows.get(first);
+    if (row) row.focus();
+    else this.target.focus({ preventScroll: true });
+  }
+
+  /** One row of all is in the order of the tab key. */
+  private rove(first: number | undefined): void {
+    const current = this.focused ?? (first === undefined ? undefined : this.rows.get(first));
+    for (const row of this.rows.values()) row.tabbable = row === current;
+  }
+
+  private walk(event: KeyboardEvent): void {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const index = (this.focused?.index ?? -1) + step;
+    const next = [...this.rows.values()].find((row) => row.index === index);
+    if (!next) return;
+    next.focus();
+    next.element.scrollIntoView({ block: "nearest" });
+    this.rove(undefined);
+  }
+
+  private choose(event: MouseEvent): void {
+    const task = taskAt(event.target);
+    if (task === null) return;
+    if ((event.target as HTMLElement).closest(".pop")) this.store.link?.stepTask(task);
+    else this.store.select(task);
+  }
+
+  private hover(task: number | null): void {
+    this.store.update({ hoveredTask: task });
+  }
+}
+
+function taskAt(target: EventTarget | null): number | null {
+  const task = (target as HTMLElement | null)?.closest<HTMLElement>("li")?.dataset.task;
+  return task === undefined ? null : Number(task);
+}
