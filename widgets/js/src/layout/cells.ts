@@ -140,15 +140,15 @@ function placeSides(end: number, sides: readonly Side[], beside: Rect, sign: -1 
     const center = middle + line * PILL_LINE;
     const width = sideWidth(side);
     const x = sign > 0 ? near : near - width;
-    placeSide(end, side, { x, y: center - PILL_HEIGHT / 2, width, height: PILL_HEIGHT }, canvas);
+    placeSide(end, side, { x, y: center - PILL_HEIGHT / 2, width, height: PILL_HEIGHT }, canvas, false);
     const points = line ? [edge, middle, rail, middle, rail, center, near, center] : [edge, middle, near, middle];
     canvas.wires.push(wireTo(side, side.edges, end, points));
   });
 }
 
-function placeSide(end: number, { kind, tasks, label }: Side, rect: Rect, canvas: Canvas): void {
-  if (kind === "pill") canvas.pills.push({ tasks, user: end, rect, label, dot: false });
-  else canvas.stubs.push({ kind, task: end, others: tasks, rect, label });
+function placeSide(end: number, { kind, tasks, label }: Side, rect: Rect, canvas: Canvas, dot: boolean): void {
+  if (kind === "pill") canvas.pills.push({ tasks, user: end, rect, label, dot });
+  else canvas.stubs.push({ kind, task: end, others: tasks, rect, label, dot });
 }
 
 /** The wire between a task or card and a pill or stub beside it: `points` lead to that. */
@@ -247,7 +247,8 @@ export class RowCell implements Cell {
     const rail = foot + 13 + 22 * line;
     const pill = edge + this.chipsWidth + 16;
     const [first] = users.keys();
-    placeSide(first, side, { x: pill, y: rail - PILL_HEIGHT / 2, width: sideWidth(side), height: PILL_HEIGHT }, canvas);
+    const rect = { x: pill, y: rail - PILL_HEIGHT / 2, width: sideWidth(side), height: PILL_HEIGHT };
+    placeSide(first, side, rect, canvas, false);
     if (this.isGrid) {
       // the grid as a whole has one wire
       const start = edge + CHIP / 2 + 3;
@@ -265,7 +266,7 @@ export class RowCell implements Cell {
 function placeDot(task: number, side: Side, position: number, chip: Rect, canvas: Canvas): void {
   const x = chip.x + CHIP + 3 + (position >> 1) * (DOT + 3);
   const rect = { x, y: chip.y + 2 + (position % 2) * (DOT + 1), width: DOT, height: DOT };
-  canvas.pills.push({ tasks: side.tasks, user: task, rect, label: side.label, dot: true });
+  placeSide(task, side, rect, canvas, true);
   const points = position < 2 ? toDot(chip.x + CHIP, chip.y + CHIP / 2, rect) : [];
   canvas.wires.push({ kind: "parameter", edges: side.edges, from: task, to: side.end, points });
 }

@@ -38,6 +38,8 @@ export interface PlacedStub {
   others: number[];
   rect: Rect;
   label: string;
+  /** Too small for its label. */
+  dot: boolean;
 }
 
 /** The label of a row of chips: "Addmm ×50". */

@@ -97,7 +97,7 @@ function oldestFirst(count: number, { sources, targets }: Links): number[] {
   const order: number[] = [];
   const met = new Uint8Array(count);
   for (let item = 0; item < count; item++) {
-    const stack = [item];
+    const stack = met[item] ? [] : [item];
     while (stack.length) {
       const top = stack[stack.length - 1];
       met[top] = 1;

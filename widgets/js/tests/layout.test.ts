@@ -1,0 +1,244 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+import { layOut, LayoutCache } from "../src/layout/layout.ts";
+import type { Layout } from "../src/layout/placed.ts";
+import { shorten, shortenMiddle, textWidth } from "../src/layout/text_width.ts";
+import { makeTree, opened, openAtFirst, type Tree } from "../src/layout/tree.ts";
+import { NONE } from "../src/model/document.ts";
+import { checkEdges, checkGeometry, checkTasks } from "./geometry.ts";
+import { chain, graphOf, randomNumbers, randomSketch, type Sketch, unrolled } from "./graphs.ts";
+
+function check(tree: Tree, open: ReadonlySet<number>, cache?: LayoutCache): Layout {
+  const layout = layOut(tree, open, cache);
+  checkTasks(tree, open, layout);
+  checkEdges(tree, open, layout);
+  checkGeometry(tree, layout);
+  return layout;
+}
+
+function everyBox(tree: Tree): Set<number> {
+  return new Set(tree.boxes.keys());
+}
+
+/** A module that is called 50 times with inputs that don't depend on each other: an Addmm above a T each time. */
+function linear(calls: number): Sketch {
+  const stack = 2 * calls;
+  const [weight, bias] = [stack + 1, stack + 2];
+  const edges = Array.from({ length: calls }, (_, call): [number, number][] => {
+    const [t, addmm] = [2 * call, 2 * call + 1];
+    return [[stack, addmm], [addmm, bias], [addmm, t], [t, weight]];
+  });
+  return {
+    names: [
+      ...Array.from({ length: stack }, (_, task) => (task % 2 ? "AddmmBackward0" : "TBackward0")),
+      "StackBackward0", "AccumulateGrad", "AccumulateGrad",
+    ],
+    edges: edges.flat(),
+    calls: Array.from({ length: calls }, () => ({ path: "lin", className: "Linear", parent: NONE })),
+    callOf: Array.from({ length: stack }, (_, task) => task >> 1),
+    parameters: [...new Array(stack + 1).fill(""), "lin.weight", "lin.bias"],
+  };
+}
+
+test("nothing overlaps, every task and edge is accounted for, whatever is open", () => {
+  for (let seed = 0; seed < 250; seed++) {
+    const tree = makeTree(graphOf(randomSketch(seed, seed % 10 ? 45 : 300)));
+    const random = randomNumbers(seed + 1000);
+    const some = new Set([...tree.boxes.keys()].filter(() => random(3) > 0));
+    for (const open of [everyBox(tree), some, new Set<number>()]) check(tree, open);
+  }
+});
+
+test("what a cache has seen before does not change a layout", () => {
+  for (let seed = 0; seed < 40; seed++) {
+    const tree = makeTree(graphOf(randomSketch(seed, 80)));
+    const random = randomNumbers(seed);
+    const cache = new LayoutCache();
+    const open = everyBox(tree);
+    for (let step = 0; step < 10; step++) {
+      const toggled = random(tree.boxes.length);
+      if (!open.delete(toggled)) open.add(toggled);
+      assert.deepEqual(layOut(tree, open, cache), layOut(tree, open));
+    }
+  }
+});
+
+test("toggling a box changes the sizes of the boxes around it alone, as long as wires elsewhere stay what they are", () => {
+  let compared = 0;
+  for (let seed = 0; seed < 60; seed++) {
+    const tree = makeTree(graphOf(randomSketch(seed, 80)));
+    const open = everyBox(tree);
+    const before = layOut(tree, open);
+    for (const toggled of tree.boxes.slice(1)) {
+      open.delete(toggled.id);
+      const after = layOut(tree, open);
+      open.add(toggled.id);
+      const around = new Set([0, ...opened(tree, new Set(), toggled.children.find((child) => typeof child === "number") ?? 0)]);
+      for (const { box, rect } of after.boxes) {
+        const was = before.boxes.find((each) => each.box === box);
+        if (around.has(box.id) || box === toggled || !was) continue;
+        if (wiresAcross(tree, before, box.id) !== wiresAcross(tree, after, box.id)) continue;
+        assert.deepEqual([rect.width, rect.height], [was.rect.width, was.rect.height]);
+        compared++;
+      }
+    }
+  }
+  assert(compared > 100);
+});
+
+/** The wires and stubs that come out of a box, or lead into it. */
+function wiresAcross(tree: Tree, layout: Layout, id: number): string {
+  const isIn = (item: number) => {
+    for (let box = item < 0 ? tree.boxes[~item] : tree.boxes[tree.boxOf[item]]; box; box = box.parent as typeof box) {
+      if (box.id === id) return true;
+    }
+    return false;
+  };
+  const wires = layout.wires.filter(({ from, to }) => isIn(from) !== isIn(to)).map(({ edges }) => edges.join());
+  return [...wires, ...layout.stubs.filter(({ task }) => isIn(task)).map(({ kind, label }) => kind + label)].join(" ");
+}
+
+test("fifty calls that don't depend on each other are two rows of chips in one box", () => {
+  const tree = makeTree(graphOf(linear(50)));
+  const layout = check(tree, openAtFirst(tree, 200));
+  assert.deepEqual(layout.rows.map(({ label }) => label), ["Addmm ×50", "T ×50"]);
+  assert.deepEqual(layout.pills.map(({ label }) => label), ["bias", "weight"]);
+  assert.deepEqual(layout.boxes.map(({ title, subtitle }) => [title, subtitle]), [["lin", "Linear, 50 calls"]]);
+  assert.equal(layout.boxes[0].box.size, 102);
+});
+
+test("very many parallel calls are several boxes, none with more than it can show", () => {
+  const tree = makeTree(graphOf(linear(20_000)));
+  for (const box of tree.boxes) assert(box.things <= 120, `${box.title} shows ${box.things} things`);
+  assert.equal(tree.top.children.length, 9);
+  assert.deepEqual([tree.boxes[1].title, tree.boxes[1].subtitle], ["lin ×2500", "calls 0 to 2499"]);
+});
+
+test("a graph without modules opens as runs of tasks, and what is open stays bounded", () => {
+  const tree = makeTree(graphOf(chain(100_000)));
+  for (const box of tree.boxes) assert(box.children.length <= 120);
+  assert.deepEqual(tree.top.children.length, 100);
+  assert.deepEqual(tree.boxes[1].title, "tasks #0 to #999");
+  assert.equal(tree.boxes[1].size, 1000);
+  const open = openAtFirst(tree, 200);
+  const layout = layOut(tree, open);
+  assert(layout.tasks.length + layout.boxes.length < 250);
+  const followed = layOut(tree, opened(tree, open, 54_321));
+  assert(followed.tasks.some(({ task }) => task === 54_321));
+  assert(followed.tasks.length <= 120);
+});
+
+test("a cell that is called again and again is cut between its calls", () => {
+  const tree = makeTree(graphOf(unrolled(1500, 4)));
+  const runs = tree.top.children.map((child) => (typeof child === "number" ? "" : `${child.title}, ${child.subtitle}`));
+  assert.deepEqual(runs.slice(0, 2), ["cell ×50, calls 0 to 49", "cell ×50, calls 50 to 99"]);
+  assert.equal(runs.length, 30);
+  const [first] = tree.boxes.filter((box) => box.title === "cell ×50");
+  assert.deepEqual(first.children.slice(0, 3).map((child) => (typeof child === "number" ? child : child.title)), ["cell", 4, "cell"]);
+  check(tree, opened(tree, openAtFirst(tree, 200), 0));
+});
+
+test("runs never depend on each other in a circle, although modules are not convex", () => {
+  for (let seed = 0; seed < 12; seed++) {
+    const { names, edges, calls = [], callOf = [] } = randomSketch(seed, 40);
+    const copies = 40;
+    const many: Sketch = {
+      names: new Array(copies).fill(names).flat(),
+      edges: Array.from({ length: copies }, (_, copy) =>
+        edges.map(([task, next]): [number, number] => [task + copy * names.length, next + copy * names.length]),
+      ).flat(),
+      calls: new Array(copies).fill(calls).flatMap((some: typeof calls, copy) =>
+        some.map((call) => ({ ...call, parent: call.parent === NONE ? NONE : call.parent + copy * calls.length })),
+      ),
+      callOf: Array.from({ length: copies }, (_, copy) =>
+        callOf.map((call) => (call === NONE ? NONE : call + copy * calls.length)),
+      ).flat(),
+    };
+    // Here and there a task uses a much older one.
+    const random = randomNumbers(seed);
+    for (let left = 60; left; left--) {
+      const [a, b] = [random(many.names.length), random(many.names.length)];
+      if (many.names[a] !== "AccumulateGrad" && many.names[b] !== "AccumulateGrad" && a !== b) many.edges.push([Math.max(a, b), Math.min(a, b)]);
+    }
+    const tree = makeTree(graphOf(many));
+    assert.equal(tree.top.size, many.names.length);
+    for (const box of tree.boxes) assert(box.things <= 120, `${box.title} shows ${box.things} things`);
+    check(tree, openAtFirst(tree, 200));
+    layOut(tree, everyBox(tree));
+  }
+});
+
+test("small graphs open fully, large ones nearest to the roots first", () => {
+  const small = makeTree(graphOf(unrolled(12, 6)));
+  assert.deepEqual(openAtFirst(small, 200), new Set(small.boxes.slice(1).map(({ id }) => id)));
+  const large = makeTree(graphOf(unrolled(50, 10)));
+  const open = openAtFirst(large, 200);
+  assert(open.size > 5 && open.size < 15);
+  const last = large.boxes[large.boxOf[50 * 11 - 2]];
+  assert(open.has(last.id), "the last call is the first of a backward");
+});
+
+test("opened() shows a task, and leaves open what is", () => {
+  const tree = makeTree(graphOf(unrolled(1500, 4)));
+  const open = opened(tree, new Set([3]), 5000);
+  assert(open.has(3));
+  assert(layOut(tree, open).tasks.some(({ task }) => task === 5000));
+});
+
+test("a module of one task is that task, with the module's name", () => {
+  const tree = makeTree(graphOf({ ...chain(3), calls: [{ path: "act", className: "ReLU", parent: NONE }], callOf: [NONE, 0, NONE] }));
+  const layout = check(tree, new Set());
+  assert.equal(layout.tasks.find(({ task }) => task === 1)?.caption, "act");
+  assert.equal(layout.boxes.length, 0);
+});
+
+test("calls nested without end and modules around nothing else are no recursion", () => {
+  const depth = 20_000;
+  const calls = Array.from({ length: depth }, (_, level) => ({ path: `x.${level}`, className: "Block", parent: level - 1 }));
+  const tree = makeTree(graphOf({ ...chain(depth), calls, callOf: calls.map((_, level) => level) }));
+  assert(Math.max(...tree.boxes.map((box) => box.depth)) < 110);
+  layOut(tree, openAtFirst(tree, 200));
+});
+
+test("edges that lead in a circle are refused with a sentence", () => {
+  const graph = graphOf({ names: ["MulBackward0", "MulBackward0"], edges: [[0, 1], [1, 0]] });
+  assert.throws(() => makeTree(graph), /damaged: its edges lead in a circle/);
+});
+
+test("texts of any length fit, and are cut between characters", () => {
+  for (const text of ["x".repeat(10_000), "👩‍💻".repeat(5000), "漢".repeat(10_000), "\u0301".repeat(10_000), "a b. ".repeat(3000)]) {
+    for (const short of [shorten(text, 100), shortenMiddle(text, 100)]) {
+      assert(textWidth(short) <= 100 + 1e-9, `${short} is ${textWidth(short)} wide`);
+      assert(short.includes("…") && short.length < 1000 && !/\p{Surrogate}/u.test(short));
+    }
+  }
+  assert.equal(shorten("layers", 100), "layers");
+  assert.match(shortenMiddle("encoder.".repeat(40) + "weight", 150), /^encoder.*….*weight$/);
+});
+
+test("names of 10,000 characters stay inside, and cost no time", () => {
+  const long = "<script>".repeat(1250);
+  const sketch = linear(3);
+  sketch.names = sketch.names.map((name) => (name === "AccumulateGrad" ? name : `${long}${name}`));
+  sketch.calls = sketch.calls?.map((call) => ({ ...call, path: long, className: long }));
+  sketch.parameters = sketch.parameters?.map((name) => name && `${long}.${name}`);
+  const tree = makeTree(graphOf(sketch));
+  const start = performance.now();
+  const layout = check(tree, everyBox(tree));
+  assert(performance.now() - start < 1000);
+  assert(layout.width < 3000);
+});
+
+test("a hundred thousand tasks are laid out in a second, and toggled in a moment", () => {
+  const graph = graphOf(chain(100_000));
+  const start = performance.now();
+  const tree = makeTree(graph);
+  const open = openAtFirst(tree, 200);
+  const cache = new LayoutCache();
+  layOut(tree, open, cache);
+  const first = performance.now() - start;
+  assert(first < 4000, `${first} ms`); // on a busy machine; 150 ms on an idle one
+  const again = performance.now();
+  layOut(tree, opened(tree, open, 50_000), cache);
+  assert(performance.now() - again < 500);
+});
