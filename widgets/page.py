@@ -1,0 +1,96 @@
+"""A deck as one HTML file that needs neither a kernel nor a network: the page's code and its data are inside."""
+
+from __future__ import annotations
+
+import gzip
+from base64 import b64encode
+from html import escape
+from pathlib import Path
+
+from .theme import DARK, FONT, LIGHT
+
+_CODE = Path(__file__).parent / "static" / "deck.js"
+
+# Nothing may be loaded: what is in the file is all there is. The code is imported from a Blob of itself.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+_STYLE = f"""
+:root{{color-scheme:light dark;background:{LIGHT["bg"]};color:{LIGHT["ink"]}}}
+@media (prefers-color-scheme:dark){{:root{{background:{DARK["bg"]};color:{DARK["ink"]}}}}}
+body{{margin:0;font:400 14px/20px {FONT}}}
+.said{{margin:24px;max-width:72ch}}
+"""
+
+# What stands there where no script runs.
+_NEEDS_SCRIPT = "This deck plays with JavaScript. Switch it on for this file: all it needs is inside."
+# In the words of an old browser, which would not understand those of the page's own script.
+_CHECK = """
+var said = document.getElementById("said");
+if (window.DecompressionStream && [].toSorted) said.hidden = true;
+else said.textContent = "This deck needs a newer browser: Chrome 110, Firefox 115, Safari 16.4, or a later one.";
+"""
+
+_SCRIPT = """
+const bytes = id => Uint8Array.from(atob(document.getElementById(id).textContent), each => each.charCodeAt(0));
+if (document.getElementById("said").hidden) {
+  const unpacked = new Blob([bytes("code")]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const code = new Blob([await new Response(unpacked).text()], {type: "text/javascript"});
+  const address = URL.createObjectURL(code);
+  const {show} = await import(address);
+  URL.revokeObjectURL(address);
+  const host = document.getElementById("deck");
+  await show(host, bytes("document"));
+  const deck = host.shadowRoot?.querySelector(".deck");
+  if (deck) {
+    const paint = () => { document.documentElement.style.background = getComputedStyle(deck).backgroundColor; };
+    new MutationObserver(paint).observe(deck, {attributeFilter: ["data-theme"]});
+    paint();
+  }
+}
+"""
+
+
+def save_page(document: bytes, path: str | Path, title: str) -> Path:
+    """Writes the page.
+
+    Args:
+        document: the deck's data as `Document.packed` gives it.
+        path: where to.
+        title: what the browser shows as the page's name.
+    """
+    found = Path(path)
+    # A lone surrogate is no text, but may be in the name of a file, and so in a title.
+    found.write_bytes(page_html(document, title).encode("utf-8", "replace"))
+    return found
+
+
+def page_html(document: bytes, title: str) -> str:
+    """The page. Code and data are base64, so that nothing in them can end their element."""
+    code = gzip.compress(_CODE.read_bytes(), mtime=0)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="tapehead">
+<title>{escape(title)} · tapehead</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<div class="tapehead-deck" id="deck"></div>
+<p class="said" id="said">{_NEEDS_SCRIPT}</p>
+<script>{_CHECK}</script>
+<script type="application/octet-stream" id="code">{_base64(code)}</script>
+<script type="application/octet-stream" id="document">{_base64(document)}</script>
+<script type="module">{_SCRIPT}</script>
+</body>
+</html>
+"""
+
+
+def _base64(content: bytes) -> str:
+    return b64encode(content).decode("ascii")
