@@ -1,6 +1,6 @@
 /** Boxes: open ones around their tasks, closed ones as cards that say how far they are, and the labels of rows. */
 
-import type { PlacedBox, PlacedRow, Rect } from "../layout/placed.ts";
+import type { PlacedBox, Rect } from "../layout/placed.ts";
 import type { TaskState } from "../model/replay.ts";
 import { count } from "../text.ts";
 import type { Colours } from "../view.ts";
@@ -8,14 +8,18 @@ import { cardOpacity, type Facts } from "./facts.ts";
 import { drawBreakpoint, drawChevron, drawGlyph } from "./glyphs.ts";
 import { grown } from "./grid.ts";
 import type { Paint, Pen, Span } from "./pen.ts";
-import { LABEL } from "./draw_spot.ts";
+import { LABEL, SMALLEST_TEXT } from "./draw_spot.ts";
 
 const RADIUS = 8;
 /** The cards behind a closed one stand out so far, pixels. */
 const BEHIND = 3;
 /** Headers shrink to this on the screen, then disappear. */
-const SMALLEST_HEADER = 9.5;
-const LARGEST_HEADER = 18;
+const SMALLEST_HEADER = 9;
+const LARGEST_HEADER = 20;
+/** The depth of boxes that are named from any distance, and how many lines of text they must be high. */
+const OUTERMOST = 1;
+const NAMED_FROM = 5;
+const LARGEST_ROW_LABEL = 14;
 export const HEADER_HEIGHT = 24;
 
 export function drawOpenBox(pen: Pen, colours: Colours, rect: Rect): void {
@@ -23,29 +27,24 @@ export function drawOpenBox(pen: Pen, colours: Colours, rect: Rect): void {
   pen.rounded(rect, RADIUS, { stroke: colours.line });
 }
 
-/** Chevron, name and class, on a ground that hides wires; `depth` boxes are below it. */
+/** Chevron, name and class, on a ground that hides wires. From afar only the names of the outermost boxes are left. */
 export function drawHeader(pen: Pen, colours: Colours, placed: PlacedBox, rect: Rect, scale: number): void {
-  const size = headerSize(scale);
-  if (size === 0) return;
+  const size = Math.max(LABEL, SMALLEST_HEADER / scale);
+  const far = size > LARGEST_HEADER;
+  if (far && (placed.depth > OUTERMOST || rect.height < NAMED_FROM * size)) return;
   const ratio = size / LABEL;
-  const y = rect.y + 13 * Math.min(1.2, ratio);
-  const x = rect.x + 8;
-  const room = rect.width - 16 - 13 * ratio;
+  const y = rect.y + Math.max(13, size * 0.75);
+  const x = rect.x + 8 * Math.min(ratio, 1.5);
+  const before = far ? 0 : 13 * Math.min(ratio, 1.3);
   const title: Span = { text: placed.title, fill: colours.ink2, size, weight: 600 };
   const subtitle: Span = { text: placed.subtitle, fill: colours.ink3, size, weight: 400, gap: 6 };
-  const spans = fitted(pen, placed.subtitle ? [title, subtitle] : [title], room);
+  const spans = fitted(pen, placed.subtitle && !far ? [title, subtitle] : [title], rect.x + rect.width - 8 - x - before);
   if (!spans.length) return;
-  const ground = { x: x - 3, y: y - size * 0.7, width: pen.measure(spans) + 13 * ratio + 6, height: size * 1.4 };
+  const ground = { x: x - 3, y: y - size * 0.7, width: pen.measure(spans) + before + 6, height: size * 1.4 };
   pen.rounded(ground, 3, { fill: colours.panel });
-  for (let level = 0; level <= placed.depth; level++) pen.rounded(ground, 3, { fill: colours.box });
-  drawChevron(pen, colours, x + 3, y, true);
-  pen.text(x + 13, y, spans);
-}
-
-/** Header text grows as the picture shrinks, so that it stays readable; 0 where it would hide its box. */
-function headerSize(scale: number): number {
-  const size = Math.max(LABEL, SMALLEST_HEADER / scale);
-  return size <= LARGEST_HEADER ? size : 0;
+  for (let level = 0; level < placed.depth; level++) pen.rounded(ground, 3, { fill: colours.box });
+  if (!far) drawChevron(pen, colours, x + 3, y, true);
+  pen.text(x + before, y, spans);
 }
 
 /** As many of the spans as there is room for, the last one cut; none where not even a word has room. */
@@ -66,23 +65,21 @@ function fitted(pen: Pen, spans: readonly Span[], room: number): Span[] {
 /** A closed box: two more cards behind it, its name, how many of its tasks have run, and the one that runs. */
 export function drawCard(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect, scale: number): void {
   const placed = facts.scene.layout.boxes[index];
-  const { state, done, size, running } = facts.counts.at(index, facts.t);
+  const { state, done, size } = facts.counts.at(index, facts.t);
   pen.alpha = cardOpacity(facts, index);
   for (const shift of [2 * BEHIND, BEHIND]) {
     pen.rounded({ ...rect, x: rect.x + shift, y: rect.y + shift }, RADIUS, { fill: colours.panel });
     pen.rounded({ ...rect, x: rect.x + shift, y: rect.y + shift }, RADIUS, { stroke: colours.line });
   }
-  drawCardMarks(pen, colours, facts, index, rect, scale);
+  drawCardRing(pen, colours, facts, index, rect, scale);
   pen.rounded(rect, RADIUS, cardPaint(colours, state));
   if (facts.hovered !== null && facts.scene.cardAround(facts.hovered) === placed) {
     pen.rounded(rect, RADIUS, { stroke: colours.ink, width: 1.2 });
   }
-  if (LABEL * scale < 6) drawFarCard(pen, colours, placed, rect, scale);
+  if (LABEL * scale < SMALLEST_TEXT) drawFarCard(pen, colours, placed, rect, scale, state);
   else drawCardText(pen, colours, facts, index, rect);
   drawProgress(pen, colours, rect, size ? done / size : 0, state);
-  if (running < 0 && LABEL * scale < 6 && state === "done") {
-    drawGlyph(pen, colours, "done", rect.x + rect.width - 15, rect.y + 14, 5);
-  }
+  drawCardBreakpoint(pen, colours, facts, index, rect, scale);
   pen.alpha = 1;
 }
 
@@ -93,17 +90,21 @@ function cardPaint(colours: Colours, state: TaskState): Paint {
   return { fill: colours["accent-soft"], stroke: colours.accent, width: 1.6 };
 }
 
-function drawCardMarks(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect, scale: number): void {
-  const { scene, ringed, breakpoints, counts, t } = facts;
+function drawCardRing(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect, scale: number): void {
+  const { scene, ringed, counts, t } = facts;
   const pixel = Math.max(1, 0.9 / scale);
   if (ringed >= 0 && scene.cardAround(ringed) === scene.layout.boxes[index]) {
     const stroke = counts.at(index, t).running === ringed ? colours.accent : colours.ink;
     pen.rounded(grown(rect, 3.5 * pixel), RADIUS + 3.5 * pixel, { stroke, width: 1.5 * pixel });
   }
-  for (const task of breakpoints) {
-    if (scene.cardAround(task) !== scene.layout.boxes[index]) continue;
-    drawBreakpoint(pen, colours, rect.x - 3, rect.y + rect.height / 2, 4.8 * pixel);
-    break;
+}
+
+/** One for all the breakpoints in the box. */
+function drawCardBreakpoint(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect, scale: number): void {
+  const placed = facts.scene.layout.boxes[index];
+  for (const task of facts.breakpoints) {
+    if (facts.scene.cardAround(task) !== placed) continue;
+    return drawBreakpoint(pen, colours, rect.x - 1, rect.y + rect.height / 2, 4.8 * Math.max(1, 0.9 / scale));
   }
 }
 
@@ -153,13 +154,20 @@ function drawHidden(
   if (spans.length) pen.text(right, y, spans, "end");
 }
 
-/** Too far for all but the name. */
-function drawFarCard(pen: Pen, colours: Colours, placed: PlacedBox, rect: Rect, scale: number): void {
+/** Too far for all but the name; without room for that, done is dark as for tasks. */
+function drawFarCard(
+  pen: Pen,
+  colours: Colours,
+  placed: PlacedBox,
+  rect: Rect,
+  scale: number,
+  state: TaskState,
+): void {
   const size = SMALLEST_HEADER / scale;
-  if (size > rect.height * 0.75) return;
   const title: Span = { text: placed.title, fill: colours.ink, size, weight: 600 };
-  const spans = fitted(pen, [title], rect.width - 12);
+  const spans = size <= rect.height * 0.75 ? fitted(pen, [title], rect.width - 12) : [];
   if (spans.length) pen.text(rect.x + rect.width / 2, rect.y + rect.height / 2 - 2, spans, "middle");
+  else if (state === "done") pen.rounded(rect, RADIUS, { fill: colours["done-ink"] });
 }
 
 function drawProgress(pen: Pen, colours: Colours, rect: Rect, share: number, state: TaskState): void {
@@ -169,17 +177,24 @@ function drawProgress(pen: Pen, colours: Colours, rect: Rect, share: number, sta
   if (share > 0) pen.rounded({ ...track, width: track.width * share }, 1.5, { fill });
 }
 
-/** "Addmm ×50" and, below it, "48 of 50 done". */
-export function drawRowLabel(pen: Pen, colours: Colours, facts: Facts, row: PlacedRow, scale: number): void {
-  const size = Math.max(LABEL, Math.min(15, 10 / scale));
-  if (size * scale < 6) return;
-  const { replay, t } = facts;
+/** "Addmm ×50" and, below it, "48 of 50 done": as large as there is room for beside the chips. */
+export function drawRowLabel(pen: Pen, colours: Colours, facts: Facts, index: number, scale: number): void {
+  const { replay, t, scene } = facts;
+  const row = scene.layout.rows[index];
+  const room = scene.rowRooms[index];
   let done = 0;
   for (const task of row.tasks) if (replay.place[task] < t) done++;
   const all = row.tasks.length;
   const said = done === all ? "all done" : `${done.toLocaleString("en-US")} of ${all.toLocaleString("en-US")} done`;
+  const title: Span = { text: row.label, fill: colours.ink, size: LABEL, weight: 600 };
+  const below: Span = { text: said, fill: colours.ink2, size: LABEL, weight: 400 };
+  const wide = Math.max(pen.measure([title]), pen.measure([below]));
+  const largest = Math.min(LARGEST_ROW_LABEL, (LABEL * room) / wide);
+  const size = Math.min(largest, Math.max(LABEL, SMALLEST_HEADER / scale));
+  if (size * scale < SMALLEST_TEXT) return;
   const right = row.rect.x + row.rect.width;
-  const middle = row.rect.y + row.rect.height / 2;
-  pen.text(right, middle - size * 0.66, [{ text: row.label, fill: colours.ink, size, weight: 600 }], "end");
-  pen.text(right, middle + size * 0.7, [{ text: said, fill: colours.ink2, size, weight: 400 }], "end");
+  // Not centred on the chips: the header of the box may be right above.
+  const first = row.rect.y + 2;
+  pen.text(right, first, [{ ...title, size }], "end");
+  pen.text(right, first + 1.25 * size, [{ ...below, size }], "end");
 }

@@ -38,9 +38,9 @@ export function drawScene(pen: Pen, colours: Colours, facts: Facts, shot: Shot):
     if (boxes[index].closed) drawCard(pen, colours, facts, index, boxRects[index], scale);
     else drawHeader(pen, colours, boxes[index], boxRects[index], scale);
   }
-  for (const row of scene.layout.rows) {
-    if (touch(grown(row.rect, OVERHANG), area)) drawRowLabel(pen, colours, facts, row, scale);
-  }
+  scene.layout.rows.forEach((row, index) => {
+    if (touch(grown(row.rect, OVERHANG), area)) drawRowLabel(pen, colours, facts, index, scale);
+  });
   drawSpots(pen, colours, facts, shot, area);
   if (motion) drawLeaving(pen, colours, facts, motion, share);
 }
@@ -54,7 +54,7 @@ function drawSpots(pen: Pen, colours: Colours, facts: Facts, { motion, share, sc
   const far: number[] = [];
   const near: number[] = [];
   for (const index of seen) (isFar(spots[index], scale) ? far : near).push(index);
-  drawFar(pen, colours, facts, spots, rectOf, far, scale);
+  drawFar(pen, colours, facts, rectOf, far, scale);
   for (const index of near) drawSpot(pen, colours, facts, spots[index], rectOf(index));
 }
 

@@ -11,7 +11,7 @@ import type { Spot } from "./scene.ts";
 
 export const LABEL = 11;
 /** Below this size on the screen text is not drawn. */
-const SMALLEST_TEXT = 6;
+export const SMALLEST_TEXT = 6;
 /** Chips and dots keep their glyphs down to this scale. */
 const SMALLEST_CHIP = 0.45;
 /** Below this scale corners are not rounded: nobody sees them. */
@@ -78,6 +78,7 @@ function label(colours: Colours, spot: Spot, state: TaskState): Span[] {
 function drawStub(pen: Pen, colours: Colours, spot: Spot, rect: Rect): void {
   const paint = { fill: colours.panel, stroke: colours.line2, width: 1, dash: [3, 2.5] };
   pen.rounded(rect, rect.height / 2, paint);
+  if (spot.small) return;
   const middle = rect.y + rect.height / 2;
   drawStubArrow(pen, colours, spot.stub ?? "parameter", rect.x + 11, middle);
   pen.text(rect.x + 21, middle, [{ text: spot.label, fill: colours.ink2, size: LABEL, weight: 400 }]);
@@ -101,35 +102,44 @@ export function drawRing(
   pen.rounded(grown(rect, RING * pixel), radius + RING * pixel, { stroke, width: 1.5 * pixel });
 }
 
-/** Too far to be read: waiting is hollow, done dark, ready and running accent. One path a state. */
+interface Alike {
+  state: TaskState;
+  alpha: number;
+  radius: number;
+  rects: Rect[];
+}
+
+/** Too far to be read: waiting is hollow, done dark, ready and running accent. One path for all that look alike. */
 export function drawFar(
   pen: Pen,
   colours: Colours,
   facts: Facts,
-  spots: readonly Spot[],
   rectOf: (index: number) => Rect,
   seen: readonly number[],
   scale: number,
 ): void {
-  const groups = new Map<string, { state: TaskState; alpha: number; rects: Rect[]; radius: number }>();
-  const pixel = Math.max(1, 0.9 / scale);
+  const { spots } = facts.scene;
+  const groups: Alike[] = [];
   for (const index of seen) {
     const spot = spots[index];
     const state = spot.kind === "stub" ? "waiting" : stateOf(facts, spot);
     const alpha = opacityOf(facts, spot.task) * (spot.kind === "stub" ? 0.5 : 1);
-    const radius = scale < ROUNDED_FROM ? 0 : radiusOf(spot, rectOf(index));
-    const key = `${state} ${alpha} ${radius}`;
-    let group = groups.get(key);
-    if (!group) groups.set(key, (group = { state, alpha, radius, rects: [] }));
-    group.rects.push(rectOf(index));
+    const rect = rectOf(index);
+    const radius = scale < ROUNDED_FROM ? 0 : radiusOf(spot, rect);
+    const group = groups.find((each) => each.state === state && each.alpha === alpha && each.radius === radius);
+    if (group) group.rects.push(rect);
+    else groups.push({ state, alpha, radius, rects: [rect] });
   }
-  for (const { state, alpha, rects, radius } of groups.values()) {
+  groups.sort((one, other) => FAR_ORDER.indexOf(one.state) - FAR_ORDER.indexOf(other.state));
+  for (const { state, alpha, radius, rects } of groups) {
     pen.alpha = alpha;
-    pen.rects(rects, radius, farPaint(colours, state, pixel));
+    pen.rects(rects, radius, farPaint(colours, state, Math.max(1, 0.9 / scale)));
   }
   pen.alpha = 1;
-  for (const index of seen) drawFarMarks(pen, colours, facts, spots[index], rectOf(index), scale);
+  drawFarMarks(pen, colours, facts, rectOf, scale);
 }
+
+const FAR_ORDER: readonly TaskState[] = ["waiting", "done", "ready", "running"];
 
 function farPaint(colours: Colours, state: TaskState, pixel: number): Paint {
   if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: pixel };
@@ -137,15 +147,32 @@ function farPaint(colours: Colours, state: TaskState, pixel: number): Paint {
   return { fill: colours.accent, stroke: colours.accent, width: state === "running" ? 5 * pixel : pixel };
 }
 
-function drawFarMarks(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Rect, scale: number): void {
-  if (spot.kind === "stub") return;
-  if (spot.tasks.includes(facts.ringed)) {
+/** The ring, the hovered outline and breakpoints of far tasks. */
+function drawFarMarks(
+  pen: Pen,
+  colours: Colours,
+  facts: Facts,
+  rectOf: (index: number) => Rect,
+  scale: number,
+): void {
+  const { spots, spotOf } = facts.scene;
+  const far = (task: number) => {
+    const index = task < 0 ? -1 : spotOf[task];
+    return index >= 0 && isFar(spots[index], scale) ? { spot: spots[index], rect: rectOf(index) } : null;
+  };
+  const ringed = far(facts.ringed);
+  if (ringed) {
+    const { spot, rect } = ringed;
     drawRing(pen, colours, stateOf(facts, spot), rect, radiusOf(spot, rect), Math.max(1, 0.9 / scale));
   }
-  if (spot.tasks.includes(facts.hovered ?? -1)) {
-    pen.rounded(rect, radiusOf(spot, rect), { stroke: colours.ink, width: 1.4 / scale });
+  const hovered = far(facts.hovered ?? -1);
+  if (hovered) {
+    pen.rounded(hovered.rect, radiusOf(hovered.spot, hovered.rect), { stroke: colours.ink, width: 1.4 / scale });
   }
-  if (spot.tasks.some((task) => facts.breakpoints.has(task))) {
-    drawBreakpoint(pen, colours, rect.x - 3 / scale, rect.y + rect.height / 2, Math.min(12, 3.6 / scale));
+  for (const task of facts.breakpoints) {
+    const marked = far(task);
+    if (!marked) continue;
+    const { x, y, height } = marked.rect;
+    drawBreakpoint(pen, colours, x - 3 / scale, y + height / 2, Math.min(12, 3.6 / scale));
   }
 }

@@ -18,6 +18,8 @@ export type WireState = (typeof STATES)[number];
 const THINNEST = 0.7;
 /** A gradient of so many bytes begins to widen its wire. */
 const WIDENS_FROM = 2 ** 17;
+/** Below this scale wires are straight from corner to corner: nobody sees their curves. */
+const ROUNDED_FROM = 0.3;
 const NARROWEST_WAIT = 1.4;
 const MOST_WIDENED = 1.6;
 /** Of wires that neither match nor are reached. */
@@ -66,7 +68,8 @@ export function drawWires(pen: Pen, colours: Colours, facts: Facts, view: WireVi
     if (touch(wire.bounds, view.area)) byState[wireState(wire.edges, scene.graph, replay, t)].push(index);
   });
   for (const state of STATES) {
-    for (const index of byState[state]) drawWire(pen, colours, facts, view, index, state);
+    if (view.scale < ROUNDED_FROM) drawFarWires(pen, colours, facts, view, byState[state], state);
+    else for (const index of byState[state]) drawWire(pen, colours, facts, view, index, state);
   }
   drawReached(pen, colours, facts, view, [...byState.consumed, ...byState["not yet"]]);
   drawHovered(pen, colours, facts, view);
@@ -75,10 +78,38 @@ export function drawWires(pen: Pen, colours: Colours, facts: Facts, view: WireVi
 
 function drawWire(pen: Pen, colours: Colours, facts: Facts, view: WireView, index: number, state: WireState): void {
   const wire = facts.scene.wires[index];
-  const faded = facts.wireReach ? !facts.wireReach[index] : facts.matches !== null;
   const { stroke, width, alpha } = look(colours, wire, state, view.bytes);
-  pen.alpha = alpha * view.shown * (faded ? FADED : 1);
+  pen.alpha = alpha * view.shown * (isFaded(facts, index) ? FADED : 1);
   pen.outline(wire.outline, { stroke, width: width * Math.max(1, THINNEST / view.scale) });
+}
+
+function isFaded({ wireReach, matches }: Facts, index: number): boolean {
+  return wireReach ? !wireReach[index] : matches !== null;
+}
+
+/** Those that look alike at once: from afar there are many. */
+function drawFarWires(
+  pen: Pen,
+  colours: Colours,
+  facts: Facts,
+  view: WireView,
+  indices: readonly number[],
+  state: WireState,
+): void {
+  const alike = new Map<number, { look: ReturnType<typeof look>; faded: boolean; lines: number[][] }>();
+  for (const index of indices) {
+    const wire = facts.scene.wires[index];
+    const looks = look(colours, wire, state, view.bytes);
+    const faded = isFaded(facts, index);
+    const key = Math.round(looks.width * 10) * 4 + (faded ? 2 : 0) + (wire.fan ? 1 : 0);
+    const group = alike.get(key);
+    if (group) group.lines.push(wire.points);
+    else alike.set(key, { look: looks, faded, lines: [wire.points] });
+  }
+  for (const { look: { stroke, width, alpha }, faded, lines } of alike.values()) {
+    pen.alpha = alpha * view.shown * (faded ? FADED : 1);
+    pen.polylines(lines, { stroke, width: width * Math.max(1, THINNEST / view.scale) });
+  }
 }
 
 function look(colours: Colours, wire: Wire, state: WireState, bytes: Float64Array) {
@@ -102,7 +133,7 @@ function drawReached(pen: Pen, colours: Colours, facts: Facts, view: WireView, q
   if (!wireReach) return;
   const width = Math.max(1.1, THINNEST / view.scale);
   const up: Paint = { stroke: colours.ink2, width };
-  const down: Paint = { stroke: colours.ink2, width, dash: [4 * width, 3 * width] };
+  const down: Paint = { stroke: colours.ink3, width, dash: [4 * width, 3 * width] };
   pen.alpha = view.shown;
   for (const index of quiet) {
     if (wireReach[index] & UPSTREAM) pen.outline(scene.wires[index].outline, up);

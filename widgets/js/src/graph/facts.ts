@@ -10,7 +10,7 @@ import type { Scene, Spot } from "./scene.ts";
 /** How opaque is what neither matches the search nor lies up- or downstream of what does. */
 const NO_MATCH = 0.2;
 /** The same while nothing is searched for. */
-const NOT_REACHED = 0.32;
+const NOT_REACHED = 0.38;
 /** Up- or downstream of the only task that was found. */
 const REACHED_IN_SEARCH = 0.65;
 

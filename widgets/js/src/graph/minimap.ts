@@ -32,8 +32,11 @@ export class Minimap {
   private scale = 1;
   private offset = { x: 0, y: 0 };
 
-  /** `look` moves the camera's middle to a point of the picture. */
-  constructor(look: (x: number, y: number) => void) {
+  /** `taken` says whether something else is in the left top corner. `look` moves the camera's middle to a point of the picture. */
+  constructor(
+    look: (x: number, y: number) => void,
+    private readonly taken: () => boolean,
+  ) {
     this.canvas.hidden = true;
     const point = (event: PointerEvent) => {
       look((event.offsetX - this.offset.x) / this.scale, (event.offsetY - this.offset.y) / this.scale);
@@ -82,6 +85,7 @@ export class Minimap {
     const y = corner.endsWith("top") ? 0 : screen.height - height;
     const area: Rect = areaOf({ ...view, x: view.x - x, y: view.y - y }, { width, height });
     const found = scene.grid.search(area);
+    if (corner === "left top" && this.taken()) return Infinity;
     const shown = found.some((index) => scene.spots[index].tasks.includes(ringed));
     return found.length + (shown ? WEIGHT_OF_SHOWN : 0);
   }

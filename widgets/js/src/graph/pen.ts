@@ -34,6 +34,8 @@ export interface Pen {
   /** Lines through corners x, y, x, y, ...; closed where it is filled. */
   lines(corners: readonly number[], paint: Paint): void;
   outline(outline: Outline, paint: Paint): void;
+  /** Many lines in one style, each through corners x, y, x, y, ...: nothing is rounded. */
+  polylines(corners: readonly (readonly number[])[], paint: Paint): void;
   /** Text in one line; y is its middle. */
   text(x: number, y: number, spans: readonly Span[], anchor?: "start" | "middle" | "end"): void;
   measure(spans: readonly Span[]): number;
@@ -46,8 +48,17 @@ export const FONT =
 export const BASELINE = 0.36;
 
 const SOLID: readonly number[] = [];
+/** Longer paths are slower to draw than several shorter ones. */
+const LINES_PER_PATH = 400;
+const MOST_MEASURED = 5000;
+/** Text is as wide as its size is large: it is measured once, at this one. */
+const MEASURED_AT = 20;
 
 export class CanvasPen implements Pen {
+  /** Widths of text that was measured, by font and text: browsers are slow at both. */
+  private readonly widths = new Map<string, number>();
+  private font = "";
+
   constructor(private readonly context: CanvasRenderingContext2D) {}
 
   get alpha(): number {
@@ -108,6 +119,18 @@ export class CanvasPen implements Pen {
     context.setLineDash(SOLID as number[]);
   }
 
+  polylines(corners: readonly (readonly number[])[], paint: Paint): void {
+    const { context } = this;
+    for (let first = 0; first < corners.length; first += LINES_PER_PATH) {
+      context.beginPath();
+      for (const line of corners.slice(first, first + LINES_PER_PATH)) {
+        context.moveTo(line[0], line[1]);
+        for (let at = 2; at < line.length; at += 2) context.lineTo(line[at], line[at + 1]);
+      }
+      this.paint(paint);
+    }
+  }
+
   text(x: number, y: number, spans: readonly Span[], anchor: "start" | "middle" | "end" = "start"): void {
     const { context } = this;
     context.textAlign = "left";
@@ -115,20 +138,39 @@ export class CanvasPen implements Pen {
     if (anchor !== "start") x -= this.measure(spans) * (anchor === "end" ? 1 : 0.5);
     for (const span of spans) {
       x += span.gap ?? 0;
-      context.font = font(span);
+      this.take(font(span));
       context.fillStyle = span.fill;
       context.fillText(span.text, x, y + BASELINE * span.size);
-      if (spans.length > 1) x += context.measureText(span.text).width;
+      if (spans.length > 1) x += this.widthOf(span);
     }
   }
 
   measure(spans: readonly Span[]): number {
     let width = 0;
-    for (const span of spans) {
-      this.context.font = font(span);
-      width += (span.gap ?? 0) + this.context.measureText(span.text).width;
-    }
+    for (const span of spans) width += (span.gap ?? 0) + this.widthOf(span);
     return width;
+  }
+
+  private widthOf(span: Span): number {
+    const key = `${span.weight} ${span.text}`;
+    let width = this.widths.get(key);
+    if (width === undefined) {
+      this.take(font({ ...span, size: MEASURED_AT }));
+      width = this.context.measureText(span.text).width / MEASURED_AT;
+      if (this.widths.size > MOST_MEASURED) this.widths.clear();
+      this.widths.set(key, width);
+    }
+    return width * span.size;
+  }
+
+  private take(wanted: string): void {
+    if (wanted === this.font) return;
+    this.font = this.context.font = wanted;
+  }
+
+  /** A canvas that was resized has forgotten its font. */
+  begin(): void {
+    this.font = "";
   }
 
   private paint(paint: Paint): void {

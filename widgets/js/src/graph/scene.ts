@@ -34,6 +34,9 @@ const FAN = 8;
 
 const NOWHERE = -1;
 
+/** Free between the label of a row and the edge of its box, pixels. */
+const BESIDE_ROW = 8;
+
 export class Scene {
   readonly spots: readonly Spot[];
   readonly wires: readonly Wire[];
@@ -44,6 +47,8 @@ export class Scene {
   readonly cardOf: Int32Array;
   /** By edge the wire that stands for it, or -1. */
   readonly wireOf: Int32Array;
+  /** How wide the label of each row may be: to the left edge of the box around it. */
+  readonly rowRooms: readonly number[];
   /** By a box's id its index in `layout.boxes`. */
   readonly boxes = new Map<number, number>();
 
@@ -63,6 +68,11 @@ export class Scene {
     this.wireOf = new Int32Array(graph.document.edges.task.length).fill(NOWHERE);
     this.wires.forEach((wire, index) => {
       for (const edge of wire.edges) this.wireOf[edge] = index;
+    });
+    this.rowRooms = layout.rows.map(({ rect }) => {
+      const right = rect.x + rect.width;
+      const around = this.boxesAround(right, rect.y).at(-1);
+      return right - (around ? around.rect.x + BESIDE_ROW : 0);
     });
     this.grid = new Grid(
       this.spots.map((spot) => spot.rect),
@@ -106,8 +116,8 @@ function spotsOf(layout: Layout): Spot[] {
     }),
   );
   const stubs = layout.stubs.map(
-    ({ kind, task, others, rect, label }): Spot => ({
-      kind: "stub", task: others[0], tasks: others, user: task, rect, label, caption: "", small: false, stub: kind,
+    ({ kind, task, others, rect, label, dot }): Spot => ({
+      kind: "stub", task: others[0], tasks: others, user: task, rect, label, caption: "", small: dot, stub: kind,
     }),
   );
   return [...tasks, ...pills, ...stubs];

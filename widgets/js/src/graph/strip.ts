@@ -41,14 +41,14 @@ export class Strip {
     const { upstream, downstream } = reach;
     this.reach.replaceChildren(
       line("var(--ink2)", 1.4), `${upstream.toLocaleString("en-US")} upstream`,
-      line("var(--ink2)", 1.4, "4 3"), `${downstream.toLocaleString("en-US")} downstream`,
+      line("var(--ink3)", 1.4, "4 3"), `${downstream.toLocaleString("en-US")} downstream`,
     );
   }
 }
 
 function legend(): HTMLElement[] {
   const states = (["waiting", "ready", "running", "done"] as const).map((state) => {
-    const sample = el("i", { class: "sample" }, glyph(state, 12, state === "ready" ? "1" : ""));
+    const sample = el("span", { class: "sample" }, glyph(state, 12, state === "ready" ? "1" : ""));
     return el("span", {}, sample, state);
   });
   return [...states, el("span", {}, line("var(--buffer)", 2.4), "gradient waits")];

@@ -55,6 +55,10 @@ export class SvgPen implements Pen {
     this.add(`<path d="${outline.data}"`, paint, "/>");
   }
 
+  polylines(corners: readonly (readonly number[])[], paint: Paint): void {
+    for (const line of corners) this.lines(line, paint);
+  }
+
   text(x: number, y: number, spans: readonly Span[], anchor: "start" | "middle" | "end" = "start"): void {
     const size = spans[0]?.size ?? 0;
     const anchored = anchor === "start" ? "" : ` text-anchor="${anchor}"`;

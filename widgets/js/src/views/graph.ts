@@ -7,6 +7,7 @@ import { makeTree, openAtFirst, opened, type Tree } from "../layout/tree.ts";
 import type { Changed, Store } from "../store.ts";
 import type { MakeView, Stage, View } from "../view.ts";
 import { areaOf, fitView, followView, kept, reveal, scaledAbout, type Size } from "../graph/camera.ts";
+import { Crumbs } from "../graph/crumbs.ts";
 import { drawScene } from "../graph/draw_scene.ts";
 import { edgeBytes } from "../graph/draw_wires.ts";
 import { type Facts, FactFinder } from "../graph/facts.ts";
@@ -50,6 +51,7 @@ class GraphView implements View {
   private readonly pen: CanvasPen;
   private readonly pilot: Pilot;
   private readonly map: Minimap;
+  private readonly crumbs = new Crumbs((box) => this.toggle(box));
   private readonly mirror: Mirror;
   private readonly strip: Strip;
   private readonly finder: FactFinder;
@@ -73,7 +75,7 @@ class GraphView implements View {
     this.bytes = edgeBytes(store.graph);
     this.pen = new CanvasPen(this.canvas.getContext("2d") as CanvasRenderingContext2D);
     this.pilot = new Pilot(this.canvas, (event) => isForCamera(this.canvas, event), () => this.freed());
-    this.map = new Minimap((x, y) => this.lookAt(x, y));
+    this.map = new Minimap((x, y) => this.lookAt(x, y), () => !this.crumbs.isEmpty);
     this.mirror = new Mirror(store, {
       select: (task) => store.select(task),
       toggle: (box) => this.toggle(box),
@@ -88,7 +90,7 @@ class GraphView implements View {
     });
     const keys = /Mac/.test(navigator.platform) ? "⌘" : "Ctrl";
     const hint = el("div", { class: "hint", "aria-hidden": "true" }, `click the graph, or hold ${keys}, to zoom`);
-    const host = el("div", { class: "view" }, this.canvas, this.map.canvas, hint, this.mirror.list);
+    const host = el("div", { class: "view" }, this.canvas, this.map.canvas, this.crumbs.element, hint, this.mirror.list);
     this.section = el("section", { class: "graph", "aria-label": "graph" }, el("style", {}, styles), host, this.strip.element);
     parent.append(this.section);
     const toggle = (box: PlacedBox) => this.toggle(box);
@@ -122,6 +124,7 @@ class GraphView implements View {
     const area = areaOf(view, this.size);
     this.paint(facts, share);
     const settled = !gliding && !this.motion;
+    if (settled) this.crumbs.update(this.scene, area);
     let again = this.map.draw(this.stage.colours, facts, view, this.size, settled, now);
     if (this.mirror.update(facts, area, this.store.state.playing || !settled, now)) again = true;
     return again || !settled;
@@ -178,6 +181,7 @@ class GraphView implements View {
     // With forced colours the panel behind is not the theme's.
     context.fillStyle = colours.panel;
     context.fillRect(0, 0, this.size.width, this.size.height);
+    this.pen.begin();
     context.setTransform(ratio * view.k, 0, 0, ratio * view.k, ratio * view.x, ratio * view.y);
     const shot = { area: areaOf(view, this.size), scale: view.k, bytes: this.bytes, motion: this.motion, share };
     drawScene(this.pen, colours, facts, shot);
