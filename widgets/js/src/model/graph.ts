@@ -2,6 +2,9 @@
 
 import { type DeckDocument, NONE } from "./document.ts";
 
+/** What C++ puts before the names of its own nodes. */
+const NAMESPACE = "torch::autograd::";
+
 /** Rows of a ragged table: row i is `values` from `starts[i]` to `starts[i + 1]`. */
 export interface Ragged {
   starts: Int32Array;
@@ -42,7 +45,8 @@ export class DeckGraph {
 
   /** `AddmmBackward0`; `AccumulateGrad`. */
   name(task: number): string {
-    return this.document.texts[this.document.tasks.name[task]];
+    const name = this.document.texts[this.document.tasks.name[task]];
+    return name.startsWith(NAMESPACE) ? name.slice(NAMESPACE.length) : name;
   }
 
   parameter(task: number): string {

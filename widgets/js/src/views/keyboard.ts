@@ -6,6 +6,7 @@ import type { Store } from "../store.ts";
 import type { Stage } from "../view.ts";
 import { toggleHelp } from "./help.ts";
 import { nextTheme } from "./theme.ts";
+import { playOrStop } from "./transport.ts";
 
 /** How many tasks an arrow key with shift goes. */
 const FAR = 10;
@@ -13,7 +14,7 @@ const FAR = 10;
 type Action = (stage: Stage, shift: boolean) => void;
 
 const ACTIONS: Record<string, Action> = {
-  " ": ({ store }) => store.play(),
+  " ": ({ store }) => playOrStop(store),
   ArrowRight: ({ store }, shift) => store.step(shift ? FAR : 1),
   ArrowLeft: ({ store }, shift) => store.back(shift ? FAR : 1),
   Home: ({ store }) => store.back(store.state.t),

@@ -35,6 +35,7 @@ export const makeQueue: MakeView = (stage, parent) => {
   now.addEventListener("click", () => store.update({ selected: null }));
 
   const slow = paced(stage, (changed) => {
+    if (changed.has("hoveredTask")) list.mark(store.state.hoveredTask);
     const moved = changed.has("t") || changed.has("tab") || changed.has("revision");
     if (!moved && !changed.has("selected") && !changed.has("status") && !changed.has("front")) return;
     const { state, replay } = store;

@@ -50,6 +50,11 @@ export class QueueList {
     this.last = { t: state.t, tab: state.tab, at: performance.now() };
   }
 
+  /** The row of the task under the pointer, in the graph or here. */
+  mark(hovered: number | null): void {
+    for (const [task, row] of this.rows) row.element.classList.toggle("hot", task === hovered);
+  }
+
   private get focused(): QueueRow | undefined {
     if (!this.element.matches(":focus-within")) return undefined;
     return [...this.rows.values()].find((row) => row.hasFocus);

@@ -16,7 +16,7 @@ export const makeTransport: MakeView = ({ store }, parent) => {
   };
   const start = button("start", "To the start (Home)", () => store.back(store.state.t));
   const back = button("back", "Step back (←)", () => store.back());
-  const play = button("play", "Play (Space)", () => (mainAction(store) === "stop" ? store.link?.stop() : store.play()));
+  const play = button("play", "Play (Space)", () => playOrStop(store));
   play.classList.add("play");
   const step = button("step", "Step (→)", () => store.step());
   const run = button("breakpoint", "Run to the next breakpoint (R)", () => store.run());
@@ -53,8 +53,9 @@ export const makeTransport: MakeView = ({ store }, parent) => {
         else showMain();
       }
       const { t, front, status } = store.state;
-      const onward = store.isLive && t >= front ? status === "stopped" : t < store.replay.length;
-      const atEnd = store.isLive ? t === front && status !== "stopped" : t >= store.replay.length;
+      const goesOn = status === "stopped" || status === "running"; // one look for both: steps are short
+      const onward = store.isLive && t >= front ? goesOn : t < store.replay.length;
+      const atEnd = store.isLive ? t === front && !goesOn : t >= store.replay.length;
       quiet(start, t === 0);
       quiet(back, t === 0);
       quiet(step, !onward);
@@ -67,6 +68,12 @@ export const makeTransport: MakeView = ({ store }, parent) => {
     },
   };
 };
+
+/** Plays, pauses, or stops what runs in the kernel. */
+export function playOrStop(store: Store): void {
+  if (mainAction(store) === "stop") store.link?.stop();
+  else store.play();
+}
 
 type MainAction = "play" | "pause" | "stop";
 
