@@ -110,19 +110,33 @@ function checkWire(tree: Tree, layout: Layout, { kind, from, to, points }: Place
   for (let at = 0; at < points.length; at += 2) {
     assert(isInside({ x: points[at], y: points[at + 1], width: 0, height: 0 }, page), "a wire leaves the picture");
   }
+  if (!points.length) return;
+  const around = boundsOf(points);
+  const near = small.filter(({ stands, rect }) => overlap(rect, around) && !ends.some((end) => stands.has(end)));
+  const foreign = layout.boxes.filter(({ box, rect, closed }) => {
+    return !closed && kind === "gradient" && overlap(rect, around) && !ends.some((end) => holds(tree, box, end));
+  });
+  if (!near.length && !foreign.length) return;
   for (const segment of segments(points)) {
-    for (const { kind, stands, rect } of small) {
-      if (crosses(segment, rect)) {
-        assert(ends.some((end) => stands.has(end)), `wire ${ends} runs through ${kind} ${[...stands]}`);
-      }
+    for (const { kind, stands, rect } of near) {
+      assert(!crosses(segment, rect), `wire ${ends} runs through ${kind} ${[...stands]}`);
     }
-    if (kind === "parameter") continue;
-    for (const { box, rect, closed } of layout.boxes) {
-      if (!closed && crosses(segment, rect)) {
-        assert(ends.some((end) => holds(tree, box, end)), `wire ${ends} runs through the box ${box.title}`);
-      }
+    for (const { box, rect } of foreign) {
+      assert(!crosses(segment, rect), `wire ${ends} runs through the box ${box.title}`);
     }
   }
+}
+
+/** A little more than the rectangle around points: a wire may be a straight line. */
+function boundsOf(points: readonly number[]): Rect {
+  let [left, right, top, bottom] = [Infinity, -Infinity, Infinity, -Infinity];
+  for (let at = 0; at < points.length; at += 2) {
+    left = Math.min(left, points[at] - 1);
+    right = Math.max(right, points[at] + 1);
+    top = Math.min(top, points[at + 1] - 1);
+    bottom = Math.max(bottom, points[at + 1] + 1);
+  }
+  return { x: left, y: top, width: right - left, height: bottom - top };
 }
 
 type Segment = [x: number, y: number, toX: number, toY: number];
