@@ -1,4 +1,4 @@
-"""The command line: `tapehead demo`, `tapehead compare`, `tapehead workloads`, `tapehead graph`.
+"""The command line: `tapehead demo`, `tapehead compare`, `tapehead workloads`, `tapehead graph`, `tapehead view`.
 
 Bad input is one sentence and exit code 2. Code 1: a user's script raised, or gradients of a demo are wrong.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import webbrowser
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -88,6 +89,12 @@ def _parser() -> Parser:
         help="modules to draw closed: repeats, none, a depth, or paths with commas between (repeats)",
     )
     graph.set_defaults(command=_graph)
+
+    view = commands.add_parser("view", help="play a saved run in the browser: the deck as one page")
+    view.add_argument("trace", type=Path, metavar="RUN.tape.json", help="a file that run.save() wrote")
+    view.add_argument("--out", type=Path, metavar="FILE", help="the page (beside the trace, ending in .html)")
+    view.add_argument("--no-open", action="store_true", help="only write the page")
+    view.set_defaults(command=_view)
     return parser
 
 
@@ -202,6 +209,22 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
     until = "the picture shows the graph built until then" if drawn.graph is not None else "there was no graph yet"
     print(f"tapehead: {options.target} raised {type(drawn.error).__name__}; {until}", file=sys.stderr)
     return 1
+
+
+def _view(options: argparse.Namespace, console: Console) -> int:
+    from .engine.trace_file import load
+
+    path: Path = options.trace
+    out: Path = options.out or path.with_name(f"{path.name.removesuffix('.gz').removesuffix('.json')}.html")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        page = load(path).save_html(out)
+    except (ValueError, OSError) as error:
+        return _refuse(error)
+    console.print(f"The run plays in {page}", soft_wrap=True, markup=False)
+    if not options.no_open:
+        webbrowser.open(page.resolve().as_uri())
+    return 0
 
 
 def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:

@@ -15,6 +15,7 @@ from .timeline import Timeline
 from .trace import Trace
 
 if TYPE_CHECKING:
+    from ..widgets.recording import Recording
     from .peak import PeakReport
 
 Engine = Literal["native", "direct"]
@@ -94,3 +95,15 @@ class Run:
         from .trace_file import save
 
         return save(self, path)
+
+    def deck(self) -> Recording:
+        """The run as a widget that plays it again. Needs a notebook, and `anywidget`."""
+        from ..widgets.recording import Recording
+
+        return Recording(self)
+
+    def save_html(self, path: str | Path) -> Path:
+        """Writes the run as one page that plays it, without a kernel or a network."""
+        from ..widgets.run_document import save_run
+
+        return save_run(self, path)

@@ -25,14 +25,12 @@ from ..engine.session import NativeSession
 from ..engine.trace import Trace
 from ..inspector.graph import Graph, Task
 from .display import forget, names_of
-from .document import packed
+from .document import packed, title_of
 from .live import Live, News
 from .prediction import Prediction
 from .still import still
 
 T = TypeVar("T")
-
-_STATIC = Path(__file__).parent / "static"
 
 
 class Deck(anywidget.AnyWidget):
@@ -55,9 +53,10 @@ class Deck(anywidget.AnyWidget):
     `th.profile` measures. A backward whose hooks use thread-local state of the user's sees the deck's thread.
     """
 
-    _esm = _STATIC / "deck.js"
+    _esm = Path(__file__).parent / "static" / "deck.js"
     _id = traitlets.Unicode().tag(sync=True)
     _document = traitlets.Bytes().tag(sync=True)
+    _is_live = traitlets.Bool(True).tag(sync=True)
     position = traitlets.Int(read_only=True).tag(sync=True)
     current_task = traitlets.Int(None, allow_none=True, read_only=True).tag(sync=True)
     status = traitlets.Unicode(read_only=True).tag(sync=True)
@@ -211,7 +210,8 @@ class Deck(anywidget.AnyWidget):
         super().close()
 
     def _ipython_display_(self, **kwargs: Any) -> None:
-        display(self._repr_mimebundle_(**kwargs), raw=True)
+        data, metadata = self._repr_mimebundle_(**kwargs)
+        display(data, metadata=metadata, raw=True)
         display(still(self), raw=True)
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
@@ -308,11 +308,3 @@ class Deck(anywidget.AnyWidget):
                 return
         live.driver.do(partial(live.attempt, command))
         self.send({"kind": "heard"})
-
-
-def title_of(graph: Graph) -> str:
-    """The model's class where a capture saw it, else the name of the first task."""
-    outermost = [call for call in graph.calls if call.parent is None]
-    if outermost:
-        return max(outermost, key=lambda call: sum(other.parent == call.id for other in graph.calls)).class_name
-    return graph.tasks[graph.roots[0].task].short_name

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+import torch
+
 from ..engine.peak import peak_report
-from ..engine.policies import AnyPolicy, Policy, find_policy, label_of, policy_name
+from ..engine.policies import POLICIES, Choice, Policy, policy_name
 from ..engine.run import Engine
+from ..engine.schedule import Pending
 from ..engine.sizes import share_text
 from ..engine.statistics import Statistics
 from ..engine.storage_words import StorageWords
@@ -157,7 +160,7 @@ def packed(content: Mapping[str, Any]) -> bytes:
 
 def schedule_content(
     graph: Graph,
-    policy: AnyPolicy,
+    policy: Policy | Choice,
     order: Sequence[int],
     *,
     by_hand: Sequence[int] = (),
@@ -165,39 +168,50 @@ def schedule_content(
     note: str = "",
 ) -> Json:
     """One policy's order, and the memory that goes with it; without any, `note` says why."""
-    chosen = find_policy(policy)
     return {
-        "policy": policy_name(chosen),
-        "title": chosen.title if isinstance(chosen, Policy) else "a function of the user's chooses",
+        "policy": policy_name(policy),
+        "title": policy.title if isinstance(policy, Policy) else "a function of the user's chooses",
         "order": list(order),
-        "keys": _keys(graph, chosen, order),
+        "keys": _keys(graph, policy, order),
         "by_hand": list(by_hand),
         "memory": None if timeline is None else memory_content(timeline),
         "memory_note": note,
     }
 
 
-def _keys(graph: Graph, policy: Any, order: Sequence[int]) -> str | list[str]:
+def _keys(graph: Graph, policy: Policy | Choice, order: Sequence[int]) -> str | list[str]:
     """How the queue labels tasks: for the policies of our own by a word, else each one's label."""
     name = policy_name(policy)
     if name == "heap":
         return "created"
-    if name in ("bfs", "dfs") or not isinstance(policy, Policy):
+    if name in POLICIES or not isinstance(policy, Policy):
         return "arrival"
-    label: Callable[..., str] = label_of(policy)
     arrivals = arrivals_of(graph, order)
-    return [label(task, arrivals.get(task.id, 0)) for task in graph.tasks]
+    return [policy.label(task, arrivals.get(task.id, 0)) for task in graph.tasks]
 
 
 def arrivals_of(graph: Graph, order: Sequence[int]) -> dict[int, int]:
     """By task its number in the order of arrival, when tasks run in this order."""
-    from ..engine.schedule import Pending
-
     pending = Pending(graph, set(order))
     arrived = list(pending.start())
     for task_id in order:
         arrived += pending.run(task_id)
     return {task_id: number for number, task_id in enumerate(arrived)}
+
+
+def saved_content(document: Document, timeline: Timeline) -> Json:
+    """What the nodes of a graph from a file kept, as far as a measured run has it: there are no shapes."""
+    rows = sorted((task, slot, number) for number, slots in timeline.saved.items() for task, slot in slots)
+    unknown = TensorMeta(None, torch.uint8, torch.device(timeline.device))
+    return {
+        "task": [task for task, _, _ in rows],
+        "slot": [document.text(slot) for _, slot, _ in rows],
+        "storage": [number for _, _, number in rows],
+        "bytes": [timeline.nbytes[number] for _, _, number in rows],
+        "meta": [document.meta(unknown) for _ in rows],
+        "parameter": [NONE] * len(rows),
+        "held": [int(number in timeline.held) for _, _, number in rows],
+    }
 
 
 def memory_content(timeline: Timeline) -> Json:
@@ -318,3 +332,11 @@ def _rounded(number: float | None) -> float | None:
     if number is None or number != number or number in (float("inf"), float("-inf")):
         return None
     return float(f"{number:.6g}")
+
+
+def title_of(graph: Graph) -> str:
+    """The model's class where a capture saw it, else the name of the first task."""
+    outermost = [call for call in graph.calls if call.parent is None]
+    if outermost:
+        return max(outermost, key=lambda call: sum(other.parent == call.id for other in graph.calls)).class_name
+    return graph.tasks[graph.roots[0].task].short_name

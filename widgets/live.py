@@ -13,7 +13,7 @@ from torch import Tensor
 from ..engine.direct import Stepper
 from ..engine.dry_run import dry_run
 from ..engine.footprint import Footprints
-from ..engine.policies import POLICIES, AnyPolicy, find_policy, is_dynamic, policy_name
+from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
 from ..engine.ready_queue import PolicyError
 from ..engine.schedule import schedule
 from ..engine.session import NativeSession
@@ -106,10 +106,10 @@ class Live:
         for name in POLICIES:
             if name not in self._simulated and name != policy_name(self._policy):
                 order = schedule(self.graph, name, self.session.needed)
-                self._simulated[name] = self._schedule(name, order)
+                self._simulated[name] = self._schedule(POLICIES[name], order)
         return [live, *(each for name, each in self._simulated.items() if name != live["policy"])]
 
-    def _schedule(self, policy: AnyPolicy, order: Sequence[int], by_hand: Sequence[int] = ()) -> Json:
+    def _schedule(self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int] = ()) -> Json:
         timeline = None
         if self._footprints is not None:
             timeline = simulate(self.graph, order, self._footprints, retain_graph=self._retain_graph)

@@ -67,17 +67,15 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
     root.dataset.policy = store.replay.schedule.policy;
     wanted = true;
   };
-  const unbind = [
-    store.subscribe(update),
-    bindKeys(stage),
-    followTheme(stage, () => {
-      stage.colours = readColours(root);
-      update(new Set());
-    }),
-  ];
+  const repaint = () => {
+    stage.colours = readColours(root);
+    update(new Set());
+  };
+  const unbind = [store.subscribe(update), bindKeys(stage), followTheme(stage, repaint)];
   update(new Set(Object.keys(store.state) as (keyof typeof store.state)[]));
 
-  const resize = new ResizeObserver(() => stage.redraw());
+  // JupyterLab puts the deck into its page after this: only then it has a size and its style sheet colours.
+  const resize = new ResizeObserver(() => (stage.colours.bg ? stage.redraw() : repaint()));
   resize.observe(root);
 
   let last = performance.now();

@@ -29,7 +29,7 @@ const SILENCE = 4000;
 export async function openLink(model: Model): Promise<Store> {
   const waiting: Promise<News>[] = [];
   const receive = (content: { kind: string; count?: number }, buffers: DataView[]) => {
-    if (content.kind === "heard") link.heard();
+    if (content.kind === "heard") kernel.heard();
     else if (content.kind === "news") enqueue(readJson(buffers[0] as DataView<ArrayBuffer>) as Promise<News>);
     else if (content.kind === "back") store?.back(content.count);
   };
@@ -42,12 +42,12 @@ export async function openLink(model: Model): Promise<Store> {
   };
   model.on("msg:custom", receive as never);
   const take = (news: News) => {
-    link.answered();
+    kernel.answered();
     store?.progress(news);
   };
-  const link = new KernelLink(model, (trouble) => store?.update({ trouble, playing: false }));
+  const kernel = new KernelLink(model, (trouble) => store?.update({ trouble, playing: false }));
   const document = await readDocument(model.get("_document") as DataView<ArrayBuffer>);
-  store = new Store(document, link);
+  store = new Store(document, model.get("_is_live") ? kernel : null);
   store.update({
     selected: (model.get("selection") as number | null) ?? null,
     breakpoints: new Set(model.get("breakpoints") as number[]),

@@ -1,0 +1,71 @@
+"""A backward that has run as the page's data, and as a page: `run.save_html()`, `tapehead view`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..engine.policies import POLICIES, Policy
+from ..engine.run import Run
+from ..engine.schedule import schedule
+from ..engine.simulate import simulate
+from ..engine.trace import Trace
+from .document import Document, Json, saved_content, schedule_content, title_of
+from .page import save_page
+
+_NOT_MEASURED = (
+    "The memory of this run was not measured: th.profile(make_loss) and th.backward(..., memory=True) measure it."
+)
+_NOT_PREDICTED = "What this policy would take is not known: only a run whose memory was measured tells."
+
+
+def save_run(run: Run, path: str | Path, title: str = "") -> Path:
+    """Writes a run as one page that plays it without a kernel or a network."""
+    document = run_document(run, title)
+    return save_page(document.packed(), Path(path), document.content["title"])
+
+
+def run_document(run: Run, title: str = "") -> Document:
+    """A run as the page's data: its own order, what was recorded of it, and what policies would make of its graph."""
+    graph, timeline = run.graph, run.timeline
+    document = Document(graph, title or title_of(graph), run.engine)
+    content = document.content
+    if timeline is not None and not graph.nodes:
+        content["saved"] = saved_content(document, timeline)
+    content["schedules"] = [_own_schedule(run), *_others(run)]
+    content["position"] = len(run.order)
+    if run.trace is not None:
+        content["records"] = document.records(run.trace, range(len(run.trace)))
+    return document
+
+
+def _own_schedule(run: Run) -> Json:
+    by_hand: Sequence[int] = ()
+    if run.trace is not None:
+        by_hand = [task_id for task_id in run.order if run.trace.columns.by_hand[task_id]]
+    known = POLICIES.get(run.policy)
+    policy = known or Policy(run.policy, "as the run had it", key=lambda task, arrival: (arrival,))
+    own = schedule_content(run.graph, policy, run.order, by_hand=by_hand, timeline=run.timeline, note=_NOT_MEASURED)
+    if known is None and run.trace is not None:
+        own["keys"] = _labels(run.trace)
+    return own
+
+
+def _labels(trace: Trace) -> list[str]:
+    labels = [""] * len(trace.graph)
+    for arrival, task_id in enumerate(trace.columns.arrivals):
+        labels[task_id] = trace.label(arrival)
+    return labels
+
+
+def _others(run: Run) -> list[Json]:
+    ran = set(run.order)
+    needed = None if len(ran) == len(run.graph) else ran
+    found = []
+    for name, policy in POLICIES.items():
+        if name != run.policy:
+            order = schedule(run.graph, policy, needed)
+            footprints = run.footprints
+            timeline = None if footprints is None else simulate(footprints.graph, order, footprints)
+            found.append(schedule_content(run.graph, policy, order, timeline=timeline, note=_NOT_PREDICTED))
+    return found
