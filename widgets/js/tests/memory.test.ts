@@ -159,4 +159,5 @@ test("peaks are in the unit of the largest", () => {
   const all = [51 * 2 ** 20, 3 * 2 ** 20, 100, 0];
   assert.deepEqual(all.map((bytes) => inUnit(bytes, all)), ["51.0", "3.0", "<0.1", "0.0"]);
   assert.equal(inUnit(40, [40, 8]), "40");
+  assert.equal(inUnit(113.3 * 2 ** 20, [113.3 * 2 ** 20]), "113");
 });

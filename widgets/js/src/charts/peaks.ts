@@ -49,12 +49,13 @@ export function fitting(
   return { named, left: sorted.length - named.length };
 }
 
-/** In the unit of the largest: "51.0". `all` are the bytes of the peaks beside it. */
+/** In the unit of the largest: "51.0", "113". `all` are the bytes of the peaks beside it. */
 export function inUnit(bytes: number, all: readonly number[]): string {
   const most = Math.max(...all);
   const unit = 1024 ** Math.max(0, Math.min(4, Math.floor(Math.log2(Math.max(most, 1)) / 10)));
   if (unit === 1) return String(bytes);
-  return bytes && bytes / unit < 0.05 ? "<0.1" : (bytes / unit).toFixed(1);
+  if (bytes && bytes / unit < 0.05) return "<0.1";
+  return (bytes / unit).toFixed(bytes / unit < 99.95 ? 1 : 0);
 }
 
 /** Names each policy's peak at its own height, with the pattern of its line. */

@@ -183,6 +183,6 @@ function bindRows(canvas: HTMLElement, stage: Stage, host: HTMLElement, bars: ()
 }
 
 function tooltip({ words, bytes }: Bar): string {
-  const head = `${words.name}  ${size(bytes)}`;
+  const head = `${words.name}, ${size(bytes)}`;
   return [head, `made by: ${words.made_by}`, `kept: ${words.kept_by}`, `freed: ${words.freed_by}`].join("\n");
 }

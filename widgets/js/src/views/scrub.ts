@@ -18,7 +18,7 @@ export const makeScrub: MakeView = (stage, parent) => {
   const { store } = stage;
   const canvas = el("canvas", { "aria-hidden": "true" });
   const slider = el("input", { type: "range", min: "0", step: "1", "aria-label": "position in the backward" });
-  const view = el("div", { class: "scrub" }, canvas, slider);
+  const view = el("div", { class: "scrub" }, slider, canvas);
   parent.append(view);
   slider.addEventListener("input", () => {
     store.update({ playing: false });
