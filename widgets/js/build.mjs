@@ -1,7 +1,18 @@
 // Bundles the page into one ES module, widgets/static/deck.js: style sheet, uPlot and d3 included, nothing loaded later.
 // `--tests` bundles tests/*.test.ts into out/ for node's own test runner.
-import { readdirSync } from "node:fs";
+import { readFileSync, readdirSync } from "node:fs";
 import * as esbuild from "esbuild";
+
+/** A style sheet is imported as its minified text. */
+const styles = {
+  name: "styles",
+  setup(build) {
+    build.onLoad({ filter: /\.css$/ }, async ({ path }) => {
+      const { code } = await esbuild.transform(readFileSync(path, "utf8"), { loader: "css", minify: true });
+      return { contents: code, loader: "text" };
+    });
+  },
+};
 
 const shared = {
   absWorkingDir: import.meta.dirname,
@@ -9,7 +20,7 @@ const shared = {
   format: "esm",
   target: "es2022",
   charset: "utf8",
-  loader: { ".css": "text" },
+  plugins: [styles],
   logLevel: "warning",
 };
 
