@@ -1,0 +1,110 @@
+"""A saved deck as a browser opens it from disk: it plays without a kernel, and asks for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+import tapehead as th
+from tapehead.engine.dry_run import dry_run
+from tapehead.engine.policies import find_policy
+from tapehead.engine.simulate import simulate
+from tapehead.engine.workloads import workload
+from tapehead.widgets.document import Document, schedule_content
+from tapehead.widgets.page import save_page
+
+from .chromium import trouble_of
+
+pytestmark = pytest.mark.e2e
+
+TITLE = "<script>document.title='taken'</script>"
+BYTES = "row => Number(row.dataset.bytes)"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with th.capture():
+        loss = workload("linear50").build()[1]()
+    graph = th.graph(loss)
+    document = Document(graph, TITLE, "direct")
+    footprints = dry_run(graph)
+    for policy in ("bfs", "heap"):
+        timeline = simulate(graph, policy, footprints)
+        document.content["schedules"].append(
+            schedule_content(graph, find_policy(policy), timeline.order, timeline=timeline)
+        )
+    return save_page(document.packed(), tmp_path_factory.mktemp("deck") / "deck.html", TITLE)
+
+
+@pytest.fixture
+def context(browser: Browser, request: pytest.FixtureRequest) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1400, "height": 1200}, **getattr(request, "param", {}))
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, saved: Path) -> Iterator[Page]:
+    """The page, on which nothing may go wrong."""
+    page = context.new_page()
+    trouble = trouble_of(page)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(saved.as_uri())
+    yield page
+    assert trouble == []
+    assert {url for url in asked if not url.startswith("blob:")} == {saved.as_uri()}
+
+
+def test_it_plays_and_scrubs(page: Page) -> None:
+    deck = page.locator(".tapehead-deck .deck")
+    expect(deck).to_have_attribute("data-policy", "bfs")
+    expect(deck).to_have_attribute("data-t", "0")
+    deck.focus()
+    page.keyboard.press("ArrowRight")
+    expect(deck).to_have_attribute("data-t", "1")
+    page.locator(".scrub input[type=range]").fill("54")
+    expect(deck).to_have_attribute("data-t", "54")
+    assert page.title() == f"{TITLE} · tapehead"
+
+
+def test_memory_and_lifetimes_follow_the_cursor(page: Page) -> None:
+    slider = page.locator(".scrub input[type=range]")
+    buffers = page.locator(".lg [data-category=buffer]")
+    slider.fill("53")
+    peak = int(buffers.get_attribute("data-bytes") or 0)
+    assert (slider.get_attribute("aria-valuetext") or "").startswith("task 54 of 104, ")
+    assert peak > 50 * 2**20
+    said = page.locator(".memory canvas[role=img]").get_attribute("aria-label") or ""
+    assert said.startswith("memory by category over 104 tasks: peak 51.0 MiB at task 54: ")
+    slider.fill("1")
+    assert buffers.evaluate(BYTES) < peak / 10
+    rows = page.locator(".lifetimes [data-storage]")
+    expect(rows).to_have_count(10)
+    page.locator(".lifetimes .head button").click()
+    expect(rows).to_have_count(40)
+    plot = page.locator(".lifetimes canvas")
+    box = plot.bounding_box()
+    assert box is not None
+    plot.hover(position={"x": box["width"] / 2, "y": 11})
+    expect(page.locator(".lg .tot")).to_contain_text("task ")
+    expect(page.locator(".life .tip.on")).to_contain_text("made by: AddmmBackward0")
+    plot.click(position={"x": box["width"] / 2, "y": 11})
+    at = int(page.locator(".deck").get_attribute("data-t") or 0)
+    assert abs(at - 104 / 2) < 10, "a click shows the task that is under the pointer"
+
+
+@pytest.mark.parametrize("context", [{"java_script_enabled": False}], indirect=True)
+def test_without_javascript_it_says_so(page: Page) -> None:
+    expect(page.get_by_text("This deck plays with JavaScript")).to_be_visible()
+
+
+@pytest.mark.parametrize("missing", ["DecompressionStream", "Array.prototype.toSorted"])
+def test_an_old_browser_is_told(page: Page, missing: str) -> None:
+    expect(page.locator("#said")).to_be_hidden()
+    page.add_init_script(f"delete {missing}")
+    page.reload()
+    expect(page.get_by_text("This deck needs a newer browser")).to_be_visible()
