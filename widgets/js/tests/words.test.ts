@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { BINS, binRange, heights, summary } from "../src/model/histogram.ts";
 import { DeckGraph } from "../src/model/graph.ts";
 import { Replay } from "../src/model/replay.ts";
-import { fate, savedBy } from "../src/model/saved.ts";
+import { fate, keptBytes, savedBy } from "../src/model/saved.ts";
 import { suggest } from "../src/model/suggest.ts";
 import { readyBefore, waitingBytes } from "../src/model/waiting.ts";
 import { when } from "../src/model/when.ts";
@@ -74,12 +74,32 @@ test("shared bytes go with the last task that keeps them, under the shown order"
   const replay = diamond();
   const [shared] = savedBy(replay, 2);
   assert.equal(fate(replay, shared, 1), "freed after task 3, also kept by Relu #1");
-  assert.equal(fate(replay, shared, 3), "freed by task 3, also kept by Relu #1");
+  assert.equal(fate(replay, shared, 3), "freed by task 3, was also kept by Relu #1");
   const [other] = savedBy(diamond([3, 1, 2, 0]), 1);
   assert.equal(other.last, 2);
   assert.match(fate(diamond([3, 2]), savedBy(diamond([3, 2]), 2)[0], 2), /kept to the end/);
+  assert.equal(keptBytes(savedBy(replay, 2)), 64);
+  assert.equal(keptBytes([...savedBy(replay, 3), ...savedBy(replay, 0)]), 0, "they are there anyway");
   assert.equal(fate(replay, savedBy(replay, 3)[0], 0), "parameter fc.weight, not counted");
   assert.equal(fate(replay, savedBy(replay, 0)[0], 0), "held by the caller, not counted");
+});
+
+test("bytes that a task keeps in two slots are counted once", () => {
+  const { document } = diamond().graph;
+  const { saved } = document;
+  for (const column of Object.values(saved)) column.push(column[1]);
+  saved.task[4] = 3;
+  saved.slot[4] = 2;
+  saved.task.push(3);
+  for (const [name, column] of Object.entries(saved)) if (name !== "task") column.push(column[1]);
+  const replay = new Replay(new DeckGraph(document), document.schedules[0]);
+  const all = savedBy(replay, 3);
+  assert.deepEqual(
+    all.map((each) => each.sameAs),
+    ["", "", "fc.weight"],
+  );
+  assert.equal(keptBytes(all), 64);
+  assert.equal(fate(replay, all[2], 0), "in the same bytes as fc.weight");
 });
 
 test("a number finds its task, a beginning comes before a place within", () => {

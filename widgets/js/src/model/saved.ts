@@ -40,6 +40,8 @@ export interface Saved {
   parameter: string;
   /** The user's code holds it, too: it stays whatever runs. */
   held: boolean;
+  /** The earlier slot of this task that keeps the same bytes; "" where there is none. */
+  sameAs: string;
   /** The other tasks that keep the same bytes. */
   others: number[];
   /** The place in the order of the last task that keeps it; NEVER where one of them does not run. */
@@ -51,10 +53,15 @@ export function savedBy(replay: Replay, task: number): Saved[] {
   const { document } = replay.graph;
   const { saved } = document;
   const { ofTask, keepers } = indexOf(document);
+  const firsts = new Map<number, string>();
   return (ofTask.get(task) ?? []).map((row) => {
     const all = keepers.get(saved.storage[row]) ?? [task];
+    const slot = replay.graph.text(saved.slot[row]);
+    const sameAs = firsts.get(saved.storage[row]) ?? "";
+    if (saved.storage[row] !== NONE && !sameAs) firsts.set(saved.storage[row], slot);
     return {
-      slot: replay.graph.text(saved.slot[row]),
+      slot,
+      sameAs,
       meta: saved.meta[row],
       bytes: saved.bytes[row],
       parameter: replay.graph.text(saved.parameter[row]),
@@ -65,15 +72,23 @@ export function savedBy(replay: Replay, task: number): Saved[] {
   });
 }
 
+/** The bytes that count as saved: each storage once, not what is there anyway. */
+export function keptBytes(all: readonly Saved[]): number {
+  const counted = all.filter((each) => !each.parameter && !each.held && !each.sameAs);
+  return counted.reduce((sum, each) => sum + each.bytes, 0);
+}
+
 /** When the bytes go, and who else keeps them, in words. `t`: how many tasks have run. */
 export function fate(replay: Replay, saved: Saved, t: number): string {
   if (saved.parameter) return `parameter ${saved.parameter}, not counted`;
   if (saved.held) return "held by the caller, not counted";
+  if (saved.sameAs) return `in the same bytes as ${saved.sameAs}`;
   if (saved.last === NEVER) return "kept to the end: a task that keeps it does not run";
-  const when = `${saved.last < t ? "freed by" : "freed after"} task ${saved.last + 1}`;
+  const freed = saved.last < t;
+  const when = `${freed ? "freed by" : "freed after"} task ${saved.last + 1}`;
   if (!saved.others.length) return when;
   const { titles } = replay.graph;
   const named = `${titles[saved.others[0]]} #${saved.others[0]}`;
   const more = saved.others.length - 1;
-  return `${when}, also kept by ${named}${more ? ` and ${more} more` : ""}`;
+  return `${when}, ${freed ? "was also" : "also"} kept by ${named}${more ? ` and ${more} more` : ""}`;
 }

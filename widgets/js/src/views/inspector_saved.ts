@@ -1,7 +1,7 @@
 /** What a task keeps from the forward. */
 
 import { el } from "../dom.ts";
-import { fate, type Saved, savedBy } from "../model/saved.ts";
+import { fate, keptBytes, type Saved, savedBy } from "../model/saved.ts";
 import type { Store } from "../store.ts";
 import { shape, size } from "../text.ts";
 
@@ -11,12 +11,10 @@ const MOST = 40;
 export function savedSection(store: Store, task: number): HTMLElement[] {
   const all = savedBy(store.replay, task);
   if (!all.length) return [];
-  const counted = all.filter((each) => !each.parameter && !each.held);
-  const bytes = size(counted.reduce((sum, each) => sum + each.bytes, 0));
   const items = all.slice(0, MOST).map((each) => item(store, each));
   if (all.length > MOST)
     items.push(el("div", { class: "empty" }, `+${(all.length - MOST).toLocaleString("en-US")} more`));
-  const heading = el("h4", {}, "Saved tensors", el("span", {}, `${bytes} kept`));
+  const heading = el("h4", {}, "Saved tensors", el("span", {}, `${size(keptBytes(all))} kept`));
   return [el("div", { class: "sec", "data-part": "saved-tensors" }, heading, ...items)];
 }
 
@@ -26,7 +24,7 @@ function item(store: Store, saved: Saved): HTMLElement {
   const uncounted = saved.parameter !== "" || saved.held;
   const swatch = uncounted ? "sw uncounted" : saved.last < state.t ? "sw freed" : "sw";
   const words = el("span", { class: "d" }, fate(replay, saved, state.t));
-  if (saved.others.length && !uncounted) {
+  if (saved.others.length && !uncounted && !saved.sameAs) {
     words.append(
       " ",
       el("button", { class: "go", "data-go": String(saved.others[0]), title: "Show that task" }, "show"),
@@ -38,7 +36,7 @@ function item(store: Store, saved: Saved): HTMLElement {
     { class: "sv" },
     el("span", { class: swatch, "aria-hidden": "true" }),
     el("span", { class: "t" }, saved.slot, " ", what),
-    el("span", {}, size(saved.bytes)),
+    el("span", {}, saved.sameAs ? "" : size(saved.bytes)),
     words,
   );
 }

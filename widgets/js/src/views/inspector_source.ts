@@ -4,6 +4,7 @@ import { el } from "../dom.ts";
 import { NONE } from "../model/document.ts";
 import { linesAround } from "../model/source_lines.ts";
 import type { Store } from "../store.ts";
+import { breakable } from "./breakable.ts";
 import { lineName } from "./line_name.ts";
 
 /** A line that wraps goes on so many characters to the right of its beginning, but not beyond the deepest. */
@@ -15,7 +16,7 @@ const LONGEST = 2000;
 export function sourceSection({ graph, document }: Store, task: number): HTMLElement[] {
   const number = document.tasks.line[task];
   const operation = graph.text(document.tasks.operation[task]);
-  const said = operation && el("div", { class: "op" }, `recorded by ${operation}`);
+  const said = operation && el("div", { class: "op" }, "recorded by ", ...breakable(operation));
   if (number === NONE) {
     if (!said) return [];
     return [

@@ -1,6 +1,7 @@
 /** A name that may be ten thousand characters long: three lines of it, and a button for the rest. */
 
 import { el } from "../dom.ts";
+import { breakable } from "./breakable.ts";
 
 /** Longer ones get a button. */
 const LONG = 150;
@@ -21,7 +22,7 @@ export class LongText {
     const key = `${text}\n${after}`;
     if (key === this.shown) return;
     this.shown = key;
-    this.text.replaceChildren(text, ...(after ? [" ", el("span", { class: "quiet" }, after)] : []));
+    this.text.replaceChildren(...breakable(text), ...(after ? [" ", el("span", { class: "quiet" }, after)] : []));
     this.more.hidden = text.length + after.length <= LONG;
     this.expand(false);
   }
