@@ -242,14 +242,16 @@ def _changes(timeline: Timeline) -> list[tuple[int, int, int, int]]:
 
 
 def _peak_words(timeline: Timeline) -> str:
-    """What most of the peak is, and who keeps it."""
+    """What most of the peak is: who waits for the gradients, or how much of it the largest category holds."""
     groups = peak_report(timeline).groups
     if not groups:
         return ""
     first = groups[0]
+    if first.category is Category.BUFFER:
+        return first.kept_by.partition(";")[0]
     nbytes = sum(group.nbytes for group in groups if group.category is first.category)
     what = first.category.title if first.category is Category.UNKNOWN else f"{first.category.title}s"
-    return f"{share_text(nbytes, timeline.peak_bytes)} {what}: {first.kept_by}"
+    return f"{what} hold {share_text(nbytes, timeline.peak_bytes)}"
 
 
 def _largest(timeline: Timeline) -> list[Json]:
