@@ -120,6 +120,11 @@ function shift(start: number, length: number, screen: number, room: number): num
   return 0;
 }
 
+/** The view with a rectangle in its middle. */
+export function centred({ k }: CameraView, size: Size, { x, y, width, height }: Rect): CameraView {
+  return { k, x: size.width / 2 - (x + width / 2) * k, y: size.height / 2 - (y + height / 2) * k };
+}
+
 /** The view at another scale, with the point (x, y) of the screen where it was. */
 export function scaledAbout(view: CameraView, k: number, x: number, y: number): CameraView {
   const ratio = k / view.k;

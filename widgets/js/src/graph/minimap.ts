@@ -4,8 +4,11 @@ import type { Rect } from "../layout/placed.ts";
 import { el } from "../dom.ts";
 import type { Colours } from "../view.ts";
 import { type CameraView, areaOf, type Size } from "./camera.ts";
-import { type Facts, stateOf } from "./facts.ts";
+import { HEADER_HEIGHT } from "./draw_box.ts";
+import { cardOpacity, type Facts, opacityOf, stateOf } from "./facts.ts";
+import { touch } from "./grid.ts";
 import type { TaskState } from "../model/replay.ts";
+import type { Spot } from "./scene.ts";
 
 /** Free inside of the map, pixels. */
 const MARGIN = 6;
@@ -18,6 +21,12 @@ const REFRESH = 200;
 const LARGE = 1500;
 /** The shown task weighs so much when a corner is chosen. */
 const WEIGHT_OF_SHOWN = 50;
+/** And a card, or the header of an open box, which is about so wide. */
+const WEIGHT_OF_BOX = 3;
+const HEADER_WIDTH = 120;
+/** What is faded in the graph is so in the map. */
+const FADED_BELOW = 0.5;
+const FADED = 0.35;
 
 type Corner = "right bottom" | "left bottom" | "right top" | "left top";
 const CORNERS: readonly Corner[] = ["right bottom", "left bottom", "right top", "left top"];
@@ -59,6 +68,7 @@ export class Minimap {
     if (this.canvas.hidden !== inView) this.canvas.hidden = inView;
     if (inView) return false;
     if (settled || !this.size.width) this.place(facts, view, screen);
+    if (!this.size.width || !this.size.height) return true; // the deck is in a tab that has just been hidden
     const ratio = devicePixelRatio || 1;
     const again = this.refresh(colours, facts, ratio, now);
     this.showArea(colours, areaOf(view, screen), ratio);
@@ -85,15 +95,19 @@ export class Minimap {
     const y = corner.endsWith("top") ? 0 : screen.height - height;
     const area: Rect = areaOf({ ...view, x: view.x - x, y: view.y - y }, { width, height });
     const found = scene.grid.search(area);
+    const boxes = scene.layout.boxes.filter(({ rect, closed }) =>
+      touch(closed ? rect : { ...rect, width: HEADER_WIDTH, height: HEADER_HEIGHT }, area),
+    );
     if (corner === "left top" && this.taken()) return Infinity;
-    const shown = found.some((index) => scene.spots[index].tasks.includes(ringed));
-    return found.length + (shown ? WEIGHT_OF_SHOWN : 0);
+    const card = ringed < 0 ? null : scene.cardAround(ringed);
+    const shown = found.some((index) => scene.spots[index].tasks.includes(ringed)) || boxes.some((box) => box === card);
+    return found.length + WEIGHT_OF_BOX * boxes.length + (shown ? WEIGHT_OF_SHOWN : 0);
   }
 
   /** Draws boxes and states into the bitmap where they have changed. */
   private refresh(colours: Colours, facts: Facts, ratio: number, now: number): boolean {
-    const { scene, replay, t } = facts;
-    const wanted = [scene, replay, colours, ratio, this.size.width, this.size.height, t];
+    const { scene, replay, matches, reach, t } = facts;
+    const wanted = [scene, replay, matches, reach, colours, ratio, this.size.width, this.size.height, t];
     const changed = wanted.map((each, index) => each !== this.drawnFor[index]);
     if (!changed.some(Boolean)) return false;
     const onlyTime = !changed.slice(0, -1).some(Boolean);
@@ -120,16 +134,20 @@ export class Minimap {
       );
     layout.boxes.forEach(({ rect, closed }, index) => {
       const state = closed ? facts.counts.at(index, facts.t).state : "waiting";
+      context.globalAlpha = closed && cardOpacity(facts, index) < FADED_BELOW ? FADED : 1;
       context.fillStyle = colourOf(colours, state, colours.sunk);
       fill(rect, 0);
     });
-    const order: TaskState[] = ["waiting", "done", "ready", "running"];
-    const byState: Record<TaskState, Rect[]> = { waiting: [], done: [], ready: [], running: [] };
-    for (const spot of spots) if (spot.kind !== "stub") byState[stateOf(facts, spot)].push(spot.rect);
-    for (const state of order) {
+    const byState: Record<TaskState, Spot[]> = { waiting: [], done: [], ready: [], running: [] };
+    for (const spot of spots) if (spot.kind !== "stub") byState[stateOf(facts, spot)].push(spot);
+    for (const state of ["waiting", "done", "ready", "running"] as const) {
       context.fillStyle = colourOf(colours, state, colours.line2);
-      for (const rect of byState[state]) fill(rect, state === "running" ? 1.5 : 0);
+      for (const spot of byState[state]) {
+        context.globalAlpha = opacityOf(facts, spot.task) < FADED_BELOW ? FADED : 1;
+        fill(spot.rect, state === "running" ? 1.5 : 0);
+      }
     }
+    context.globalAlpha = 1;
   }
 
   private showArea(colours: Colours, area: Rect, ratio: number): void {

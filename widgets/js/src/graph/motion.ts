@@ -22,7 +22,7 @@ export class Motion {
     from: Scene,
     private readonly to: Scene,
     private readonly started: number,
-    private readonly views: { from: CameraView; to: CameraView },
+    readonly views: { from: CameraView; to: CameraView },
   ) {
     this.spotStarts = to.spots.map((spot) => startOf(from, spot));
     this.boxStarts = to.layout.boxes.map(({ box }) => {

@@ -6,7 +6,9 @@ import type { PlacedBox } from "../layout/placed.ts";
 import { makeTree, openAtFirst, opened, type Tree } from "../layout/tree.ts";
 import type { Changed, Store } from "../store.ts";
 import type { MakeView, Stage, View } from "../view.ts";
-import { areaOf, fitView, followView, kept, reveal, scaledAbout, type Size } from "../graph/camera.ts";
+import {
+  areaOf, type CameraView, centred, fitView, followView, kept, reveal, sameView, scaledAbout, type Size,
+} from "../graph/camera.ts";
 import { Crumbs } from "../graph/crumbs.ts";
 import { drawScene } from "../graph/draw_scene.ts";
 import { edgeBytes } from "../graph/draw_wires.ts";
@@ -61,6 +63,8 @@ class GraphView implements View {
   private size: Size = { width: 0, height: 0 };
   private scene: Scene;
   private motion: Motion | null = null;
+  /** Where the camera goes when the change of layout is over. */
+  private afterMotion: CameraView | null = null;
   private lastFrame = 0;
 
   constructor(
@@ -81,7 +85,7 @@ class GraphView implements View {
       toggle: (box) => this.toggle(box),
       focus: (task, rect) => {
         store.update({ hoveredTask: task });
-        this.move(reveal(this.pilot.aim, this.size, rect));
+        this.move(reveal(this.aimedAt, this.size, rect));
       },
     });
     this.strip = new Strip(store, {
@@ -155,9 +159,9 @@ class GraphView implements View {
     this.pilot.allow(fitView(this.scene.layout, this.size).k);
     const from = this.pilot.view;
     const anchor = anchorOf(before, this.scene, this.store.shown);
-    const to = anchor ? kept(this.pilot.aim, anchor.from, anchor.to) : fitView(this.scene.layout, this.size);
+    const to = anchor ? kept(this.aimedAt, anchor.from, anchor.to) : fitView(this.scene.layout, this.size);
     if (this.store.state.camera === "fit") this.store.update({ camera: "free" });
-    this.motion = null;
+    this.motion = this.afterMotion = null;
     if (this.stage.still) this.pilot.jump(to);
     else this.motion = new Motion(before, this.scene, performance.now(), { from, to });
   }
@@ -170,6 +174,8 @@ class GraphView implements View {
     this.pilot.jump(motion.view(share));
     if (share < 1) return share;
     this.motion = null;
+    if (this.afterMotion) this.pilot.glide(this.afterMotion);
+    this.afterMotion = null;
     return 1;
   }
 
@@ -201,8 +207,8 @@ class GraphView implements View {
   /** Moves the camera to where its mode wants it. */
   private aim(jump = false, first = false): void {
     const { camera } = this.store.state;
-    if (!this.size.width || this.motion) return;
-    const from = first ? null : this.pilot.aim;
+    if (!this.size.width) return;
+    const from = first ? null : this.aimedAt;
     if (camera === "fit" || (first && camera === "free")) this.move(fitView(this.scene.layout, this.size), jump);
     else if (camera === "follow" && this.store.shown >= 0) {
       const view = followView(this.scene, this.size, from, this.store.shown);
@@ -210,39 +216,45 @@ class GraphView implements View {
     }
   }
 
-  /** What the reader has clicked stays under the pointer; what was selected elsewhere is brought into view. */
+  /** What the reader has clicked stays under the pointer; what was selected elsewhere is brought into the middle. */
   private aimAtSelected(): void {
     const { selected, camera } = this.store.state;
     const rect = selected === null ? null : this.scene.rectOf(selected);
-    if (rect && camera !== "fit" && this.size.width && !this.motion) this.move(reveal(this.pilot.aim, this.size, rect));
+    if (!rect || camera === "fit" || !this.size.width) return;
+    const view = this.aimedAt;
+    if (!sameView(reveal(view, this.size, rect), view)) this.move(centred(view, this.size, rect));
   }
 
-  private move(view: typeof this.pilot.view, jump = false): void {
-    if (jump || this.stage.still) this.pilot.jump(view);
+  /** Where the camera will be when all that moves has come to rest. */
+  private get aimedAt(): CameraView {
+    return this.afterMotion ?? this.motion?.views.to ?? this.pilot.aim;
+  }
+
+  private move(view: CameraView, jump = false): void {
+    if (this.motion) this.afterMotion = view;
+    else if (jump || this.stage.still) this.pilot.jump(view);
     else this.pilot.glide(view);
     this.stage.redraw();
   }
 
   private freed(): void {
-    this.motion = null;
+    this.motion = this.afterMotion = null;
     this.store.update({ camera: "free" });
     this.stage.redraw();
   }
 
   private zoom(factor: number): void {
     const { width, height } = this.size;
-    const { k } = this.pilot.aim;
+    const { k } = this.aimedAt;
     const least = Math.min(0.15, fitView(this.scene.layout, this.size).k * 0.7);
     const next = Math.max(least, Math.min(3, k * factor));
     this.store.update({ camera: "free" });
-    this.move(scaledAbout(this.pilot.aim, next, width / 2, height / 2));
+    this.move(scaledAbout(this.aimedAt, next, width / 2, height / 2));
   }
 
   private lookAt(x: number, y: number): void {
-    const { width, height } = this.size;
-    const { k } = this.pilot.aim;
     this.store.update({ camera: "free" });
-    this.move({ k, x: width / 2 - x * k, y: height / 2 - y * k });
+    this.move(centred(this.aimedAt, this.size, { x, y, width: 0, height: 0 }));
   }
 
   private toggle({ box, closed }: PlacedBox): void {
