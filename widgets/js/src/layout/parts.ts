@@ -18,6 +18,8 @@ export class Part {
   first = 0;
   /** How many parallel calls it stands for. */
   calls = 1;
+  /** Whether its module is called more than once. */
+  again = false;
   /** The title and subtitle of what is no single call: a run of siblings, or some of very many parallel calls. */
   labels: readonly [title: string, subtitle: string] | null = null;
   /** The path of the box around it. */
@@ -47,8 +49,9 @@ export class Part {
 
   get subtitle(): string {
     if (this.labels) return this.labels[1];
-    const calls = this.calls > 1 ? `, ${this.calls} calls` : "";
-    return (this.name === this.className ? "" : this.className) + calls;
+    const className = this.name === this.className ? "" : this.className;
+    const which = this.calls > 1 ? `${this.calls} calls` : this.again ? `call ${this.index}` : "";
+    return [className, which].filter(Boolean).join(", ");
   }
 }
 
@@ -61,6 +64,10 @@ export function topChildren(graph: DeckGraph, pills: Uint8Array): Child[] {
   const { call: callOf } = graph.document.tasks;
   const { path, class: className, parent, index } = graph.document.calls;
   const parts = Array.from(path, (text, call) => new Part(graph.text(text), graph.text(className[call]), index[call]));
+  const again = new Set(path.filter((_, call) => index[call] > 0));
+  parts.forEach((part, call) => {
+    part.again = again.has(path[call]);
+  });
   const { around, shownAs } = shallowCalls(parent);
   const loose: Child[] = [];
   for (let task = 0; task < graph.count; task++) {

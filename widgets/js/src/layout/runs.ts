@@ -7,6 +7,7 @@ import type { Links } from "./ranks.ts";
 export const MOST_THINGS = 120;
 /** So many things a run holds, or ten, a hundred, ... times as many where that makes too many runs. */
 const RUN = 100;
+const MOST_RUNS = 30;
 
 /** The children in runs that don't depend on each other in a circle: stretches of an order in which none does. */
 export function cutIntoRuns(children: readonly Child[], links: Links, scope: string): Part[] {
@@ -17,13 +18,13 @@ export function cutIntoRuns(children: readonly Child[], links: Links, scope: str
 /** The places at which runs begin. */
 function cuts(children: readonly Child[]): number[] {
   let length = RUN;
-  while (children.length / length > MOST_THINGS) length *= 10;
+  while (children.length / length > MOST_RUNS) length *= 10;
   const starts = callStarts(children);
   if (starts.length) {
     const lead = starts[0] > length / 4; // much comes before the first call: a run of its own
     const perCall = (children.length - starts[0]) / starts.length;
     let calls = roundNumber(length / perCall);
-    while (starts.length / calls > MOST_THINGS) calls *= 10;
+    while (starts.length / calls > MOST_RUNS) calls *= 10;
     if (calls >= 1 && starts.length > calls) {
       const found = starts.filter((_, call) => call % calls === 0);
       if (lead) found.unshift(0);
@@ -79,15 +80,21 @@ function labelsOf(children: readonly Child[], { tasks, first }: Part): [string, 
   if (parts.length * 4 < children.length || parts.length < 2) {
     return [`tasks #${first} to #${tasks.reduce((last, task) => Math.max(last, task))}`, ""];
   }
-  const names = [...new Set(parts.map((part) => part.title))];
-  const ends = `${names[0]} – ${names[names.length - 1]}`;
   const calls = callStarts(parts).map((place) => parts[place]);
   if (!calls.length) {
     const classes = new Set(parts.map((part) => part.className));
-    return [ends, classes.size === 1 ? `${parts[0].className} ×${parts.length}` : `${parts.length} modules`];
+    const subtitle = classes.size === 1 ? `${parts[0].className} ×${parts.length}` : `${parts.length} modules`;
+    return [fromTo(parts.map((part) => part.title)), subtitle];
   }
-  const title = names.length > 3 ? ends : names.join(", ");
+  const times = new Map<string, number>();
+  for (const { title } of parts) times.set(title, (times.get(title) ?? 0) + 1);
+  const names = [...times.keys()].filter((title) => (times.get(title) as number) * 2 > calls.length);
+  const title = names.length > 3 ? fromTo(names) : names.join(", ");
   return [`${title} ×${calls.length}`, `calls ${calls[0].index} to ${calls[calls.length - 1].index}`];
+}
+
+function fromTo(names: readonly string[]): string {
+  return `${names[0]} – ${names[names.length - 1]}`;
 }
 
 /** An order in which every link leads to an earlier one: that of creation, but each item after all that it leads to. */

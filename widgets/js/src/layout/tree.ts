@@ -144,17 +144,26 @@ export function isInModule(name: string, path: string): boolean {
   return path !== "" && name.startsWith(path) && name[path.length] === ".";
 }
 
-/** The boxes that are open at first: as deep as it goes with at most `most` things on the screen. */
+/**
+ * The boxes that are open at first, with at most `most` things on the screen: those around the first root, so that the
+ * start of the backward is seen, then the outermost, those nearest to the roots first.
+ */
 export function openAtFirst(tree: Tree, most: number): Set<number> {
   const open = new Set<number>();
   let shown = tree.top.things;
-  const queue = boxesIn(tree.top);
-  for (const box of queue) {
-    if (shown - 1 + box.things > most) continue;
+  const root = tree.graph.document.roots[0]?.[0] ?? 0;
+  const tryToOpen = (box: Box): boolean => {
+    if (open.has(box.id)) return true;
+    if (shown - 1 + box.things > most) return false;
     shown += box.things - 1;
     open.add(box.id);
-    queue.push(...boxesIn(box));
+    return true;
+  };
+  for (const id of [...opened(tree, open, root)].sort((a, b) => a - b)) {
+    if (!tryToOpen(tree.boxes[id])) break;
   }
+  const queue = boxesIn(tree.top);
+  for (const box of queue) if (tryToOpen(box)) queue.push(...boxesIn(box));
   return open;
 }
 
