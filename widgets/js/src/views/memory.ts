@@ -37,7 +37,7 @@ export const makeMemory: MakeView = (stage, parent) => {
   const scale = el("button", { class: "sm", title: "Scale of memory: to the highest of all policies, or to this one (Y)" });
   const legend = makeLegend();
   const note = el("p", { class: "unknown" });
-  const still = el("div", { class: "still" });
+  const still = el("div", { class: "still", "aria-hidden": "true" });
   const canvas = el("canvas", { role: "img" });
   const wrap = el("div", { class: "memwrap" }, still, canvas, legend.element, note);
   const view = el(
