@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import get_args
 from xml.sax.saxutils import escape
 
@@ -37,22 +38,41 @@ def graph_to_svg(graph: Graph, *, fold: Fold = "repeats", theme: Theme = "auto",
     """
     if theme not in get_args(Theme):
         raise ValueError(f"unknown theme {theme!r}; known: {', '.join(get_args(Theme))}")
-    placed = layout(graph, fold)
     title = _title(graph)
-    legend = _legend_entries(graph, placed)
-    width = max(placed.width, text_width(title), 240) + 2 * MARGIN
-    lines, legend_height = _legend(legend, width - 2 * MARGIN)
-    height = placed.height + TITLE_HEIGHT + legend_height + 2 * MARGIN
+    drawing = draw_graph(graph, fold, max(text_width(title), 240))
+    width = drawing.width + 2 * MARGIN
+    height = drawing.height + TITLE_HEIGHT + 2 * MARGIN
     size = f"{_number(width)} {_number(height)}"
     own_size = f' width="{_number(width)}" height="{_number(height)}"' if width <= widest else ""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="th-{theme}" viewBox="0 0 {size}"{own_size} role="img">',
-        f"<title>{_text(title)}</title>",
+        f"<title>{escaped(title)}</title>",
         f"<style>{style_sheet(theme)}</style>",
         f'<rect class="th-page" width="{_number(width)}" height="{_number(height)}" rx="8"/>',
         f'<text class="{"th-title th-raised" if graph.raised else "th-title"}" x="{MARGIN}" y="{MARGIN + 10}">'
-        f"{_text(title)}</text>",
+        f"{escaped(title)}</text>",
         f'<g transform="translate({MARGIN} {MARGIN + TITLE_HEIGHT})">',
+        *drawing.elements,
+        "</g></svg>",
+    ]
+    return "\n".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Elements of an SVG in the colours of `svg_style.style_sheet`, and the room that they take from (0, 0)."""
+
+    width: float
+    height: float
+    elements: list[str]
+
+
+def draw_graph(graph: Graph, fold: Fold = "repeats", least_width: float = 0.0) -> Drawing:
+    """The graph with the legend below it, which may be so wide, without a page around them."""
+    placed = layout(graph, fold)
+    width = max(placed.width, least_width)
+    legend, legend_height = _legend(_legend_entries(graph, placed), width)
+    elements = [
         *(_box(box) for box in placed.boxes),
         *_wires(placed.wires),
         '<g class="th-head">',
@@ -62,15 +82,15 @@ def graph_to_svg(graph: Graph, *, fold: Fold = "repeats", theme: Theme = "auto",
         *_tasks(graph, placed.tasks),
         *(_pill(graph, pill) for pill in placed.pills),
         *(_stub(graph, stub) for stub in placed.stubs),
+        f'<g transform="translate(0 {_number(placed.height + 16)})">',
+        *legend,
         "</g>",
-        f'<g transform="translate({MARGIN} {_number(height - MARGIN - legend_height + 16)})">',
-        *lines,
-        "</g></svg>",
     ]
-    return "\n".join(parts)
+    return Drawing(width, placed.height + legend_height, elements)
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
+    """Anything as text of an SVG: escaped, and without what XML can't hold."""
     return escape(text.translate(_NOT_XML), {'"': "&quot;"})
 
 
@@ -102,20 +122,20 @@ def _box(box: PlacedBox) -> str:
         )
         behind += f'<rect class="th-front" {size}/>'
     kind = "th-box th-card" if box.group.closed else "th-box"
-    place = f'data-module="{_text(box.group.path)}" transform="{_at(rect.x, rect.y)}"'
+    place = f'data-module="{escaped(box.group.path)}" transform="{_at(rect.x, rect.y)}"'
     return f'<g class="{kind}" {place}>{behind}<rect {size}/></g>'
 
 
 def _box_label(box: PlacedBox) -> str:
     group = box.group
-    subtitle = f'<tspan class="th-soft" dx="6">{_text(box.subtitle)}</tspan>' if box.subtitle else ""
+    subtitle = f'<tspan class="th-soft" dx="6">{escaped(box.subtitle)}</tspan>' if box.subtitle else ""
     full = f"{group.path or group.title} ({group.subtitle})" if group.subtitle else group.path or group.title
     tasks = _count(group.size, "task") + (" each" if group.times > 1 else "")
     count = f'<text class="th-soft" x="12" y="33">{tasks}</text>' if group.closed else ""
     x = 12 if group.closed else 10
     return (
-        f'<g transform="{_at(box.rect.x, box.rect.y)}"><title>{_text(full)}, {tasks}</title>'
-        f'<text x="{x}" y="{17 if group.closed else 15}"><tspan class="th-name">{_text(box.title)}</tspan>'
+        f'<g transform="{_at(box.rect.x, box.rect.y)}"><title>{escaped(full)}, {tasks}</title>'
+        f'<text x="{x}" y="{17 if group.closed else 15}"><tspan class="th-name">{escaped(box.title)}</tspan>'
         f"{subtitle}</text>"
         f"{count}</g>"
     )
@@ -124,7 +144,7 @@ def _box_label(box: PlacedBox) -> str:
 def _row_label(row: Row) -> str:
     return (
         f'<text class="th-name" text-anchor="end" x="{_number(row.rect.right)}" y="{_number(row.rect.y + 10)}">'
-        f"{_text(row.label)}</text>"
+        f"{escaped(row.label)}</text>"
     )
 
 
@@ -141,11 +161,12 @@ def _tasks(graph: Graph, placed: Sequence[PlacedTask]) -> Iterator[str]:
         if each.chip:
             yield f'{head}<rect width="{width}" height="{width}" rx="3"/></g>'
             continue
-        caption = f'<tspan class="th-soft" dx="7">{_text(each.caption)}</tspan>' if each.caption else ""
+        caption = f'<tspan class="th-soft" dx="7">{escaped(each.caption)}</tspan>' if each.caption else ""
         yield (
             f'{head}<rect width="{width}" height="{_number(rect.height)}" rx="5"/>'
             f'<g transform="translate(11 10)">{GLYPHS[task.kind]}</g>'
-            f'<text class="th-mid" x="{_number((rect.width + 12) / 2)}" y="14">{_text(each.label)}{caption}</text></g>'
+            f'<text class="th-mid" x="{_number((rect.width + 12) / 2)}" y="14">{escaped(each.label)}{caption}</text>'
+            "</g>"
         )
 
 
@@ -160,7 +181,7 @@ def _pill(graph: Graph, pill: Pill) -> str:
         return f"{head}</g>"
     return (
         f'{head}<g transform="translate(10 8)">{GLYPHS[Kind.ACCUMULATE_GRAD]}</g>'
-        f'<text class="th-mid" x="{_number((rect.width + 10) / 2)}" y="12">{_text(pill.label)}</text></g>'
+        f'<text class="th-mid" x="{_number((rect.width + 10) / 2)}" y="12">{escaped(pill.label)}</text></g>'
     )
 
 
@@ -170,10 +191,10 @@ def _stub(graph: Graph, stub: Stub) -> str:
     others = ", ".join(_name(graph, other) for other in stub.others[:6]) + (", …" if len(stub.others) > 6 else "")
     return (
         f'<g class="th-stub" data-stub="{stub.kind}" transform="{_at(rect.x, rect.y)}">'
-        f"<title>{what} {_text(others)}</title>"
+        f"<title>{what} {escaped(others)}</title>"
         f'<rect width="{_number(rect.width)}" height="{_number(rect.height)}" rx="{_number(rect.height / 2)}"/>'
         f'<g transform="translate(11 8)">{STUB_GLYPHS[stub.kind]}</g>'
-        f'<text class="th-mid" x="{_number((rect.width + 13) / 2)}" y="12">{_text(stub.label)}</text></g>'
+        f'<text class="th-mid" x="{_number((rect.width + 13) / 2)}" y="12">{escaped(stub.label)}</text></g>'
     )
 
 
@@ -197,7 +218,7 @@ def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
         lines.append("in: " + ", ".join(map(str, task.inputs[:8])) + (", …" if len(task.inputs) > 8 else ""))
     if with_source and task.operation is not None and task.source is not None:
         lines.append(task.source.short)
-    return _text("\n".join(lines))
+    return escaped("\n".join(lines))
 
 
 def _at(x: float, y: float) -> str:
@@ -284,7 +305,7 @@ def _legend(entries: Sequence[tuple[str, float, str]], width: float) -> tuple[li
         needed = sample_width + 7 + text_width(text) + 18
         if x and x + needed - 18 > width:
             x, y = 0.0, y + LEGEND_LINE
-        label = f'<text class="th-soft" x="{_number(sample_width + 7)}" y="12">{_text(text)}</text>'
+        label = f'<text class="th-soft" x="{_number(sample_width + 7)}" y="12">{escaped(text)}</text>'
         elements.append(f'<g transform="{_at(x, y)}">{sample}{label}</g>')
         x += needed
     return elements, y + LEGEND_LINE + 16 if entries else 0
