@@ -170,7 +170,7 @@ function colourOf(colours: Colours, state: TaskState, waiting: string): string {
 }
 
 /** A canvas of that size, cleared. Resizing clears too, and is slow: only done when needed. */
-export function sized(canvas: HTMLCanvasElement, { width, height }: Size, ratio: number): CanvasRenderingContext2D {
+function sized(canvas: HTMLCanvasElement, { width, height }: Size, ratio: number): CanvasRenderingContext2D {
   const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== wide || canvas.height !== high) {
     canvas.width = wide;

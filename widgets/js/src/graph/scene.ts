@@ -47,6 +47,8 @@ export class Scene {
   readonly cardOf: Int32Array;
   /** By edge the wire that stands for it, or -1. */
   readonly wireOf: Int32Array;
+  /** By task the row of chips that it is in, as an index in `layout.rows`, or -1. */
+  readonly rowOf: Int32Array;
   /** How wide the label of each row may be: to the left edge of the box around it. */
   readonly rowRooms: readonly number[];
   /** By a box's id its index in `layout.boxes`. */
@@ -68,6 +70,10 @@ export class Scene {
     this.wireOf = new Int32Array(graph.document.edges.task.length).fill(NOWHERE);
     this.wires.forEach((wire, index) => {
       for (const edge of wire.edges) this.wireOf[edge] = index;
+    });
+    this.rowOf = new Int32Array(graph.count).fill(NOWHERE);
+    layout.rows.forEach(({ tasks }, row) => {
+      for (const task of tasks) this.rowOf[task] = row;
     });
     this.rowRooms = layout.rows.map(({ rect }) => {
       const right = rect.x + rect.width;

@@ -10,13 +10,12 @@ import {
   areaOf, type CameraView, centred, fitView, followView, kept, reveal, sameView, scaledAbout, type Size,
 } from "../graph/camera.ts";
 import { Crumbs } from "../graph/crumbs.ts";
-import { drawScene } from "../graph/draw_scene.ts";
 import { edgeBytes } from "../graph/draw_wires.ts";
 import { type Facts, FactFinder } from "../graph/facts.ts";
-import { Minimap, sized } from "../graph/minimap.ts";
+import { Minimap } from "../graph/minimap.ts";
 import { Mirror } from "../graph/mirror.ts";
 import { Motion } from "../graph/motion.ts";
-import { CanvasPen } from "../graph/pen.ts";
+import { Painter } from "../graph/painter.ts";
 import { download, fileName, pngPicture, svgPicture, wholeOf } from "../graph/picture.ts";
 import { Pilot } from "../graph/pilot.ts";
 import { bindPointer, isForCamera } from "../graph/pointer.ts";
@@ -50,7 +49,7 @@ class GraphView implements View {
   private readonly cache = new LayoutCache();
   private readonly section: HTMLElement;
   private readonly canvas = el("canvas", { tabindex: "0", role: "img" });
-  private readonly pen: CanvasPen;
+  private readonly painter: Painter;
   private readonly pilot: Pilot;
   private readonly map: Minimap;
   private readonly crumbs = new Crumbs((box) => this.toggle(box));
@@ -77,7 +76,7 @@ class GraphView implements View {
     this.scene = this.layOut();
     this.finder = new FactFinder(store);
     this.bytes = edgeBytes(store.graph);
-    this.pen = new CanvasPen(this.canvas.getContext("2d") as CanvasRenderingContext2D);
+    this.painter = new Painter(this.canvas, this.bytes);
     this.pilot = new Pilot(this.canvas, (event) => isForCamera(this.canvas, event), () => this.freed());
     this.map = new Minimap((x, y) => this.lookAt(x, y), () => !this.crumbs.isEmpty);
     this.mirror = new Mirror(store, {
@@ -126,7 +125,7 @@ class GraphView implements View {
     const { facts } = this;
     const { view } = this.pilot;
     const area = areaOf(view, this.size);
-    this.paint(facts, share);
+    this.painter.paint({ facts, colours: this.stage.colours, view, size: this.size, motion: this.motion, share });
     const settled = !gliding && !this.motion;
     if (settled) this.crumbs.update(this.scene, area);
     let again = this.map.draw(this.stage.colours, facts, view, this.size, settled, now);
@@ -177,20 +176,6 @@ class GraphView implements View {
     if (this.afterMotion) this.pilot.glide(this.afterMotion);
     this.afterMotion = null;
     return 1;
-  }
-
-  private paint(facts: Facts, share: number): void {
-    const { colours } = this.stage;
-    const { view } = this.pilot;
-    const ratio = devicePixelRatio || 1;
-    const context = sized(this.canvas, this.size, ratio);
-    // With forced colours the panel behind is not the theme's.
-    context.fillStyle = colours.panel;
-    context.fillRect(0, 0, this.size.width, this.size.height);
-    this.pen.begin();
-    context.setTransform(ratio * view.k, 0, 0, ratio * view.k, ratio * view.x, ratio * view.y);
-    const shot = { area: areaOf(view, this.size), scale: view.k, bytes: this.bytes, motion: this.motion, share };
-    drawScene(this.pen, colours, facts, shot);
   }
 
   private resize({ width, height }: Size): void {
@@ -273,7 +258,7 @@ class GraphView implements View {
     const content =
       kind === "png"
         ? await pngPicture(picture)
-        : new Blob([svgPicture(picture, (spans) => this.pen.measure(spans))], { type: "image/svg+xml" });
+        : new Blob([svgPicture(picture, (spans) => this.painter.pen.measure(spans))], { type: "image/svg+xml" });
     download(content, fileName(title, policy, store.state.t, kind));
   }
 
