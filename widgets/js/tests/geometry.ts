@@ -1,4 +1,4 @@
-/** What must be true of every layout: nothing overlaps, boxes hold what is theirs, no wire runs through what is foreign. */
+/** What must be true of every layout: nothing overlaps, boxes hold what is theirs, wires run through nothing foreign. */
 
 import assert from "node:assert/strict";
 import type { Layout, PlacedWire, Rect } from "../src/layout/placed.ts";
@@ -29,8 +29,13 @@ export function checkGeometry(tree: Tree, layout: Layout): void {
 export function checkTasks(tree: Tree, open: ReadonlySet<number>, layout: Layout): void {
   const placed = [...layout.tasks.map(({ task }) => task), ...layout.pills.flatMap(({ tasks }) => tasks)];
   const expected = Array.from(tree.boxOf.keys()).filter((task) => !closedBox(tree, open, task));
-  assert.deepEqual(placed.sort((a, b) => a - b), expected);
-  const closed = new Set(expected.length < tree.boxOf.length ? Array.from(tree.boxOf.keys(), (task) => closedBox(tree, open, task)?.id) : []);
+  assert.deepEqual(
+    placed.sort((a, b) => a - b),
+    expected,
+  );
+  const closed = new Set(
+    expected.length < tree.boxOf.length ? Array.from(tree.boxOf.keys(), (task) => closedBox(tree, open, task)?.id) : [],
+  );
   closed.delete(undefined);
   assert.deepEqual(new Set(layout.boxes.filter((box) => box.closed).map(({ box }) => box.id)), closed);
 }
@@ -76,7 +81,10 @@ function checkOverlaps(small: readonly Small[]): void {
   sorted.forEach((one, index) => {
     for (let next = index + 1; next < sorted.length && sorted[next].rect.x < one.rect.x + one.rect.width; next++) {
       const other = sorted[next];
-      assert(!overlap(one.rect, other.rect), `${one.kind} ${[...one.stands]} overlaps ${other.kind} ${[...other.stands]}`);
+      assert(
+        !overlap(one.rect, other.rect),
+        `${one.kind} ${[...one.stands]} overlaps ${other.kind} ${[...other.stands]}`,
+      );
     }
   });
 }

@@ -73,9 +73,7 @@ export function documentOf({ names, edges, calls = [], callOf = [], parameters =
     },
     lines: [],
     saved: { task: [], slot: [], storage: [], bytes: [], meta: [], parameter: [], held: [] },
-    schedules: [
-      { policy: "heap", title: "", order, keys: "created", by_hand: [], memory: null, memory_note: "" },
-    ],
+    schedules: [{ policy: "heap", title: "", order, keys: "created", by_hand: [], memory: null, memory_note: "" }],
     position: 0,
     records: {},
   };
@@ -96,7 +94,9 @@ export function unrolled(calls: number, tasks: number): Sketch {
   const period = tasks + 1;
   return {
     ...chain(calls * period),
-    names: Array.from({ length: calls * period }, (_, task) => (task % period < tasks ? "AddmmBackward0" : "CatBackward0")),
+    names: Array.from({ length: calls * period }, (_, task) =>
+      task % period < tasks ? "AddmmBackward0" : "CatBackward0",
+    ),
     calls: Array.from({ length: calls }, () => ({ path: "cell", className: "LSTMCell", parent: NONE })),
     callOf: Array.from({ length: calls * period }, (_, task) =>
       task % period < tasks ? Math.floor(task / period) : NONE,
@@ -129,12 +129,18 @@ export function randomSketch(seed: number, most: number): Sketch {
   if (random(2)) for (let task = 1; task < count; task++) join(task, task - 1);
   for (let left = random(2 * count); left; left--) join(random(count), random(count));
   const edges = [...pairs.values()];
-  const uses = leaves ? Array.from({ length: random(30) }, (): [number, number] => [random(count), count + random(leaves)]) : [];
+  const uses = leaves
+    ? Array.from({ length: random(30) }, (): [number, number] => [random(count), count + random(leaves)])
+    : [];
   const calls: Call[] = [];
   for (let left = random(12); left; left--) {
     const parent = calls.length && random(2) ? random(calls.length) : NONE;
     const above = parent === NONE ? "" : `${calls[parent].path}.`;
-    calls.push({ path: above + ["block", "linear.0", "x"][random(3)], className: ["Block", "Linear"][random(2)], parent });
+    calls.push({
+      path: above + ["block", "linear.0", "x"][random(3)],
+      className: ["Block", "Linear"][random(2)],
+      parent,
+    });
   }
   // Either one call after the other, as a forward makes them, or a wild mixture.
   const inOrder = random(3) > 0;
@@ -148,6 +154,9 @@ export function randomSketch(seed: number, most: number): Sketch {
     edges: [...edges, ...uses],
     calls,
     callOf: [...callOf, ...new Array(leaves).fill(NONE)],
-    parameters: [...names.map(() => ""), ...Array.from({ length: leaves }, (_, leaf) => (leaf % 2 ? `block.w${leaf}` : ""))],
+    parameters: [
+      ...names.map(() => ""),
+      ...Array.from({ length: leaves }, (_, leaf) => (leaf % 2 ? `block.w${leaf}` : "")),
+    ],
   };
 }

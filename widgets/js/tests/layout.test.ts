@@ -27,12 +27,19 @@ function linear(calls: number): Sketch {
   const [weight, bias] = [stack + 1, stack + 2];
   const edges = Array.from({ length: calls }, (_, call): [number, number][] => {
     const [t, addmm] = [2 * call, 2 * call + 1];
-    return [[stack, addmm], [addmm, bias], [addmm, t], [t, weight]];
+    return [
+      [stack, addmm],
+      [addmm, bias],
+      [addmm, t],
+      [t, weight],
+    ];
   });
   return {
     names: [
       ...Array.from({ length: stack }, (_, task) => (task % 2 ? "AddmmBackward0" : "TBackward0")),
-      "StackBackward0", "AccumulateGrad", "AccumulateGrad",
+      "StackBackward0",
+      "AccumulateGrad",
+      "AccumulateGrad",
     ],
     edges: edges.flat(),
     calls: Array.from({ length: calls }, () => ({ path: "lin", className: "Linear", parent: NONE })),
@@ -84,7 +91,7 @@ test("boxes of which nothing has changed are not arranged again", () => {
   assert.deepEqual(again, [0]);
 });
 
-test("toggling a box changes the sizes of the boxes around it alone, as long as wires elsewhere stay what they are", () => {
+test("toggling a box changes the sizes of the boxes around it alone, if wires elsewhere stay what they are", () => {
   let compared = 0;
   for (let seed = 0; seed < 60; seed++) {
     const tree = makeTree(graphOf(randomSketch(seed, 80)));
@@ -94,7 +101,10 @@ test("toggling a box changes the sizes of the boxes around it alone, as long as 
       open.delete(toggled.id);
       const after = layOut(tree, open);
       open.add(toggled.id);
-      const around = new Set([0, ...opened(tree, new Set(), toggled.children.find((child) => typeof child === "number") ?? 0)]);
+      const around = new Set([
+        0,
+        ...opened(tree, new Set(), toggled.children.find((child) => typeof child === "number") ?? 0),
+      ]);
       for (const { box, rect } of after.boxes) {
         const was = before.boxes.find((each) => each.box === box);
         if (around.has(box.id) || box === toggled || !was) continue;
@@ -106,6 +116,29 @@ test("toggling a box changes the sizes of the boxes around it alone, as long as 
   }
   assert(compared > 100);
 });
+
+/** Every task is in one box, and every edge leads down in the box around both of its ends. */
+function checkTree(tree: Tree): void {
+  const held = tree.boxes.flatMap((box) => box.children.filter((child) => typeof child === "number"));
+  assert.deepEqual(
+    held.sort((a, b) => a - b),
+    Array.from(tree.boxOf.keys()).filter((task) => !tree.pills[task]),
+  );
+  assert.equal(tree.top.size, tree.boxOf.length);
+  const way = (task: number) => {
+    const ranks = [{ id: -1, rank: tree.rankOf[task] }];
+    for (let box = tree.boxes[tree.boxOf[task]]; box.parent; box = box.parent)
+      ranks.push({ id: box.id, rank: box.rank });
+    return ranks.reverse();
+  };
+  const { task: from, next: to } = tree.graph.document.edges;
+  from.forEach((task, edge) => {
+    if (tree.pills[to[edge]]) return;
+    const [source, target] = [way(task), way(to[edge])];
+    const apart = source.findIndex(({ id }, level) => id === -1 || id !== target[level].id);
+    assert(source[apart].rank < target[apart].rank, `edge from task ${task} to ${to[edge]} leads up`);
+  });
+}
 
 /** The wires and stubs that come out of a box, or lead into it. */
 function wiresAcross(tree: Tree, layout: Layout, id: number): string {
@@ -122,9 +155,18 @@ function wiresAcross(tree: Tree, layout: Layout, id: number): string {
 test("fifty calls that don't depend on each other are two rows of chips in one box", () => {
   const tree = makeTree(graphOf(linear(50)));
   const layout = check(tree, openAtFirst(tree, 200));
-  assert.deepEqual(layout.rows.map(({ label }) => label), ["Addmm ×50", "T ×50"]);
-  assert.deepEqual(layout.pills.map(({ label }) => label), ["bias", "weight"]);
-  assert.deepEqual(layout.boxes.map(({ title, subtitle }) => [title, subtitle]), [["lin", "Linear, 50 calls"]]);
+  assert.deepEqual(
+    layout.rows.map(({ label }) => label),
+    ["Addmm ×50", "T ×50"],
+  );
+  assert.deepEqual(
+    layout.pills.map(({ label }) => label),
+    ["bias", "weight"],
+  );
+  assert.deepEqual(
+    layout.boxes.map(({ title, subtitle }) => [title, subtitle]),
+    [["lin", "Linear, 50 calls"]],
+  );
   assert.equal(layout.boxes[0].box.size, 102);
 });
 
@@ -144,7 +186,10 @@ test("a graph without modules opens as runs of tasks, and what is open stays bou
   const open = openAtFirst(tree, 200);
   const layout = layOut(tree, open);
   assert(layout.tasks.length + layout.boxes.filter((box) => box.closed).length <= 200);
-  assert(layout.tasks.some(({ task }) => task === 99_999), "the backward's first task is seen");
+  assert(
+    layout.tasks.some(({ task }) => task === 99_999),
+    "the backward's first task is seen",
+  );
   const followed = layOut(tree, opened(tree, open, 54_321));
   assert(followed.tasks.some(({ task }) => task === 54_321));
   assert(followed.tasks.length <= 220);
@@ -157,7 +202,10 @@ test("a cell that is called again and again is cut between its calls", () => {
   assert.equal(runs.length, 30);
   assert.equal(tree.boxes.find((box) => box.children[0] === 5 * 700)?.subtitle, "LSTMCell, call 700");
   const [first] = tree.boxes.filter((box) => box.title === "cell ×50");
-  assert.deepEqual(first.children.slice(0, 3).map((child) => (typeof child === "number" ? child : child.title)), ["cell", 4, "cell"]);
+  assert.deepEqual(
+    first.children.slice(0, 3).map((child) => (typeof child === "number" ? child : child.title)),
+    ["cell", 4, "cell"],
+  );
   check(tree, opened(tree, openAtFirst(tree, 200), 0));
 });
 
@@ -170,9 +218,11 @@ test("runs never depend on each other in a circle, although modules are not conv
       edges: Array.from({ length: copies }, (_, copy) =>
         edges.map(([task, next]): [number, number] => [task + copy * names.length, next + copy * names.length]),
       ).flat(),
-      calls: new Array(copies).fill(calls).flatMap((some: typeof calls, copy) =>
-        some.map((call) => ({ ...call, parent: call.parent === NONE ? NONE : call.parent + copy * calls.length })),
-      ),
+      calls: new Array(copies)
+        .fill(calls)
+        .flatMap((some: typeof calls, copy) =>
+          some.map((call) => ({ ...call, parent: call.parent === NONE ? NONE : call.parent + copy * calls.length })),
+        ),
       callOf: Array.from({ length: copies }, (_, copy) =>
         callOf.map((call) => (call === NONE ? NONE : call + copy * calls.length)),
       ).flat(),
@@ -181,14 +231,44 @@ test("runs never depend on each other in a circle, although modules are not conv
     const random = randomNumbers(seed);
     for (let left = 60; left; left--) {
       const [a, b] = [random(many.names.length), random(many.names.length)];
-      if (many.names[a] !== "AccumulateGrad" && many.names[b] !== "AccumulateGrad" && a !== b) many.edges.push([Math.max(a, b), Math.min(a, b)]);
+      if (many.names[a] !== "AccumulateGrad" && many.names[b] !== "AccumulateGrad" && a !== b)
+        many.edges.push([Math.max(a, b), Math.min(a, b)]);
     }
     const tree = makeTree(graphOf(many));
-    assert.equal(tree.top.size, many.names.length);
+    checkTree(tree);
     for (const box of tree.boxes) assert(box.things <= 120, `${box.title} shows ${box.things} things`);
     check(tree, openAtFirst(tree, 200));
     layOut(tree, everyBox(tree));
   }
+});
+
+test("a module that needs tasks made long after its first one comes after them", () => {
+  const { names, edges } = chain(300);
+  const sketch: Sketch = {
+    names,
+    edges: [...edges.filter(([task, next]) => next !== 0 && task < 250), [250, 240], [250, 0]],
+    calls: [{ path: "late", className: "Late", parent: NONE }],
+    callOf: names.map((_, task) => (task === 0 || task === 250 ? 0 : NONE)),
+  };
+  const tree = makeTree(graphOf(sketch));
+  checkTree(tree);
+  const around = tree.boxes.find(({ path }) => path === "late")?.parent;
+  assert.deepEqual([around?.title, tree.top.children.length], ["tasks #0 to #299", 3]);
+});
+
+test("of modules in a circle both are dissolved, those above and below are not", () => {
+  // above -> one -> two -> one -> below
+  const paths = ["below", "below", "one", "two", "two", "one", "above", "above"];
+  const names = paths.map(() => "MulBackward0");
+  const calls = ["below", "one", "two", "above"].map((path) => ({ path, className: "Block", parent: NONE }));
+  const callOf = paths.map((path) => calls.findIndex((call) => call.path === path));
+  const tree = makeTree(graphOf({ ...chain(8), names, calls, callOf }));
+  checkTree(tree);
+  assert.deepEqual(
+    tree.boxes.map(({ path }) => path),
+    ["", "below", "above"],
+  );
+  check(tree, everyBox(tree));
 });
 
 test("small graphs open fully, large ones nearest to the roots first", () => {
@@ -209,14 +289,18 @@ test("opened() shows a task, and leaves open what is", () => {
 });
 
 test("a module of one task is that task, with the module's name", () => {
-  const tree = makeTree(graphOf({ ...chain(3), calls: [{ path: "act", className: "ReLU", parent: NONE }], callOf: [NONE, 0, NONE] }));
+  const tree = makeTree(
+    graphOf({ ...chain(3), calls: [{ path: "act", className: "ReLU", parent: NONE }], callOf: [NONE, 0, NONE] }),
+  );
   const layout = check(tree, new Set());
   assert.equal(layout.tasks.find(({ task }) => task === 1)?.caption, "act");
   assert.equal(layout.boxes.length, 0);
 });
 
 test("a leaf that is itself the root is a task, and a parameter without users is, too", () => {
-  const tree = makeTree(graphOf({ names: ["AccumulateGrad", "MulBackward0"], edges: [], parameters: ["x.weight", ""] }));
+  const tree = makeTree(
+    graphOf({ names: ["AccumulateGrad", "MulBackward0"], edges: [], parameters: ["x.weight", ""] }),
+  );
   const layout = check(tree, openAtFirst(tree, 200));
   assert.deepEqual(layout.tasks.map(({ label }) => label).sort(), ["Mul", "weight"]);
 });
@@ -231,8 +315,14 @@ test("more parameters of one task than there is room for are one pill, closed bo
     callOf: [0, NONE],
   };
   const layout = check(makeTree(graphOf(sketch)), new Set());
-  assert.deepEqual(layout.pills.map(({ label, tasks }) => [label, tasks.length]), [["12 parameters", leaves]]);
-  assert.deepEqual(layout.stubs.map(({ label, task }) => [label, task]), [["inner.p0", 1]]);
+  assert.deepEqual(
+    layout.pills.map(({ label, tasks }) => [label, tasks.length]),
+    [["12 parameters", leaves]],
+  );
+  assert.deepEqual(
+    layout.stubs.map(({ label, task }) => [label, task]),
+    [["inner.p0", 1]],
+  );
 });
 
 test("wires that would fill the picture are stubs at both ends, at closed boxes as well", () => {
@@ -240,7 +330,10 @@ test("wires that would fill the picture are stubs at both ends, at closed boxes 
   const { names, edges } = chain(count);
   for (let task = 1; task < count - 10; task++) edges.push([count - 1, task]);
   const layout = check(makeTree(graphOf({ names, edges })), new Set());
-  assert.deepEqual(layout.stubs.filter(({ kind }) => kind === "to").map(({ label }) => label), ["Mul ×49"]);
+  assert.deepEqual(
+    layout.stubs.filter(({ kind }) => kind === "to").map(({ label }) => label),
+    ["Mul ×49"],
+  );
   assert.equal(layout.stubs.filter(({ kind }) => kind === "from").length, 49);
 
   const calls = ["a", "b"].map((path) => ({ path, className: "Block", parent: NONE }));
@@ -252,19 +345,35 @@ test("wires that would fill the picture are stubs at both ends, at closed boxes 
 
 test("calls nested without end and modules around nothing else are no recursion", () => {
   const depth = 20_000;
-  const calls = Array.from({ length: depth }, (_, level) => ({ path: `x.${level}`, className: "Block", parent: level - 1 }));
+  const calls = Array.from({ length: depth }, (_, level) => ({
+    path: `x.${level}`,
+    className: "Block",
+    parent: level - 1,
+  }));
   const tree = makeTree(graphOf({ ...chain(depth), calls, callOf: calls.map((_, level) => level) }));
   assert(Math.max(...tree.boxes.map((box) => box.depth)) < 110);
   layOut(tree, openAtFirst(tree, 200));
 });
 
 test("edges that lead in a circle are refused with a sentence", () => {
-  const graph = graphOf({ names: ["MulBackward0", "MulBackward0"], edges: [[0, 1], [1, 0]] });
+  const graph = graphOf({
+    names: ["MulBackward0", "MulBackward0"],
+    edges: [
+      [0, 1],
+      [1, 0],
+    ],
+  });
   assert.throws(() => makeTree(graph), /damaged: its edges lead in a circle/);
 });
 
 test("texts of any length fit, and are cut between characters", () => {
-  for (const text of ["x".repeat(10_000), "👩‍💻".repeat(5000), "漢".repeat(10_000), "\u0301".repeat(10_000), "a b. ".repeat(3000)]) {
+  for (const text of [
+    "x".repeat(10_000),
+    "👩‍💻".repeat(5000),
+    "漢".repeat(10_000),
+    "\u0301".repeat(10_000),
+    "a b. ".repeat(3000),
+  ]) {
     for (const short of [shorten(text, 100), shortenMiddle(text, 100)]) {
       assert(textWidth(short) <= 100 + 1e-9, `${short} is ${textWidth(short)} wide`);
       assert(short.includes("…") && short.length < 1000 && !/\p{Surrogate}/u.test(short));

@@ -50,7 +50,12 @@ function withoutWideRanks(extents: readonly Extent[], ranks: readonly number[]):
 }
 
 /** The first rank of each column, and the number of ranks. */
-function cutsOf(extents: readonly Extent[], ranks: readonly number[], links: readonly Link[], aspect: number): number[] {
+function cutsOf(
+  extents: readonly Extent[],
+  ranks: readonly number[],
+  links: readonly Link[],
+  aspect: number,
+): number[] {
   const count = highest(ranks) + 1;
   const heights: number[] = new Array(count).fill(0);
   const widths: number[] = new Array(count).fill(-ITEM_GAP);

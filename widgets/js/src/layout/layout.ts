@@ -5,7 +5,18 @@
  */
 
 import type { Arrangement, Contained } from "./arrangement.ts";
-import { BoxCell, type Canvas, CardCell, type Cell, type Inside, placeInside, RowCell, type Shared, type Side, TaskCell } from "./cells.ts";
+import {
+  BoxCell,
+  type Canvas,
+  CardCell,
+  type Cell,
+  type Inside,
+  placeInside,
+  RowCell,
+  type Shared,
+  type Side,
+  TaskCell,
+} from "./cells.ts";
 import { arrange } from "./layered.ts";
 import type { Layout, PlacedWire } from "./placed.ts";
 import { shorten, shortenMiddle } from "./text_width.ts";
@@ -148,7 +159,10 @@ class Assembly {
   }
 
   /** A grid of chips has one wire for all that would look the same: it gets their edges. */
-  private linksOf({ links, index }: Contents, cells: readonly Cell[]): { wire: number; link: Contained["links"][number] }[] {
+  private linksOf(
+    { links, index }: Contents,
+    cells: readonly Cell[],
+  ): { wire: number; link: Contained["links"][number] }[] {
     const { wires } = this.wiring;
     const drawn = new Map<string, number>();
     const found: { wire: number; link: Contained["links"][number] }[] = [];
@@ -229,7 +243,9 @@ class Assembly {
   private sharedMarks(tasks: readonly number[]): Shared[] {
     const shared: Shared[] = [];
     for (const kind of ["to", "from"] as const) {
-      const marked = tasks.flatMap((task) => (this.marks.get(task) ?? []).filter((side) => side.kind === kind).map((side) => ({ task, side })));
+      const marked = tasks.flatMap((task) =>
+        (this.marks.get(task) ?? []).filter((side) => side.kind === kind).map((side) => ({ task, side })),
+      );
       if (!marked.length) continue;
       const others = [...new Set(marked.flatMap(({ side }) => side.tasks))];
       const edges = marked.flatMap(({ side }) => side.edges);

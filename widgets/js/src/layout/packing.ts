@@ -40,7 +40,8 @@ export function pack(net: Net): void {
     const layers = net.layers.slice(first, end);
     if (start === undefined || net.rank[start] !== first) start = heaviest(net, layers[0], entered);
     const spine = spineFrom(net, start);
-    if (spine.length < layers.length || layers.some((layer) => layer.length > 1)) new Column(net, layers, spine).place();
+    if (spine.length < layers.length || layers.some((layer) => layer.length > 1))
+      new Column(net, layers, spine).place();
     start = afterJump.get(spine[spine.length - 1]);
   }
 }

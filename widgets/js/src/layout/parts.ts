@@ -39,7 +39,8 @@ export class Part {
 
   /** Its path as seen from the box around it, or its class. */
   get name(): string {
-    const below = this.above && this.path.startsWith(`${this.above}.`) ? this.path.slice(this.above.length + 1) : this.path;
+    const below =
+      this.above && this.path.startsWith(`${this.above}.`) ? this.path.slice(this.above.length + 1) : this.path;
     return below || this.className;
   }
 

@@ -50,5 +50,6 @@ export function lowerSources(ranks: Int32Array, { sources, targets }: Links): vo
     if (lowest[source] < 0 || rank < lowest[source]) lowest[source] = rank;
     entered[targets[link]] = 1;
   }
-  for (let item = 0; item < ranks.length; item++) if (!entered[item] && lowest[item] > 0) ranks[item] = lowest[item] - 1;
+  for (let item = 0; item < ranks.length; item++)
+    if (!entered[item] && lowest[item] > 0) ranks[item] = lowest[item] - 1;
 }

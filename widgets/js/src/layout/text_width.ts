@@ -1,4 +1,4 @@
-/** How wide a text will be, at most, whatever the font: names never overflow. The same numbers as inspector/text_width.py. */
+/** How wide a text will be, at most, whatever the font: names never overflow. As inspector/text_width.py says. */
 
 // Advance widths of DejaVu Sans in 1/1000 em. Of the fonts that `system-ui` may stand for it is the widest, so what
 // fits by this table fits in Inter, Segoe UI, Roboto, SF and Cantarell too.
@@ -29,8 +29,12 @@ const BOLD = 1.12;
 const MOST_CHARACTERS = 400;
 const NO_WIDTH = /^[\p{Mn}\p{Me}\p{Cf}]$/u;
 /** East Asian and other double width, by and large: a little room too much does no harm. */
-const WIDE =
-  /^[\p{Emoji_Presentation}\u1100-\u115f\u2329\u232a\u2630-\u2637\u268a-\u268f\u2e80-\ua4cf\ua960-\ua97f\uac00-\ud7a3\uf900-\ufaff\ufe10-\ufe6f\uff01-\uff60\uffe0-\uffe6\u{16fe0}-\u{18dff}\u{1aff0}-\u{1b2ff}\u{1d300}-\u{1d37f}\u{1f200}-\u{1faff}\u{20000}-\u{3fffd}]$/u;
+const WIDE = new RegExp(
+  "^[\\p{Emoji_Presentation}\\u1100-\\u115f\\u2329\\u232a\\u2630-\\u2637\\u268a-\\u268f\\u2e80-\\ua4cf\\ua960-\\ua97f" +
+    "\\uac00-\\ud7a3\\uf900-\\ufaff\\ufe10-\\ufe6f\\uff01-\\uff60\\uffe0-\\uffe6\\u{16fe0}-\\u{18dff}\\u{1aff0}-\\u{1b2ff}" +
+    "\\u{1d300}-\\u{1d37f}\\u{1f200}-\\u{1faff}\\u{20000}-\\u{3fffd}]$",
+  "u",
+);
 
 /** Pixels that `text` takes at most in the system's sans serif at `size` pixels. */
 export function textWidth(text: string, size = 11, bold = false): number {

@@ -10,7 +10,7 @@ const LARGE_FAN = 8;
 /** So many places of wires that come from outside, or leave, there is room for in a box. */
 const MOST_THROUGH = 10_000;
 
-/** Something seen that wires end at: a task, or a closed box as `~box.id`. An open box has its `~id` as an item, too. */
+/** What a box shows: a task, or a box as `~box.id`. Wires end at tasks and closed boxes. */
 export type Item = number;
 
 /** Edges drawn as one line. */
@@ -35,7 +35,7 @@ export interface Contents {
   exits: { item: Item; wire: number }[];
 }
 
-/** Task `user` gives the gradient of a parameter by its output number `output`. `parameter` is the AccumulateGrad task. */
+/** Task `user` gives a parameter's gradient by its output number `output`. `parameter` is the AccumulateGrad task. */
 export interface Use {
   user: number;
   parameter: number;
@@ -43,7 +43,7 @@ export interface Use {
   edges: number[];
 }
 
-/** The innermost box around both ends of a wire, the two items in it which the wire joins, and how far they are apart. */
+/** The innermost box around both ends of a wire, the items in it which the wire joins, and how far they are apart. */
 interface Crossing {
   box: Box;
   source: Item;
