@@ -1,4 +1,4 @@
-/** What must be true of every layout: nothing overlaps, boxes hold what is theirs, wires run through nothing foreign. */
+/** What must be true of every layout: nothing overlaps, boxes hold what is theirs, wires cross nothing foreign. */
 
 import assert from "node:assert/strict";
 import type { Layout, PlacedWire, Rect } from "../src/layout/placed.ts";

@@ -4,7 +4,7 @@ import type { Extent, Link, Port } from "./arrangement.ts";
 
 const SWEEPS = 4;
 
-/** A neighbour in the rank above or below. `shift`: x of the lower node - x of the upper one if the wire is straight. */
+/** A neighbour in the rank above or below. `shift`: x of the lower node - x of the upper one, if straight. */
 export interface Near {
   node: number;
   shift: number;

@@ -31,8 +31,8 @@ const NO_WIDTH = /^[\p{Mn}\p{Me}\p{Cf}]$/u;
 /** East Asian and other double width, by and large: a little room too much does no harm. */
 const WIDE = new RegExp(
   "^[\\p{Emoji_Presentation}\\u1100-\\u115f\\u2329\\u232a\\u2630-\\u2637\\u268a-\\u268f\\u2e80-\\ua4cf\\ua960-\\ua97f" +
-    "\\uac00-\\ud7a3\\uf900-\\ufaff\\ufe10-\\ufe6f\\uff01-\\uff60\\uffe0-\\uffe6\\u{16fe0}-\\u{18dff}\\u{1aff0}-\\u{1b2ff}" +
-    "\\u{1d300}-\\u{1d37f}\\u{1f200}-\\u{1faff}\\u{20000}-\\u{3fffd}]$",
+    "\\uac00-\\ud7a3\\uf900-\\ufaff\\ufe10-\\ufe6f\\uff01-\\uff60\\uffe0-\\uffe6\\u{16fe0}-\\u{18dff}" +
+    "\\u{1aff0}-\\u{1b2ff}\\u{1d300}-\\u{1d37f}\\u{1f200}-\\u{1faff}\\u{20000}-\\u{3fffd}]$",
   "u",
 );
 
