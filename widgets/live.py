@@ -19,6 +19,7 @@ from ..engine.schedule import schedule
 from ..engine.session import NativeSession
 from ..engine.simulate import simulate
 from ..engine.statistics import form_of, statistics
+from ..engine.timeline import Timeline
 from ..engine.trace import RecordedGradient
 from ..inspector.graph import Task
 from .document import Document, Json, schedule_content
@@ -186,6 +187,20 @@ class Live:
             found[policy_name(policy)] = simulate(self.graph, order, self._footprints, retain_graph=self._retain_graph)
         return Prediction(found)
 
+    def timelines(self) -> dict[str, Timeline]:
+        """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
+        footprints, live = self._footprints, policy_name(self._policy)
+        if footprints is None:
+            return {}
+        orders = {live: self.plan}
+        for name in POLICIES:
+            if name != live:
+                orders[name] = schedule(self.graph, name, self.session.needed)
+        return {
+            name: simulate(self.graph, order, footprints, retain_graph=self._retain_graph)
+            for name, order in orders.items()
+        }
+
     def attempt(self, command: Callable[[], object]) -> None:
         """Runs a command of the page's, where nobody waits for what it raises: it is told."""
         try:
@@ -232,6 +247,8 @@ class Live:
         if task is not None:
             self._by_hand.append(self.graph.task(task).id)
         self.status = "running"
+        if count != 1:  # the first task may take its time
+            self._tell(self._news())
         try:
             while True:
                 last = session.step(task if ran == 0 else None)

@@ -62,7 +62,7 @@ export async function openLink(model: Model): Promise<Store> {
 
 class KernelLink implements Link {
   private timer: ReturnType<typeof setTimeout> | undefined;
-  private busy = false;
+  busy = false;
 
   constructor(
     private readonly model: Model,
@@ -81,7 +81,7 @@ class KernelLink implements Link {
   }
 
   step(count: number): void {
-    if (!this.busy) this.ask({ kind: "step", count });
+    this.ask({ kind: "step", count });
   }
 
   stepTask(task: number): void {
@@ -97,7 +97,7 @@ class KernelLink implements Link {
   }
 
   stop(): void {
-    this.model.send({ kind: "stop" });
+    this.send({ kind: "stop" });
   }
 
   setPolicy(policy: string): void {
@@ -111,14 +111,23 @@ class KernelLink implements Link {
   }
 
   inspect(task: number): void {
-    this.model.send({ kind: "inspect", task });
+    this.send({ kind: "inspect", task });
   }
 
   private ask(content: unknown): void {
     this.busy = true;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.silent(), SILENCE);
-    this.model.send(content);
+    this.send(content);
+  }
+
+  private send(content: unknown): void {
+    try {
+      this.model.send(content);
+    } catch {
+      this.answered();
+      this.gone("This deck's kernel is gone: it was restarted or shut down. Run the cell again.");
+    }
   }
 
   private silent(): void {

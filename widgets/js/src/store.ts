@@ -47,6 +47,8 @@ export type Changed = ReadonlySet<keyof State>;
 
 /** What runs a live session: the kernel, or nobody in a saved page. */
 export interface Link {
+  /** Whether the kernel has not answered the last command yet. */
+  readonly busy: boolean;
   /** Runs so many tasks. */
   step(count: number): void;
   /** Runs this ready task next. */
@@ -191,7 +193,8 @@ export class Store {
   advance(count: number): void {
     const { t, front, status } = this.state;
     if (this.link && this.isLive && t >= front) {
-      if (status === "stopped") this.link.step(count);
+      // What plays waits for the kernel; each click counts.
+      if (status === "stopped" && !(this.state.playing && this.link.busy)) this.link.step(count);
       else if (t !== front) this.go(front);
     } else {
       const limit = this.isLive ? front : this.replay.length;

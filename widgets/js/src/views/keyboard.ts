@@ -40,7 +40,9 @@ export function bindKeys(stage: Stage): () => void {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     const target = event.target as HTMLElement;
     if (takesItself(target, event.key)) return event.stopPropagation();
-    if (!act(stage, event)) return;
+    // An arrow that is held down runs no further ahead than the kernel comes.
+    const waits = event.repeat && event.key.startsWith("Arrow") && stage.store.link?.busy === true;
+    if (!waits && !act(stage, event)) return;
     event.preventDefault();
     event.stopPropagation();
   };
