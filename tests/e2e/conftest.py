@@ -36,21 +36,24 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def open_notebook(lab: Lab, browser: Browser) -> Iterator[Notebook]:
     """One notebook and kernel for all tests: torch takes two seconds to import."""
     page = browser.new_page(viewport={"width": 1400, "height": 1200})
+    page.set_default_timeout(10_000)
     yield Notebook(page, lab, "deck")
     page.close()
 
 
+REMEMBER = "import threading as _threading; _before = set(_threading.enumerate())"
 CLOSE_ALL = """
 import threading as _threading, time as _time
 from ipywidgets import Widget as _Widget
 _Widget.close_all()
-for _ in range(100):
-    _left = [each.name for each in _threading.enumerate() if each.name not in _before]
-    if not _left: break
+_until = _time.monotonic() + 5
+while True:
+    _new = set(_threading.enumerate()) - _before
+    _left = [each for each in _new if not type(each).__module__.startswith(("ipykernel", "zmq"))]
+    if not _left or _time.monotonic() > _until: break
     _time.sleep(0.02)
-print(*_left)
+print(*[each.name for each in _left])
 """
-REMEMBER = "import threading as _threading; _before = {each.name for each in _threading.enumerate()}"
 
 
 @pytest.fixture
@@ -59,6 +62,7 @@ def notebook(open_notebook: Notebook) -> Iterator[Notebook]:
     open_notebook.trouble.clear()
     open_notebook.kernel(REMEMBER)
     yield open_notebook
+    left = open_notebook.kernel(CLOSE_ALL)
     open_notebook.clear()
-    assert open_notebook.kernel(CLOSE_ALL) == ""
+    assert left == "", "threads of the deck outlive it"
     assert open_notebook.trouble == []

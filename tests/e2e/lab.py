@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -158,6 +159,10 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
     assert not left, f"outlived JupyterLab: {left}"
 
 
+def _plain(traceback: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", traceback)
+
+
 class Notebook:
     """A notebook that is open in a page of JupyterLab, with a kernel of its own."""
 
@@ -186,8 +191,19 @@ class Notebook:
     def kernel(self, code: str) -> str:
         """What this code prints in the kernel. Leaves no cell."""
         said, failed = self.page.evaluate(EXECUTE, code)
-        assert failed is None, failed
+        assert failed is None, _plain(failed)
         return said.strip()
+
+    def value(self, expression: str) -> Any:
+        """What this expression is in the kernel, as JSON has it."""
+        return json.loads(self.kernel(f"import json as _json; print(_json.dumps({expression}))"))
+
+    def wait_for(self, expression: str, limit_s: float = 10.0) -> None:
+        """Waits until this expression is true in the kernel."""
+        until = time.monotonic() + limit_s
+        while not self.value(f"bool({expression})"):
+            assert time.monotonic() < until, f"{expression} was never true"
+            self.page.wait_for_timeout(20)
 
     def clear(self) -> None:
         """Deletes all cells, and with them their outputs."""
@@ -216,7 +232,7 @@ class Cell:
     def run(self) -> None:
         self.notebook.page.evaluate(RUN_CELL, self.index)
         failed = [output for output in self.outputs if output["output_type"] == "error"]
-        assert not failed, "\n".join(failed[0]["traceback"])
+        assert not failed, _plain("\n".join(failed[0]["traceback"]))
 
     def start(self) -> None:
         """Runs the cell without waiting for its end."""

@@ -1,110 +1,352 @@
-"""A saved deck as a browser opens it from disk: it plays without a kernel, and asks for nothing."""
+"""The deck as a saved page: it plays from a file, without a kernel and without a network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+import torch
+from playwright.sync_api import Browser, Page, expect
+from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.dry_run import dry_run
-from tapehead.engine.policies import find_policy
+from tapehead.engine.schedule import schedule
 from tapehead.engine.simulate import simulate
 from tapehead.engine.workloads import workload
-from tapehead.widgets.document import Document, schedule_content
+from tapehead.widgets.document import Document, packed, schedule_content
 from tapehead.widgets.page import save_page
 
 from .chromium import trouble_of
+from .shown import ShownDeck
 
 pytestmark = pytest.mark.e2e
 
-TITLE = "<script>document.title='taken'</script>"
-BYTES = "row => Number(row.dataset.bytes)"
+
+def document_of(loss: Tensor, title: str, record: bool = False, memory: bool = True) -> Document:
+    """A backward under HEAP, BFS and DFS: orders, predicted memory, and what a run under HEAP has recorded."""
+    graph = th.graph(loss)
+    document = Document(graph, title, "direct")
+    footprints = dry_run(graph) if memory else None
+    for name in ("heap", "bfs", "dfs"):
+        policy = th.POLICIES[name]
+        order = schedule(graph, policy)
+        timeline = None if footprints is None else simulate(graph, order, footprints)
+        document.content["schedules"].append(schedule_content(graph, policy, order, timeline=timeline))
+    if record:
+        with th.debug(loss, trace="full") as session:
+            session.run()
+            document.content["records"] = document.records(session.trace, range(len(session.trace)))
+    return document
+
+
+def captured(name: str, **knobs: int) -> Tensor:
+    make_loss = workload(name).build(**knobs)[1]
+    with th.capture():
+        return make_loss()
+
+
+class Saved:
+    """Documents and their pages, each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.gpt = document_of(captured("gpt2", layers=3), "small GPT", record=True)
+        self.linear50 = document_of(captured("linear50", width=32), "linear50")
+
+    def page(self, document: Document) -> Path:
+        title = document.content["title"]
+        return save_page(document.packed(), self.folder / f"{title}.html", title)
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with th.capture():
-        loss = workload("linear50").build()[1]()
-    graph = th.graph(loss)
-    document = Document(graph, TITLE, "direct")
-    footprints = dry_run(graph)
-    for policy in ("bfs", "heap"):
-        timeline = simulate(graph, policy, footprints)
-        document.content["schedules"].append(
-            schedule_content(graph, find_policy(policy), timeline.order, timeline=timeline)
-        )
-    return save_page(document.packed(), tmp_path_factory.mktemp("deck") / "deck.html", TITLE)
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return Saved(tmp_path_factory.mktemp("page"))
+
+
+Open = Callable[..., ShownDeck]
 
 
 @pytest.fixture
-def context(browser: Browser, request: pytest.FixtureRequest) -> Iterator[BrowserContext]:
-    context = browser.new_context(viewport={"width": 1400, "height": 1200}, **getattr(request, "param", {}))
-    yield context
-    context.close()
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens a file in a page of its own. At the end no page may have had trouble or asked for another file."""
+    trouble: dict[Page, list[str]] = {}
+
+    def open_page(path: Path, **options: object) -> Page:
+        page = browser.new_page(**{"viewport": {"width": 1360, "height": 1000}, **options})
+        page.set_default_timeout(10_000)
+        trouble[page] = trouble_of(page)
+        page.on("request", lambda request: trouble[page].append(request.url) if _leaves(request.url, path) else None)
+        page.on("dialog", lambda dialog: (trouble[page].append(dialog.message), dialog.dismiss()))
+        page.goto(path.as_uri())
+        return page
+
+    yield open_page
+    for page in trouble:
+        page.close()
+    assert list(trouble.values()) == [[]] * len(trouble)
+
+
+def _leaves(url: str, path: Path) -> bool:
+    return not url.startswith(("blob:", "data:")) and url.partition("#")[0] != path.as_uri()
 
 
 @pytest.fixture
-def page(context: BrowserContext, saved: Path) -> Iterator[Page]:
-    """The page, on which nothing may go wrong."""
-    page = context.new_page()
-    trouble = trouble_of(page)
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(saved.as_uri())
-    yield page
-    assert trouble == []
-    assert {url for url in asked if not url.startswith("blob:")} == {saved.as_uri()}
+def gpt(open_page: Callable[..., Page], saved: Saved) -> ShownDeck:
+    return ShownDeck(open_page(saved.page(saved.gpt)))
 
 
-def test_it_plays_and_scrubs(page: Page) -> None:
-    deck = page.locator(".tapehead-deck .deck")
-    expect(deck).to_have_attribute("data-policy", "bfs")
-    expect(deck).to_have_attribute("data-t", "0")
-    deck.focus()
-    page.keyboard.press("ArrowRight")
-    expect(deck).to_have_attribute("data-t", "1")
-    page.locator(".scrub input[type=range]").fill("54")
-    expect(deck).to_have_attribute("data-t", "54")
-    assert page.title() == f"{TITLE} · tapehead"
+def order_of(document: Document, policy: str = "heap") -> list[int]:
+    return next(each["order"] for each in document.content["schedules"] if each["policy"] == policy)
 
 
-def test_memory_and_lifetimes_follow_the_cursor(page: Page) -> None:
-    slider = page.locator(".scrub input[type=range]")
-    buffers = page.locator(".lg [data-category=buffer]")
-    slider.fill("53")
-    peak = int(buffers.get_attribute("data-bytes") or 0)
-    assert (slider.get_attribute("aria-valuetext") or "").startswith("task 54 of 104, ")
-    assert peak > 50 * 2**20
-    said = page.locator(".memory canvas[role=img]").get_attribute("aria-label") or ""
-    assert said.startswith("memory by category over 104 tasks: peak 51.0 MiB at task 54: ")
-    slider.fill("1")
-    assert buffers.evaluate(BYTES) < peak / 10
-    rows = page.locator(".lifetimes [data-storage]")
-    expect(rows).to_have_count(10)
-    page.locator(".lifetimes .head button").click()
-    expect(rows).to_have_count(40)
-    plot = page.locator(".lifetimes canvas")
-    box = plot.bounding_box()
-    assert box is not None
-    plot.hover(position={"x": box["width"] / 2, "y": 11})
-    expect(page.locator(".lg .tot")).to_contain_text("task ")
-    expect(page.locator(".life .tip.on")).to_contain_text("made by: AddmmBackward0")
-    plot.click(position={"x": box["width"] / 2, "y": 11})
-    at = int(page.locator(".deck").get_attribute("data-t") or 0)
-    assert abs(at - 104 / 2) < 10, "a click shows the task that is under the pointer"
+def test_a_saved_page_opens_at_the_start_and_plays_to_the_end(gpt: ShownDeck, saved: Saved) -> None:
+    order = order_of(saved.gpt)
+    gpt.expect(t=0, running=order[0], status="trace", policy="heap")
+    gpt.speed(1000)
+    gpt.press("play")
+    gpt.expect(t=len(order), running=-1)
+    expect(gpt.root.get_by_role("button", name=re.compile("^Play"))).to_be_visible()
+    gpt.speed(12)
+    gpt.press("play")  # at the end it begins again
+    gpt.root.get_by_role("button", name=re.compile("^Pause")).click()
+    assert 0 <= int(gpt.data("t")) < len(order)
 
 
-@pytest.mark.parametrize("context", [{"java_script_enabled": False}], indirect=True)
-def test_without_javascript_it_says_so(page: Page) -> None:
-    expect(page.get_by_text("This deck plays with JavaScript")).to_be_visible()
+def test_keys_do_what_the_help_says(gpt: ShownDeck, saved: Saved) -> None:
+    order = order_of(saved.gpt)
+    for key, t in (("ArrowRight", 1), ("Shift+ArrowRight", 11), ("ArrowLeft", 10), ("Shift+ArrowLeft", 0)):
+        gpt.key(key)
+        gpt.expect(t=t)
+    gpt.key("End")
+    gpt.expect(t=len(order))
+    gpt.key("Home")
+    gpt.expect(t=0)
+    gpt.key("2")
+    gpt.expect(policy="bfs")
+    gpt.key("1")
+    gpt.expect(policy="heap")
+    gpt.scrub(20)
+    gpt.key("b")
+    gpt.key("Home")
+    gpt.key("r")
+    gpt.expect(t=20, running=order[20])
+    gpt.key("p")
+    fresh = th.graph(captured("gpt2", layers=3))
+    peak = simulate(fresh, order, dry_run(fresh)).peak_place
+    gpt.expect(t=peak, running=order[peak])
+    gpt.key("/")
+    gpt.root.page.keyboard.type("addmm")
+    expect(gpt.root.get_by_role("listbox", name="matching tasks")).to_be_visible()
+    gpt.root.page.keyboard.press("Escape")
+    gpt.key("?")
+    expect(gpt.root.get_by_role("dialog", name="keys")).to_contain_text("breakpoint")
+    gpt.root.page.keyboard.press("Escape")
+    expect(gpt.root.get_by_role("dialog", name="keys")).to_have_count(0)
+    gpt.key("Space")
+    expect(gpt.root.get_by_role("button", name=re.compile("^Pause"))).to_be_visible()
 
 
-@pytest.mark.parametrize("missing", ["DecompressionStream", "Array.prototype.toSorted"])
-def test_an_old_browser_is_told(page: Page, missing: str) -> None:
-    expect(page.locator("#said")).to_be_hidden()
-    page.add_init_script(f"delete {missing}")
-    page.reload()
-    expect(page.get_by_text("This deck needs a newer browser")).to_be_visible()
+@pytest.mark.parametrize("policy", ["heap", "bfs", "dfs"])
+def test_at_every_place_the_page_agrees_with_a_session_in_python(
+    open_page: Callable[..., Page], saved: Saved, policy: str
+) -> None:
+    """Running task, ready queue in its order, and the state of each task."""
+    document = document_of(captured("linear50", width=8, uses=4), "four uses")
+    shown = ShownDeck(open_page(saved.page(document)))
+    shown.show_policy(policy)
+    shown.key("f")
+    session = th.debug(captured("linear50", width=8, uses=4), policy=policy)
+    while session.current is not None:
+        ready = [each.task.id for each in session.ready]
+        states = {task.id: "waiting" for task in document.graph.tasks}
+        states |= dict.fromkeys(session.order, "done") | dict.fromkeys(ready, "ready") | {ready[0]: "running"}
+        shown.expect(t=len(session.order), running=ready[0])
+        shown.settles(lambda shown: shown.queue, ready[1:])
+        shown.settles(lambda shown: shown.states, states)
+        session.step()
+        shown.key("ArrowRight")
+    shown.expect(t=len(document.graph), running=-1)
+
+
+def test_modules_fold_by_keyboard_and_by_click(gpt: ShownDeck) -> None:
+    block = gpt.box("h.1")
+    gpt.activate(block)
+    expect(block).to_have_attribute("aria-expanded", "false")
+    gpt.activate(block)
+    expect(block).to_have_attribute("aria-expanded", "true")
+    gpt.root.page.wait_for_timeout(400)  # the animation: what is clicked must stand still
+    x, y = place_of(gpt, "h.1")
+    gpt.root.locator(".graph canvas").first.click(position={"x": x, "y": y})
+    expect(block).to_have_attribute("aria-expanded", "false")
+
+
+def place_of(shown: ShownDeck, path: str) -> tuple[float, float]:
+    """Where a module's label is on the canvas: read from the picture of what is seen."""
+    page = shown.root.page
+    with page.expect_download() as download:
+        shown.save_picture("SVG of what is seen")
+    picture = ElementTree.parse(download.value.path()).getroot()
+    left, top, width, _ = map(float, picture.attrib["viewBox"].split())
+    scale = float(picture.attrib["width"]) / width
+    for text in picture.iter("{http://www.w3.org/2000/svg}text"):
+        if next(text.itertext()) in (path, path.rpartition(".")[2]):
+            return (float(text.attrib["x"]) - left) * scale + 4, (float(text.attrib["y"]) - top) * scale - 3
+    raise AssertionError(f"{path} is not in the picture")
+
+
+def test_search_marks_what_it_finds_and_enter_selects(gpt: ShownDeck, saved: Saved) -> None:
+    found = gpt.search("gelu")
+    expect(found).to_have_count(sum("Gelu" in task.name for task in saved.gpt.graph.tasks))
+    gpt.root.page.keyboard.press("ArrowDown")
+    second = int(found.nth(1).get_attribute("data-task"))
+    gpt.root.page.keyboard.press("Enter")
+    expect(gpt.inspector).to_contain_text(saved.gpt.graph.tasks[second].name)
+    expect(gpt.task(second)).to_have_attribute("aria-pressed", "true")
+    gpt.search("no such task")
+    expect(gpt.root.get_by_role("listbox", name="matching tasks")).to_contain_text("no task has this")
+
+
+def test_the_source_of_a_task_is_shown_with_its_code(gpt: ShownDeck, saved: Saved) -> None:
+    task = next(each for each in saved.gpt.graph.tasks if each.source is not None and "gelu" in each.name.lower())
+    gpt.search(f"#{task.id}").first.click()
+    (line,) = task.source.code(0, 0)
+    expect(gpt.inspector).to_contain_text(line.strip())
+    expect(gpt.inspector).to_contain_text(task.source.short)
+
+
+@pytest.mark.parametrize("width", [360, 700, 1100, 1600])
+def test_at_every_width_nothing_is_cut_or_overlaps(open_page: Callable[..., Page], saved: Saved, width: int) -> None:
+    page = open_page(saved.page(saved.gpt), viewport={"width": width, "height": 2600})
+    shown = ShownDeck(page)
+    shown.scrub(30)
+    page.wait_for_timeout(200)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert shown.evaluate(OUTSIDE) == []
+    assert shown.evaluate(OVERLAPS, CONTROLS) == []
+
+
+OUTSIDE = """deck => {
+    const { left, right } = deck.getBoundingClientRect();
+    return [...deck.querySelectorAll('button, input, select, h3, canvas')].filter(each => {
+        const box = each.getBoundingClientRect();
+        return box.width && !each.closest('.sr, .found, .menu') && (box.left < left - 1 || box.right > right + 1);
+    }).map(each => each.outerHTML.slice(0, 80));
+}"""
+CONTROLS = ".bar button, .bar select, .bar input, .key button"
+OVERLAPS = """(deck, controls) => [...deck.querySelectorAll(controls)].filter(control => {
+    const box = control.getBoundingClientRect();
+    const list = control.closest('.tabs')?.getBoundingClientRect() ?? deck.getBoundingClientRect();
+    const x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
+    if (!box.width || x < list.left || x > list.right) return false; // hidden, or scrolled away
+    const hit = deck.getRootNode().elementFromPoint(x, y);
+    return !(control.contains(hit) || hit.contains(control));
+}).map(each => each.outerHTML.slice(0, 80))"""
+
+
+def test_the_theme_is_the_readers_and_can_be_chosen(gpt: ShownDeck) -> None:
+    page = gpt.root.page
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        gpt.expect(theme=scheme)
+    gpt.key("t")
+    gpt.key("t")
+    gpt.expect(theme="dark")
+    gpt.key("t")
+    gpt.expect(theme="light")
+
+
+@pytest.mark.parametrize("media", [{"reduced_motion": "reduce"}, {"forced_colors": "active"}], ids=str)
+def test_with_less_motion_or_forced_colours_it_works_as_well(gpt: ShownDeck, media: dict[str, str]) -> None:
+    gpt.root.page.emulate_media(**media)
+    gpt.press("step")
+    gpt.expect(t=1)
+    assert gpt.canvas_is_drawn(".graph canvas")
+
+
+NAMED = "button, input, select, canvas:not([aria-hidden], [aria-hidden] *), [role=listbox], [role=menu], section"
+UNNAMED = f"""deck => [...deck.querySelectorAll('{NAMED}')]
+    .filter(each => !(each.ariaLabel || each.textContent.trim() || each.title || each.hidden))
+    .map(each => each.outerHTML.slice(0, 100))"""
+
+
+def test_every_control_has_a_name_and_steps_are_announced(gpt: ShownDeck, saved: Saved) -> None:
+    assert gpt.evaluate(UNNAMED) == []
+    gpt.press("step")
+    first, second, *_ = order_of(saved.gpt)
+    said = gpt.root.get_by_role("status").first
+    expect(said).to_contain_text(f"task 2 of {len(saved.gpt.graph)}, {saved.gpt.graph.tasks[second].name}")
+    assert saved.gpt.graph.tasks[first].name not in said.inner_text()
+
+
+def test_the_wheel_scrolls_the_page_until_the_graph_is_clicked(gpt: ShownDeck) -> None:
+    page = gpt.root.page
+    page.set_viewport_size({"width": 1360, "height": 500})
+    box = gpt.root.locator(".graph canvas").first.bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 20)
+    page.mouse.wheel(0, 120)
+    gpt.settles(lambda _: page.evaluate("scrollY > 50"), True)
+
+
+def test_a_deck_that_is_hidden_for_a_while_goes_on(gpt: ShownDeck) -> None:
+    for width in (700, 1360):
+        gpt.root.page.set_viewport_size({"width": width, "height": 900})
+        gpt.evaluate("deck => { deck.getRootNode().host.style.display = 'none'; }")
+        gpt.root.page.wait_for_timeout(100)
+        before = int(gpt.data("t"))
+        gpt.evaluate("deck => deck.querySelector('[data-act=step]').click()")
+        gpt.evaluate("deck => { deck.getRootNode().host.style.display = ''; }")
+        gpt.expect(t=before + 1)
+        gpt.root.page.wait_for_timeout(100)
+        assert gpt.canvas_is_drawn(".graph canvas")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"no gzip", "This deck's data is damaged: it is not gzipped JSON. Save the page again."),
+        (packed({"format": "tapehead.trace", "version": 1}), "This is not the data of a tapehead deck."),
+        (packed({"format": "tapehead.deck", "version": 7}), "This deck was written by a newer tapehead (format 7,"),
+        (packed({"format": "tapehead.deck", "version": 1}), "tasks, edges or schedules are missing"),
+    ],
+    ids=["damaged", "other", "newer", "empty"],
+)
+def test_data_that_cannot_be_shown_is_said_to_be_so(
+    open_page: Callable[..., Page], tmp_path: Path, content: bytes, sentence: str
+) -> None:
+    page = open_page(save_page(content, tmp_path / "broken.html", "broken"))
+    expect(page.get_by_role("alert")).to_contain_text(sentence)
+
+
+def test_names_in_the_page_are_text(open_page: Callable[..., Page], saved: Saved, tmp_path: Path) -> None:
+    document = document_of(captured("linear50", width=8, uses=2), "</title><script>alert(1)</script>")
+    page = open_page(save_page(document.packed(), tmp_path / "names.html", document.content["title"]))
+    shown = ShownDeck(page)
+    expect(shown.root).to_contain_text("</title><script>alert(1)</script>")
+    assert page.title().startswith("</title><script>")
+
+
+def chain(length: int) -> Tensor:
+    """Some `length` tasks, each the only user of the one before."""
+    x = torch.ones(4, requires_grad=True)
+    for _ in range(length // 2):
+        x = x * 1.0001 + 0.1
+    return x.sum()
+
+
+def test_twenty_thousand_tasks_open_folded_and_are_searched_and_scrubbed(
+    open_page: Callable[..., Page], saved: Saved
+) -> None:
+    document = document_of(chain(20_000), "a long chain", memory=False)
+    count = len(document.graph)
+    assert count > 20_000
+    shown = ShownDeck(open_page(saved.page(document)))
+    assert shown.mirror.locator("button").count() <= 300
+    shown.search(f"#{count // 2}").first.click()
+    shown.scrub(count - 1)
+    shown.expect(t=count - 1, running=order_of(document)[-1])
+    shown.press("step")
+    shown.expect(t=count)

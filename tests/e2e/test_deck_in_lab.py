@@ -1,0 +1,454 @@
+"""The deck in JupyterLab: one session, which the page and the kernel both drive and both see."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from playwright.sync_api import expect
+
+from .chromium import trouble_of
+from .conftest import REMEMBER
+from .lab import Notebook
+from .shown import ShownDeck
+
+pytestmark = pytest.mark.e2e
+
+MODEL = """
+%load_ext tapehead
+import threading, time
+import ipywidgets, torch, tapehead as th
+from tapehead.widgets.display import latest_deck
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+        self.head = nn.Linear(4, 1)
+    def forward(self, x):
+        return self.head(self.blocks(x))
+
+torch.manual_seed(0)
+model, x, hooks = Net(), torch.randn(5, 4), []
+
+def captured():
+    with th.capture(model):
+        return model(x).square().mean()
+
+model(x).square().mean().backward()
+expected = [parameter.grad.clone() for parameter in model.parameters()]
+planned = th.backward(captured(), policy="heap", retain_graph=True).order
+"""
+GRADIENTS_AGREE = "all(torch.equal(a.grad, b) for a, b in zip(model.parameters(), expected, strict=True))"
+
+
+@pytest.fixture(scope="module")
+def model(open_notebook: Notebook) -> None:
+    """The model in the kernel, once for all tests."""
+    open_notebook.run(MODEL)
+
+
+@pytest.fixture
+def lab_page(notebook: Notebook, model: None) -> Notebook:
+    notebook.kernel("model.zero_grad()\nwhile hooks: hooks.pop().remove()")
+    return notebook
+
+
+@pytest.fixture
+def shown(lab_page: Notebook) -> ShownDeck:
+    """A deck at its start, `deck` in the kernel."""
+    return ShownDeck(lab_page.run("deck = th.debug(captured(), policy='heap')").element)
+
+
+def test_the_magic_opens_a_deck_on_what_its_cell_computes(lab_page: Notebook) -> None:
+    cell = lab_page.run("%%tapehead --policy bfs --names model loss\nloss = model(x).square().mean()")
+    shown = ShownDeck(cell.element)
+    shown.expect(t=0, status="stopped", policy="bfs", running=lab_page.value("latest_deck().current_task"))
+    expect(shown.task(int(shown.data("running")))).to_have_attribute("data-state", "running")
+    assert "blocks.1.up" in shown.search("blocks.1.up").first.inner_text()
+    assert lab_page.value("[getattr(latest_deck(), name) for name in ('position', 'status', 'policy', 'engine')]") == [
+        0,
+        "stopped",
+        "bfs",
+        "direct",
+    ]
+
+
+@pytest.mark.parametrize("engine", ["direct", "native"])
+def test_a_step_on_the_page_and_one_in_python_drive_the_same_session(lab_page: Notebook, engine: str) -> None:
+    shown = ShownDeck(lab_page.run(f"deck = th.debug(captured(), engine={engine!r})").element)
+    shown.press("step")
+    shown.expect(t=1, status="stopped")
+    lab_page.wait_for("deck.position == 1")
+    lab_page.run("deck.step(count=2)")
+    shown.expect(t=3, running=lab_page.value("deck.current_task"))
+    shown.key("ArrowRight")
+    shown.expect(t=4)
+    lab_page.wait_for("deck.position == 4")
+    ran = lab_page.value("deck.order")
+    assert [shown.state(task) for task in ran] == ["done"] * 4
+    assert shown.state(lab_page.value("deck.current_task")) == "running"
+    assert shown.queue == lab_page.value("[each.task.id for each in deck.ready if each.task != deck.current]")
+    lab_page.kernel("deck.run()")
+    shown.expect(status="finished", t=lab_page.value("len(deck.order)"))
+    assert lab_page.value(GRADIENTS_AGREE)
+
+
+def test_back_looks_back_and_leaves_what_has_run(lab_page: Notebook, shown: ShownDeck) -> None:
+    lab_page.kernel("deck.step(count=5)")
+    shown.expect(t=5)
+    shown.press("back")
+    shown.key("ArrowLeft")
+    shown.expect(t=3, running=lab_page.value("deck.order[3]"))
+    lab_page.kernel("deck.back(2)")
+    shown.expect(t=1)
+    assert lab_page.value("[deck.position, len(deck.order)]") == [5, 5]
+    shown.press("step")
+    shown.expect(t=2)
+    assert lab_page.value("deck.position") == 5, "what has run is played, not run again"
+    shown.root.get_by_role("button", name="back to now").click()
+    shown.expect(t=5)
+    shown.press("step")
+    shown.expect(t=6)
+    lab_page.wait_for("deck.position == 6")
+
+
+def test_playing_runs_the_backward_to_its_end(lab_page: Notebook, shown: ShownDeck) -> None:
+    shown.speed(30)
+    shown.press("play")
+    lab_page.wait_for("0 < deck.position < 20")
+    shown.root.get_by_role("button", name=re.compile("^Pause")).click()
+    paused = lab_page.value("deck.position")
+    lab_page.page.wait_for_timeout(150)
+    assert lab_page.value("deck.position") <= paused + 1, "one step may have been under way"
+    shown.press("play")
+    shown.expect(status="finished", running=-1)
+    assert lab_page.value("[deck.status, deck.current]") == ["finished", None]
+    assert lab_page.value(GRADIENTS_AGREE)
+
+
+def test_the_slider_shows_any_place_and_runs_nothing(lab_page: Notebook, shown: ShownDeck) -> None:
+    lab_page.kernel("deck.step(count=8)")
+    shown.expect(t=8)
+    for t in (2, 7, 0):
+        shown.scrub(t)
+        shown.expect(t=t, running=lab_page.value(f"deck.order[{t}]"))
+    assert lab_page.value("deck.position") == 8
+
+
+def test_a_tab_shows_another_policy_and_the_trait_switches_what_runs(lab_page: Notebook, shown: ShownDeck) -> None:
+    lab_page.kernel("deck.step(count=4)")
+    shown.expect(t=4)
+    shown.show_policy("bfs")
+    shown.expect(policy="bfs", t=4)
+    assert lab_page.value("deck.policy") == "heap"
+    expect(shown.tabs.first).to_contain_text("live")
+    lab_page.kernel("deck.policy = 'dfs'")
+    lab_page.wait_for("deck.trace is not None and deck.policy == 'dfs'")
+    shown.show_policy("dfs")
+    shown.expect(policy="dfs")
+    expect(shown.tabs.first).to_contain_text("DFS")
+    shown.show_policy("bfs")
+    shown.root.get_by_role("button", name=re.compile("run on under BFS")).click()
+    lab_page.wait_for("deck.policy == 'bfs'")
+    lab_page.kernel("deck.run()")
+    assert lab_page.value(GRADIENTS_AGREE)
+
+
+def test_an_unknown_policy_is_refused_and_the_old_one_stays(lab_page: Notebook, shown: ShownDeck) -> None:
+    cell = lab_page.run("try:\n    deck.policy = 'fastest'\nexcept Exception as error:\n    print(error)")
+    assert "heap" in cell.text and "bfs" in cell.text
+    assert lab_page.value("deck.policy") == "heap"
+    shown.expect(policy="heap")
+
+
+def test_modules_fold_and_unfold(lab_page: Notebook, shown: ShownDeck) -> None:
+    tasks = lab_page.value("len(deck.graph)")
+    shown.key("f")
+    expect(shown.tasks).to_have_count(tasks)
+    block = shown.box("blocks.1")
+    for expanded in ("false", "true"):
+        shown.activate(block)
+        expect(block).to_have_attribute("aria-expanded", expanded)
+        shown.key("f")
+        inside = lab_page.value("sum('(blocks.1' in deck.graph.describe(each.id) for each in deck.graph.tasks)")
+        expect(shown.tasks).to_have_count(tasks if expanded == "true" else tasks - inside)
+
+
+def test_search_finds_a_task_and_its_source_is_read(lab_page: Notebook, shown: ShownDeck) -> None:
+    found = shown.search("tanh")
+    expect(found.first).to_contain_text("TanhBackward0")
+    found.first.click()
+    task = lab_page.value("next(each.id for each in deck.graph.tasks if each.name == 'TanhBackward0')")
+    lab_page.wait_for("deck.selection is not None")
+    selected = lab_page.value("deck.selection")
+    assert lab_page.value(f"deck.graph.tasks[{selected}].name") == "TanhBackward0"
+    expect(shown.inspector).to_contain_text("TanhBackward0")
+    expect(shown.inspector).to_contain_text("self.down(torch.tanh(self.up(x)))")
+    lab_page.kernel(f"deck.selection = {task}")
+    expect(shown.inspector).to_contain_text("blocks.0")
+    lab_page.kernel("deck.selection = None")
+    expect(shown.inspector).to_contain_text(lab_page.value("deck.current.name"))
+
+
+def test_breakpoints_of_either_side_stop_the_session(lab_page: Notebook, shown: ShownDeck) -> None:
+    third, eighth = lab_page.value("[planned[3], planned[8]]")
+    lab_page.kernel(f"deck.breakpoints = [{third}]")
+    shown.press("breakpoint")
+    shown.expect(t=3, running=third, status="stopped")
+    lab_page.wait_for("deck.position == 3")
+    lab_page.kernel(f"deck.selection = {eighth}")
+    shown.key("b")
+    lab_page.wait_for(f"sorted(deck.breakpoints) == {sorted([third, eighth])}")
+    lab_page.kernel("deck.run()")
+    shown.expect(t=8, running=eighth, status="stopped")
+    lab_page.kernel("deck.breakpoints = []; deck.run_to(planned[12])")
+    shown.expect(t=12, running=lab_page.value("planned[12]"))
+
+
+def test_gradients_of_what_has_run_are_on_the_page(lab_page: Notebook, shown: ShownDeck) -> None:
+    lab_page.kernel("deck.run()")
+    shown.expect(status="finished")
+    weight = lab_page.value("next(each.id for each in deck.graph.tasks if each.parameter == 'head.weight')")
+    lab_page.kernel(f"deck.selection = {weight}")
+    norm = lab_page.value("float(f'{expected[-2].norm().item():.3g}')")
+    expect(shown.inspector).to_contain_text("head.weight")
+    expect(shown.inspector).to_contain_text(str(norm))
+
+
+def test_what_is_on_the_screen_is_saved_as_a_picture(lab_page: Notebook, shown: ShownDeck) -> None:
+    lab_page.kernel("deck.step(count=3)")
+    shown.expect(t=3)
+    with lab_page.page.expect_download() as saved:
+        shown.save_picture("SVG of the whole graph")
+    assert re.fullmatch(r"Net-heap-task-4\.svg", saved.value.suggested_filename)
+    drawn = ElementTree.parse(saved.value.path())
+    texts = "".join(drawn.getroot().itertext())
+    assert "blocks" in texts and "Tanh" in texts and "head" in texts
+    with lab_page.page.expect_download() as saved:
+        shown.save_picture("PNG of what is seen")
+    assert saved.value.suggested_filename.endswith(".png")
+    assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_saved_page_plays_without_a_kernel(lab_page: Notebook, shown: ShownDeck) -> None:
+    lab_page.kernel("deck.step(count=5); saved = deck.save_html('saved deck.html')")
+    page = lab_page.page.context.browser.new_page()
+    trouble = trouble_of(page)
+    page.goto((lab_page.folder / "saved deck.html").as_uri())
+    saved = ShownDeck(page)
+    saved.expect(policy="heap")
+    saved.scrub(0)
+    saved.press("step")
+    saved.expect(t=1, running=lab_page.value("deck.order[1]"))
+    page.close()
+    assert trouble == []
+
+
+SLOW = """
+loss = captured()
+hooks.append(model.blocks[1].up.weight.register_hook(lambda gradient: time.sleep(0.5)))
+deck = th.debug(loss)
+"""
+
+
+def test_an_interrupt_stops_python_and_leaves_the_deck_usable(lab_page: Notebook) -> None:
+    shown = ShownDeck(lab_page.run(SLOW).element)
+    cell = lab_page.add("deck.run()")
+    cell.start()
+    shown.expect(status="running")
+    lab_page.interrupt()
+    lab_page.wait_until_idle()
+    assert [output["ename"] for output in cell.outputs if output["output_type"] == "error"] == ["KeyboardInterrupt"]
+    shown.expect(status="stopped")
+    position = lab_page.value("deck.position")
+    assert 0 < position < lab_page.value("len(planned)")
+    shown.press("step")
+    lab_page.wait_for(f"deck.position == {position + 1}")
+    lab_page.kernel("deck.run()")
+    shown.expect(status="finished")
+    assert lab_page.value(GRADIENTS_AGREE)
+
+
+def test_a_run_of_the_pages_leaves_the_kernel_free_and_can_be_stopped(lab_page: Notebook) -> None:
+    shown = ShownDeck(lab_page.run(SLOW).element)
+    shown.press("breakpoint")
+    shown.expect(status="running")
+    assert lab_page.value("[1 + 1, deck.status]") == [2, "running"], "answered while the hook sleeps"
+    shown.root.get_by_role("button", name=re.compile("^Stop")).click()
+    shown.expect(status="stopped")
+    assert 0 < lab_page.value("deck.position") < lab_page.value("len(planned)")
+
+
+def test_a_hook_that_raises_is_told_on_both_sides(lab_page: Notebook) -> None:
+    lab_page.kernel("loss = captured()\ndef wrong(gradient): raise ValueError('<b>no such gradient</b>')")
+    lab_page.kernel("hooks.append(model.blocks[1].up.weight.register_hook(wrong))")
+    shown = ShownDeck(lab_page.run("deck = th.debug(loss)").element)
+    shown.press("breakpoint")
+    shown.expect(status="failed")
+    expect(shown.root).to_contain_text("ValueError: <b>no such gradient</b>")
+    assert (
+        "this session is over (ValueError in task"
+        in lab_page.run("try: deck.step()\nexcept RuntimeError as error: print(error)").text
+    )
+
+
+def test_after_a_restart_the_page_says_so_and_the_cell_can_be_run_again(lab_page: Notebook, shown: ShownDeck) -> None:
+    lab_page.restart()
+    shown.press("step")
+    expect(shown.root).to_contain_text("This deck's kernel is gone: it was restarted or shut down. Run the cell again.")
+    shown.expect(t=0)
+    lab_page.run(MODEL)
+    lab_page.kernel(REMEMBER)
+    shown = ShownDeck(lab_page.run("deck = th.debug(captured())").element)
+    shown.press("step")
+    lab_page.wait_for("deck.position == 1")
+
+
+COUNT_FRAMES = """duration => new Promise(resolve => {
+    const request = window.requestAnimationFrame;
+    let count = 0;
+    window.requestAnimationFrame = callback => { count++; return request.call(window, callback); };
+    setTimeout(() => { window.requestAnimationFrame = request; resolve(count); }, duration);
+})"""
+
+
+def test_a_closed_output_leaves_no_frame_and_a_deck_that_can_be_shown_again(
+    lab_page: Notebook, shown: ShownDeck
+) -> None:
+    assert lab_page.page.evaluate(COUNT_FRAMES, 300) > 5
+    lab_page.clear()
+    expect(lab_page.page.locator(".tapehead-deck")).to_have_count(0)
+    assert lab_page.page.evaluate(COUNT_FRAMES, 300) == 0
+    lab_page.kernel("deck.step(count=3)")
+    ShownDeck(lab_page.run("deck").element).expect(t=3, status="stopped")
+
+
+def test_two_decks_at_once_keep_apart(lab_page: Notebook) -> None:
+    lab_page.kernel("first_loss, second_loss = captured(), captured()")
+    first = ShownDeck(lab_page.run("first = th.debug(first_loss, policy='bfs')").element)
+    second = ShownDeck(lab_page.run("second = th.debug(second_loss, engine='native')").element)
+    first.press("step")
+    second.press("step")
+    second.press("step")
+    second.expect(t=2)
+    first.expect(t=1)
+    lab_page.kernel("first.close()")
+    first.root.wait_for(state="detached")
+    lab_page.kernel("second.run()")
+    second.expect(status="finished")
+
+
+def test_a_second_view_of_a_deck_shows_the_same(lab_page: Notebook, shown: ShownDeck) -> None:
+    cell = lab_page.run("deck")
+    second = ShownDeck(cell.element)
+    shown.press("step")
+    second.expect(t=1)
+    second.key("ArrowRight")
+    shown.expect(t=2)
+    lab_page.wait_for("deck.position == 2")
+    cell.run()  # closes the view, and makes another
+    shown.press("step")
+    ShownDeck(cell.element).expect(t=3)
+
+
+def test_in_boxes_and_tabs_a_deck_is_a_widget_like_others(lab_page: Notebook) -> None:
+    cell = lab_page.run("deck = th.debug(captured())\nipywidgets.HBox([deck, ipywidgets.Button(description='mine')])")
+    expect(cell.element.locator(".tapehead-deck .deck")).to_have_count(1)
+    in_box = ShownDeck(cell.element)
+    assert in_box.root.bounding_box()["width"] > 300
+    in_box.press("step")
+    lab_page.wait_for("deck.position == 1")
+    tabs = lab_page.run(
+        "count = ipywidgets.IntText()\nother = th.debug(captured())\n"
+        "link = __import__('traitlets').dlink((other, 'position'), (count, 'value'))\n"
+        "ipywidgets.Tab([count, other], titles=['count', 'deck'])"
+    )
+    tabs.element.get_by_role("tab", name="deck", exact=True).click()
+    in_tab = ShownDeck(tabs.element)
+    expect(in_tab.root).to_be_visible()
+    in_tab.press("step")
+    in_tab.press("step")
+    lab_page.wait_for("count.value == 2")
+    assert in_tab.canvas_is_drawn(".graph canvas")
+
+
+def test_the_theme_of_jupyterlab_is_followed_live(lab_page: Notebook, shown: ShownDeck) -> None:
+    shown.expect(theme="light")
+    light = shown.evaluate("deck => getComputedStyle(deck).backgroundColor")
+    lab_page.theme("JupyterLab Dark")
+    try:
+        shown.expect(theme="dark")
+        assert shown.evaluate("deck => getComputedStyle(deck).backgroundColor") != light
+    finally:
+        lab_page.theme("JupyterLab Light")
+    shown.expect(theme="light")
+
+
+def test_the_decks_keys_are_not_those_of_jupyterlab(lab_page: Notebook, shown: ShownDeck) -> None:
+    cells = lab_page.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
+    before = cells.count()
+    for key in (
+        "b",
+        "b",
+        "d",
+        "d",
+        "x",
+        "Shift+Enter",
+        "a",
+    ):  # insert below, delete, cut, run, insert above
+        shown.key(key)
+    shown.search("ddxx")
+    expect(cells).to_have_count(before)
+    assert lab_page.value("deck.breakpoints") == []
+
+
+STRANGE = """
+import linecache
+source = "def strange(x):\\n    return torch.tanh(x)  # </script><script>alert(1)</script> \\"quoted\\" 🦆\\n"
+name = "<img src=x onerror=alert(2)>.py"
+linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+scope = {"torch": torch}
+exec(compile(source, name, "exec"), scope)
+
+class Strange(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for each in ("<script>alert(3)</script>", "\\"' onclick='alert(4)'", "🦆" * 40, "n" * 10_000):
+            self.add_module(each, type("<b>Bold</b>", (nn.Linear,), {})(4, 4))
+    def forward(self, x):
+        for each in self.children():
+            x = scope["strange"](each(x))
+        return x
+
+strange = Strange()
+with th.capture(strange):
+    loss = strange(x).sum()
+deck = th.debug(loss)
+"""
+
+
+def test_names_of_the_users_are_shown_as_text(lab_page: Notebook) -> None:
+    dialogs: list[str] = []
+    lab_page.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    shown = ShownDeck(lab_page.run(STRANGE).element)
+    for words in ("<script>alert(3)", "onclick='alert(4)", "🦆", "nnnn"):
+        shown.search(words).first.click()
+        expect(shown.inspector).to_contain_text(words)
+    lab_page.kernel("deck.selection = next(each.id for each in deck.graph.tasks if each.name == 'TanhBackward0')")
+    expect(shown.inspector).to_contain_text('</script><script>alert(1)</script> "quoted" 🦆')
+    assert shown.root.locator("script, img, b:text('Bold'), [onclick]").count() == 0
+    assert shown.evaluate("deck => deck.scrollWidth <= deck.clientWidth"), "a long name widens nothing"
+    lab_page.kernel("deck.run()")
+    shown.expect(status="finished")
+    assert dialogs == []
