@@ -28,7 +28,7 @@ from .display import forget, names_of
 from .document import packed, title_of
 from .live import Live, News
 from .prediction import Prediction
-from .still import still
+from .still import Moment, Still
 
 T = TypeVar("T")
 
@@ -78,6 +78,7 @@ class Deck(anywidget.AnyWidget):
         super().__init__(_id=uuid.uuid4().hex, _document=self._live.document.packed(), policy=session.policy)
         self.set_trait("current_task", None if current is None else current.id)
         self.set_trait("status", "stopped")
+        self._still = Still(self._id, self._live.document.content["title"], session.graph)
         self.on_msg(self._hear)
         if self._live.predicts_unasked:
             self.predict_memory(wait=False)
@@ -212,7 +213,10 @@ class Deck(anywidget.AnyWidget):
     def _ipython_display_(self, **kwargs: Any) -> None:
         data, metadata = self._repr_mimebundle_(**kwargs)
         display(data, metadata=metadata, raw=True)
-        display(still(self), raw=True)
+        self._still.show(self._moment, repr(self))
+
+    def _moment(self) -> Moment:
+        return Moment(self.policy, self.position, len(self._live.plan), self._live.timelines())
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
         """A page that is loaded anew asks for everything: it gets today's document, not the first one."""
@@ -264,6 +268,8 @@ class Deck(anywidget.AnyWidget):
             self.set_trait("status", news.status)
             self.policy = self._live.session.policy
         self.send({"kind": "news"}, [packed(content)])
+        if news.schedules is not None:
+            self._still.update(self._moment, repr(self))
 
     @traitlets.validate("policy")
     def _check_policy(self, proposal: Any) -> str:

@@ -226,7 +226,7 @@ def memory_content(timeline: Timeline) -> Json:
         "starts": list(timeline.starts),
         "born_as": list(timeline.born_as),
         "changes": [number for change in _changes(timeline) for number in change],
-        "peak": _peak_words(timeline),
+        "peak": peak_words(timeline),
         "largest": _largest(timeline),
     }
 
@@ -241,7 +241,7 @@ def _changes(timeline: Timeline) -> list[tuple[int, int, int, int]]:
     return sorted(found, key=itemgetter(0, 1))
 
 
-def _peak_words(timeline: Timeline) -> str:
+def peak_words(timeline: Timeline) -> str:
     """What most of the peak is: who waits for the gradients, or how much of it the largest category holds."""
     groups = peak_report(timeline).groups
     if not groups:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..engine.policies import POLICIES, Policy
 from ..engine.run import Run
 from ..engine.schedule import schedule
 from ..engine.simulate import simulate
+from ..engine.timeline import Timeline
 from ..engine.trace import Trace
 from .document import Document, Json, saved_content, schedule_content, title_of
 from .page import save_page
@@ -59,13 +60,18 @@ def _labels(trace: Trace) -> list[str]:
 
 
 def _others(run: Run) -> list[Json]:
+    return [
+        schedule_content(run.graph, POLICIES[name], order, timeline=timeline, note=_NOT_PREDICTED)
+        for name, order, timeline in other_policies(run)
+    ]
+
+
+def other_policies(run: Run) -> Iterator[tuple[str, list[int], Timeline | None]]:
+    """What known policies would make of its graph: their names, orders, and the memory where that is known."""
     ran = set(run.order)
     needed = None if len(ran) == len(run.graph) else ran
-    found = []
-    for name, policy in POLICIES.items():
+    footprints = run.footprints
+    for name in POLICIES:
         if name != run.policy:
-            order = schedule(run.graph, policy, needed)
-            footprints = run.footprints
-            timeline = None if footprints is None else simulate(footprints.graph, order, footprints)
-            found.append(schedule_content(run.graph, policy, order, timeline=timeline, note=_NOT_PREDICTED))
-    return found
+            order = schedule(run.graph, name, needed)
+            yield name, order, None if footprints is None else simulate(footprints.graph, order, footprints)

@@ -2,24 +2,204 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
 
-from ..inspector.svg import graph_to_svg
+from IPython.display import display, update_display
 
-if TYPE_CHECKING:
-    from .deck import Deck
+from ..engine.sizes import size_text
+from ..engine.timeline import Timeline
+from ..inspector.graph import Fold, Graph
+from ..inspector.svg import Drawing, draw_graph, escaped
+from ..inspector.svg_style import style_sheet
+from ..inspector.text_width import shorten, text_width
+from . import still_memory
+from .document import peak_words
+from .theme import DARK, FONT, LIGHT, variables
 
-_CELL_WIDTH = 900  # pixels which an output cell of a notebook has at least on a usual screen
-_MOST_SHOWN = 2_000  # tasks: a larger picture makes the notebook slow
+_WIDTH = 900.0  # pixels which an output cell of a notebook has at least on a usual screen
+_MARGIN = 20.0
+_INSIDE = _WIDTH - 2 * _MARGIN
+_HEADER = 52.0
+_FOOTER = 34.0
+
+_FOLDS: tuple[Fold, ...] = ("repeats", 1, 0)  # each with fewer tasks in view
+_LEAST_SCALE = 0.72  # text of 11 pixels has then 8
+_MOST_HEIGHT = 1000.0  # of the graph at full scale: about a screen
+_MOST_BYTES = 200_000
+_MOST_DRAWN = 10_000  # tasks: laying out more would hold the cell up
+
+_MARK = (
+    '<g class="th-mark"><circle cx="5.5" cy="8" r="3.2"/><circle cx="14.5" cy="8" r="3.2"/>'
+    '<path d="M2.6 13.5h4.6l1.2-1.6h3.2l1.2 1.6h4.6"/><path class="th-head-of-mark" d="M8.6 15.5h2.8v2H8.6z"/></g>'
+)
+_FOOTNOTE = "A still picture of tapehead’s deck. Run the cell to play it, step through it and ask it."
+_STYLE = f"""
+.th-still text{{font-family:{FONT}}}
+.th-still .th-mark{{fill:none;stroke:var(--accent);stroke-width:1.6;stroke-linejoin:round}}
+.th-still .th-head-of-mark{{fill:var(--accent);stroke:none}}
+.th-still .th-headline{{font-size:14px;font-weight:600}}
+.th-still .th-larger{{font-size:12px}}
+.th-still .th-bold{{font-weight:600}}
+.th-still .th-second{{fill:var(--ink2)}}
+.th-still .th-rule,.th-still .th-grid{{fill:none;stroke:var(--line)}}
+.th-still .th-frame{{fill:none;stroke:var(--line)}}
+.th-still .th-level{{fill:none;stroke:var(--ink);stroke-width:1.2}}
+.th-still .th-other{{fill:none;stroke:var(--ink2);stroke-width:1.2}}
+.th-still .th-leader{{fill:none;stroke:var(--line2)}}
+.th-still .th-chosen{{fill:var(--ink)}}
+.th-still .th-ring{{fill:var(--panel);stroke:var(--ink);stroke-width:1.6}}
+.th-still .th-haloed{{paint-order:stroke;stroke:var(--panel);stroke-width:4px;stroke-linejoin:round}}
+.th-still{{{variables(LIGHT)}}}
+@media (prefers-color-scheme:dark){{.th-still{{{variables(DARK)}}}}}
+""".strip()
 
 
-def still(deck: Deck) -> dict[str, str]:
-    """The graph as an SVG, by MIME type. The live page hides it: it knows it by its id."""
-    graph = deck.graph
-    if len(graph) > _MOST_SHOWN:
-        return {"text/plain": repr(deck)}
-    picture = graph_to_svg(graph, widest=_CELL_WIDTH)
-    return {
-        "image/svg+xml": picture.replace("<svg ", f'<svg id="tapehead-still-{deck._id}" ', 1),
-        "text/plain": repr(deck),
-    }
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the picture tells of a deck at one time.
+
+    Attributes:
+        policy: the name of the one that picks.
+        ran, of: how many tasks have run, and how many there are to run.
+        timelines: memory by policy, this one's first. Empty: it is not known.
+    """
+
+    policy: str
+    ran: int
+    of: int
+    timelines: Mapping[str, Timeline]
+
+
+class Still:
+    """The picture of one deck, and the output in which it is shown. The live page hides that: it knows it by `id`."""
+
+    def __init__(self, deck_id: str, title: str, graph: Graph) -> None:
+        self.id = f"tapehead-still-{deck_id}"
+        self._title = title
+        self._graph = graph
+        self._is_shown = False
+        self._lock = Lock()  # memory gets known in another thread, maybe while the picture is drawn
+
+    def show(self, now: Callable[[], Moment], text: str) -> None:
+        """Displays it, below the deck. `text` stands for the deck where not even a picture can be shown."""
+        with self._lock:
+            self._is_shown = True
+            display({"image/svg+xml": self.svg(now()), "text/plain": text}, raw=True, display_id=self.id)
+
+    def update(self, now: Callable[[], Moment], text: str) -> None:
+        """Puts today's picture where it was shown, if it was.
+
+        It is sent as coming from the cell that runs now, whose messages those who execute notebooks without a page
+        listen to: hence without the context, which may be that of an earlier cell.
+        """
+        with self._lock:
+            if self._is_shown:
+                bundle = {"image/svg+xml": self.svg(now()), "text/plain": text}
+                Context().run(update_display, bundle, raw=True, display_id=self.id)
+
+    def svg(self, moment: Moment) -> str:
+        """Header, graph and memory, one below the other."""
+        parts, y = [self._header(moment)], _HEADER
+        for elements, height in (self._graph_part, _memory_part(moment)):
+            if height:
+                parts.append(f'<path class="th-rule" d="M0 {_number(y + 0.5)}H{_number(_WIDTH)}"/>')
+                parts.append(f'<g transform="translate({_number(_MARGIN)} {_number(y + _MARGIN)})">')
+                parts += [*elements, "</g>"]
+                y += height + 2 * _MARGIN
+        height = y + _FOOTER
+        size = f"{_number(_WIDTH)} {_number(height)}"
+        about = f"{self._title}: {_counted(moment)}"
+        frame = f'width="{_number(_WIDTH - 1)}" height="{_number(height - 1)}" x=".5" y=".5" rx="8"'
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" id="{escaped(self.id)}" class="th-auto th-still" role="img" '
+                f'viewBox="0 0 {size}" width="{_number(_WIDTH)}" height="{_number(height)}">',
+                f"<title>{escaped(about)}</title>",
+                f"<style>{style_sheet('auto')}\n{_STYLE}</style>",
+                f'<rect class="th-page" {frame}/>',
+                *parts,
+                f'<path class="th-rule" d="M0 {_number(y + 0.5)}H{_number(_WIDTH)}"/>',
+                f'<text class="th-soft" x="{_number(_MARGIN)}" y="{_number(y + 21)}">{_FOOTNOTE}</text>',
+                f'<rect class="th-frame" {frame}/>',
+                "</svg>",
+            ]
+        )
+
+    def _header(self, moment: Moment) -> str:
+        peaks = _peaks(moment.timelines)
+        room = _INSIDE - 34 - text_width(peaks, 12)
+        counted = _counted(moment)
+        title = shorten(self._title, room - text_width(counted, 12) - 24, 14, bold=True)
+        after = 34 + text_width(title, 14, bold=True) + 12
+        return (
+            f'<g transform="translate({_number(_MARGIN)} 16)">{_MARK}'
+            f'<text class="th-headline" x="32" y="15">{escaped(title)}</text>'
+            f'<text class="th-second th-larger" x="{_number(after)}" y="15">{escaped(counted)}</text>'
+            f'<text class="th-second th-larger" x="{_number(_INSIDE)}" y="15" text-anchor="end">{escaped(peaks)}</text>'
+            "</g>"
+        )
+
+    @cached_property
+    def _graph_part(self) -> tuple[Sequence[str], float]:
+        """Elements and height. Drawn once: a deck may be shown and updated several times."""
+        drawing = _fitting(self._graph)
+        if drawing is None:
+            said = f"The graph of {len(self._graph):,} tasks is too large for a still picture: the live deck shows it."
+            return [f'<text class="th-second th-larger" y="4">{said}</text>'], 8.0
+        scale = min(1.0, _INSIDE / drawing.width)
+        left = (_INSIDE - scale * drawing.width) / 2
+        start = f'<g transform="translate({_number(left)} 0) scale({scale:.4g})">'
+        return [start, *drawing.elements, "</g>"], (drawing.height - 10) * scale  # the legend ends with some air
+
+
+def _fitting(graph: Graph) -> Drawing | None:
+    """The graph with as much of it unfolded as can be read, None where even the outermost modules are too many."""
+    if len(graph) > _MOST_DRAWN:
+        return None
+    for fold in _FOLDS:
+        drawing = draw_graph(graph, fold)
+        small = drawing.width * _LEAST_SCALE <= _INSIDE and drawing.height <= _MOST_HEIGHT
+        if small and sum(map(len, drawing.elements)) <= _MOST_BYTES:
+            return drawing
+    return None
+
+
+def _memory_part(moment: Moment) -> tuple[Sequence[str], float]:
+    """Elements and height; none where memory is not known."""
+    if not any(timeline.peak_bytes for timeline in moment.timelines.values()):
+        return [], 0.0
+    shown = next(iter(moment.timelines.values()))
+    heading = (
+        '<text y="6"><tspan class="th-bold">Memory</tspan>'
+        f'<tspan class="th-soft" dx="8">{_basis(shown)} · the stack is {escaped(moment.policy.upper())}</tspan></text>'
+    )
+    chart = still_memory.memory_elements(moment.timelines, peak_words(shown), _INSIDE)
+    return [heading, '<g transform="translate(0 22)">', *chart, "</g>"], still_memory.HEIGHT + 22
+
+
+def _basis(timeline: Timeline) -> str:
+    if timeline.basis == "measured":
+        return "measured"
+    is_estimate = timeline.estimates or timeline.basis == "dry run"
+    return "predicted, an estimate" if is_estimate else "predicted from a measured run"
+
+
+def _counted(moment: Moment) -> str:
+    tasks = f"{moment.of:,} task{'' if moment.of == 1 else 's'}"
+    if moment.ran == moment.of:
+        return f"{tasks}, all have run under {moment.policy}"
+    ran = f"{moment.ran:,} of " if moment.ran else ""
+    return f"{ran}{tasks} {'have run' if moment.ran else 'to run'} under {moment.policy}"
+
+
+def _peaks(timelines: Mapping[str, Timeline]) -> str:
+    peaks = [f"{policy.upper()} {size_text(timeline.peak_bytes)}" for policy, timeline in timelines.items()]
+    return "  ·  ".join(peaks[:4])
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 1):g}"

@@ -1,0 +1,205 @@
+"""Memory over the tasks as SVG, for the deck's still picture: a stack by category, and a line per other policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from ..engine.sizes import size_text
+from ..engine.timeline import Category, Timeline
+from ..inspector.svg import escaped
+from ..inspector.text_width import shorten, text_width
+from .theme import CATEGORY_COLOURS
+
+HEIGHT = 184.0
+
+_LEFT, _RIGHT = 238.0, 150.0  # gutters: the legend and the scale, and the names of the peaks
+_LEGEND_WIDTH = 176.0
+_TOP, _BOTTOM = 24.0, 164.0  # of the plot: above it the sentence of the peak, below it the numbers of tasks
+_ROW = 15.0  # pixels of one name in a gutter
+_MOST_COLUMNS = 500  # more would not be seen
+_MOST_POLICIES = 6  # peaks that are named
+_HEADROOM = 1.02  # as in the live chart
+_DASHES = {"heap": "", "bfs": "6 3", "dfs": "1.5 2.5"}  # as in the live chart
+_OTHER_DASH = "9 3 2 3"
+
+
+def memory_elements(timelines: Mapping[str, Timeline], sentence: str, width: float) -> Iterator[str]:
+    """The chart, `width` × `HEIGHT` from (0, 0). The first of `timelines`, by policy, is stacked.
+
+    `sentence` says what the peak is made of.
+    """
+    shown = next(iter(timelines.values()))
+    plot = _Plot(timelines, width)
+    yield from _scale(plot)
+    yield from _stack(plot, shown)
+    for policy, timeline in list(timelines.items())[1:]:
+        path = _steps(plot.levels(timeline.task_peaks, timeline))
+        yield f'<path class="th-other" stroke-dasharray="{_dash(policy)}" d="{path}"/>'
+    yield f'<path class="th-level" d="{_steps(plot.levels(shown.task_peaks, shown))}"/>'
+    yield from _task_numbers(plot)
+    yield from _peak(plot, shown, sentence)
+    yield from _legend(shown)
+    yield from _policies(plot, timelines)
+
+
+class _Plot:
+    """Where tasks and bytes are in the picture."""
+
+    def __init__(self, timelines: Mapping[str, Timeline], width: float) -> None:
+        self.right = width - _RIGHT
+        self.most = max(timeline.peak_bytes for timeline in timelines.values())
+        self.tasks = max(len(timeline.order) for timeline in timelines.values())
+
+    def x(self, place: float) -> float:
+        return _LEFT + (self.right - _LEFT) * place / max(self.tasks, 1)
+
+    def y(self, nbytes: float) -> float:
+        return _BOTTOM - (_BOTTOM - _TOP) * nbytes / (max(self.most, 1) * _HEADROOM)
+
+    def levels(self, column: Sequence[int], timeline: Timeline) -> list[tuple[float, float]]:
+        """(x, y) where each step begins, and where the last one ends. `column` has bytes by place."""
+        points = [(self.x(first), self.y(column[highest])) for first, highest in _columns(timeline)]
+        return [*points, (self.x(len(timeline.order)), points[-1][1])]
+
+
+def _columns(timeline: Timeline) -> Iterator[tuple[int, int]]:
+    """(First place, place of the highest level) of so many tasks as are one column of the picture."""
+    peaks = timeline.task_peaks
+    together = -(-len(peaks) // _MOST_COLUMNS)
+    for first in range(0, len(peaks), together):
+        yield first, max(range(first, min(first + together, len(peaks))), key=peaks.__getitem__)
+
+
+def _scale(plot: _Plot) -> Iterator[str]:
+    step = 1
+    while plot.most / step > 4.2:
+        step *= 2
+    for level in range(0, plot.most + 1, step):
+        y = _number(plot.y(level))
+        yield f'<path class="th-grid" d="M{_number(_LEFT)} {y}H{_number(plot.right)}"/>'
+        if level:
+            at = _number(plot.y(level) + 4)
+            words = size_text(level).replace(".0 ", " ")
+            yield f'<text class="th-soft" x="{_number(_LEFT - 6)}" y="{at}" text-anchor="end">{words}</text>'
+
+
+def _stack(plot: _Plot, timeline: Timeline) -> Iterator[str]:
+    """By category what is between the levels of those below and its own."""
+    below = [0] * len(timeline.order)
+    for category, column in timeline.category_levels.items():
+        above = [one + other for one, other in zip(below, column, strict=True)]
+        upper, lower = plot.levels(above, timeline), plot.levels(below, timeline)
+        path = f"{_steps(upper)}L{_steps_back(lower)}Z"
+        yield f'<path style="fill:var(--{CATEGORY_COLOURS[category]})" d="{path}"/>'
+        below = above
+
+
+def _steps(points: Sequence[tuple[float, float]]) -> str:
+    """Along the levels, each kept until the next step."""
+    data = f"M{_number(points[0][0])} {_number(points[0][1])}"
+    for (_, y), (next_x, next_y) in pairwise(points):
+        if next_y != y:
+            data += f"H{_number(next_x)}V{_number(next_y)}"
+    return f"{data}H{_number(points[-1][0])}"
+
+
+def _steps_back(points: Sequence[tuple[float, float]]) -> str:
+    """The same from the end to the start."""
+    data = f"{_number(points[-1][0])} {_number(points[-1][1])}"
+    for (x, y), (_, later_y) in reversed(list(pairwise(points))):
+        if y != later_y:
+            data += f"V{_number(y)}"
+        data += f"H{_number(x)}"
+    return data
+
+
+def _task_numbers(plot: _Plot) -> Iterator[str]:
+    step = next(each for each in _round_numbers() if plot.tasks / each <= 10)
+    for task in range(0, plot.tasks + 1, step):
+        label = "task 0" if task == 0 else f"{task:,}"
+        yield f'<text class="th-soft th-mid" x="{_number(plot.x(task))}" y="{_number(_BOTTOM + 16)}">{label}</text>'
+
+
+def _round_numbers() -> Iterator[int]:
+    power = 1
+    while True:
+        yield from (power, 2 * power, 5 * power)
+        power *= 10
+
+
+def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
+    """A ring, and its sentence above it."""
+    place = timeline.peak_place
+    x, y = plot.x(min(max(place, 0), len(timeline.order)) + 0.5), plot.y(timeline.peak_bytes)
+    start = f"peak {size_text(timeline.peak_bytes)} {_when(place, len(timeline.order))}"
+    room = plot.right - _LEFT
+    rest = shorten(f": {sentence}", room - text_width(start, bold=True)) if sentence else ""
+    needed = text_width(start, bold=True) + text_width(rest)
+    at = min(max(x - needed / 2, _LEFT), plot.right - needed)
+    yield f'<circle class="th-ring" cx="{_number(x)}" cy="{_number(y)}" r="3.4"/>'
+    yield (
+        f'<text class="th-haloed" x="{_number(at)}" y="{_number(max(y - 10, 11))}">'
+        f'<tspan class="th-bold">{start}</tspan><tspan class="th-second">{escaped(rest)}</tspan></text>'
+    )
+
+
+def _when(place: int, count: int) -> str:
+    if place < 0:
+        return "before the first task"
+    return "after the last task" if place >= count else f"at task {place + 1:,}"
+
+
+def _legend(timeline: Timeline) -> Iterator[str]:
+    """By category the bytes at the peak."""
+    place = min(max(timeline.peak_place, 0), len(timeline.order) - 1)
+    for row, (category, column) in enumerate(timeline.category_levels.items()):
+        y = _TOP + 4 + row * _ROW
+        colour = f"fill:var(--{CATEGORY_COLOURS[category]})"
+        end = f'x="{_number(_LEGEND_WIDTH)}" text-anchor="end"'
+        yield f'<rect y="{_number(y - 8)}" width="9" height="9" rx="2" style="{colour}"/>'
+        yield f'<text class="th-second" x="15" y="{_number(y)}">{_plural(category)}</text>'
+        yield f'<text {end} y="{_number(y)}">{size_text(column[place]) if column[place] else 0}</text>'
+
+
+def _plural(category: Category) -> str:
+    return category.title if category in (Category.WORKSPACE, Category.UNKNOWN) else f"{category.title}s"
+
+
+def _policies(plot: _Plot, timelines: Mapping[str, Timeline]) -> Iterator[str]:
+    """Each policy's peak at its own height, moved where they would overlap."""
+    named = sorted(list(timelines.items())[:_MOST_POLICIES], key=lambda each: -each[1].peak_bytes)
+    first = next(iter(timelines))
+    rows = _spread([plot.y(timeline.peak_bytes) for _, timeline in named])
+    for (policy, timeline), row in zip(named, rows, strict=True):
+        x, y = plot.right, plot.y(timeline.peak_bytes)
+        yield f'<path class="th-leader" d="M{_number(x)} {_number(y)}h4L{_number(x + 8)} {_number(row)}"/>'
+        if policy == first:
+            yield f'<rect class="th-chosen" x="{_number(x + 11)}" y="{_number(row - 4)}" width="14" height="8"/>'
+        else:
+            dash = _dash(policy)
+            yield f'<path class="th-other" stroke-dasharray="{dash}" d="M{_number(x + 11)} {_number(row)}h14"/>'
+        amount = size_text(timeline.peak_bytes)
+        name = shorten(policy.upper(), _RIGHT - 34 - text_width(amount, bold=True), bold=True)
+        weight = ' class="th-bold"' if policy == first else ' class="th-second"'
+        yield f'<text{weight} x="{_number(x + 30)}" y="{_number(row + 4)}">{escaped(name)} {amount}</text>'
+
+
+def _spread(heights: Iterable[float]) -> list[float]:
+    """Heights of rows, in order, near their own ones, inside the plot, without overlap."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, _TOP, placed[-1] + _ROW if placed else 0.0))
+    limit = _BOTTOM
+    for at in reversed(range(len(placed))):
+        placed[at] = min(placed[at], limit)
+        limit = placed[at] - _ROW
+    return placed
+
+
+def _dash(policy: str) -> str:
+    return _DASHES.get(policy, _OTHER_DASH)
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 1):g}"
