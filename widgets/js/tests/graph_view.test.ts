@@ -2,8 +2,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { BoxCounts } from "../src/graph/box_counts.ts";
 import { areaOf, fitView, followView, kept, reveal, scaledAbout } from "../src/graph/camera.ts";
+import { damageBetween } from "../src/graph/damage.ts";
 import { wireState } from "../src/graph/draw_wires.ts";
-import { FactFinder, opacityOf } from "../src/graph/facts.ts";
+import { FactFinder, opacityOf, shareOf, stateOf } from "../src/graph/facts.ts";
 import { Grid } from "../src/graph/grid.ts";
 import { hitAt } from "../src/graph/hit.ts";
 import { Motion } from "../src/graph/motion.ts";
@@ -152,4 +153,51 @@ test("tasks come out of the card that opens, and go back into it", () => {
   assert.deepEqual(opening.view(1), { x: 10, y: 0, k: 1 });
   const closing = new Motion(open, closed, 0, { from: { x: 0, y: 0, k: 1 }, to: { x: 0, y: 0, k: 1 } });
   assert.deepEqual(closing.leaving.map(({ spot }) => spot.task).sort(), [0, 1, 3]);
+});
+
+test("what a step changes is inside of what is drawn anew", () => {
+  for (const closed of [false, true]) {
+    const { scene, store } = smallScene(closed);
+    const finder = new FactFinder(store);
+    for (let from = 0; from <= 4; from++) {
+      for (let to = 0; to <= 4; to++) {
+        store.go(from);
+        const before = finder.at(scene);
+        store.go(to);
+        const after = finder.at(scene);
+        const damage = damageBetween(before, after, 1);
+        if (from === to) {
+          assert.equal(damage, "none");
+          continue;
+        }
+        assert.ok(typeof damage === "object");
+        const holds = (x: number, y: number, width: number, height: number) =>
+          damage.x <= x && damage.y <= y && damage.x + damage.width >= x + width && damage.y + damage.height >= y + height;
+        const look = (facts: typeof before, index: number) => {
+          const spot = scene.spots[index];
+          return [stateOf(facts, spot), shareOf(facts, spot.task), facts.queuePlaces.get(spot.task), facts.ringed === spot.task];
+        };
+        scene.spots.forEach(({ rect }, index) => {
+          const same = JSON.stringify(look(before, index)) === JSON.stringify(look(after, index));
+          assert.ok(same || holds(rect.x, rect.y, rect.width, rect.height), `task ${index} from ${from} to ${to}`);
+        });
+        scene.wires.forEach(({ edges, bounds }, index) => {
+          const [one, other] = [from, to].map((t) => wireState(edges, store.graph, store.replay, t));
+          const whole = holds(bounds.x, bounds.y, bounds.width, bounds.height);
+          assert.ok(one === other || whole, `wire ${index} from ${from} to ${to}`);
+        });
+        const counts = (facts: typeof before) => JSON.stringify(facts.counts.at(0, facts.t));
+        if (closed && counts(before) !== counts(after)) assert.ok(holds(CARD.x, CARD.y, CARD.width, CARD.height));
+      }
+    }
+  }
+});
+
+test("selecting the only task that was found draws its ring", () => {
+  const { scene, store } = smallScene(false);
+  const finder = new FactFinder(store);
+  store.find("relu");
+  const before = finder.at(scene);
+  store.select(0);
+  assert.notEqual(damageBetween(before, finder.at(scene), 1), "none");
 });

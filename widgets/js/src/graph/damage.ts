@@ -15,13 +15,14 @@ const ROW_LABEL = { above: 16, height: 44 };
 /** "none": the picture is as it was. "all": it must be drawn anew. */
 export function damageBetween(before: Facts, after: Facts, scale: number): Rect | "none" | "all" {
   if (!sameButTime(before, after)) return "all";
-  if (before.t === after.t) return "none";
+  if (before.t === after.t && before.ringed === after.ringed) return "none";
   const first = Math.min(before.t, after.t);
   const last = Math.max(before.t, after.t);
   if (last - first > MOST_TASKS) return "all";
   const { scene, replay } = after;
   const rects: Rect[] = [];
   const changed = new Set([...before.queuePlaces.keys(), ...after.queuePlaces.keys()]);
+  for (const { ringed } of [before, after]) if (ringed >= 0) changed.add(ringed);
   for (let place = first; place <= last && place < replay.length; place++) {
     const task = replay.schedule.order[place];
     changed.add(task);

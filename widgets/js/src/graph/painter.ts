@@ -8,6 +8,7 @@ import { drawScene } from "./draw_scene.ts";
 import type { Facts } from "./facts.ts";
 import type { Motion } from "./motion.ts";
 import { CanvasPen } from "./pen.ts";
+import type { Outline } from "./wire_path.ts";
 
 /** Where more than this share of the screen has changed, all is drawn. */
 const MOST_DAMAGE = 0.6;
@@ -29,7 +30,7 @@ export class Painter {
   constructor(
     private readonly canvas: HTMLCanvasElement,
     /** By edge its bytes. */
-    private readonly bytes: Float64Array,
+    readonly bytes: Float64Array,
   ) {
     this.context = canvas.getContext("2d", { alpha: false }) as CanvasRenderingContext2D;
     this.pen = new CanvasPen(this.context);
@@ -61,6 +62,12 @@ export class Painter {
     this.pen.begin();
     drawScene(this.pen, colours, facts, { area, scale: view.k, bytes: this.bytes, motion, share });
     context.restore();
+  }
+
+  /** Whether a point of the picture is on a line so wide. */
+  isOn(outline: Outline, x: number, y: number, width: number): boolean {
+    this.context.lineWidth = width;
+    return this.context.isPointInStroke(outline.path, x, y);
   }
 
   /** What must be drawn, in pixels of the device, whole ones: half a pixel would show as a seam. */

@@ -2,14 +2,17 @@
 
 import type { PlacedBox } from "../layout/placed.ts";
 import type { Stage } from "../view.ts";
-import { areaOf } from "./camera.ts";
 import type { Facts } from "./facts.ts";
-import { type Hit, hitAt } from "./hit.ts";
+import { type Hit, hitAt, wiresNear } from "./hit.ts";
+import type { Painter } from "./painter.ts";
 import type { Pilot } from "./pilot.ts";
-import { tipOfBox, tipOfSpot } from "./says.ts";
+import { tipOfBox, tipOfSpot, tipOfWire } from "./says.ts";
 
 /** The hint how to zoom stays so long, milliseconds. */
 const HINT = 1600;
+/** A pointer so near is on a wire, pixels; of many below it, the shortest are looked at. */
+const WIRE_WIDTH = 8;
+const MOST_WIRES = 40;
 
 export interface PointerOn {
   stage: Stage;
@@ -18,6 +21,7 @@ export interface PointerOn {
   host: HTMLElement;
   hint: HTMLElement;
   pilot: Pilot;
+  painter: Painter;
   facts(): Facts;
   toggle(box: PlacedBox): void;
 }
@@ -27,9 +31,8 @@ export function bindPointer(on: PointerOn, signal: AbortSignal): void {
   const { stage, canvas, host, pilot } = on;
   const { store } = stage;
   const find = (event: MouseEvent): Hit => {
-    const { x, y } = areaOf(pilot.view, { width: 1, height: 1 });
-    const { k } = pilot.view;
-    return hitAt(on.facts().scene, x + event.offsetX / k, y + event.offsetY / k, k);
+    const { x, y, k } = pilot.view;
+    return hitAt(on.facts().scene, (event.offsetX - x) / k, (event.offsetY - y) / k, k);
   };
   const leave = () => {
     stage.tip(null);
@@ -40,8 +43,7 @@ export function bindPointer(on: PointerOn, signal: AbortSignal): void {
     const hit = find(event);
     canvas.style.cursor = hit ? "pointer" : "grab";
     store.update({ hoveredTask: hit && "spot" in hit ? hit.spot.task : null });
-    const said = hit && ("spot" in hit ? tipOfSpot(store, on.facts(), hit.spot) : tipOfBox(on.facts(), hit.box));
-    stage.tip(said, host, event.offsetX, event.offsetY);
+    stage.tip(saidOf(on, hit, event), host, event.offsetX, event.offsetY);
   }, { signal });
   canvas.addEventListener("pointerleave", leave, { signal });
   canvas.addEventListener("click", (event) => {
@@ -59,6 +61,16 @@ export function bindPointer(on: PointerOn, signal: AbortSignal): void {
     if (event.key === "Escape") stage.root.focus({ preventScroll: true });
   }, { signal });
   bindWheelHint(on, signal);
+}
+
+function saidOf({ stage, facts, painter, pilot }: PointerOn, hit: Hit, event: MouseEvent): string | null {
+  if (hit && "spot" in hit) return tipOfSpot(stage.store, facts(), hit.spot);
+  if (hit) return tipOfBox(facts(), hit.box);
+  const { x, y, k } = pilot.view;
+  const at = { x: (event.offsetX - x) / k, y: (event.offsetY - y) / k };
+  const near = wiresNear(facts().scene, at.x, at.y, k).slice(0, MOST_WIRES);
+  const wire = near.find(({ outline }) => painter.isOn(outline, at.x, at.y, WIRE_WIDTH / k));
+  return wire ? tipOfWire(stage.store, facts(), wire, painter.bytes) : null;
 }
 
 /** Whether a wheel or a touch moves the camera. Otherwise the page scrolls: the graph is no trap. */

@@ -4,8 +4,9 @@ import type { PlacedBox, PlacedStub } from "../layout/placed.ts";
 import type { Store } from "../store.ts";
 import { count, size } from "../text.ts";
 import { cardSays } from "./draw_box.ts";
+import { type WireState, wireState } from "./draw_wires.ts";
 import { type Facts, shareOf, stateOf } from "./facts.ts";
-import type { Spot } from "./scene.ts";
+import type { Spot, Wire } from "./scene.ts";
 
 const STUBS: Record<PlacedStub["kind"], string> = {
   parameter: "further use of",
@@ -36,6 +37,26 @@ export function tipOfBox(facts: Facts, placed: PlacedBox): string {
   const index = facts.scene.boxes.get(box.id) as number;
   const said = closed ? cardSays(facts, index) : count(box.size, "task");
   return `${closed ? "unfold" : "fold"} ${name}${kind}\n${said}`;
+}
+
+const WIRES: Record<WireState, string> = {
+  "not yet": "not computed yet",
+  out: "made by the task that runs",
+  waits: "waits",
+  into: "taken by the task that runs",
+  consumed: "taken",
+};
+
+/** `Addmm #97 → T #96` and `1.0 MiB, waits`. */
+export function tipOfWire(store: Store, facts: Facts, wire: Wire, bytes: Float64Array): string {
+  const { graph } = store;
+  const { task, next } = graph.document.edges;
+  const state = WIRES[wireState(wire.edges, graph, facts.replay, facts.t)];
+  const sum = size(wire.edges.reduce((total, edge) => total + bytes[edge], 0));
+  if (wire.edges.length > 1) return `${count(wire.edges.length, "gradient")}\n${sum} in all, ${state}`;
+  const [edge] = wire.edges;
+  const name = (end: number) => (graph.leaf[end] ? graph.parameter(end) : `${graph.titles[end]} #${end}`);
+  return `${cut(name(task[edge]))} → ${cut(name(next[edge]))}\n${sum}, ${state}`;
 }
 
 /** `waiting, 1 of 2 inputs are here`; `ready, place 3 in the queue`. */

@@ -37,6 +37,7 @@ export class Strip {
     this.follow.setAttribute("aria-pressed", String(camera === "follow"));
     this.fit.setAttribute("aria-pressed", String(camera === "fit"));
     this.reach.hidden = reach === null;
+    this.element.classList.toggle("reaching", reach !== null);
     if (!reach) return;
     const { upstream, downstream } = reach;
     this.reach.replaceChildren(

@@ -60,6 +60,8 @@ class GraphView implements View {
   private readonly ending = new AbortController();
   private readonly observer: ResizeObserver;
   private size: Size = { width: 0, height: 0 };
+  /** It has been seen: hidden and shown again, it is where it was. */
+  private begun = false;
   private scene: Scene;
   private motion: Motion | null = null;
   /** Where the camera goes when the change of layout is over. */
@@ -98,7 +100,8 @@ class GraphView implements View {
     parent.append(this.section);
     const toggle = (box: PlacedBox) => this.toggle(box);
     const facts = () => this.finder.at(this.scene);
-    bindPointer({ stage, canvas: this.canvas, host, hint, pilot: this.pilot, facts, toggle }, this.ending.signal);
+    const { canvas, pilot, painter } = this;
+    bindPointer({ stage, canvas, host, hint, pilot, painter, facts, toggle }, this.ending.signal);
     this.observer = new ResizeObserver(([entry]) => this.resize(entry.contentRect));
     this.observer.observe(host);
     this.watchPixels();
@@ -179,9 +182,10 @@ class GraphView implements View {
   }
 
   private resize({ width, height }: Size): void {
-    const first = !this.size.width;
     this.size = { width, height };
     if (!width || !height) return;
+    const first = !this.begun;
+    this.begun = true;
     this.pilot.resize(width, height);
     this.pilot.allow(fitView(this.scene.layout, this.size).k);
     this.aim(true, first);
