@@ -7,7 +7,9 @@ from contextvars import Context
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
+from weakref import WeakMethod
 
+from IPython import get_ipython
 from IPython.display import display, update_display
 
 from ..engine.sizes import size_text
@@ -85,21 +87,40 @@ class Still:
         self._lock = Lock()  # memory gets known in another thread, maybe while the picture is drawn
 
     def show(self, now: Callable[[], Moment], text: str) -> None:
-        """Displays it, below the deck. `text` stands for the deck where not even a picture can be shown."""
+        """Displays it, below the deck. `text` stands for the deck where not even a picture can be shown.
+
+        `now` is a method, and asked again at the end of each cell until it knows the memory: who executes a notebook
+        without a page hears what is sent while a cell runs, and nothing of what comes between two.
+        """
         with self._lock:
             self._is_shown = True
-            display({"image/svg+xml": self.svg(now()), "text/plain": text}, raw=True, display_id=self.id)
+            moment = now()
+            display(self._bundle(moment, text), raw=True, display_id=self.id)
+        shell = get_ipython()
+        if moment.timelines or shell is None:
+            return
+        asked = WeakMethod(now)  # type: ignore[arg-type]
+
+        def send(*_: object) -> None:
+            known = asked()
+            if known is None or known().timelines:
+                shell.events.unregister("post_run_cell", send)
+                if known is not None:
+                    self.update(known, text)
+
+        shell.events.register("post_run_cell", send)
 
     def update(self, now: Callable[[], Moment], text: str) -> None:
         """Puts today's picture where it was shown, if it was.
 
-        It is sent as coming from the cell that runs now, whose messages those who execute notebooks without a page
-        listen to: hence without the context, which may be that of an earlier cell.
+        It is sent as coming from the cell that runs now, hence without the context, which may be an earlier one's.
         """
         with self._lock:
             if self._is_shown:
-                bundle = {"image/svg+xml": self.svg(now()), "text/plain": text}
-                Context().run(update_display, bundle, raw=True, display_id=self.id)
+                Context().run(update_display, self._bundle(now(), text), raw=True, display_id=self.id)
+
+    def _bundle(self, moment: Moment, text: str) -> dict[str, str]:
+        return {"image/svg+xml": self.svg(moment), "text/plain": text}
 
     def svg(self, moment: Moment) -> str:
         """Header, graph and memory, one below the other."""
