@@ -72,7 +72,8 @@ export function drawCard(pen: Pen, colours: Colours, facts: Facts, index: number
     pen.rounded({ ...rect, x: rect.x + shift, y: rect.y + shift }, RADIUS, { stroke: colours.line });
   }
   drawCardRing(pen, colours, facts, index, rect, scale);
-  pen.rounded(rect, RADIUS, cardPaint(colours, state));
+  const paint = cardPaint(colours, state);
+  pen.rounded(rect, RADIUS, { ...paint, width: (paint.width ?? 1) * Math.max(1, 0.7 / scale) });
   if (facts.hovered !== null && facts.scene.cardAround(facts.hovered) === placed) {
     pen.rounded(rect, RADIUS, { stroke: colours.ink, width: 1.2 });
   }

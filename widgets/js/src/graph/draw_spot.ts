@@ -16,6 +16,8 @@ export const SMALLEST_TEXT = 6;
 const SMALLEST_CHIP = 0.45;
 /** Below this scale corners are not rounded: nobody sees them. */
 const ROUNDED_FROM = 0.3;
+/** Below this scale a task is too small to be seen hollow. */
+const HOLLOW_FROM = 0.15;
 const RING = 3.5;
 
 export function isFar(spot: Spot, scale: number): boolean {
@@ -133,7 +135,7 @@ export function drawFar(
   groups.sort((one, other) => FAR_ORDER.indexOf(one.state) - FAR_ORDER.indexOf(other.state));
   for (const { state, alpha, radius, rects } of groups) {
     pen.alpha = alpha;
-    pen.rects(rects, radius, farPaint(colours, state, Math.max(1, 0.9 / scale)));
+    pen.rects(rects, radius, farPaint(colours, state, scale));
   }
   pen.alpha = 1;
   drawFarMarks(pen, colours, facts, rectOf, scale);
@@ -141,7 +143,9 @@ export function drawFar(
 
 const FAR_ORDER: readonly TaskState[] = ["waiting", "done", "ready", "running"];
 
-function farPaint(colours: Colours, state: TaskState, pixel: number): Paint {
+function farPaint(colours: Colours, state: TaskState, scale: number): Paint {
+  const pixel = Math.max(1, 0.9 / scale);
+  if (state === "waiting" && scale < HOLLOW_FROM) return { fill: colours.line2 };
   if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: pixel };
   if (state === "done") return { fill: colours["done-ink"] };
   return { fill: colours.accent, stroke: colours.accent, width: state === "running" ? 5 * pixel : pixel };

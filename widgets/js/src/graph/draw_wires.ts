@@ -18,8 +18,11 @@ export type WireState = (typeof STATES)[number];
 const THINNEST = 0.7;
 /** A gradient of so many bytes begins to widen its wire. */
 const WIDENS_FROM = 2 ** 17;
-/** Below this scale wires are straight from corner to corner: nobody sees their curves. */
-const ROUNDED_FROM = 0.3;
+/** A wire that is shorter on the screen is not seen between what it joins, pixels. */
+const SHORTEST = 2;
+/** Below these scales wires are straight from corner to corner: where there are few, and where there are many. */
+const ROUNDED_FROM = { few: 0.1, many: 0.3 };
+const MANY = 4000;
 const NARROWEST_WAIT = 1.4;
 const MOST_WIDENED = 1.6;
 /** Of wires that neither match nor are reached. */
@@ -64,11 +67,13 @@ export interface WireView {
 export function drawWires(pen: Pen, colours: Colours, facts: Facts, view: WireView): void {
   const { scene, replay, t } = facts;
   const byState: Record<WireState, number[]> = { consumed: [], "not yet": [], waits: [], out: [], into: [] };
-  scene.wires.forEach((wire, index) => {
-    if (touch(wire.bounds, view.area)) byState[wireState(wire.edges, scene.graph, replay, t)].push(index);
+  const shortest = SHORTEST / view.scale;
+  scene.wires.forEach(({ bounds, edges }, index) => {
+    if (bounds.width + bounds.height < shortest || !touch(bounds, view.area)) return;
+    byState[wireState(edges, scene.graph, replay, t)].push(index);
   });
   for (const state of STATES) {
-    if (view.scale < ROUNDED_FROM) drawFarWires(pen, colours, facts, view, byState[state], state);
+    if (isStraight(scene, view.scale)) drawFarWires(pen, colours, facts, view, byState[state], state);
     else for (const index of byState[state]) drawWire(pen, colours, facts, view, index, state);
   }
   drawReached(pen, colours, facts, view, [...byState.consumed, ...byState["not yet"]]);
@@ -81,6 +86,11 @@ function drawWire(pen: Pen, colours: Colours, facts: Facts, view: WireView, inde
   const { stroke, width, alpha } = look(colours, wire, state, view.bytes);
   pen.alpha = alpha * view.shown * (isFaded(facts, index) ? FADED : 1);
   pen.outline(wire.outline, { stroke, width: width * Math.max(1, THINNEST / view.scale) });
+}
+
+/** Of the whole graph, so that a part that is drawn anew looks like the rest. */
+function isStraight({ wires }: Scene, scale: number): boolean {
+  return scale < (wires.length > MANY ? ROUNDED_FROM.many : ROUNDED_FROM.few);
 }
 
 function isFaded({ wireReach, matches }: Facts, index: number): boolean {

@@ -32,7 +32,7 @@ export class Painter {
     /** By edge its bytes. */
     readonly bytes: Float64Array,
   ) {
-    this.context = canvas.getContext("2d", { alpha: false }) as CanvasRenderingContext2D;
+    this.context = canvas.getContext("2d") as CanvasRenderingContext2D;
     this.pen = new CanvasPen(this.context);
   }
 
