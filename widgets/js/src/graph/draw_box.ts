@@ -2,7 +2,7 @@
 
 import type { PlacedBox, Rect } from "../layout/placed.ts";
 import type { TaskState } from "../model/replay.ts";
-import { count } from "../text.ts";
+import { count, grouped } from "../text.ts";
 import type { Colours } from "../view.ts";
 import { cardOpacity, type Facts } from "./facts.ts";
 import { drawBreakpoint, drawChevron, drawGlyph } from "./glyphs.ts";
@@ -129,10 +129,10 @@ function drawCardText(pen: Pen, colours: Colours, facts: Facts, index: number, r
 export function cardSays(facts: Facts, index: number): string {
   const { done, size } = facts.counts.at(index, facts.t);
   const all = facts.scene.layout.boxes[index].box.size;
-  if (facts.cardMatches) return `${facts.cardMatches[index].toLocaleString("en-US")} of ${count(all, "task")} found`;
+  if (facts.cardMatches) return `${grouped(facts.cardMatches[index])} of ${count(all, "task")} found`;
   if (size === 0) return `${count(all, "task")}, none runs`;
   if (done === size) return `${count(size, "task")}, all done`;
-  return done ? `${done.toLocaleString("en-US")} of ${count(size, "task")} done` : count(all, "task");
+  return done ? `${grouped(done)} of ${count(size, "task")} done` : count(all, "task");
 }
 
 /** The name of the task in the box that is selected or runs, where there is room for it. */
@@ -186,7 +186,7 @@ export function drawRowLabel(pen: Pen, colours: Colours, facts: Facts, index: nu
   let done = 0;
   for (const task of row.tasks) if (replay.place[task] < t) done++;
   const all = row.tasks.length;
-  const said = done === all ? "all done" : `${done.toLocaleString("en-US")} of ${all.toLocaleString("en-US")} done`;
+  const said = done === all ? "all done" : `${grouped(done)} of ${grouped(all)} done`;
   const title: Span = { text: row.label, fill: colours.ink, size: LABEL, weight: 600 };
   const below: Span = { text: said, fill: colours.ink2, size: LABEL, weight: 400 };
   const wide = Math.max(pen.measure([title]), pen.measure([below]));

@@ -13,8 +13,8 @@ import { nameOfBox, nameOfSpot } from "./says.ts";
 import type { Spot } from "./scene.ts";
 
 const MOST = 300;
-/** While the deck plays, the list follows this often, milliseconds. */
-const WHILE_PLAYING = 300;
+/** While the deck plays, or the camera moves, the list follows this often, milliseconds. */
+const PACES = { stopped: 0, playing: 300, moving: 1000 };
 
 export interface MirrorActions {
   select(task: number): void;
@@ -41,8 +41,8 @@ export class Mirror {
   }
 
   /** Brings the list up to date. Returns whether it was too early and must be done again. */
-  update(facts: Facts, area: Rect, playing: boolean, now: number): boolean {
-    if (playing && now - this.updatedAt < WHILE_PLAYING) return true;
+  update(facts: Facts, area: Rect, pace: keyof typeof PACES, now: number): boolean {
+    if (now - this.updatedAt < PACES[pace]) return true;
     this.updatedAt = now;
     this.entries = entriesIn(facts, area);
     const seen = new Set(this.entries.map(({ key }) => key));

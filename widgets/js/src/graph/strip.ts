@@ -2,6 +2,7 @@
 
 import { el, svg } from "../dom.ts";
 import type { Store } from "../store.ts";
+import { grouped } from "../text.ts";
 import { glyph, icon } from "../views/icons.ts";
 import type { Reach } from "./reach.ts";
 
@@ -41,8 +42,8 @@ export class Strip {
     if (!reach) return;
     const { upstream, downstream } = reach;
     this.reach.replaceChildren(
-      line("var(--ink2)", 1.4), `${upstream.toLocaleString("en-US")} upstream`,
-      line("var(--ink3)", 1.4, "4 3"), `${downstream.toLocaleString("en-US")} downstream`,
+      line("var(--ink2)", 1.4), `${grouped(upstream)} upstream`,
+      line("var(--ink3)", 1.4, "4 3"), `${grouped(downstream)} downstream`,
     );
   }
 }

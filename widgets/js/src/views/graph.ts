@@ -132,7 +132,8 @@ class GraphView implements View {
     const settled = !gliding && !this.motion;
     if (settled) this.crumbs.update(this.scene, area);
     let again = this.map.draw(this.stage.colours, facts, view, this.size, settled, now);
-    if (this.mirror.update(facts, area, this.store.state.playing || !settled, now)) again = true;
+    const pace = !settled ? "moving" : this.store.state.playing ? "playing" : "stopped";
+    if (this.mirror.update(facts, area, pace, now)) again = true;
     return again || !settled;
   }
 
