@@ -14,6 +14,7 @@ export function smallDocument(module = "encoder", parameter = `${module}.weight`
   return {
     format: FORMAT,
     version: VERSION,
+    revision: 0,
     title: "Tiny",
     engine: "direct",
     texts,
