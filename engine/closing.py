@@ -40,6 +40,11 @@ class Closing(ABC):
         """The ids of the tasks that `inputs=` leaves to run; None: all of the graph."""
         return self._needed
 
+    @property
+    @abstractmethod
+    def left(self) -> int:
+        """How many tasks have not run."""
+
     @abstractmethod
     def close(self) -> None: ...
 

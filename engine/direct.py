@@ -112,9 +112,12 @@ class Stepper(Closing):
                 self._deliver(Edge(root.task, position, root.task, root.input), gradient)
 
     def __repr__(self) -> str:
-        state = self._over or f"{len(self._queue)} ready"
-        total = len(self.graph) if self._needed is None else len(self._needed)
-        return f"<Stepper under {self.policy}: {len(self.order)} of {total} tasks have run, {state}>"
+        state, ran = self._over or f"{len(self._queue)} ready", len(self.order)
+        return f"<Stepper under {self.policy}: {ran} of {ran + self.left} tasks have run, {state}>"
+
+    @property
+    def left(self) -> int:
+        return (len(self.graph) if self._needed is None else len(self._needed)) - len(self.order)
 
     @property
     def ready(self) -> list[ReadyTask]:

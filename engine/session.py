@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextvars
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from queue import SimpleQueue
@@ -276,13 +276,27 @@ class NativeSession(Closing):
 
     def __repr__(self) -> str:
         state = self._over or f"{len(self._worker.ready)} ready"
-        ran, tasks = len(self._worker.order), len(self._worker.tasks)
-        return f"<NativeSession under {self.policy}: {ran} of {tasks} tasks have run, {state}>"
+        ran = len(self._worker.order)
+        return f"<NativeSession under {self.policy}: {ran} of {ran + self.left} tasks have run, {state}>"
+
+    @property
+    def left(self) -> int:
+        return len(self._worker.tasks) - len(self._worker.order)
 
     @property
     def order(self) -> list[int]:
         """The ids of the tasks that have run."""
         return list(self._worker.order)
+
+    @property
+    def planned(self) -> Sequence[int]:
+        """All tasks in the order in which they ran and are going to; empty under a dynamic policy."""
+        return self._planned
+
+    @property
+    def runs_in_this_thread(self) -> bool:
+        """Whether the calling thread is the one in which the engine runs: that of hooks, which must not wait for it."""
+        return self._worker.is_current_thread
 
     @property
     def ready(self) -> list[ReadyTask]:

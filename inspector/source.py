@@ -46,7 +46,12 @@ class Source:
 
 def innermost_user_line(frames: Iterable[Frame]) -> Source | None:
     """Of frames from the outermost to the innermost, the innermost outside torch."""
-    for frame in reversed(list(frames)):
+    return first_user_line(reversed(list(frames)))
+
+
+def first_user_line(frames: Iterable[Frame]) -> Source | None:
+    """The first of frames that is outside torch."""
+    for frame in frames:
         if frame.lineno is not None and not is_library(frame.filename):
             return Source(frame.filename, frame.lineno, frame.name)
     return None

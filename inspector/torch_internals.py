@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, NewType, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch._C._profiler import gather_traceback
+from torch._C._profiler import gather_traceback, symbolize_tracebacks
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -36,7 +36,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_map_only, tree_map_only_
-from torch.utils._traceback import CapturedTraceback
 from torch.utils.hooks import RemovableHandle
 
 if not hasattr(torch.autograd, "_get_sequence_nr"):
@@ -59,6 +58,8 @@ def input_metadata(node: Node) -> list[tuple[tuple[int, ...] | None, torch.dtype
 
 
 Traceback = NewType("Traceback", object)
+
+_SYMBOLIZED_AT_ONCE = 1000  # stacks: all of a large graph together would take gigabytes
 
 
 def number_of(node: Node) -> int:
@@ -133,19 +134,33 @@ def capture_traceback() -> Traceback:
 
 
 def traceback_frames(traceback: Traceback) -> list[FrameSummary]:
-    """The lines of a captured stack, outermost first.
+    """The lines of a captured stack, outermost first."""
+    return next(iter(frames_of([traceback])))[::-1]
+
+
+def frames_of(tracebacks: Sequence[Traceback]) -> Iterator[list[FrameSummary]]:
+    """The lines of captured stacks, innermost first. Many together cost a tenth of one by one.
 
     torch looks for lines of code that Inductor has generated, and loads Inductor to do so: a second or more. Where
     nobody has loaded it, it has generated nothing, and an empty attribute stands in for it.
     """
-    loaded = "torch._inductor" in sys.modules
-    if not loaded:
-        vars(torch)["_inductor"] = None
-    try:
-        return list(CapturedTraceback(traceback).summary())  # type: ignore[no-untyped-call]
-    finally:
+    for first in range(0, len(tracebacks), _SYMBOLIZED_AT_ONCE):
+        loaded = "torch._inductor" in sys.modules
         if not loaded:
-            del vars(torch)["_inductor"]
+            vars(torch)["_inductor"] = None
+        try:
+            found = symbolize_tracebacks(list(tracebacks[first : first + _SYMBOLIZED_AT_ONCE]))
+        finally:
+            if not loaded:
+                del vars(torch)["_inductor"]
+        summaries: dict[int, FrameSummary] = {}  # equal frames are one object
+        for stack in found:
+            for frame in stack:
+                if id(frame) not in summaries:
+                    summaries[id(frame)] = FrameSummary(
+                        frame["filename"], frame["line"], frame["name"], lookup_line=False
+                    )
+            yield [summaries[id(frame)] for frame in stack]
 
 
 class SavedSlot(NamedTuple):

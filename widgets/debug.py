@@ -17,6 +17,7 @@ from ..engine.roots import as_outputs
 from ..engine.run import Engine
 from ..engine.session import NativeSession
 from ..engine.statistics import Level
+from ..inspector.collector import collector_paused
 from ..inspector.graph import Outputs
 
 if TYPE_CHECKING:
@@ -51,15 +52,19 @@ def debug(
     """
     shown = in_notebook()
     level = _usual_level(tensors, shown) if trace == "auto" else trace
-    session = debug_in_python(
-        tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, engine=engine, trace=level
-    )
-    if not shown:
-        return session
+    with collector_paused():
+        session = debug_in_python(
+            tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, engine=engine, trace=level
+        )
+        return _deck(session, policy, retain_graph, create_graph) if shown else session
+
+
+def _deck(session: Stepper | NativeSession, policy: AnyPolicy, retain_graph: bool | None, create_graph: bool) -> Deck:
     from .deck import Deck
     from .display import show_after_cell
 
-    deck = Deck(session, policy=policy, retain_graph=create_graph if retain_graph is None else retain_graph)
+    keep_graph = create_graph if retain_graph is None else retain_graph
+    deck = Deck(session, policy=policy, retain_graph=keep_graph, create_graph=create_graph)
     show_after_cell(deck)
     return deck
 

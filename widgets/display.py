@@ -1,16 +1,21 @@
-"""Decks that show themselves at the end of their cell, and the one shown last."""
+"""Decks that show themselves at the end of their cell, and the one shown last; who holds a widget."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import display
 from ipywidgets import Widget
+from ipywidgets.widgets import widget as ipywidgets_widget
 
 if TYPE_CHECKING:
     from .deck import Deck
+
+_NONE_OPEN = "th.debug(loss), %tapehead loss and %%tapehead loss open"
+_MOST_LOOKED_AT = 1_000  # entries of a user's list: longer ones hold data, not decks
 
 _latest: list[Deck] = []
 
@@ -35,11 +40,8 @@ def latest_deck() -> Deck:
         UsageError: there is none, or it was closed.
     """
     if not _latest:
-        raise UsageError("no deck is open: th.debug(loss), %tapehead loss and %%tapehead loss open one")
-    deck = _latest[0]
-    if deck.status == "closed":
-        raise UsageError("the deck was closed; th.debug(loss), %tapehead loss and %%tapehead loss open another one")
-    return deck
+        raise UsageError(f"no deck is open: {_NONE_OPEN} one")
+    return _latest[0]
 
 
 def forget(deck: Deck) -> None:
@@ -48,16 +50,46 @@ def forget(deck: Deck) -> None:
         _latest.clear()
 
 
-def names_of(deck: Deck) -> list[str]:
-    """The user's variables that hold the deck, alone or in another widget."""
+def is_held(widget: Widget) -> bool:
+    """Whether another widget has it among its children."""
+    return any(widget in _children(other) for other in list(ipywidgets_widget._instances.values()))
+
+
+def names_of(widget: Widget) -> list[str]:
+    """The user's variables that hold the widget: themselves, in a list or dict, or in another widget.
+
+    The notebook's own (`_`, `Out`) don't count. Nor are the user's own objects looked into.
+    """
     shell = get_ipython()
-    found = {} if shell is None else shell.user_ns
+    if shell is None:
+        return []
+    hidden = shell.user_ns_hidden
     return [
         name
-        for name, value in list(found.items())
-        if not name.startswith("_") and (value is deck or _holds(value, deck))
+        for name, value in list(shell.user_ns.items())
+        if name not in hidden and not name.startswith("_") and _holds(value, widget)
     ]
 
 
-def _holds(value: object, deck: Deck) -> bool:
-    return isinstance(value, Widget) and any(each is deck for each in getattr(value, "children", ()))
+def _holds(value: object, widget: Widget) -> bool:
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if each is widget:
+            return True
+        if id(each) not in seen:
+            seen.add(id(each))
+            waiting.extend(_parts(each))
+    return False
+
+
+def _parts(value: object) -> Iterator[object]:
+    if isinstance(value, Widget):
+        yield from _children(value)
+    elif isinstance(value, Mapping | list | tuple | set | frozenset) and len(value) <= _MOST_LOOKED_AT:
+        yield from list(value.values() if isinstance(value, Mapping) else value)
+
+
+def _children(widget: Widget) -> Collection[Widget]:
+    children: Collection[Widget] = getattr(widget, "children", ())
+    return children

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -24,6 +25,8 @@ from ..engine.statistics import Statistics
 from ..engine.storage_words import StorageWords
 from ..engine.timeline import Category, Timeline
 from ..engine.trace import RecordedGradient, Trace
+from ..inspector.collector import collector_paused
+from ..inspector.facts import Operation, resolve_sources
 from ..inspector.graph import Graph, TensorMeta
 from ..inspector.source import Source
 
@@ -38,19 +41,23 @@ Json = dict[str, Any]
 
 
 class Document:
-    """The page's data of one graph, and what numbers it gives to strings and shapes."""
+    """The page's data of one graph, and what numbers it gives to strings and shapes.
 
+    It may be packed in one thread while another one adds to it: whatever is in a record has its number before.
+    """
+
+    @collector_paused()
     def __init__(self, graph: Graph, title: str, engine: Engine) -> None:
         self._texts: dict[str, int] = {}
         self._metas: dict[TensorMeta, int] = {}
         self._forms: dict[tuple[int, ...], int] = {}
         self._lines: dict[Source, int] = {}
-        self.graph = graph
         self.content: Json = {
             "format": FORMAT,
             "version": VERSION,
             "title": title,
             "engine": engine,
+            "keeps_graph": False,
             "tasks": self._tasks(graph),
             "edges": {
                 "task": [edge.task for edge in graph.edges],
@@ -68,6 +75,7 @@ class Document:
             "saved": self._saved(graph),
             "schedules": [],
             "position": 0,
+            "revision": 0,
             "records": {},
         }
 
@@ -79,18 +87,37 @@ class Document:
         """The number of a shape, type and device."""
         return self._metas.setdefault(meta, len(self._metas))
 
+    @property
+    def metas(self) -> list[Json]:
+        """The shapes to which records may refer: more of them come as tasks run."""
+        return [_meta(meta) for meta in list(self._metas)]
+
+    def take(self, position: int, records: Json, live: Json | None, others: Sequence[Json] | None) -> None:
+        """What a live session has done since."""
+        content = self.content
+        was_live, *were_others = content["schedules"]
+        content["records"].update(records)
+        content["schedules"] = [live or was_live, *(were_others if others is None else others)]
+        content["position"] = position
+        content["revision"] += 1
+
     def packed(self) -> bytes:
         """The whole as gzipped JSON."""
-        content = self.content | {
-            "texts": list(self._texts),
-            "metas": [_meta(meta) for meta in self._metas],
-            "forms": list(self._forms),
-            "lines": [_line(source) for source in self._lines],
-        }
-        return packed(content)
+        content = self.content | {"records": self.content["records"].copy()}  # first, since it refers to the others
+        return packed(
+            content
+            | {
+                "texts": list(self._texts),
+                "metas": self.metas,
+                "forms": list(self._forms),
+                "lines": [_line(source) for source in self._lines],
+            }
+        )
 
     def _tasks(self, graph: Graph) -> Json:
         text, tasks = self.text, graph.tasks
+        resolve_sources(task.operation for task in tasks if isinstance(task.operation, Operation))
+        devices = {device: text(str(device)) for device in graph.devices}
         return {
             "name": [text(task.name) for task in tasks],
             "kind": [text(task.kind.value) for task in tasks],
@@ -98,15 +125,23 @@ class Document:
             "line": [self._line(task.source) for task in tasks],
             "operation": [text(None if task.operation is None else task.operation.name) for task in tasks],
             "parameter": [text(task.parameter) for task in tasks],
-            "device": [text(str(task.device)) for task in tasks],
-            "takes": [self._form(task.inputs) for task in tasks],
+            "device": [devices[task.device] for task in tasks],
+            "takes": self._takes(graph),
         }
 
     def _line(self, source: Source | None) -> int:
         return NONE if source is None else self._lines.setdefault(source, len(self._lines))
 
-    def _form(self, inputs: Sequence[TensorMeta]) -> int:
-        return self._forms.setdefault(tuple(map(self.meta, inputs)), len(self._forms))
+    def _takes(self, graph: Graph) -> list[int]:
+        """The form of each task's inputs. Equal shapes of a graph are one object, mostly."""
+        seen: dict[tuple[int, ...], int] = {}
+        found = []
+        for task in graph.tasks:
+            key = tuple(map(id, task.inputs))
+            if key not in seen:
+                seen[key] = self._forms.setdefault(tuple(map(self.meta, task.inputs)), len(self._forms))
+            found.append(seen[key])
+        return found
 
     def _saved(self, graph: Graph) -> Json:
         saved = graph.saved
@@ -145,11 +180,6 @@ class Document:
         if gradient is None:
             return None
         return {"meta": self.meta(gradient.meta), **_numbers(gradient.statistics)}
-
-    @property
-    def tables(self) -> Json:
-        """The shapes that records may refer to: more of them come as tasks run."""
-        return {"metas": [_meta(meta) for meta in self._metas]}
 
 
 def packed(content: Mapping[str, Any]) -> bytes:
@@ -340,5 +370,6 @@ def title_of(graph: Graph) -> str:
     """The model's class where a capture saw it, else the name of the first task."""
     outermost = [call for call in graph.calls if call.parent is None]
     if outermost:
-        return max(outermost, key=lambda call: sum(other.parent == call.id for other in graph.calls)).class_name
+        children = Counter(call.parent for call in graph.calls)
+        return max(outermost, key=lambda call: children[call.id]).class_name
     return graph.tasks[graph.roots[0].task].short_name

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from threading import Lock, Thread, current_thread
 from typing import Any, TypeVar
 
@@ -14,12 +16,21 @@ from ..inspector.torch_internals import ThreadState
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Something to do, who waits for it, and how often `stop` had been called when it was queued."""
+
+    future: Future[Any]
+    call: Callable[[], Any]
+    stops: int
+
+
 class Driver:
     """Runs commands in the order in which they come, from whatever thread.
 
     Handlers of a page's messages may be called in any thread, and the kernel's main one must stay free: so nobody runs
     a session but this. Its thread has the state of the thread that made the driver: grad mode, autocast, modes, streams
-    (`ThreadState`).
+    (`ThreadState`), and its context variables.
 
     Raises:
         NotImplementedError: that thread has a state that can't be given to another one.
@@ -33,54 +44,97 @@ class Driver:
                 f"a deck runs the backward in a thread of its own, which can't be given {error}"
             ) from None
         self._context = contextvars.copy_context()
-        self._commands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._commands: deque[_Command] = deque()
         self._lock = Lock()
         self._thread: Thread | None = None
+        self._stops = 0
+        self._under_way: _Command | None = None
 
     @property
     def is_current_thread(self) -> bool:
         return current_thread() is self._thread
 
-    def do(self, command: Callable[[], T]) -> Future[T]:
+    def do(self, call: Callable[[], T]) -> Future[T]:
         """Queues a command. Never waits."""
         future: Future[T] = Future()
         with self._lock:
-            self._commands.append((future, command))
-            if self._thread is None:
+            self._commands.append(_Command(future, call, self._stops))
+            if self._thread is None or not self._thread.is_alive():  # an interrupt may have kept it from starting
                 self._thread = Thread(target=self._main, name="tapehead deck", daemon=True)
                 self._thread.start()
         return future
 
+    def stop(self) -> None:
+        """Asks the command under way, and those that wait, to end early. Later ones don't hear of it."""
+        self._stops += 1
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the command under way is to end."""
+        command = self._under_way
+        return command is not None and command.stops != self._stops
+
     def drop(self) -> None:
-        """Commands that have not begun never do."""
+        """Commands that have not begun never do: who waits for one gets a CancelledError."""
         with self._lock:
-            for future, _ in self._commands:
-                future.cancel()
+            for command in self._commands:
+                command.future.cancel()
             self._commands.clear()
 
-    def join(self) -> None:
-        """Waits until nothing is left to do."""
-        thread = self._thread
-        if thread is not None and not self.is_current_thread:
-            thread.join()
-
     def _main(self) -> None:
-        self._context.copy().run(self._run)
+        thread = current_thread()
+        _running[thread] = self
+        try:
+            self._context.copy().run(self._run)
+        except BaseException as error:  # the state could not be entered or left: nobody may wait for ever
+            self._fail(error)
+        finally:
+            del _running[thread]
 
     def _run(self) -> None:
         with self._state.entered():
-            while True:
-                with self._lock:
-                    if not self._commands:
-                        self._thread = None
-                        return
-                    future, command = self._commands.popleft()
-                if not future.set_running_or_notify_cancel():
+            while (command := self._next()) is not None:
+                if not command.future.set_running_or_notify_cancel():
                     continue
+                self._under_way = command
                 try:
-                    result = command()
+                    result = command.call()
                 except BaseException as error:
-                    future.set_exception(error)
+                    self._under_way = None
+                    command.future.set_exception(error)
                 else:
-                    future.set_result(result)
-                del future, command
+                    self._under_way = None
+                    command.future.set_result(result)
+                    del result
+                del command  # nobody keeps what it refers to while the next one runs
+
+    def _next(self) -> _Command | None:
+        with self._lock:
+            if not self.is_current_thread:  # another one was started in its place
+                return None
+            if not self._commands:
+                self._thread = None
+                return None
+            return self._commands.popleft()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self.is_current_thread:
+                self._thread = None
+            for command in self._commands:
+                command.future.set_exception(error)
+            self._commands.clear()
+
+
+_running: dict[Thread, Driver] = {}
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread must not be inside of torch when the interpreter goes."""
+    running = dict(_running)
+    for driver in running.values():
+        driver.drop()
+        driver.stop()
+    for thread in running:
+        thread.join(timeout=5)

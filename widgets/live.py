@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Literal
 
 from torch import Tensor
 
@@ -14,25 +15,29 @@ from ..engine.direct import Stepper
 from ..engine.dry_run import dry_run
 from ..engine.footprint import Footprints
 from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
-from ..engine.ready_queue import PolicyError
+from ..engine.run import Engine
 from ..engine.schedule import schedule
 from ..engine.session import NativeSession
 from ..engine.simulate import simulate
 from ..engine.statistics import form_of, statistics
 from ..engine.timeline import Timeline
 from ..engine.trace import RecordedGradient
-from ..inspector.graph import Task
+from ..inspector.collector import collector_paused
+from ..inspector.graph import Graph, Task
 from .document import Document, Json, schedule_content
 from .driver import Driver
 from .prediction import Prediction
 
+Status = Literal["stopped", "running", "finished", "failed", "closed"]
+
 _REPORT_EVERY_S = 0.1
-_MOST_PREDICTED = 10_000  # tasks: asking more of them takes more than about a second
-PREDICTING = "Memory is being predicted: each task is asked once what it will allocate, without running it."
+_MOST_UNASKED = 10_000  # tasks: to ask more of them what they allocate takes more than about a second
+_PREDICTING = "Memory is being predicted: each task is asked once what it will allocate, without running it."
 _LARGE = (
     "Predicting the memory of {count:,} tasks takes some {seconds:.0f} s, in which no task can run. "
     "deck.predict_memory() does it."
 )
+_DRY_RUN_S = 120e-6  # a task
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +46,21 @@ class News:
 
     Attributes:
         position: how many tasks have run.
-        current: the id of the task that runs next; None: none is left.
-        status: "stopped", "running", "finished", "failed" or "closed".
+        current: the id of the task that runs next; None: none is left, or the policy fails to choose.
+        status: see `Deck.status`.
         trouble: why it failed, in words.
         records: what was recorded of tasks since the last news, by id.
-        schedules: the page's schedules, where they are others than before, the live one first.
+        live: the session's own schedule, where it is another than before: what has run, and what is planned.
+        others: what other policies would do, where that is something else than before.
     """
 
     position: int
     current: int | None
-    status: str
+    status: Status
     trouble: str = ""
     records: Json = field(default_factory=dict)
-    schedules: list[Json] | None = None
+    live: Json | None = None
+    others: list[Json] | None = None
 
 
 class Live:
@@ -63,7 +70,7 @@ class Live:
         session: of either engine, nothing run yet.
         policy: its policy.
         title: what is run.
-        retain_graph: as given to the backward.
+        retain_graph, create_graph: as given to the backward.
         tell: is called with `News`, in the driver's thread.
     """
 
@@ -73,71 +80,83 @@ class Live:
         policy: AnyPolicy,
         title: str,
         retain_graph: bool,
+        create_graph: bool,
         tell: Callable[[News], None],
     ) -> None:
         self.session = session
-        self.graph = session.graph
         self.driver = Driver()
         self.breakpoints: Collection[int] = ()
-        self.status = "stopped"
+        self.status: Status = "stopped"
         self.trouble = ""
-        self.engine = "direct" if isinstance(session, Stepper) else "native"
         self._policy = find_policy(policy)
+        self._known: dict[str, Policy | Choice] = dict(POLICIES)
+        self._know(self._policy)
         self._retain_graph = retain_graph
+        self._create_graph = create_graph
         self._tell = tell
         self._footprints: Footprints | None = None
-        self._note = PREDICTING if len(self.graph) <= _MOST_PREDICTED else _large(len(self.graph))
+        self._note = _PREDICTING if self.is_small else _large(len(self.graph))
         self._reported = 0
-        self._by_hand: list[int] = []
-        self._switched_at = 0
-        self._stop_asked = False
-        self.plan: list[int] = []
-        self._simulated: dict[str, Json] = {}
-        self._replan()
-        self.document = Document(self.graph, title, "direct" if isinstance(session, Stepper) else "native")
-        self.document.content["schedules"] = self.schedules()
+        self._simulated: dict[str, tuple[Json, Timeline | None]] = {}
+        self._timeline: Timeline | None = None
+        with collector_paused():
+            self.plan = self._planned()
+            self.document = Document(self.graph, title, self.engine)
+            self.document.content["keeps_graph"] = retain_graph
+            self.document.content["schedules"] = [self._own_schedule(), *(self._others() if self.is_small else ())]
 
     @property
-    def predicts_unasked(self) -> bool:
-        return len(self.graph) <= _MOST_PREDICTED
+    def graph(self) -> Graph:
+        """The graph that is run; without its nodes once the session is over."""
+        return self.session.graph
 
-    def schedules(self) -> list[Json]:
-        """The live schedule, and what other policies would do from the start."""
-        live = self._schedule(self._policy, self.plan, self._by_hand)
-        for name in POLICIES:
-            if name not in self._simulated and name != policy_name(self._policy):
-                order = schedule(self.graph, name, self.session.needed)
-                self._simulated[name] = self._schedule(POLICIES[name], order)
-        return [live, *(each for name, each in self._simulated.items() if name != live["policy"])]
+    @property
+    def engine(self) -> Engine:
+        return "direct" if isinstance(self.session, Stepper) else "native"
 
-    def _schedule(self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int] = ()) -> Json:
-        timeline = None
-        if self._footprints is not None:
-            timeline = simulate(self.graph, order, self._footprints, retain_graph=self._retain_graph)
-        return schedule_content(self.graph, policy, order, by_hand=by_hand, timeline=timeline, note=self._note)
+    @property
+    def is_small(self) -> bool:
+        """Whether all that can be said of the graph ahead is said at once."""
+        return len(self.graph) <= _MOST_UNASKED
 
-    def _replan(self) -> None:
-        """The order from here on. A policy that decides as it runs has none: it is shown as PyTorch would run it."""
-        ran = self.session.order
-        if isinstance(self.session, NativeSession) and self.session.current is not None:
-            ran = [*ran, self.session.current.id]  # the engine has taken it
-        policy: AnyPolicy = "heap" if is_dynamic(self._policy) else self._policy
-        try:
-            self.plan = schedule(self.graph, policy, self.session.needed, ran)
-        except PolicyError:
-            self.plan = schedule(self.graph, "heap", self.session.needed, ran)
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether this is the thread that runs the session, or its hooks: to wait there for a command never ends."""
+        session = self.session
+        return self.driver.is_current_thread or (isinstance(session, NativeSession) and session.runs_in_this_thread)
+
+    def prepare(self) -> None:
+        """Does what may take a while: a prediction of memory, or for a large graph the schedules of other policies."""
+        if self.is_small:
+            self.predict()
+        else:
+            self._tell(self.news(others=self._others()))
 
     def predict(self) -> None:
-        """Asks each task once what it would allocate. Only possible before the first has run."""
+        """Asks each task once what it would allocate.
+
+        Raises:
+            ValueError: that can't be, since a task has run, or since the backward gets a graph of its own.
+        """
         try:
-            if self.session.order:
-                self._note = "Memory was not predicted: it can only be before the first task has run."
-            else:
-                self._footprints = dry_run(self.graph)
-        except Exception as error:  # any node's own code may raise; a debugger goes on without the prediction
-            self._note = f"Memory could not be predicted: {type(error).__name__}: {error}"
-        self._simulated.clear()
-        self._tell(self._news(schedules=self.schedules()))
+            self._footprints = self._asked()
+            self._note = ""
+        except BaseException as error:  # any node's own code may raise; a debugger goes on without the prediction
+            self._note = f"Memory was not predicted: {_in_words(error)}"
+            raise
+        finally:
+            self._simulated.clear()
+            self._tell(self.news(live=self._own_schedule(), others=self._others()))
+
+    def _asked(self) -> Footprints:
+        if self.session.over is not None:
+            raise ValueError(f"the session is over ({self.session.over})")
+        if self.session.order:
+            raise ValueError("it can only be before the first task has run")
+        if self._create_graph:
+            raise ValueError("with create_graph=True the backward's own graph keeps tensors of which nothing is known")
+        footprints = dry_run(self.graph)
+        return replace(footprints, graph=replace(footprints.graph, nodes=()))  # a prediction outlives the session
 
     def step(self, count: int = 1, task: Task | int | None = None) -> Task:
         """Runs so many tasks, or this one. Returns the last. Stops early at a breakpoint, or where `stop` asks for it.
@@ -151,7 +170,7 @@ class Live:
 
     def run(self) -> None:
         """Runs up to the next breakpoint, or the end."""
-        if self.session.current is not None:
+        if not (self._has_ended or self.driver.stop_asked):
             self._go(None)
 
     def run_to(self, task: Task | int) -> None:
@@ -166,7 +185,7 @@ class Live:
             raise ValueError(f"{self.graph.describe(target)} has run already")
         if needed is not None and target not in needed:
             raise ValueError(f"{self.graph.describe(target)} is not going to run: inputs= makes it needless")
-        if self._current() != target:
+        if not (self._current() == target or self.driver.stop_asked):
             self._go(None, until=target)
 
     def compare(self, policies: Sequence[AnyPolicy]) -> Prediction:
@@ -175,51 +194,59 @@ class Live:
         Raises:
             ValueError: it was not predicted; or the order of one of them is only known while the backward runs.
         """
+        if not policies:
+            raise ValueError("compare which policies? Give at least one")
         if self._footprints is None:
             raise ValueError(self._note)
         found = {}
-        for policy in map(find_policy, policies):
+        for policy in map(self.find, policies):
             if is_dynamic(policy):
                 raise ValueError(
                     f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet"
                 )
-            order = schedule(self.graph, policy, self.session.needed)
-            found[policy_name(policy)] = simulate(self.graph, order, self._footprints, retain_graph=self._retain_graph)
+            order = schedule(self._footprints.graph, policy, self.session.needed)
+            found[policy_name(policy)] = self._simulate(order, self._footprints)
         return Prediction(found)
 
     def timelines(self) -> dict[str, Timeline]:
         """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
-        footprints, live = self._footprints, policy_name(self._policy)
-        if footprints is None:
+        if self._timeline is None:
             return {}
-        orders = {live: self.plan}
-        for name in POLICIES:
-            if name != live:
-                orders[name] = schedule(self.graph, name, self.session.needed)
-        return {
-            name: simulate(self.graph, order, footprints, retain_graph=self._retain_graph)
-            for name, order in orders.items()
-        }
+        live = policy_name(self._policy)
+        others = {name: timeline for name, (_, timeline) in list(self._simulated.items()) if timeline is not None}
+        return {live: self._timeline} | {name: each for name, each in others.items() if name != live}
 
     def attempt(self, command: Callable[[], object]) -> None:
-        """Runs a command of the page's, where nobody waits for what it raises: it is told."""
+        """Runs a command where nobody waits for what it raises: it is told."""
         try:
             command()
         except Exception as error:
             if self.status != "failed":
-                self._tell(replace(self._news(), trouble=_in_words(error)))
+                self._tell(replace(self.news(), trouble=_in_words(error)))
 
     def stop(self) -> None:
         """Makes what is under way end before the next task. May be called from anywhere."""
-        self._stop_asked = True
+        self.driver.stop()
+
+    def find(self, policy: AnyPolicy) -> Policy | Choice:
+        """The policy that is meant: one that this session has had may be given by its name, too.
+
+        Raises:
+            ValueError, TypeError: as `find_policy`.
+        """
+        known = self._known.get(policy) if isinstance(policy, str) else None
+        return known or find_policy(policy)
 
     def switch(self, policy: AnyPolicy) -> None:
         """From here on this policy picks."""
-        chosen = find_policy(policy)
+        chosen = self.find(policy)
+        if chosen is self._policy and self.session.over is None:
+            return
         self.session.policy = chosen
         self._policy = chosen
-        self._replan()
-        self._tell(self._news(schedules=self.schedules()))
+        self._know(chosen)
+        self.plan = self._planned()
+        self._tell(self.news(live=self._own_schedule(), others=self._others()))
 
     def replace(self, gradients: Tensor | Sequence[Tensor | None] | None) -> None:
         """Puts other gradients into the current task's input buffer."""
@@ -227,84 +254,141 @@ class Live:
         self.inspect(None)
 
     def inspect(self, task: int | None) -> None:
-        """Tells of the gradients that wait for a task that has not run."""
+        """Tells of the gradients that wait for a task that has not run, the current one if none is given."""
         found = self._waiting(task)
         if found:
-            self._tell(self._news(records=found))
+            self._tell(self.news(records=found))
 
-    def close(self) -> None:
-        """Ends the session after the task under way. May be called from anywhere."""
-        self._stop_asked = True
+    def close(self) -> Future[None]:
+        """Ends the session after the task under way, and lets the graph's nodes go. May be called from anywhere."""
+        self.driver.drop()
+        self.driver.stop()
+        return self.driver.do(self._end)
+
+    def _end(self) -> None:
         self.session.close()
-        self.status = "closed" if self.status in ("stopped", "running") else self.status
-        self._tell(self._news())
+        self._footprints = self._timeline = None
+        self._simulated.clear()
+        self.status = "closed"
+        self._tell(self.news())
 
     def _go(self, count: int | None, task: Task | int | None = None, until: int | None = None) -> Task:
         session = self.session
-        self._stop_asked = False
         ran = 0
         told = time.monotonic()
-        if task is not None:
-            self._by_hand.append(self.graph.task(task).id)
-        self.status = "running"
-        if count != 1:  # the first task may take its time
-            self._tell(self._news())
         try:
+            if count != 1 and session.over is None:  # the first task may take its time
+                self.status = "running"
+                self._tell(self.news())
             while True:
                 last = session.step(task if ran == 0 else None)
                 ran += 1
                 current = self._current()
-                if current is None or self._stop_asked or ran == count or current == until:
+                if ran == count or self.driver.stop_asked or session.over is not None or self._has_ended:
                     break
-                if current in self.breakpoints:
+                if current is not None and (current == until or current in self.breakpoints):
                     break
                 if time.monotonic() - told > _REPORT_EVERY_S:
-                    self._tell(self._news(**self._progress()))
+                    self._tell(self._progress())
                     told = time.monotonic()
         except BaseException as error:
-            self._note_failure(error, task)
+            self._note_failure(error)
             raise
-        self.status = "stopped" if current is not None else "finished"
-        self._tell(self._news(**self._progress()))
+        self.status = "finished" if self._has_ended else "stopped"
+        self._tell(self._progress())
         return last
 
-    def _note_failure(self, error: BaseException, task: Task | int | None) -> None:
-        if task is not None and self._by_hand and self._by_hand[-1] not in self.session.order:
-            self._by_hand.pop()
-        if self.session.over is not None:
-            self.status, self.trouble = "failed", _in_words(error)
+    def _note_failure(self, error: BaseException) -> None:
+        if self.status in ("failed", "closed"):
+            return
+        if self.session.over is None:
+            self.status = "finished" if self._has_ended else "stopped"
         else:
-            self.status = "stopped"
-        self._tell(self._news(**self._progress()))
+            self.status, self.trouble = "failed", _in_words(error)
+        self._tell(self._progress())
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.session.over is None and not self.session.left
 
     def _current(self) -> int | None:
-        if self.session.over is not None:
+        try:
+            current = None if self.session.over is not None else self.session.current
+        except Exception:  # a user's policy fails to choose: the next step says how
             return None
-        current = self.session.current
         return None if current is None else current.id
 
-    def _news(self, records: Json | None = None, schedules: list[Json] | None = None) -> News:
-        position = len(self.session.order)
-        return News(position, self._current(), self.status, self.trouble, records or {}, schedules)
+    def _know(self, policy: Policy | Choice) -> None:
+        self._known.setdefault(policy_name(policy), policy)
 
-    def _progress(self) -> dict[str, Any]:
+    def _planned(self) -> list[int]:
+        """What has run, and the order from here on. A policy that decides as it runs has none: shown is PyTorch's."""
+        session, current = self.session, self._current()
+        ran = [*self._started(), *([] if current is None else [current])]
+        if isinstance(session, NativeSession) and list(session.planned[: len(ran)]) == ran:
+            return list(session.planned)  # a user's policy asked again might say something else
+        if not is_dynamic(self._policy):
+            try:
+                return schedule(self.graph, self._policy, session.needed, ran)
+            except Exception:  # a user's policy fails to choose: it may do better when its turn comes
+                pass
+        return schedule(self.graph, "heap", session.needed, ran)
+
+    def _started(self) -> Sequence[int]:
+        """What has run, and the task that raised, if one did."""
+        trace = self.session.trace
+        return self.session.order if trace is None else trace.order
+
+    def _own_schedule(self) -> Json:
+        trace = self.session.trace
+        by_hand = [] if trace is None else [task_id for task_id in trace.order if trace.columns.by_hand[task_id]]
+        content, self._timeline = self._schedule(self._policy, self.plan, by_hand)
+        return content
+
+    def _others(self) -> list[Json]:
+        """What the other policies that are known would do from the start."""
+        mine = policy_name(self._policy)
+        for name, policy in self._known.items():
+            if name == mine or name in self._simulated or is_dynamic(policy):
+                continue
+            try:
+                order = schedule(self.graph, policy, self.session.needed)
+            except Exception:  # a user's policy fails to choose
+                continue
+            self._simulated[name] = self._schedule(policy, order)
+        return [content for name, (content, _) in self._simulated.items() if name != mine]
+
+    def _schedule(
+        self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int] = ()
+    ) -> tuple[Json, Timeline | None]:
+        footprints, note = self._footprints, self._note
+        timeline = None
+        if footprints is not None:
+            try:
+                timeline = self._simulate(order, footprints)
+            except Exception as error:  # the deck goes on without
+                note = f"Memory was not predicted: {_in_words(error)}"
+        return schedule_content(self.graph, policy, order, by_hand=by_hand, timeline=timeline, note=note), timeline
+
+    def _simulate(self, order: Sequence[int], footprints: Footprints) -> Timeline:
+        return simulate(footprints.graph, order, footprints, retain_graph=self._retain_graph)
+
+    def news(self, records: Json | None = None, live: Json | None = None, others: list[Json] | None = None) -> News:
+        """How things are, with this that is new."""
+        position = len(self.session.order)
+        return News(position, self._current(), self.status, self.trouble, records or {}, live, others)
+
+    def _progress(self) -> News:
         """What has run since the last news; the plan is made again where something else ran than planned."""
-        session = self.session
-        order = session.order
-        trace = session.trace
+        trace, started, current = self.session.trace, self._started(), self._current()
         records = {} if trace is None else self.document.records(trace, range(self._reported, len(trace)))
-        schedules = None
-        current = self._current()
-        planned = self.plan[self._reported : len(order) + (current is not None)]
-        executed = [*order[self._reported :], *([] if current is None else [current])]
-        self._reported = len(order)
-        if executed != planned and session.over is None:
-            self._replan()
-            schedules = self.schedules()
-        if current is not None:
-            records |= self._waiting(current)
-        self.document.content["records"] |= records
-        return {"records": records, "schedules": schedules}
+        foreseen = [*started[self._reported :], *([] if current is None else [current])]
+        live = None
+        if foreseen != self.plan[self._reported : self._reported + len(foreseen)]:
+            self.plan = self._planned()
+            live = self._own_schedule()
+        self._reported = len(started)
+        return self.news(records | self._waiting(current), live)
 
     def _waiting(self, task: int | None) -> Json:
         """The statistics of a waiting task's input buffer, where it can be looked at."""
@@ -312,20 +396,17 @@ class Live:
         current = self._current()
         task = current if task is None else task
         trace = session.trace
-        if task is None or current is None or trace is None or trace.level == "off":
+        if task is None or current is None or trace is None or trace.level == "off" or trace.of(task) is not None:
             return {}
         if isinstance(session, NativeSession) and (task != current or not session.order):
-            return {}
-        if self.graph.tasks[task].id in trace.order:
-            return {}
-        level = trace.level
+            return {}  # the engine shows what waits for the task it has taken, and takes none before the first step
         found = []
         for gradient in session.waiting(task):
             if gradient is None:
                 found.append(None)
             else:
                 form = form_of(gradient)
-                found.append(RecordedGradient(form.meta, form.layout, statistics(gradient, level)))
+                found.append(RecordedGradient(form.meta, form.layout, statistics(gradient, trace.level)))
         return {str(task): self.document.record(found)}
 
 
@@ -334,4 +415,4 @@ def _in_words(error: BaseException) -> str:
 
 
 def _large(count: int) -> str:
-    return _LARGE.format(count=count, seconds=count * 120e-6)
+    return _LARGE.format(count=count, seconds=count * _DRY_RUN_S)

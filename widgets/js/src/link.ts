@@ -1,7 +1,7 @@
-/** The page's end of a live session: what anywidget's model carries, as a store and its link. */
+/** The page's end of a session or a recording: what anywidget's model carries, as a store and its link. */
 
-import { type DeckDocument, type Schedule, type TaskRecord, readDocument, readJson } from "./model/document.ts";
-import { type Link, type State, type Status, Store } from "./store.ts";
+import { readDocument, readJson } from "./model/document.ts";
+import { type Changed, type Link, type Progress, Store } from "./store.ts";
 
 /** What anywidget gives as `model`. */
 export interface Model {
@@ -12,52 +12,87 @@ export interface Model {
   on(event: string, listener: (...given: never[]) => void): void;
 }
 
-/** As widgets/live.py tells it. */
-interface News {
-  position: number;
-  status: Status;
-  trouble: string;
-  records: Record<string, TaskRecord>;
-  schedules: Schedule[] | null;
-  metas: DeckDocument["metas"];
+/** As widgets/deck.py sends it; the news themselves are in a buffer. */
+interface Message {
+  kind: "heard" | "news" | "back";
+  count?: number;
 }
 
 /** Milliseconds without an answer after which the page says that the kernel is silent. */
 const SILENCE = 4000;
 
-/** The store of a model: its document, kept up to date by its messages. */
-export async function openLink(model: Model): Promise<Store> {
-  const waiting: Promise<News>[] = [];
-  const receive = (content: { kind: string; count?: number }, buffers: DataView[]) => {
-    if (content.kind === "heard") kernel.heard();
-    else if (content.kind === "news") enqueue(readJson(buffers[0] as DataView<ArrayBuffer>) as Promise<News>);
-    else if (content.kind === "back") store?.back(content.count);
+/** The store of a model: its document, kept up to date by its messages, and what both sides may choose. */
+export function openLink(model: Model): Promise<Store> {
+  const kernel = new KernelLink(model, (trouble) => {
+    later((store) => store.update({ trouble, playing: false }));
+  });
+  const opening = open(model, kernel);
+  // Messages come while the document is still read, and each takes its time to unpack: they keep their order.
+  let last: Promise<unknown> = opening.catch(() => {});
+  const later = (act: (store: Store) => void | Promise<void>) => {
+    last = last.then(() => opening.then(act)).catch((error: unknown) => console.error(error));
   };
-  // Messages may come while the document is still read, and each takes its time to unpack: they keep their order.
-  let store: Store | null = null;
-  let last: Promise<void> = Promise.resolve();
-  const enqueue = (news: Promise<News>) => {
-    if (!store) waiting.push(news);
-    else last = last.then(async () => take(await news));
-  };
-  model.on("msg:custom", receive as never);
-  const take = (news: News) => {
-    kernel.answered();
-    store?.progress(news);
-  };
-  const kernel = new KernelLink(model, (trouble) => store?.update({ trouble, playing: false }));
+  model.on("msg:custom", (message: Message, buffers: DataView<ArrayBuffer>[]) => {
+    if (message.kind === "heard") kernel.heard();
+    else if (message.kind === "back") later((store) => store.back(message.count));
+    else if (message.kind === "news") later((store) => take(store, kernel, buffers[0]));
+  });
+  for (const name of ["selection", "breakpoints"]) {
+    model.on(`change:${name}`, () => {
+      const chosen = model.get(name);
+      later((store) => choose(store, name, chosen));
+    });
+  }
+  return opening;
+}
+
+async function open(model: Model, kernel: KernelLink): Promise<Store> {
   const document = await readDocument(model.get("_document") as DataView<ArrayBuffer>);
-  store = new Store(document, model.get("_is_live") ? kernel : null);
-  store.update({
-    selected: (model.get("selection") as number | null) ?? null,
-    breakpoints: new Set(model.get("breakpoints") as number[]),
-  });
-  waiting.forEach(enqueue);
-  model.on("change:selection", () => store.update({ selected: model.get("selection") as number | null }));
-  model.on("change:breakpoints", () => {
-    store.update({ breakpoints: new Set(model.get("breakpoints") as number[]) });
-  });
+  const store = new Store(document, model.get("_is_live") ? kernel : null);
+  for (const name of ["selection", "breakpoints"]) choose(store, name, model.get(name));
+  store.subscribe((changed) => share(model, store, changed));
+  if (store.link) kernel.greet(document.revision ?? 0);
   return store;
+}
+
+async function take(store: Store, kernel: KernelLink, news: DataView<ArrayBuffer>): Promise<void> {
+  const progress = (await readJson(news)) as Progress;
+  kernel.answered();
+  store.progress(progress);
+}
+
+/** What was chosen in Python. There any number may stand for a task. */
+function choose(store: Store, name: string, chosen: unknown): void {
+  const isTask = (task: unknown) => Number.isInteger(task) && (task as number) in store.graph.titles;
+  if (name === "selection") store.update({ selected: isTask(chosen) ? (chosen as number) : null });
+  else {
+    const breakpoints = new Set((chosen as number[]).filter(isTask));
+    if (!isSame(breakpoints, store.state.breakpoints)) store.update({ breakpoints });
+  }
+}
+
+/** Tells Python what was chosen here. What came from there goes no way back. */
+function share(model: Model, { state }: Store, changed: Changed): void {
+  const { selected, breakpoints } = state;
+  const selects = changed.has("selected") && selected !== (model.get("selection") ?? null);
+  const breaks = changed.has("breakpoints") && !isSame(breakpoints, new Set(model.get("breakpoints") as number[]));
+  if (selects) model.set("selection", selected);
+  if (breaks) model.set("breakpoints", [...breakpoints].sort((one, other) => one - other));
+  if (selects || breaks) model.save_changes();
+}
+
+function isSame(one: ReadonlySet<number>, other: ReadonlySet<number>): boolean {
+  return one.size === other.size && [...one].every((task) => other.has(task));
+}
+
+/** Sends a message. Returns whether there is a kernel to send it to. */
+export function tell(model: Model, content: unknown): boolean {
+  try {
+    model.send(content);
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 class KernelLink implements Link {
@@ -68,6 +103,11 @@ class KernelLink implements Link {
     private readonly model: Model,
     private readonly gone: (trouble: string) => void,
   ) {}
+
+  /** Asks how things are now, and for what has happened since the document was packed. */
+  greet(revision: number): void {
+    tell(this.model, { kind: "hello", revision });
+  }
 
   /** The kernel has taken the command, and is going to answer. */
   heard(): void {
@@ -104,12 +144,6 @@ class KernelLink implements Link {
     this.ask({ kind: "policy", policy });
   }
 
-  share({ selected, breakpoints }: Pick<State, "selected" | "breakpoints" | "tab">): void {
-    this.model.set("selection", selected);
-    this.model.set("breakpoints", [...breakpoints].sort((a, b) => a - b));
-    this.model.save_changes();
-  }
-
   inspect(task: number): void {
     this.send({ kind: "inspect", task });
   }
@@ -122,12 +156,9 @@ class KernelLink implements Link {
   }
 
   private send(content: unknown): void {
-    try {
-      this.model.send(content);
-    } catch {
-      this.answered();
-      this.gone("This deck's kernel is gone: it was restarted or shut down. Run the cell again.");
-    }
+    if (tell(this.model, content)) return;
+    this.answered();
+    this.gone("This deck's kernel is gone: it was restarted or shut down. Run the cell again.");
   }
 
   private silent(): void {

@@ -58,20 +58,20 @@ export interface Link {
   run(): void;
   stop(): void;
   setPolicy(policy: string): void;
-  /** Tells the kernel of a selection or of breakpoints. */
-  share(state: Pick<State, "selected" | "breakpoints" | "tab">): void;
   /** Asks for the gradients that wait for a task. */
   inspect(task: number): void;
 }
 
-/** What a live session has done. */
+/** What a live session has done, as widgets/live.py tells it. */
 export interface Progress {
   position: number;
   status: Status;
   trouble: string;
   records: Record<string, TaskRecord>;
-  /** All of them, the live one first, where one is another than before. */
-  schedules: Schedule[] | null;
+  /** The session's own schedule, where it is another than before. */
+  live: Schedule | null;
+  /** Those of the other policies, where they are. */
+  others: Schedule[] | null;
   metas: DeckDocument["metas"];
 }
 
@@ -164,6 +164,12 @@ export class Store {
     return this.link !== null && this.state.tab === 0;
   }
 
+  /** How far the shown order can be played: a session that has failed or was closed goes no further. */
+  get limit(): number {
+    const { status, front } = this.state;
+    return this.isLive && (status === "failed" || status === "closed") ? front : this.replay.length;
+  }
+
   /** Whether what is shown at the position is only planned: a live session has not come that far. */
   get isAhead(): boolean {
     return this.isLive && this.state.t > this.state.front;
@@ -209,7 +215,7 @@ export class Store {
 
   play(): void {
     const { playing, t } = this.state;
-    if (!playing && t >= this.replay.length) this.go(0);
+    if (!playing && t >= this.limit) this.go(0);
     this.update({ playing: !playing });
   }
 
@@ -219,7 +225,8 @@ export class Store {
     const { t, front, breakpoints } = this.state;
     const { order } = this.replay.schedule;
     const limit = this.isLive ? front : order.length;
-    for (let place = t + 1; place < limit; place++) if (breakpoints.has(order[place])) return this.go(place);
+    // A session that was stopped by a breakpoint stands before it: at its front.
+    for (let place = t + 1; place <= limit; place++) if (breakpoints.has(order[place])) return this.go(place);
     if (this.link && this.isLive && this.state.status === "stopped") this.link.run();
     else this.go(limit);
   }
@@ -234,17 +241,13 @@ export class Store {
   }
 
   select(task: number | null): void {
-    const selected = task === this.state.selected ? null : task;
-    this.update({ selected });
-    this.link?.share(this.state);
-    if (selected !== null) this.link?.inspect(selected);
+    this.update({ selected: task === this.state.selected ? null : task });
   }
 
   toggleBreakpoint(task: number): void {
     const breakpoints = new Set(this.state.breakpoints);
     if (!breakpoints.delete(task)) breakpoints.add(task);
     this.update({ breakpoints });
-    this.link?.share(this.state);
   }
 
   /** Shows another policy at the same position. */
@@ -252,7 +255,6 @@ export class Store {
     if (tab < 0 || tab >= this.schedules.length || tab === this.state.tab) return;
     this.update({ tab, selected: null, playing: false, hoveredStorage: null });
     this.go(this.state.t);
-    this.link?.share(this.state);
   }
 
   find(query: string): void {
@@ -271,26 +273,41 @@ export class Store {
   /** Takes what a live session has done. */
   progress(news: Progress): void {
     const { document, state } = this;
+    const { position, status, trouble } = news;
     const shown = this.replay.schedule.policy;
     Object.assign(document.records, news.records);
     document.metas = news.metas;
-    document.position = news.position;
+    document.position = position;
     const atFront = this.isLive && state.t >= state.front;
     let { tab } = state;
-    if (news.schedules) {
-      document.schedules = news.schedules;
-      this.replays = news.schedules.map((schedule) => new Replay(this.graph, schedule));
-      tab = tab && Math.max(0, news.schedules.findIndex((schedule) => schedule.policy === shown));
+    if (news.live || news.others) {
+      this.replan(news.live, news.others);
+      tab = tab && Math.max(0, this.schedules.findIndex((schedule) => schedule.policy === shown));
     }
-    const moved = atFront && news.position !== state.t;
+    const moved = atFront && position !== state.t;
+    const goesOn = status === "running" || (status === "stopped" && !this.isBreakpoint(position));
     this.update({
       tab,
-      front: news.position,
-      status: news.status,
-      trouble: news.trouble,
+      front: position,
+      status,
+      trouble,
       revision: state.revision + 1,
-      playing: state.playing && (!atFront || news.status === "stopped" || news.status === "running"),
-      ...(moved ? { t: news.position, selected: null } : {}),
+      playing: state.playing && (!atFront || goesOn),
+      ...(moved ? { t: position, selected: null } : {}),
     });
+  }
+
+  /** A schedule that stays keeps its replay: those of the other policies are as long, and seldom change. */
+  private replan(live: Schedule | null, others: Schedule[] | null): void {
+    const { document, graph, replays } = this;
+    const [was, ...were] = document.schedules;
+    document.schedules = [live ?? was, ...(others ?? were)];
+    const known = new Map(replays.map((replay) => [replay.schedule, replay]));
+    this.replays = document.schedules.map((schedule) => known.get(schedule) ?? new Replay(graph, schedule));
+  }
+
+  /** Whether a live session that has come so far stands before a breakpoint. */
+  private isBreakpoint(position: number): boolean {
+    return this.state.breakpoints.has(this.schedules[0].order[position]);
   }
 }

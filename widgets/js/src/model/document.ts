@@ -12,6 +12,8 @@ export interface DeckDocument {
   /** What was run: the model's class, or a file's name. */
   title: string;
   engine: "direct" | "native";
+  /** Whether tasks keep their saved tensors when they have run: `retain_graph`. */
+  keeps_graph: boolean;
   /** Interned strings; other columns refer to them by index. */
   texts: string[];
   /** What is known of a gradient before it exists. `shape` is null for nested tensors. */
@@ -58,6 +60,8 @@ export interface DeckDocument {
   schedules: Schedule[];
   /** How many tasks of the first schedule's order have run. */
   position: number;
+  /** Counts what a live session has told since it began; 0 if missing. */
+  revision?: number;
   /** What has been recorded of tasks, by task id. */
   records: Record<string, TaskRecord>;
 }
