@@ -17,7 +17,7 @@ import torch
 FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
-    *("memory", "memory_cuda", "prediction"),
+    *("memory", "memory_cuda", "prediction", "deck"),
 )
 
 

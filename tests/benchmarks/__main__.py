@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import capture_cost
+import deck
 import drawing
 import memory
 import memory_cuda
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "memory": memory.rows,
     "memory_cuda": memory_cuda.rows,
     "prediction": prediction.rows,
+    "deck": deck.rows,
     "other_tools": other_tools.rows,
 }
 

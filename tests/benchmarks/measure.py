@@ -25,7 +25,7 @@ class Row:
     """One line of the table: one value per repetition in `unit`, or in `outcome` what came instead of a number."""
 
     what: str
-    unit: Literal["×", "s", "µs", "MiB"]
+    unit: Literal["×", "s", "ms", "µs", "MiB", "kB"]
     values: tuple[float, ...] = ()
     goal: float | None = None
     outcome: str | None = None

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 import nbformat
 import psutil
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, WebSocket
 
 from .chromium import HERE, trouble_of
 
@@ -169,6 +169,8 @@ class Notebook:
     def __init__(self, page: Page, lab: Lab, name: str) -> None:
         self.page = page
         self.trouble = trouble_of(page)
+        self.sockets: list[WebSocket] = []
+        page.on("websocket", lambda socket: self.sockets.append(socket))
         self.folder = lab.folder
         empty = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell()])
         empty.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}

@@ -1,0 +1,27 @@
+"""That the benchmark of the deck still runs, on tiny models. Nothing here looks at a clock."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from .lab import Notebook
+
+pytestmark = pytest.mark.e2e
+
+
+def test_each_measurement_of_the_deck_gives_its_row(
+    browser: Browser, notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    for name in ("deck", "measure"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    deck = importlib.import_module("deck")
+    effort = importlib.import_module("measure").Effort(repetitions=1, tiny=True)
+    rows = [deck.page_row(browser, tmp_path, effort), *deck.live_rows(notebook, effort)]
+    assert [row.goal for row in rows] == [20, 500, None, 500, 100, 5000, 10_000]
+    assert all(row.values and min(row.values) >= 0 for row in rows)
