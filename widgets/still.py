@@ -84,6 +84,7 @@ class Still:
         self._title = title
         self._graph = graph
         self._is_shown = False
+        self._has_memory = False
         self._lock = Lock()  # memory gets known in another thread, maybe while the picture is drawn
 
     def show(self, now: Callable[[], Moment], text: str) -> None:
@@ -94,32 +95,32 @@ class Still:
         """
         with self._lock:
             self._is_shown = True
-            moment = now()
-            display(self._bundle(moment, text), raw=True, display_id=self.id)
+            display(self._bundle(now(), text), raw=True, display_id=self.id)
         shell = get_ipython()
-        if moment.timelines or shell is None:
+        if self._has_memory or shell is None:
             return
         asked = WeakMethod(now)  # type: ignore[arg-type]
 
         def send(*_: object) -> None:
             known = asked()
-            if known is None or known().timelines:
+            if known is not None:
+                self.update(known, text)
+            if known is None or self._has_memory:
                 shell.events.unregister("post_run_cell", send)
-                if known is not None:
-                    self.update(known, text)
 
         shell.events.register("post_run_cell", send)
 
     def update(self, now: Callable[[], Moment], text: str) -> None:
-        """Puts today's picture where it was shown, if it was.
+        """Draws the picture that was shown again, once the memory is known that was not before.
 
         It is sent as coming from the cell that runs now, hence without the context, which may be an earlier one's.
         """
         with self._lock:
-            if self._is_shown:
-                Context().run(update_display, self._bundle(now(), text), raw=True, display_id=self.id)
+            if self._is_shown and not self._has_memory and (moment := now()).timelines:
+                Context().run(update_display, self._bundle(moment, text), raw=True, display_id=self.id)
 
     def _bundle(self, moment: Moment, text: str) -> dict[str, str]:
+        self._has_memory = bool(moment.timelines)
         return {"image/svg+xml": self.svg(moment), "text/plain": text}
 
     def svg(self, moment: Moment) -> str:
