@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import ipywidgets
 import traitlets
@@ -230,6 +230,12 @@ class Deck(Played):
         ended = self._live.close()
         super().close()
         return ended
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close_unseen(self) -> None:
         self._leave()  # a handler of messages must not wait for a task

@@ -13,8 +13,8 @@ from .theme import CATEGORY_COLOURS
 
 HEIGHT = 184.0
 
-_LEFT, _RIGHT = 238.0, 150.0  # gutters: the legend and the scale, and the names of the peaks
-_LEGEND_WIDTH = 176.0
+_LEFT, _RIGHT = 252.0, 150.0  # gutters: the legend and the scale, and the names of the peaks
+_LEGEND_WIDTH = 190.0
 _TOP, _BOTTOM = 24.0, 164.0  # of the plot: above it the sentence of the peak, below it the numbers of tasks
 _ROW = 15.0  # pixels of one name in a gutter
 _MOST_COLUMNS = 500  # more would not be seen
