@@ -211,6 +211,12 @@ class Notebook:
         """Deletes all cells, and with them their outputs."""
         self.page.evaluate(CLEAR)
 
+    def reload(self) -> None:
+        """Saves the notebook and loads the page anew; the kernel goes on."""
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        self.page.reload(wait_until="domcontentloaded")
+        self.wait_until_idle()
+
     def interrupt(self) -> None:
         self.page.evaluate(f"() => {KERNEL}.interrupt()")
 
@@ -222,6 +228,8 @@ class Notebook:
         """`JupyterLab Light` or `JupyterLab Dark`."""
         self.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
         self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+        # JupyterLab throws when a second change comes before the first one's veil is gone.
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +251,11 @@ class Cell:
     @property
     def outputs(self) -> list[dict[str, Any]]:
         return self.notebook.page.evaluate(OUTPUTS, self.index)
+
+    @property
+    def kinds(self) -> list[list[str]]:
+        """The types of what the cell shows, one list an output; `error` for a traceback."""
+        return [[*output.get("data", {output["output_type"]: None})] for output in self.outputs]
 
     @property
     def element(self) -> Locator:

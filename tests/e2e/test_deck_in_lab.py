@@ -84,6 +84,51 @@ def test_the_magic_opens_a_deck_on_what_its_cell_computes(lab_page: Notebook) ->
     ]
 
 
+def test_an_error_in_the_magics_cell_is_told_as_always_with_the_graph_so_far(lab_page: Notebook) -> None:
+    cell = lab_page.add("%%tapehead loss\nhalf = model.blocks(x)\nraise RuntimeError('<i>no loss</i>')")
+    with pytest.raises(AssertionError, match="RuntimeError: <i>no loss</i>"):
+        cell.run()
+    assert [output.get("ename") for output in cell.outputs if output["output_type"] == "error"] == ["RuntimeError"]
+    assert any("image/svg+xml" in kinds for kinds in cell.kinds)
+    expect(cell.element.locator(".tapehead-deck")).to_have_count(0)
+
+
+def test_line_magics_drive_the_deck_shown_last(lab_page: Notebook) -> None:
+    lab_page.kernel("loss = captured()")
+    shown = ShownDeck(lab_page.run("%tapehead --engine native loss").element)
+    lab_page.run("%tapehead step 3")
+    shown.expect(t=3)
+    lab_page.run("%tapehead back 2")
+    shown.expect(t=1)
+    said = lab_page.run("%tapehead compare bfs dfs heap")
+    assert "text/html" in said.kinds[0] and all(name in said.text for name in ("bfs", "dfs", "heap"))
+    lab_page.run("%tapehead run")
+    shown.expect(status="finished")
+    for name in ("run.svg", "run.html", "run.json"):
+        lab_page.run(f"%tapehead export {name}")
+    assert lab_page.value("th.load('run.json').order == planned")
+    assert (lab_page.folder / "run.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert lab_page.value(GRADIENTS_AGREE)
+
+
+def test_where_no_page_runs_there_is_a_picture_which_the_page_hides(lab_page: Notebook) -> None:
+    cell = lab_page.run("deck = th.debug(captured())")
+    ShownDeck(cell.element)
+    assert any("image/svg+xml" in kinds for kinds in cell.kinds)
+    expect(cell.element.locator(".jp-RenderedSVG")).to_be_hidden()
+
+
+def test_a_page_that_is_loaded_anew_shows_the_session_where_it_is(lab_page: Notebook, shown: ShownDeck) -> None:
+    lab_page.kernel("deck.step(count=4); deck.breakpoints = [planned[6]]")
+    shown.expect(t=4)
+    lab_page.reload()
+    shown = ShownDeck(lab_page.page)
+    shown.expect(t=4, status="stopped")
+    shown.press("breakpoint")
+    shown.expect(t=6, running=lab_page.value("planned[6]"))
+    lab_page.wait_for("deck.position == 6")
+
+
 @pytest.mark.parametrize("engine", ["direct", "native"])
 def test_a_step_on_the_page_and_one_in_python_drive_the_same_session(lab_page: Notebook, engine: str) -> None:
     shown = ShownDeck(lab_page.run(f"deck = th.debug(captured(), engine={engine!r})").element)
@@ -323,15 +368,31 @@ COUNT_FRAMES = """duration => new Promise(resolve => {
 })"""
 
 
-def test_a_closed_output_leaves_no_frame_and_a_deck_that_can_be_shown_again(
+def test_a_closed_output_stops_playing_and_leaves_a_deck_that_can_be_shown_again(
     lab_page: Notebook, shown: ShownDeck
 ) -> None:
-    assert lab_page.page.evaluate(COUNT_FRAMES, 300) > 5
+    shown.press("play")
+    lab_page.wait_for("deck.position > 0")
+    assert lab_page.page.evaluate(COUNT_FRAMES, 500) > 1
     lab_page.clear()
     expect(lab_page.page.locator(".tapehead-deck")).to_have_count(0)
-    assert lab_page.page.evaluate(COUNT_FRAMES, 300) == 0
-    lab_page.kernel("deck.step(count=3)")
-    ShownDeck(lab_page.run("deck").element).expect(t=3, status="stopped")
+    lab_page.page.wait_for_timeout(100)
+    position = lab_page.value("deck.position")
+    assert lab_page.page.evaluate(COUNT_FRAMES, 500) == 0
+    assert lab_page.value("deck.position") == position < lab_page.value("len(planned)")
+    lab_page.kernel("deck.step()")
+    again = ShownDeck(lab_page.run("deck").element)
+    again.expect(t=position + 1, status="stopped")
+    again.press("step")
+    again.expect(t=position + 2)
+
+
+def test_a_deck_that_nobody_can_reach_any_more_closes_itself(lab_page: Notebook) -> None:
+    ShownDeck(lab_page.run("th.debug(captured(), engine='native');").element).press("step")
+    lab_page.kernel("unnamed = __import__('weakref').ref(latest_deck())")
+    lab_page.wait_for("unnamed().position == 1")
+    lab_page.clear()
+    lab_page.wait_for("unnamed() is None or unnamed().status == 'closed'")
 
 
 def test_two_decks_at_once_keep_apart(lab_page: Notebook) -> None:
