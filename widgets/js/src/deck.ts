@@ -1,8 +1,9 @@
-/** Puts a deck on the screen: one store, its views, and the loop that draws them. */
+/** Puts a deck on the screen: one store, its views, and the frames in which they are drawn. */
 
 import styles from "./deck.css";
 import type { Changed, Store } from "./store.ts";
 import { el } from "./dom.ts";
+import { playerOf } from "./player.ts";
 import type { Colours, Stage, View } from "./view.ts";
 import { bindKeys } from "./views/keyboard.ts";
 import { makeAnnouncer } from "./views/announcer.ts";
@@ -17,9 +18,6 @@ import { makeScrub } from "./views/scrub.ts";
 import { followTheme, readColours } from "./views/theme.ts";
 import { makeTip } from "./views/tip.ts";
 
-/** Longest time between two frames that playing makes up for, milliseconds. */
-const LONGEST_FRAME = 100;
-
 /** Builds the deck in `host`. Returns what takes it away, with all listeners and timers. */
 export function mountDeck(host: HTMLElement, store: Store): () => void {
   const shadow = host.shadowRoot ?? host.attachShadow({ mode: "open" });
@@ -31,7 +29,25 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   shadow.replaceChildren(style, root);
 
   const still = matchMedia("(prefers-reduced-motion: reduce)");
-  let wanted = true;
+  const player = playerOf(store);
+  let wanted = false;
+  let handle = 0;
+  const request = () => {
+    handle ||= requestAnimationFrame(frame);
+  };
+  const redraw = () => {
+    wanted = true;
+    request();
+  };
+  const frame = (now: number) => {
+    handle = 0;
+    player.frame(now);
+    if (wanted) {
+      wanted = false;
+      for (const view of views) if (view.draw?.(now)) wanted = true;
+    }
+    if (wanted || store.state.playing) request();
+  };
   const tip = makeTip();
   const stage: Stage = {
     store,
@@ -41,22 +57,20 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
     get still() {
       return still.matches;
     },
-    redraw: () => {
-      wanted = true;
-    },
+    redraw,
     tip,
   };
 
   const inner = el("div", { class: "deck-in" });
-  const frame = el("div", { class: "frame" });
+  const panels = el("div", { class: "frame" });
   root.append(inner);
-  inner.append(frame);
+  inner.append(panels);
   const main = el("div", { class: "main", id: "main", role: "tabpanel", "aria-label": "the shown policy" });
   const views: View[] = [];
-  views.push(makeBar(stage, frame), makeScrub(stage, frame));
-  frame.append(main);
+  views.push(makeBar(stage, panels), makeScrub(stage, panels));
+  panels.append(main);
   views.push(makeGraph(stage, main), makeQueue(stage, main), makeInspector(stage, main));
-  views.push(makeMemory(stage, frame), makeLifetimes(stage, frame), makeFooter(stage, frame));
+  views.push(makeMemory(stage, panels), makeLifetimes(stage, panels), makeFooter(stage, panels));
   views.push(makeAnnouncer(stage, root));
 
   const update = (changed: Changed) => {
@@ -65,7 +79,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
     root.dataset.running = String(store.running);
     root.dataset.status = store.state.status;
     root.dataset.policy = store.replay.schedule.policy;
-    wanted = true;
+    redraw();
   };
   const repaint = () => {
     stage.colours = readColours(root);
@@ -75,52 +89,14 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   update(new Set(Object.keys(store.state) as (keyof typeof store.state)[]));
 
   // JupyterLab puts the deck into its page after this: only then it has a size and its style sheet colours.
-  const resize = new ResizeObserver(() => (stage.colours.bg ? stage.redraw() : repaint()));
+  const resize = new ResizeObserver(() => (stage.colours.bg ? redraw() : repaint()));
   resize.observe(root);
 
-  let last = performance.now();
-  let owed = 0;
-  let handle = requestAnimationFrame(function tick(now) {
-    const elapsed = Math.min(LONGEST_FRAME, now - last);
-    last = now;
-    if (store.state.playing) {
-      owed += (elapsed / 1000) * store.state.speed;
-      const due = Math.floor(owed);
-      owed -= due;
-      if (due) play(store, due);
-    } else owed = 0;
-    if (wanted) {
-      wanted = false;
-      for (const view of views) if (view.draw?.(now)) wanted = true;
-    }
-    handle = requestAnimationFrame(tick);
-  });
-
   return () => {
-    cancelAnimationFrame(handle);
     resize.disconnect();
     for (const end of unbind) end();
     for (const view of views) view.dispose();
+    cancelAnimationFrame(handle);
     shadow.replaceChildren();
   };
-}
-
-/** So many tasks on, up to a breakpoint or the end, where playing stops. */
-function play(store: Store, due: number): void {
-  const { t, front, breakpoints } = store.state;
-  const { order } = store.replay.schedule;
-  if (store.isLive && t >= front) {
-    store.advance(due);
-    return;
-  }
-  const limit = store.isLive ? front : order.length;
-  for (let place = t + 1; place <= Math.min(t + due, limit); place++) {
-    if (place < order.length && breakpoints.has(order[place])) {
-      store.update({ playing: false });
-      store.go(place);
-      return;
-    }
-  }
-  store.advance(due);
-  if (store.state.t >= store.replay.length) store.update({ playing: false });
 }

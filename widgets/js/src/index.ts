@@ -3,7 +3,7 @@
 import { el } from "./dom.ts";
 import { DocumentError, readDocument } from "./model/document.ts";
 import { mountDeck } from "./deck.ts";
-import { type Model, openLink } from "./link.ts";
+import { type Model, openLink, tell } from "./link.ts";
 import { Store } from "./store.ts";
 
 /**
@@ -24,25 +24,31 @@ async function render({ model, el: host }: { model: Model; el: HTMLElement }): P
   const id = String(model.get("_id"));
   const shared = stores.get(id);
   host.classList.add("tapehead-deck");
-  hideStill(id);
   if (!shared) return refuse(host, new DocumentError("This deck was closed."));
   shared.views++;
+  const still = hideStill(id);
   let take: () => void;
   try {
     take = mountDeck(host, await shared.store);
   } catch (error) {
     take = refuse(host, error);
+    still.remove();
   }
   return () => {
     take();
-    if (--shared.views === 0) model.send({ kind: "unseen" });
+    still.remove();
+    if (--shared.views) return;
+    shared.store.then((store) => store.update({ playing: false }), () => {}); // or it would run on when shown again
+    tell(model, { kind: "unseen" });
   };
 }
 
 /** The picture that stands for the deck where no page runs is another output of the same cell. */
-function hideStill(id: string): void {
+function hideStill(id: string): HTMLElement {
   const still = `tapehead-still-${CSS.escape(id)}`;
-  document.head.append(el("style", {}, `.jp-OutputArea-child:has(img[src*="${still}"]) { display: none }`));
+  const style = el("style", {}, `.jp-OutputArea-child:has(img[src*="${still}"]) { display: none }`);
+  document.head.append(style);
+  return style;
 }
 
 /** Shows a saved deck: `data` is its document, gzipped. */
@@ -58,7 +64,9 @@ function refuse(host: HTMLElement, error: unknown): () => void {
   const known = error instanceof DocumentError;
   const said = known ? error.message : `The deck could not be shown: ${String(error)}`;
   const notice = el("p", { role: "alert", style: "font: 13px/1.5 system-ui, sans-serif; margin: 12px" }, said);
-  host.append(notice);
+  // Half a deck may stand in the shadow root already, and what is outside of that would not be seen.
+  if (host.shadowRoot) host.shadowRoot.replaceChildren(notice);
+  else host.append(notice);
   if (!known) console.error(error);
   return () => notice.remove();
 }

@@ -26,7 +26,8 @@ export function openLink(model: Model): Promise<Store> {
   const kernel = new KernelLink(model, (trouble) => {
     later((store) => store.update({ trouble, playing: false }));
   });
-  const opening = open(model, kernel);
+  const choices = new Choices(model);
+  const opening = open(model, kernel, choices);
   // Messages come while the document is still read, and each takes its time to unpack: they keep their order.
   let last: Promise<unknown> = opening.catch(() => {});
   const later = (act: (store: Store) => void | Promise<void>) => {
@@ -37,20 +38,21 @@ export function openLink(model: Model): Promise<Store> {
     else if (message.kind === "back") later((store) => store.back(message.count));
     else if (message.kind === "news") later((store) => take(store, kernel, buffers[0]));
   });
-  for (const name of ["selection", "breakpoints"]) {
+  for (const name of CHOICES) {
     model.on(`change:${name}`, () => {
+      if (choices.isSharing) return;
       const chosen = model.get(name);
-      later((store) => choose(store, name, chosen));
+      later((store) => choices.take(store, name, chosen));
     });
   }
   return opening;
 }
 
-async function open(model: Model, kernel: KernelLink): Promise<Store> {
+async function open(model: Model, kernel: KernelLink, choices: Choices): Promise<Store> {
   const document = await readDocument(model.get("_document") as DataView<ArrayBuffer>);
   const store = new Store(document, model.get("_is_live") ? kernel : null);
-  for (const name of ["selection", "breakpoints"]) choose(store, name, model.get(name));
-  store.subscribe((changed) => share(model, store, changed));
+  for (const name of CHOICES) choices.take(store, name, model.get(name));
+  store.subscribe((changed) => choices.share(store, changed));
   if (store.link) kernel.greet(document.revision ?? 0);
   return store;
 }
@@ -61,24 +63,38 @@ async function take(store: Store, kernel: KernelLink, news: DataView<ArrayBuffer
   store.progress(progress);
 }
 
-/** What was chosen in Python. There any number may stand for a task. */
-function choose(store: Store, name: string, chosen: unknown): void {
-  const isTask = (task: unknown) => Number.isInteger(task) && (task as number) in store.graph.titles;
-  if (name === "selection") store.update({ selected: isTask(chosen) ? (chosen as number) : null });
-  else {
-    const breakpoints = new Set((chosen as number[]).filter(isTask));
-    if (!isSame(breakpoints, store.state.breakpoints)) store.update({ breakpoints });
-  }
-}
+const CHOICES = ["selection", "breakpoints"] as const;
 
-/** Tells Python what was chosen here. What came from there goes no way back. */
-function share(model: Model, { state }: Store, changed: Changed): void {
-  const { selected, breakpoints } = state;
-  const selects = changed.has("selected") && selected !== (model.get("selection") ?? null);
-  const breaks = changed.has("breakpoints") && !isSame(breakpoints, new Set(model.get("breakpoints") as number[]));
-  if (selects) model.set("selection", selected);
-  if (breaks) model.set("breakpoints", [...breakpoints].sort((one, other) => one - other));
-  if (selects || breaks) model.save_changes();
+/** The selected task and the breakpoints, which the page and Python share. */
+class Choices {
+  /** A model tells of what is set in it, too: that is no news to the page. */
+  isSharing = false;
+
+  constructor(private readonly model: Model) {}
+
+  /** Takes what was chosen in Python, where any number may stand for a task. */
+  take(store: Store, name: (typeof CHOICES)[number], chosen: unknown): void {
+    const isTask = (task: unknown) => Number.isInteger(task) && (task as number) in store.graph.titles;
+    if (name === "selection") store.update({ selected: isTask(chosen) ? (chosen as number) : null });
+    else {
+      const breakpoints = new Set((chosen as number[]).filter(isTask));
+      if (!isSame(breakpoints, store.state.breakpoints)) store.update({ breakpoints });
+    }
+  }
+
+  /** Tells Python what was chosen here. */
+  share({ state }: Store, changed: Changed): void {
+    const { model } = this;
+    const { selected, breakpoints } = state;
+    const selects = changed.has("selected") && selected !== (model.get("selection") ?? null);
+    const breaks = changed.has("breakpoints") && !isSame(breakpoints, new Set(model.get("breakpoints") as number[]));
+    if (!selects && !breaks) return;
+    this.isSharing = true;
+    if (selects) model.set("selection", selected);
+    if (breaks) model.set("breakpoints", [...breakpoints].sort((one, other) => one - other));
+    this.isSharing = false;
+    model.save_changes();
+  }
 }
 
 function isSame(one: ReadonlySet<number>, other: ReadonlySet<number>): boolean {
