@@ -17,6 +17,7 @@ export function smallDocument(module = "encoder", parameter = `${module}.weight`
     revision: 0,
     title: "Tiny",
     engine: "direct",
+    keeps_graph: false,
     texts,
     metas: [{ shape: [4, 4], dtype: "float32", device: "cpu", bytes: 64 }],
     forms: [[0]],

@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { BINS, binRange, heights, summary } from "../src/model/histogram.ts";
 import { DeckGraph } from "../src/model/graph.ts";
 import { Replay } from "../src/model/replay.ts";
-import { fate, keptBytes, savedBy } from "../src/model/saved.ts";
+import { fate, isFreed, keptBytes, savedBy } from "../src/model/saved.ts";
 import { suggest } from "../src/model/suggest.ts";
 import { readyBefore, waitingBytes } from "../src/model/waiting.ts";
 import { when } from "../src/model/when.ts";
@@ -82,6 +82,14 @@ test("shared bytes go with the last task that keeps them, under the shown order"
   assert.equal(keptBytes([...savedBy(replay, 3), ...savedBy(replay, 0)]), 0, "they are there anyway");
   assert.equal(fate(replay, savedBy(replay, 3)[0], 0), "parameter fc.weight, not counted");
   assert.equal(fate(replay, savedBy(replay, 0)[0], 0), "held by the caller, not counted");
+});
+
+test("with retain_graph nothing is freed", () => {
+  const replay = diamond();
+  replay.graph.document.keeps_graph = true;
+  const [shared] = savedBy(replay, 2);
+  assert.equal(fate(replay, shared, 4), "kept: retain_graph, also kept by Relu #1");
+  assert.equal(isFreed(replay, shared, 4), false);
 });
 
 test("bytes that a task keeps in two slots are counted once", () => {

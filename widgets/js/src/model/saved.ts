@@ -83,12 +83,21 @@ export function fate(replay: Replay, saved: Saved, t: number): string {
   if (saved.parameter) return `parameter ${saved.parameter}, not counted`;
   if (saved.held) return "held by the caller, not counted";
   if (saved.sameAs) return `in the same bytes as ${saved.sameAs}`;
+  if (replay.graph.document.keeps_graph) return `kept: retain_graph${sharers(replay, saved, "also kept")}`;
   if (saved.last === NEVER) return "kept to the end: a task that keeps it does not run";
-  const freed = saved.last < t;
+  const freed = isFreed(replay, saved, t);
   const when = `${freed ? "freed by" : "freed after"} task ${saved.last + 1}`;
-  if (!saved.others.length) return when;
-  const { titles } = replay.graph;
-  const named = `${titles[saved.others[0]]} #${saved.others[0]}`;
-  const more = saved.others.length - 1;
-  return `${when}, ${freed ? "was also" : "also"} kept by ${named}${more ? ` and ${more} more` : ""}`;
+  return when + sharers(replay, saved, freed ? "was also kept" : "also kept");
+}
+
+/** `, also kept by Relu #1 and 2 more`, or "". */
+function sharers({ graph }: Replay, { others }: Saved, kept: string): string {
+  if (!others.length) return "";
+  const [first, ...more] = others;
+  return `, ${kept} by ${graph.titles[first]} #${first}${more.length ? ` and ${more.length} more` : ""}`;
+}
+
+/** Whether the bytes have been freed when so many tasks have run. */
+export function isFreed(replay: Replay, saved: Saved, t: number): boolean {
+  return !replay.graph.document.keeps_graph && saved.last < t;
 }

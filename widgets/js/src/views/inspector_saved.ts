@@ -1,7 +1,7 @@
 /** What a task keeps from the forward. */
 
 import { el } from "../dom.ts";
-import { fate, keptBytes, type Saved, savedBy } from "../model/saved.ts";
+import { fate, isFreed, keptBytes, type Saved, savedBy } from "../model/saved.ts";
 import type { Store } from "../store.ts";
 import { shape, size } from "../text.ts";
 
@@ -22,7 +22,7 @@ function item(store: Store, saved: Saved): HTMLElement {
   const { replay, state, document } = store;
   const meta = document.metas[saved.meta];
   const uncounted = saved.parameter !== "" || saved.held;
-  const swatch = uncounted ? "sw uncounted" : saved.last < state.t ? "sw freed" : "sw";
+  const swatch = uncounted ? "sw uncounted" : isFreed(replay, saved, state.t) ? "sw freed" : "sw";
   const words = el("span", { class: "d" }, fate(replay, saved, state.t));
   if (saved.others.length && !uncounted && !saved.sameAs) {
     words.append(
