@@ -1323,6 +1323,8 @@ class FakeOperations(TorchDispatchMode):
             self.nbytes.append(storage.nbytes)
 
     def _forget(self, number: int, address: int, dead: object) -> None:
+        if self._watched.get(number) is not dead:
+            return  # another thread's collector says it after `start` has forgotten all
         del self._watched[number]
         self._users[address] -= 1
         if not self._users[address]:

@@ -275,7 +275,7 @@ class Deck(Played):
         What an observer of the user's raises, is raised when all traits are set.
         """
         with self._telling:
-            self._told = news
+            self._told = replace(news, records={}, live=None, others=None)
             self._live.document.take(news.position, news.records, news.live, news.others)
             self._send_news(news)
         raised: list[Exception] = []

@@ -1,0 +1,52 @@
+"""Small forwards, and decks on them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.debug import debug
+from tapehead.engine.run import Engine
+from tapehead.widgets.deck import Deck
+
+ENGINES: tuple[Engine, ...] = ("direct", "native")
+
+
+class Branches(nn.Module):
+    """A parameter used twice, a residual connection, and a loss in two parts: several tasks are ready at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = nn.Linear(4, 4)
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.shared(self.shared(x).tanh())
+        return x + self.down(self.up(x).sigmoid())
+
+
+def forward(model: nn.Module) -> Tensor:
+    torch.manual_seed(1)
+    with th.capture(model):
+        out = model(torch.randn(3, 4))
+        return out.square().mean() + out.abs().sum()
+
+
+def expected_gradients() -> list[Tensor]:
+    model = Branches()
+    forward(model).backward()
+    return gradients(model)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def deck_on(loss: Tensor, *, engine: Engine = "direct", policy: object = "heap", **more: object) -> Deck:
+    """A deck as `th.debug` makes it in a notebook."""
+    given = {name: more.pop(name) for name in ("retain_graph", "create_graph", "inputs") if name in more}
+    session = debug(loss, policy=policy, engine=engine, trace="full", **given)  # type: ignore[call-overload]
+    kept = {name: bool(value) for name, value in given.items() if name != "inputs"}
+    return Deck(session, policy=policy, **kept, **more)  # type: ignore[arg-type]
