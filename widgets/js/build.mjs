@@ -21,6 +21,8 @@ const shared = {
   target: "es2022",
   charset: "utf8",
   plugins: [styles],
+  // d3-zoom animates with these; here the pilot does.
+  alias: { "d3-transition": "./src/graph/no_transitions.ts", "d3-interpolate": "./src/graph/no_transitions.ts" },
   logLevel: "warning",
 };
 
