@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import IPython
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -22,7 +27,18 @@ from .debug import debug
 from .display import latest_deck
 
 ENGINES = ("direct", "native")
+OPTIONS = ("policy", "engine", "names")
 VERBS = ("step", "back", "run", "stop", "compare", "export")
+
+_HERE = Path(__file__).parent
+_NOT_THE_USERS = tuple(
+    str(folder) + os.sep
+    for folder in (
+        *(_HERE.parent / name for name in ("inspector", "engine", "widgets")),
+        Path(IPython.__file__).parent,
+        Path(concurrent.futures.__file__).parent,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +62,7 @@ def parse(line: str) -> Options:
     while rest.startswith("--"):
         word, _, rest = rest.partition(" ")
         name, given, value = word[2:].partition("=")
-        if name not in ("policy", "engine", "names"):
+        if name not in OPTIONS:
             raise UsageError(f"%tapehead has no option --{name}; it has --policy, --engine and --names")
         if not given:
             value, _, rest = rest.strip().partition(" ")
@@ -89,15 +105,21 @@ class DeckMagics(Magics):
         loss = model(x).sum()
         """
         if cell is not None:
-            return self._open(parse(line), cell)
+            return self._open(line, cell)
         verb, _, rest = line.strip().partition(" ")
         if verb in VERBS and verb not in self.shell.user_ns:
-            return getattr(self, f"_{verb}")(rest.split())
+            try:
+                return getattr(self, f"_{verb}")(rest.split())
+            except UsageError:
+                raise
+            except BaseException as error:  # of a task: a hook, a custom Function
+                raise _with_users_lines(self.shell, error) from None
         if not verb:
             raise UsageError("%tapehead needs the name of a loss, or a verb: %tapehead? shows them all")
-        return self._open(parse(line), None)
+        return self._open(line, None)
 
-    def _open(self, options: Options, cell: str | None) -> None:
+    def _open(self, line: str, cell: str | None) -> None:
+        options = parse(line)
         if not options.loss:
             raise UsageError("which tensor? Give the loss: %%tapehead loss")
         if options.engine not in ENGINES:
@@ -107,14 +129,19 @@ class DeckMagics(Magics):
             module = None if options.names is None else self._value(options.names, "--names")
             if not isinstance(module, nn.Module | None):
                 raise UsageError(f"--names {options.names}: a module is needed, not a {type(module).__name__}")
-            run_captured(self.shell, cell, module)
-        debug(self._value(options.loss, "the loss"), policy=policy, engine=options.engine)  # type: ignore[arg-type]
+            run_captured(self.shell, line, cell, module)
+        loss = self._value(options.loss, "the loss")
+        try:
+            debug(loss, policy=policy, engine=options.engine)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError) as error:  # nothing has run: it is about what was given
+            raise UsageError(str(error)) from None
 
     def _value(self, expression: str, what: str) -> Any:
         try:
             return eval(expression, self.shell.user_global_ns, self.shell.user_ns)
         except Exception as error:
-            raise UsageError(f"{what}, {expression!r}, raised {type(error).__name__}: {error}") from None
+            verbs = f"; the verbs are {', '.join(VERBS)}" if isinstance(error, NameError) else ""
+            raise UsageError(f"{what}, {expression!r}, raised {type(error).__name__}: {error}{verbs}") from None
 
     def _policy(self, name: str) -> AnyPolicy:
         if name in POLICIES:
@@ -125,7 +152,10 @@ class DeckMagics(Magics):
         raise UsageError(f"there is no policy {name!r}; known are {', '.join(POLICIES)}, and policies in variables")
 
     def _step(self, words: list[str]) -> Any:
-        return latest_deck().step(count=_count("step", words))
+        deck, count = latest_deck(), _count("step", words)
+        if deck.status == "finished":
+            raise UsageError(f"no task is left: all {deck.position} have run")
+        return deck.step(count=count)
 
     def _back(self, words: list[str]) -> None:
         latest_deck().back(_count("back", words))
@@ -140,7 +170,10 @@ class DeckMagics(Magics):
 
     def _compare(self, words: list[str]) -> Any:
         policies = [self._policy(word) for word in words] or list(POLICIES)
-        return latest_deck().compare(policies)
+        try:
+            return latest_deck().compare(policies)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
     def _export(self, words: list[str]) -> Path:
         if len(words) != 1:
@@ -153,7 +186,10 @@ class DeckMagics(Magics):
         }
         if path.suffix not in save:
             raise UsageError(f"{path.name}: %tapehead export writes .svg, .html and .json files")
-        return save[path.suffix](path)
+        try:
+            return save[path.suffix](path)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror or error}") from None
 
 
 def _count(verb: str, words: list[str]) -> int:
@@ -169,30 +205,69 @@ def _no_words(verb: str, words: list[str]) -> None:
         raise UsageError(f"%tapehead {verb} takes nothing else, not {' '.join(words)!r}")
 
 
-def run_captured(shell: InteractiveShell, cell: str, module: nn.Module | None) -> None:
-    """Runs a cell's code under capture. If it raises, shows the graph that had been built, and raises it again."""
-    failures: list[tuple[BaseException, list[str]]] = []
+def run_captured(shell: InteractiveShell, line: str, cell: str, module: nn.Module | None) -> None:
+    """Runs a cell's code under capture. If it raises, shows the graph that had been built, and raises it again.
 
-    def keep(*args: Any, **kwargs: Any) -> None:
-        kind, error, frames = sys.exc_info()
-        assert error is not None
-        failures.append((error, shell.InteractiveTB.structured_traceback(kind, error, frames, tb_offset=1)))
+    Args:
+        line: what stands behind `%%tapehead`. Like that line, a comment with it comes first: lines are numbered, and
+            shown in tracebacks, as the user sees them.
+
+    Raises:
+        UsageError: the cell waits for something at its top level, which only the kernel itself can do.
+    """
+    if not cell.lstrip().startswith("%%"):  # another magic of the whole cell
+        cell = f"# %%tapehead {line}\n{cell}"
+    _refuse_await(shell, cell)
+    show = shell._showtraceback
+
+    def keep(kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
+        if isinstance(error, SyntaxError):  # IPython would show the frames of the magic with it
+            show(kind, error, lines)
 
     with suppress(BaseException), capture(module) as tape:
-        vars(shell)["showtraceback"] = keep  # run_cell would print it, and the magic would end as if all were well
+        vars(shell)["_showtraceback"] = keep  # run_cell would print it, and the magic would end as if all were well
         try:
-            result = shell.run_cell("\n" + cell)  # the line of the magic counts: lines are numbered as they are seen
+            result = shell.run_cell(cell)
         finally:
-            del vars(shell)["showtraceback"]
-        if failures:
-            raise failures[0][0]
-    if failures:
-        error, lines = failures[0]
+            del vars(shell)["_showtraceback"]
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None:
+            raise error
+    if isinstance(error, SyntaxError):
+        raise UsageError("there is no deck: the cell has an error")
+    if error is not None:
         _show_part(tape)
-        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
-        raise error
-    if not result.success:  # a syntax error, which has been shown
-        raise UsageError("the cell did not run")
+        raise _with_users_lines(shell, error)
+
+
+def _refuse_await(shell: InteractiveShell, cell: str) -> None:
+    try:
+        transformed, failed = shell.transform_cell(cell), None
+    except Exception:
+        transformed, failed = cell, sys.exc_info()
+    if not shell.should_run_async(cell, transformed_cell=transformed, preprocessing_exc_tuple=failed):
+        return
+    with suppress(RuntimeError):  # no loop runs: IPython outside a notebook
+        asyncio.get_running_loop()
+        raise UsageError(
+            "%%tapehead can't wait at the top level of its cell (await, async for, async with); wait in another cell, "
+            "or capture with `with th.capture(model):` and open the deck with th.debug(loss)"
+        )
+
+
+def _with_users_lines(shell: InteractiveShell, error: BaseException) -> BaseException:
+    """The error, which is going to be shown with lines of the user's alone."""
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    for each in reversed(frames):
+        if not each.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            traceback = TracebackType(traceback, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    lines = shell.InteractiveTB.structured_traceback(type(error), error, traceback, tb_offset=0)
+    error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+    return error
 
 
 def _show_part(tape: Tape) -> None:
@@ -204,15 +279,14 @@ def _show_part(tape: Tape) -> None:
 def complete(shell: InteractiveShell, event: Any) -> list[str]:
     """What may come next on a line of `%tapehead`."""
     words = event.line.split()
-    before = words[-1] if event.line.endswith(" ") else (words[-2] if len(words) > 1 else "")
-    if before == "--policy" or (len(words) > 1 and words[1] == "compare"):
+    last = "" if event.line.endswith(" ") else words.pop()
+    option = last.partition("=")[0] if "=" in last else words[-1] if words else ""
+    if option == "--policy" or words[1:2] == ["compare"]:
         return list(POLICIES)
-    if before == "--engine":
+    if option == "--engine":
         return list(ENGINES)
     tensors = [name for name, value in shell.user_ns.items() if not name.startswith("_") and _is_loss(value)]
-    if before in ("%tapehead", "%%tapehead"):
-        return [*VERBS, "--policy", "--engine", "--names", *tensors]
-    return ["--policy", "--engine", "--names", *tensors]
+    return [*(VERBS if len(words) == 1 else ()), *(f"--{name}" for name in OPTIONS), *tensors]
 
 
 def _is_loss(value: object) -> bool:
