@@ -1,6 +1,7 @@
 /** The one state of a deck's page, shared by all of its views, and what changes it. */
 
-import type { DeckDocument, Gradient, Memory, Schedule, TaskRecord } from "./model/document.ts";
+import type { DeckDocument, Memory, Schedule, TaskRecord } from "./model/document.ts";
+import { find } from "./model/find.ts";
 import { DeckGraph } from "./model/graph.ts";
 import { Replay } from "./model/replay.ts";
 
@@ -175,13 +176,13 @@ export class Store {
     return this.isLive && this.state.t > this.state.front;
   }
 
-  record(task: number): TaskRecord | undefined {
-    return this.document.records[task];
+  /** How many tasks have run at the moment that is shown: none of those that are only planned. */
+  get ran(): number {
+    return this.isAhead ? this.state.front : this.state.t;
   }
 
-  /** What is recorded of an input or output of a task. */
-  gradient(task: number, side: "inputs" | "outputs", index: number): Gradient | null | undefined {
-    return this.record(task)?.[side][index];
+  record(task: number): TaskRecord | undefined {
+    return this.document.records[task];
   }
 
   /** Shows another position. */
@@ -258,16 +259,7 @@ export class Store {
   }
 
   find(query: string): void {
-    const words = query.trim().toLowerCase();
-    if (!words) return this.update({ query, matches: null });
-    const matches = new Uint8Array(this.graph.count);
-    for (let task = 0; task < matches.length; task++) matches[task] = this.haystack(task).includes(words) ? 1 : 0;
-    this.update({ query, matches });
-  }
-
-  private haystack(task: number): string {
-    const { graph } = this;
-    return `${graph.name(task)} ${graph.module(task)} ${graph.parameter(task)} ${graph.line(task)} #${task}`.toLowerCase();
+    this.update({ query, matches: find(this.graph, query) });
   }
 
   /** Takes what a live session has done. */

@@ -194,3 +194,18 @@ test("a live session whose end was only planned is shown as planned", () => {
   store.show(1);
   assert.equal(store.isAhead, false, "another policy's simulation is whole");
 });
+
+test("a search means tasks that have each of its words somewhere", () => {
+  const store = trace();
+  const found = (query: string) => {
+    store.find(query);
+    return store.state.matches && [...store.state.matches].flatMap((match, task) => (match ? [task] : []));
+  };
+  assert.deepEqual(found("  "), null);
+  assert.deepEqual(found("MM"), [1]);
+  assert.deepEqual(found("encoder"), [0, 1, 3], "by module and by parameter");
+  assert.deepEqual(found("encoder relu"), [0]);
+  assert.deepEqual(found("#2"), [2]);
+  assert.deepEqual(found("torch"), [], "not by a namespace that is not shown");
+  assert.deepEqual(found("cpu"), []);
+});

@@ -45,8 +45,7 @@ export class DeckGraph {
 
   /** `AddmmBackward0`; `AccumulateGrad`. */
   name(task: number): string {
-    const name = this.document.texts[this.document.tasks.name[task]];
-    return name.startsWith(NAMESPACE) ? name.slice(NAMESPACE.length) : name;
+    return bareName(this.document.texts[this.document.tasks.name[task]]);
   }
 
   parameter(task: number): string {
@@ -98,6 +97,11 @@ export class DeckGraph {
     }
     return found;
   }
+}
+
+/** `CopySlices` of `torch::autograd::CopySlices`. */
+export function bareName(name: string): string {
+  return name.startsWith(NAMESPACE) ? name.slice(NAMESPACE.length) : name;
 }
 
 /** `Addmm` of `AddmmBackward0`, `CopySlices` of `torch::autograd::CopySlices`, as inspector/kinds.py has it. */
