@@ -61,6 +61,9 @@ test("a task says where it stands", () => {
   assert.equal(when(replay, 3, 4).join(""), "ran as task 1");
   assert.equal(when(replay, 1, 1).join(""), "ready, 1 of 1 in the queue");
   assert.match(when(diamond([3, 2, 1]), 0, 1).join(""), /no part/);
+  assert.equal(when(replay, 3, 2, 1).join(""), "ran as task 1");
+  assert.equal(when(replay, 2, 2, 1).join(""), "planned as task 2");
+  assert.equal(when(replay, 1, 2, 1).join(""), "planned as task 3");
 });
 
 test("bytes wait from the moment a task is ready until it runs", () => {

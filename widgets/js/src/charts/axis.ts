@@ -3,6 +3,7 @@
 import type { Store } from "../store.ts";
 import type { Colours, Stage } from "../view.ts";
 import { smallType } from "./surface.ts";
+import { grouped } from "../text.ts";
 
 /** The task at place k is drawn from `x(k)` to `x(k + 1)`. */
 export interface TimeAxis {
@@ -97,7 +98,7 @@ export function drawTaskNumbers(
   top: number,
 ): void {
   const baseline = top + FLAG_HEIGHT / 2 + 0.5;
-  const flag = position >= axis.places ? "end" : (position + 1).toLocaleString("en-US");
+  const flag = position >= axis.places ? "end" : grouped(position + 1);
   context.font = smallType(600);
   context.textAlign = "center";
   const width = context.measureText(flag).width + 10;
@@ -111,7 +112,7 @@ export function drawTaskNumbers(
   context.font = smallType(400);
   context.fillStyle = colours.ink3;
   for (const number of taskTicks(axis)) {
-    const text = number === 1 ? "task 1" : number.toLocaleString("en-US");
+    const text = number === 1 ? "task 1" : grouped(number);
     const half = context.measureText(text).width / 2;
     const centre = number === 1 ? Math.max(middle(axis, 0), axis.left + half) : middle(axis, number - 1);
     if (Math.abs(centre - at) > half + width / 2 + 6) context.fillText(text, centre, baseline);

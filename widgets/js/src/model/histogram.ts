@@ -1,5 +1,7 @@
 /** A gradient's histogram as bars. The bins are those of engine/statistics.py: see EDGES there. */
 
+import { grouped } from "../text.ts";
+
 /** Two per power of ten from 1e-12 to 1e3 on both sides of zero, and what lies beyond. */
 export const BINS = 64;
 const PER_SIDE = BINS / 2;
@@ -42,5 +44,5 @@ export function summary(first: number, counts: readonly number[]): string {
   const high = binRange(first + counts.length - 1);
   const all =
     counts.length === 1 ? `all ${low}` : `${share} % are ${binRange(first + most)}; the outermost ${low} and ${high}`;
-  return `${total.toLocaleString("en-US")} values by size on both sides of zero, two bars a power of ten: ${all}`;
+  return `${grouped(total)} values by size on both sides of zero, two bars a power of ten: ${all}`;
 }

@@ -14,7 +14,9 @@ export const makeAnnouncer: MakeView = ({ store }, parent) => {
       if (changed.has("trouble") && trouble) region.textContent = trouble;
       else if (!playing && (changed.has("t") || changed.has("tab") || changed.has("playing"))) {
         region.textContent = changed.has("tab") ? `${store.replay.schedule.policy}: ${where(store)}` : where(store);
-      } else if (!playing && changed.has("selected")) region.textContent = `selected ${named(store, store.shown)}`;
+      } else if (!playing && changed.has("selected")) {
+        region.textContent = store.state.selected === null ? where(store) : `selected ${named(store, store.shown)}`;
+      }
     },
     dispose() {
       region.remove();
@@ -26,7 +28,7 @@ export const makeAnnouncer: MakeView = ({ store }, parent) => {
 export function where(store: Store): string {
   const { replay, running } = store;
   const { t } = store.state;
-  if (running < 0) return `finished, ${count(replay.length, "task")} have run`;
+  if (running < 0) return store.isAhead ? "the end of the plan" : `finished, ${count(replay.length, "task")} have run`;
   const ready = `${replay.queueLengths[t] - 1} ready`;
   return `task ${t + 1} of ${replay.length}, ${named(store, running)}, ${ready}, ${replay.reason(t)}`;
 }

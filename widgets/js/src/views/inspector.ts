@@ -96,7 +96,7 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   if (leaf) place.show(graph.parameter(task) || "a leaf without a name", "parameter");
   else place.show(graph.place(task), graph.module(task) ? graph.moduleClass(task) : "");
   const kind = graph.text(graph.document.tasks.kind[task]);
-  const parts: Node[] = [strong(...when(replay, task, state.t))];
+  const parts: Node[] = [strong(...when(replay, task, state.t, store.ran))];
   parts.push(leaf ? strong("leaf, task id ", String(task)) : strong("created ", `#${task}`));
   if (UNUSUAL[kind]) parts.push(strong("", UNUSUAL[kind]));
   const elapsed = stands === "done" ? store.record(task)?.elapsed_ns : null;

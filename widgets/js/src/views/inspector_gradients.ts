@@ -4,7 +4,7 @@ import { el, svg } from "../dom.ts";
 import type { Gradient } from "../model/document.ts";
 import { BINS, heights, summary } from "../model/histogram.ts";
 import type { Store } from "../store.ts";
-import { count, number, shape, size } from "../text.ts";
+import { count, grouped, number, shape, size } from "../text.ts";
 import { icon } from "./icons.ts";
 
 /** More are not listed: a stack of thousands has thousands of outputs. */
@@ -52,7 +52,7 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
 function section(title: string, note: string, items: HTMLElement[]): HTMLElement {
   const shown = items.slice(0, MOST);
   if (items.length > MOST)
-    shown.push(el("div", { class: "gr not" }, `+${(items.length - MOST).toLocaleString("en-US")} more`));
+    shown.push(el("div", { class: "gr not" }, `+${grouped(items.length - MOST)} more`));
   const part = title.toLowerCase().replaceAll(" ", "-");
   return el("div", { class: "sec", "data-part": part }, el("h4", {}, title, el("span", {}, note)), ...shown);
 }
@@ -117,8 +117,8 @@ function without(name: string, what: HTMLElement | string, said: string): HTMLEl
 function statistics(gradient: Gradient, sizes: readonly number[] | null): HTMLElement[] {
   const lines: HTMLElement[] = [];
   const bad = [
-    gradient.nan ? `${gradient.nan.toLocaleString("en-US")} NaN` : "",
-    gradient.inf ? `${gradient.inf.toLocaleString("en-US")} Inf` : "",
+    gradient.nan ? `${grouped(gradient.nan)} NaN` : "",
+    gradient.inf ? `${grouped(gradient.inf)} Inf` : "",
   ].filter(Boolean);
   if (bad.length) lines.push(el("div", { class: "s bad", role: "note" }, icon("warning", 13), bad.join(", ")));
   if (gradient.min === null || gradient.min === undefined) {

@@ -3,7 +3,7 @@
 import { el } from "../dom.ts";
 import { fate, isFreed, keptBytes, type Saved, savedBy } from "../model/saved.ts";
 import type { Store } from "../store.ts";
-import { shape, size } from "../text.ts";
+import { grouped, shape, size } from "../text.ts";
 
 /** More are not listed. */
 const MOST = 40;
@@ -13,17 +13,17 @@ export function savedSection(store: Store, task: number): HTMLElement[] {
   if (!all.length) return [];
   const items = all.slice(0, MOST).map((each) => item(store, each));
   if (all.length > MOST)
-    items.push(el("div", { class: "empty" }, `+${(all.length - MOST).toLocaleString("en-US")} more`));
+    items.push(el("div", { class: "empty" }, `+${grouped(all.length - MOST)} more`));
   const heading = el("h4", {}, "Saved tensors", el("span", {}, `${size(keptBytes(all))} kept`));
   return [el("div", { class: "sec", "data-part": "saved-tensors" }, heading, ...items)];
 }
 
 function item(store: Store, saved: Saved): HTMLElement {
-  const { replay, state, document } = store;
+  const { replay, ran, document } = store;
   const meta = document.metas[saved.meta];
   const uncounted = saved.parameter !== "" || saved.held;
-  const swatch = uncounted ? "sw uncounted" : isFreed(replay, saved, state.t) ? "sw freed" : "sw";
-  const words = el("span", { class: "d" }, fate(replay, saved, state.t));
+  const swatch = uncounted ? "sw uncounted" : isFreed(replay, saved, ran) ? "sw freed" : "sw";
+  const words = el("span", { class: "d" }, fate(replay, saved, ran));
   if (saved.others.length && !uncounted && !saved.sameAs) {
     words.append(
       " ",

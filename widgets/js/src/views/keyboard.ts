@@ -28,7 +28,7 @@ const ACTIONS: Record<string, Action> = {
   t: ({ store }) => nextTheme(store),
   "[": (stage) => fold(stage, false),
   "]": (stage) => fold(stage, true),
-  "/": ({ root }) => root.querySelector<HTMLInputElement>(".field input")?.select(),
+  "/": ({ root }) => goToSearch(root),
   "?": (stage) => toggleHelp(stage),
   Escape: ({ store }) => store.update({ selected: null }),
 };
@@ -67,6 +67,12 @@ function act(stage: Stage, event: KeyboardEvent): boolean {
   const action = ACTIONS[key] ?? ACTIONS[key.toLowerCase()];
   action?.(stage, shiftKey);
   return action !== undefined;
+}
+
+function goToSearch(root: HTMLElement): void {
+  const input = root.querySelector<HTMLInputElement>(".field input");
+  input?.focus({ preventScroll: true }); // to select alone gives no focus in every browser
+  input?.select();
 }
 
 function goToPeak(store: Store): void {

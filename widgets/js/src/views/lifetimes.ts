@@ -6,7 +6,7 @@ import { cut, fit, mixed, smallType } from "../charts/surface.ts";
 import { el } from "../dom.ts";
 import { CATEGORIES, type Memory } from "../model/document.ts";
 import { levelsOfMemory, type MemoryLevels, type Segment } from "../model/memory.ts";
-import { count, size } from "../text.ts";
+import { count, grouped, size } from "../text.ts";
 import type { Colours, MakeView, Stage } from "../view.ts";
 
 const FEW = 10;
@@ -64,7 +64,7 @@ export const makeLifetimes: MakeView = (stage, parent) => {
     const isLong = store.state.rows > FEW;
     const extent = isLong && others ? `, ${bars.length} of ${count(bars.length + others, "storage")}` : "";
     heading.textContent = `largest bytes × time first${extent}`;
-    more.textContent = isLong ? `show ${FEW}` : `+${others.toLocaleString("en-US")} more`;
+    more.textContent = isLong ? `show ${FEW}` : `+${grouped(others)} more`;
     more.setAttribute("aria-expanded", String(isLong));
     more.hidden = !isLong && others <= 0;
   };

@@ -3,7 +3,7 @@
 import { el } from "../dom.ts";
 import { CATEGORIES } from "../model/document.ts";
 import type { MemoryLevels } from "../model/memory.ts";
-import { count, size } from "../text.ts";
+import { count, grouped, size } from "../text.ts";
 
 export interface Legend {
   readonly element: HTMLElement;
@@ -61,7 +61,7 @@ function rowOf(category: number, isShort: boolean): Row {
 
 function whatIsRead(levels: MemoryLevels, place: number, isHovered: boolean, isShort: boolean): string {
   if (place >= levels.places) return "at the end";
-  if (isHovered) return `task ${(place + 1).toLocaleString("en-US")}`;
+  if (isHovered) return `task ${grouped(place + 1)}`;
   return isShort ? "at most" : "this task, at most";
 }
 

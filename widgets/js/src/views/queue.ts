@@ -3,7 +3,7 @@
 import { el } from "../dom.ts";
 import { waitingBytes } from "../model/waiting.ts";
 import type { Store } from "../store.ts";
-import { size } from "../text.ts";
+import { grouped, size } from "../text.ts";
 import type { MakeView } from "../view.ts";
 import { icon } from "./icons.ts";
 import { paced } from "./paced.ts";
@@ -39,7 +39,7 @@ export const makeQueue: MakeView = (stage, parent) => {
     const moved = changed.has("t") || changed.has("tab") || changed.has("revision");
     if (!moved && !changed.has("selected") && !changed.has("status") && !changed.has("front")) return;
     const { state, replay } = store;
-    const ready = Math.max(0, replay.queueLengths[state.t] - 1).toLocaleString("en-US");
+    const ready = grouped(Math.max(0, replay.queueLengths[state.t] - 1));
     sub.textContent = `${ready} ready · ${size(waitingBytes(replay)[state.t])} waiting · ${devices.join(", ")}`;
     sub.title = sub.textContent;
     keyed.textContent = KEYED[String(replay.schedule.keys)] ?? "key";

@@ -6,6 +6,7 @@ import type { Stage } from "../view.ts";
 import { isSwift } from "./paced.ts";
 import { arrive, fly, type Place, placeIn, slide } from "./queue_motion.ts";
 import { QueueRow, ROW_HEIGHT } from "./queue_row.ts";
+import { grouped } from "../text.ts";
 
 /** So many rows are shown. */
 const MOST = 60;
@@ -89,7 +90,7 @@ export class QueueList {
   }
 
   private showEnd(more: number, shown: number): void {
-    if (more) this.end.textContent = `+${more.toLocaleString("en-US")} more`;
+    if (more) this.end.textContent = `+${grouped(more)} more`;
     else this.end.textContent = this.store.running < 0 ? "empty" : "nothing else is ready";
     if (more || !shown) this.element.append(this.end);
     else this.end.remove();

@@ -2,7 +2,7 @@
 
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
-import { size } from "../text.ts";
+import { count, size } from "../text.ts";
 import { glyph } from "./icons.ts";
 
 /** The page cuts names to the width that there is; this only spares it the longest. */
@@ -10,18 +10,19 @@ const LONGEST = 300;
 
 export function showRunning(block: HTMLElement, store: Store): void {
   const { replay, running, graph } = store;
-  const finished = running < 0;
-  block.classList.toggle("fin", finished);
-  block.classList.toggle("planned", store.isAhead && !finished);
-  if (finished) {
-    const total = replay.length.toLocaleString("en-US");
-    block.replaceChildren(first(glyph("done"), "finished", ""), second(`${total} tasks have run`, ""));
+  const { isAhead } = store;
+  block.classList.toggle("fin", running < 0 && !isAhead);
+  block.classList.toggle("planned", isAhead);
+  if (running < 0) {
+    const said = isAhead ? "planned · the end" : "finished";
+    const ran = `${count(store.ran, "task")} ${store.ran === 1 ? "has" : "have"} run`;
+    block.replaceChildren(first(glyph(isAhead ? "waiting" : "done"), said, ""), second(ran, ""));
     return;
   }
   const leaf = graph.leaf[running] === 1;
   const name = leaf ? graph.parameter(running) || "leaf" : graph.name(running);
   const where = leaf ? graph.name(running) : graph.place(running);
-  const planned = store.isAhead ? "planned · " : "";
+  const planned = isAhead ? "planned · " : "";
   block.replaceChildren(
     first(glyph("running"), name, replay.key(running)),
     second(planned + where, ` · ${size(graph.bufferBytes[running])} in`),

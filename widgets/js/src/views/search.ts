@@ -6,6 +6,7 @@ import type { MakeView } from "../view.ts";
 import { suggest } from "../model/suggest.ts";
 import { glyph, icon } from "./icons.ts";
 import { lineName } from "./line_name.ts";
+import { grouped } from "../text.ts";
 
 const MOST = 12;
 
@@ -47,7 +48,7 @@ export const makeSearch: MakeView = ({ store, root }, parent) => {
     const items = found.map((task, index) => itemOf(store, task, `found-${index}`, index === active));
     items.forEach((item, index) => item.addEventListener("click", () => choose(found[index])));
     const rest = total(store) - found.length;
-    if (rest > 0) items.push(noteOf(`+${rest.toLocaleString("en-US")} more`));
+    if (rest > 0) items.push(noteOf(`+${grouped(rest)} more`));
     if (!found.length) items.push(noteOf("no task has this in its name, module, parameter or source line"));
     list.replaceChildren(...items);
     if (!found.length) return input.removeAttribute("aria-activedescendant");
@@ -98,7 +99,7 @@ export const makeSearch: MakeView = ({ store, root }, parent) => {
       if (input.value !== query) input.value = query;
       found = matches ? suggest(store.graph, matches, query, MOST) : [];
       active = 0;
-      hits.textContent = matches ? total(store).toLocaleString("en-US") : "";
+      hits.textContent = matches ? grouped(total(store)) : "";
       hint.hidden = matches !== null;
       show();
     },

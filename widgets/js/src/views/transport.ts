@@ -4,6 +4,7 @@ import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
 import type { MakeView } from "../view.ts";
 import { icon, type IconName } from "./icons.ts";
+import { grouped } from "../text.ts";
 
 /** A live run shorter than this does not turn the play button into a stop button, milliseconds. */
 const SETTLE = 150;
@@ -95,9 +96,10 @@ export const makePosition: MakeView = ({ store }, parent) => {
     update() {
       const { t } = store.state;
       const { length } = store.replay;
-      const total = length.toLocaleString("en-US");
-      if (t >= length) view.replaceChildren(el("b", {}, total), length === 1 ? " task, finished" : " tasks, finished");
-      else view.replaceChildren("task ", el("b", {}, (t + 1).toLocaleString("en-US")), ` of ${total}`);
+      const total = grouped(length);
+      if (t >= length && store.isAhead) view.replaceChildren("end of the plan, ", el("b", {}, total));
+      else if (t >= length) view.replaceChildren(el("b", {}, total), length === 1 ? " task, finished" : " tasks, finished");
+      else view.replaceChildren("task ", el("b", {}, grouped(t + 1)), ` of ${total}`);
     },
     dispose: () => view.remove(),
   };
@@ -126,7 +128,7 @@ export const makeBackToNow: MakeView = ({ store }, parent) => {
 
 export const makeSpeed: MakeView = ({ store }, parent) => {
   const options = store.speeds.map((speed) =>
-    el("option", { value: String(speed) }, `${speed.toLocaleString("en-US")} / s`),
+    el("option", { value: String(speed) }, `${grouped(speed)} / s`),
   );
   const select = el(
     "select",

@@ -4,6 +4,7 @@ import { el } from "../dom.ts";
 import type { Status, Store } from "../store.ts";
 import type { MakeView } from "../view.ts";
 import { icon } from "./icons.ts";
+import { grouped } from "../text.ts";
 
 export const makeTrouble: MakeView = ({ store }, parent) => {
   const heading = el("b", {});
@@ -48,6 +49,6 @@ function headline(status: Status, trouble: string): string {
 }
 
 function after(store: Store): string {
-  const [ran, all] = [store.state.front, store.replayOf(0).length].map((tasks) => tasks.toLocaleString("en-US"));
+  const [ran, all] = [store.state.front, store.replayOf(0).length].map(grouped);
   return `What has run is still here: ${ran} of ${all} tasks.`;
 }
