@@ -195,9 +195,10 @@ def _memory_part(moment: Moment) -> tuple[Sequence[str], float]:
     if not any(timeline.peak_bytes for timeline in moment.timelines.values()):
         return [], 0.0
     shown = next(iter(moment.timelines.values()))
+    subtitle = f"{_basis(shown)} · the stack is {_name(moment.policy).upper()}"
     heading = (
         '<text y="6"><tspan class="th-bold">Memory</tspan>'
-        f'<tspan class="th-soft" dx="8">{_basis(shown)} · the stack is {escaped(moment.policy.upper())}</tspan></text>'
+        f'<tspan class="th-soft" dx="8">{escaped(subtitle)}</tspan></text>'
     )
     chart = still_memory.memory_elements(moment.timelines, peak_words(shown), _INSIDE)
     return [heading, '<g transform="translate(0 22)">', *chart, "</g>"], still_memory.HEIGHT + 22
@@ -212,15 +213,21 @@ def _basis(timeline: Timeline) -> str:
 
 def _counted(moment: Moment) -> str:
     tasks = f"{moment.of:,} task{'' if moment.of == 1 else 's'}"
+    policy = _name(moment.policy)
     if moment.ran == moment.of:
-        return f"{tasks}, all have run under {moment.policy}"
+        return f"{tasks}, all have run under {policy}"
     ran = f"{moment.ran:,} of " if moment.ran else ""
-    return f"{ran}{tasks} {'have run' if moment.ran else 'to run'} under {moment.policy}"
+    return f"{ran}{tasks} {'have run' if moment.ran else 'to run'} under {policy}"
 
 
 def _peaks(timelines: Mapping[str, Timeline]) -> str:
-    peaks = [f"{policy.upper()} {size_text(timeline.peak_bytes)}" for policy, timeline in timelines.items()]
+    peaks = [f"{_name(policy).upper()} {size_text(timeline.peak_bytes)}" for policy, timeline in timelines.items()]
     return "  ·  ".join(peaks[:4])
+
+
+def _name(policy: str) -> str:
+    """A user's policy may be called anything."""
+    return shorten(policy, 100)
 
 
 def _number(value: float) -> str:

@@ -1,0 +1,209 @@
+"""The picture of a deck where no page runs: what it shows, that it is small, and that its names are text."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+import tapehead as th
+from tapehead.engine.debug import debug
+from tapehead.engine.dry_run import dry_run
+from tapehead.engine.sizes import size_text
+from tapehead.engine.timeline import Timeline
+from tapehead.engine.workloads import WORKLOADS
+from tapehead.widgets import still as still_module
+from tapehead.widgets import still_memory
+from tapehead.widgets.deck import Deck
+from tapehead.widgets.document import title_of
+from tapehead.widgets.still import Moment, Still
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "</text><script>alert(1)</script>\"'& 🦩" + "long" * 3000
+
+
+def graph_of(name: str) -> th.Graph:
+    model, make_loss = WORKLOADS[name].build()
+    with th.capture(model):
+        return th.graph(make_loss())
+
+
+def timelines_of(graph: th.Graph, *policies: str) -> dict[str, Timeline]:
+    footprints = dry_run(graph)
+    return {policy: th.simulate(graph, policy, footprints) for policy in policies}
+
+
+def drawn(graph: th.Graph, timelines: dict[str, Timeline] | None = None, ran: int = 0) -> str:
+    moment = Moment(next(iter(timelines or ["heap"])), ran, len(graph), timelines or {})
+    return Still("1f", title_of(graph), graph).svg(moment)
+
+
+def words(svg: str) -> list[str]:
+    return ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+@pytest.fixture(scope="module")
+def linear50() -> th.Graph:
+    return graph_of("linear50")
+
+
+def test_its_id_is_what_the_page_looks_for(linear50: th.Graph) -> None:
+    assert ElementTree.fromstring(drawn(linear50)).get("id") == "tapehead-still-1f"
+
+
+def test_it_says_what_runs_how_far_and_what_each_policy_needs(linear50: th.Graph) -> None:
+    timelines = timelines_of(linear50, "bfs", "heap")
+    said = words(drawn(linear50, timelines, ran=12))
+    assert {"ReusedLinear", "12 of 104 tasks have run under bfs"} <= set(said)
+    for policy, timeline in timelines.items():
+        assert f"{policy.upper()} {size_text(timeline.peak_bytes)}" in said
+    place = timelines["bfs"].peak_place + 1
+    assert any(text.startswith(f"peak {size_text(timelines['bfs'].peak_bytes)} at task {place}") for text in said)
+
+
+def test_without_memory_there_is_the_graph_alone(linear50: th.Graph) -> None:
+    svg = drawn(linear50)
+    assert "Memory" not in "".join(words(svg))
+    tasks = {each.get("data-task") for each in ElementTree.fromstring(svg).iter(f"{SVG}g")} - {None}
+    assert len(tasks) == len(linear50)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_of_each_ready_model_it_is_small_and_can_be_read(name: str) -> None:
+    graph = graph_of(name)
+    svg = drawn(graph, timelines_of(graph, "heap", "bfs", "dfs"))
+    assert len(svg.encode()) < 150_000
+    assert float(ElementTree.fromstring(svg).get("width", "")) <= 900
+    scales = [float(each) for each in re.findall(r"scale\(([\d.]+)\)", svg)]
+    assert scales and all(11 * scale >= 7.5 for scale in scales)
+
+
+def test_a_graph_that_cannot_be_read_so_small_is_folded_deeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of("gpt2")
+    usual = ElementTree.fromstring(drawn(graph))
+    monkeypatch.setattr(still_module, "_MOST_HEIGHT", 600.0)
+    smaller = ElementTree.fromstring(drawn(graph))
+    tasks = [sum("data-task" in each.attrib for each in root.iter(f"{SVG}g")) for root in (usual, smaller)]
+    assert 0 < tasks[1] < tasks[0]
+
+
+def test_a_graph_that_is_too_large_is_named_and_left_out() -> None:
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(11_000):
+        x = x * 1.01
+    graph = th.graph(x.sum())
+    svg = drawn(graph)
+    assert len(svg) < 20_000
+    assert any(f"The graph of {len(graph):,} tasks is too large" in text for text in words(svg))
+
+
+def test_names_are_text_and_cut_to_their_room(linear50: th.Graph) -> None:
+    calls = tuple(replace(call, path=HOSTILE, class_name=HOSTILE) for call in linear50.calls)
+    graph = replace(linear50, calls=calls)
+    timelines = {f"{HOSTILE}{n}": each for n, each in enumerate(timelines_of(graph, "bfs", "heap").values())}
+    moment = Moment(next(iter(timelines)), 0, len(graph), timelines)
+    svg = Still("1f", HOSTILE, graph).svg(moment)
+    root = ElementTree.fromstring(svg)
+    assert not list(root.iter(f"{SVG}script"))
+    assert all(len(text) < 150 for text in words(svg))
+
+
+def path_of(svg: str, kind: str) -> str:
+    (path,) = (each for each in ElementTree.fromstring(svg).iter(f"{SVG}path") if each.get("class") == kind)
+    return path.get("d", "")
+
+
+def test_the_line_of_levels_is_as_high_as_the_levels(linear50: th.Graph) -> None:
+    timeline = timelines_of(linear50, "bfs")["bfs"]
+    path = path_of(drawn(linear50, {"bfs": timeline}), "th-level")
+    heights = [float(y) for y in re.findall(r"(?:M[\d.]+ |V)([\d.]+)", path)]
+    bottom, top = still_memory._BOTTOM, still_memory._TOP
+    highest = timeline.peak_bytes * still_memory._HEADROOM
+    changes = [peak for at, peak in enumerate(timeline.task_peaks) if at == 0 or peak != timeline.task_peaks[at - 1]]
+    expected = [bottom - (bottom - top) * peak / highest for peak in changes]
+    assert heights == pytest.approx(expected, abs=0.06)
+
+
+def test_thousands_of_tasks_make_no_more_columns_than_can_be_seen() -> None:
+    graph = graph_of("mlp_norm")
+    timeline = timelines_of(graph, "heap")["heap"]
+    columns = list(still_memory._columns(timeline))
+    assert columns[0][0] == 0 and len(columns) <= 500
+    assert max(timeline.task_peaks[highest] for _, highest in columns) == max(timeline.task_peaks)
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    yield InteractiveShell.instance()
+    InteractiveShell.clear_instance()
+
+
+def svgs(outputs: list[Any]) -> list[str]:
+    return [output.data["image/svg+xml"] for output in outputs if "image/svg+xml" in output.data]
+
+
+class Watched:
+    """Something of which the memory gets known."""
+
+    def __init__(self, graph: th.Graph) -> None:
+        self.still = Still("1f", "watched", graph)
+        self.timelines: dict[str, Timeline] = {}
+
+    def now(self) -> Moment:
+        return Moment("heap", 0, 104, self.timelines)
+
+
+def test_the_picture_is_drawn_once_more_when_its_memory_is_known(shell: InteractiveShell, linear50: th.Graph) -> None:
+    watched = Watched(linear50)
+    with capture_output() as captured:
+        watched.still.show(watched.now, "text")
+        shell.events.trigger("post_run_cell", None)
+        watched.timelines = timelines_of(linear50, "heap")
+        for _ in range(2):
+            shell.events.trigger("post_run_cell", None)
+        watched.still.update(watched.now, "text")
+    assert ['class="th-level"' in svg for svg in svgs(captured.outputs)] == [False, True]
+    assert not any("Still" in repr(callback) for callback in shell.events.callbacks["post_run_cell"])
+
+
+def test_a_picture_keeps_nothing_alive(shell: InteractiveShell, linear50: th.Graph) -> None:
+    watched = Watched(linear50)
+    alive = weakref.ref(watched)
+    with capture_output():
+        watched.still.show(watched.now, "text")
+        del watched
+        assert alive() is None
+        shell.events.trigger("post_run_cell", None)
+    assert not any("Still" in repr(callback) for callback in shell.events.callbacks["post_run_cell"])
+
+
+def test_a_deck_knows_its_memory_soon(shell: InteractiveShell) -> None:
+    model, make_loss = WORKLOADS["linear50"].build()
+    with th.capture(model):
+        loss = make_loss()
+    with Deck(debug(loss)) as deck, capture_output() as captured:
+        deck._ipython_display_()
+        deck.compare(["heap"])  # waits for the prediction
+        shell.events.trigger("post_run_cell", None)
+    assert 'class="th-level"' in svgs(captured.outputs)[-1]
+
+
+def test_a_recorded_run_shows_what_was_measured(shell: InteractiveShell) -> None:
+    _, make_loss = WORKLOADS["linear50"].build()
+    run = th.profile(make_loss, policy="bfs")
+    recording = run.deck()
+    with capture_output() as captured:
+        recording._ipython_display_()
+    (picture,) = svgs(captured.outputs)
+    said = words(picture)
+    assert any(text.startswith("Memory") and "measured" in text for text in said)
+    assert "104 tasks, all have run under bfs" in said
+    recording.close()
