@@ -1,6 +1,5 @@
 /** Memory over the backward: a stack by category, the peak, other policies as thin lines, and the playhead. */
 
-import uPlotStyles from "uplot/dist/uPlot.min.css";
 import { bindScrubbing, drawCursor, drawTaskNumbers, hasRun, readAxis, type TimeAxis, x } from "../charts/axis.ts";
 import { drawPeak, drawPeaks, peakWords, type Rectangle } from "../charts/peaks.ts";
 import { ABOVE, BELOW, type DrawnStack, drawStack, heightOf, type StackPicture } from "../charts/stack.ts";
@@ -43,7 +42,6 @@ export const makeMemory: MakeView = (stage, parent) => {
   const view = el(
     "section",
     { class: "strip memory", "aria-label": "memory" },
-    el("style", {}, uPlotStyles),
     el("div", { class: "head" }, el("h3", {}, "Memory"), heading, scale),
     wrap,
   );
