@@ -1,7 +1,7 @@
 /** Puts a deck on the screen: one store, its views, and the frames in which they are drawn. */
 
 import styles from "./deck.css";
-import type { Changed, Store } from "./store.ts";
+import { type Changed, hasMoved, type Store } from "./store.ts";
 import { el } from "./dom.ts";
 import { playerOf } from "./player.ts";
 import type { Colours, Stage, View } from "./view.ts";
@@ -75,10 +75,12 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
 
   const update = (changed: Changed) => {
     for (const view of views) view.update(changed);
-    root.dataset.t = String(store.state.t);
-    root.dataset.running = String(store.running);
-    root.dataset.status = store.state.status;
-    root.dataset.policy = store.replay.schedule.policy;
+    if (hasMoved(changed)) {
+      root.dataset.t = String(store.state.t);
+      root.dataset.running = String(store.running);
+      root.dataset.status = store.state.status;
+      root.dataset.policy = store.replay.schedule.policy;
+    }
     redraw();
   };
   const repaint = () => {

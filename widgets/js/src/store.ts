@@ -46,6 +46,13 @@ export interface State {
 
 export type Changed = ReadonlySet<keyof State>;
 
+const MOVES = ["t", "tab", "front", "status", "revision"] as const;
+
+/** Whether another moment is shown, or more has run. Where it does not hold, the pointer may have moved alone. */
+export function hasMoved(changed: Changed): boolean {
+  return MOVES.some((name) => changed.has(name));
+}
+
 /** What runs a live session: the kernel, or nobody in a saved page. */
 export interface Link {
   /** Whether the kernel has not answered the last command yet. */

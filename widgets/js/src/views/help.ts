@@ -29,8 +29,9 @@ export function toggleHelp({ root }: Stage): void {
     event.stopPropagation();
     close();
   });
-  help.addEventListener("focusout", (event) => {
-    if (event.relatedTarget && !help.contains(event.relatedTarget as Node)) help.remove();
+  const opener = root.querySelector(".foot button"); // closes it, too, by its own click
+  help.addEventListener("focusout", ({ relatedTarget }) => {
+    if (relatedTarget && relatedTarget !== opener && !help.contains(relatedTarget as Node)) help.remove();
   });
   root.querySelector(".frame")?.append(help);
   shut.focus({ preventScroll: true });

@@ -1,7 +1,7 @@
 /** Everything about one task: what it is, when it runs, where it comes from, its gradients, what it keeps. */
 
 import { el } from "../dom.ts";
-import type { Store } from "../store.ts";
+import { hasMoved, type Store } from "../store.ts";
 import type { MakeView } from "../view.ts";
 import { readyBefore } from "../model/waiting.ts";
 import { NEVER } from "../model/replay.ts";
@@ -56,8 +56,7 @@ export const makeInspector: MakeView = (stage, parent) => {
     if (changed.has("breakpoints") || changed.has("t") || changed.has("selected") || changed.has("tab")) {
       breakpoint.setAttribute("aria-pressed", String(state.breakpoints.has(task)));
     }
-    const moved = changed.has("t") || changed.has("tab") || changed.has("selected") || changed.has("revision");
-    if (!moved && !changed.has("status") && !changed.has("front")) return;
+    if (!hasMoved(changed) && !changed.has("selected")) return;
     view.hidden = task < 0;
     if (task < 0) return;
     if (changed.has("selected") && state.selected !== null) view.scrollTop = 0;

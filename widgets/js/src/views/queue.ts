@@ -2,7 +2,7 @@
 
 import { el } from "../dom.ts";
 import { waitingBytes } from "../model/waiting.ts";
-import type { Store } from "../store.ts";
+import { hasMoved, type Store } from "../store.ts";
 import { grouped, size } from "../text.ts";
 import type { MakeView } from "../view.ts";
 import { icon } from "./icons.ts";
@@ -36,8 +36,7 @@ export const makeQueue: MakeView = (stage, parent) => {
 
   const slow = paced(stage, (changed) => {
     if (changed.has("hoveredTask")) list.mark(store.state.hoveredTask);
-    const moved = changed.has("t") || changed.has("tab") || changed.has("revision");
-    if (!moved && !changed.has("selected") && !changed.has("status") && !changed.has("front")) return;
+    if (!hasMoved(changed) && !changed.has("selected")) return;
     const { state, replay } = store;
     const ready = grouped(Math.max(0, replay.queueLengths[state.t] - 1));
     sub.textContent = `${ready} ready · ${size(waitingBytes(replay)[state.t])} waiting · ${devices.join(", ")}`;

@@ -5,7 +5,7 @@ import { fit } from "../charts/surface.ts";
 import { el } from "../dom.ts";
 import { levelsOfMemory } from "../model/memory.ts";
 import { NEVER } from "../model/replay.ts";
-import type { Store } from "../store.ts";
+import { hasMoved, type Store } from "../store.ts";
 import type { Colours, MakeView } from "../view.ts";
 
 const HEIGHT = 12;
@@ -26,6 +26,7 @@ export const makeScrub: MakeView = (stage, parent) => {
   });
   return {
     update(changed) {
+      if (!hasMoved(changed)) return;
       if (changed.has("tab") || changed.has("revision")) slider.max = String(store.replay.length);
       slider.value = String(store.state.t);
       slider.setAttribute("aria-valuetext", positionWords(store));
@@ -44,7 +45,7 @@ function positionWords(store: Store): string {
   const { running, graph, replay } = store;
   if (running < 0) return `the end, after ${replay.length} tasks`;
   const module = graph.place(running);
-  const planned = store.isLive && store.state.t > store.state.front ? ", not run yet" : "";
+  const planned = store.isAhead ? ", not run yet" : "";
   return `task ${store.state.t + 1} of ${replay.length}, ${graph.name(running)} in ${module}${planned}`;
 }
 

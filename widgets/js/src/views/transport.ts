@@ -1,7 +1,7 @@
 /** Start, back, play, step, to the breakpoint, end; where the deck stands; how fast it plays. */
 
 import { el } from "../dom.ts";
-import type { Store } from "../store.ts";
+import { hasMoved, type Store } from "../store.ts";
 import type { MakeView } from "../view.ts";
 import { icon, type IconName } from "./icons.ts";
 import { grouped } from "../text.ts";
@@ -53,6 +53,7 @@ export const makeTransport: MakeView = ({ store }, parent) => {
         if (mainAction(store) === "stop") timer = setTimeout(showMain, SETTLE);
         else showMain();
       }
+      if (!hasMoved(changed)) return;
       const { t, front, status } = store.state;
       const goesOn = status === "stopped" || status === "running"; // one look for both: steps are short
       const onward = store.isLive && t >= front ? goesOn : t < store.replay.length;
@@ -93,7 +94,8 @@ export const makePosition: MakeView = ({ store }, parent) => {
   const view = el("div", { class: "pos" });
   parent.append(view);
   return {
-    update() {
+    update(changed) {
+      if (!hasMoved(changed)) return;
       const { t } = store.state;
       const { length } = store.replay;
       const total = grouped(length);
@@ -115,7 +117,8 @@ export const makeBackToNow: MakeView = ({ store }, parent) => {
   });
   parent.append(button);
   return {
-    update() {
+    update(changed) {
+      if (!hasMoved(changed)) return;
       const { t, front } = store.state;
       button.classList.toggle("idle", !store.isLive || t === front);
       button.title = store.isAhead
