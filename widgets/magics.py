@@ -152,13 +152,14 @@ class DeckMagics(Magics):
         raise UsageError(f"there is no policy {name!r}; known are {', '.join(POLICIES)}, and policies in variables")
 
     def _step(self, words: list[str]) -> Any:
-        deck, count = latest_deck(), _count("step", words)
+        count, deck = _count("step", words), latest_deck()
         if deck.status == "finished":
             raise UsageError(f"no task is left: all {deck.position} have run")
         return deck.step(count=count)
 
     def _back(self, words: list[str]) -> None:
-        latest_deck().back(_count("back", words))
+        count = _count("back", words)
+        latest_deck().back(count)
 
     def _run(self, words: list[str]) -> Any:
         _no_words("run", words)
@@ -226,9 +227,12 @@ def run_captured(shell: InteractiveShell, line: str, cell: str, module: nn.Modul
 
     with suppress(BaseException), capture(module) as tape:
         vars(shell)["_showtraceback"] = keep  # run_cell would print it, and the magic would end as if all were well
+        count = shell.execution_count
+        shell.execution_count = len(shell.history_manager.input_hist_parsed) - 1  # it may count the next cell already
         try:
             result = shell.run_cell(cell)
         finally:
+            shell.execution_count = count
             del vars(shell)["_showtraceback"]
         error = result.error_before_exec or result.error_in_exec
         if error is not None:

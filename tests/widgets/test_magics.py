@@ -1,0 +1,305 @@
+"""The magics, in a shell of IPython and in a real kernel."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import start_new_kernel
+from torch import nn
+
+import tapehead as th
+from tapehead.engine.direct import Stepper
+from tapehead.widgets.display import latest_deck
+from tapehead.widgets.magics import complete, parse
+
+SETUP = """
+import torch, ipywidgets, tapehead as th
+from torch import nn
+torch.manual_seed(0)
+model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(3, 4)
+def last(ready, state):
+    return ready[-1]
+%load_ext tapehead
+"""
+
+
+class Kernel:
+    """A kernel, as a notebook sees it."""
+
+    def __init__(self, client: BlockingKernelClient) -> None:
+        self._client = client
+
+    def run(self, code: str) -> Ran:
+        messages: list[dict[str, Any]] = []
+        reply = self._client.execute_interactive(code, output_hook=messages.append, timeout=60)
+        return Ran(reply["content"], messages)
+
+    def value(self, expression: str) -> str:
+        return self.run(f"print({expression})").printed.strip()
+
+    def completes(self, line: str) -> list[str]:
+        found: list[str] = self._client.complete(line, len(line), reply=True, timeout=30)["content"]["matches"]
+        return found
+
+
+class Ran:
+    """What came of a cell."""
+
+    def __init__(self, reply: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+        self.status = reply["status"]
+        self.name = reply.get("ename")
+        self.number = reply["execution_count"]
+        contents = [(each["msg_type"], each["content"]) for each in messages]
+        self.printed = "".join(content["text"] for kind, content in contents if kind == "stream")
+        self.errors = [content for kind, content in contents if kind == "error"]
+        self.shown = [content["data"] for kind, content in contents if kind == "display_data"]
+        self.results = [content["data"] for kind, content in contents if kind == "execute_result"]
+
+    @property
+    def traceback(self) -> str:
+        (error,) = self.errors
+        return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
+
+    @property
+    def decks(self) -> list[str]:
+        """What was displayed as a widget: its text."""
+        return [data["text/plain"] for data in self.shown if "application/vnd.jupyter.widget-view+json" in data]
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    manager, client = start_new_kernel(kernel_name="python3")
+    try:
+        kernel = Kernel(client)
+        assert kernel.run(SETUP).status == "ok"
+        yield kernel
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def fresh(kernel: Kernel) -> Kernel:
+    kernel.run("ipywidgets.Widget.close_all()")
+    return kernel
+
+
+def test_a_deck_shows_itself_once_at_the_end_of_its_cell(fresh: Kernel) -> None:
+    ran = fresh.run("deck = th.debug(model(x).sum())\nprint('after')")
+    assert len(ran.decks) == 1 and ran.decks[0].startswith("<Deck of SumBackward0 under heap")
+    assert any("image/svg+xml" in data for data in ran.shown), "a picture for where no page runs"
+    assert fresh.run("deck.position").decks == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "count"),
+    [
+        ("deck = th.debug(model(x).sum())\ndeck", 1),
+        ("deck = th.debug(model(x).sum())\ndisplay(deck)", 1),
+        ("deck = th.debug(model(x).sum())\ndisplay(deck, deck)", 2),
+        ("display(ipywidgets.HBox([th.debug(model(x).sum())]))", 1),
+        ("display(ipywidgets.Tab([ipywidgets.VBox([th.debug(model(x).sum())])]))", 1),
+        ("th.debug(model(x).sum()).close()", 0),
+        ("first = th.debug(model(x).sum()); second = th.debug(model(x).sum())", 2),
+    ],
+)
+def test_a_deck_is_shown_as_often_as_is_asked_for(fresh: Kernel, cell: str, count: int) -> None:
+    assert len(fresh.run(cell).decks) == count
+
+
+def test_a_cell_that_raises_after_opening_a_deck_shows_both(fresh: Kernel) -> None:
+    ran = fresh.run("deck = th.debug(model(x).sum())\n1 / 0")
+    assert ran.name == "ZeroDivisionError" and len(ran.decks) == 1
+
+
+def test_the_magic_captures_its_cell_and_opens_a_deck(fresh: Kernel) -> None:
+    ran = fresh.run("%%tapehead --policy bfs --engine native --names model loss\nloss = model(x).sum()\nprint('hello')")
+    assert ran.printed == "hello\n"
+    assert ran.decks[0].startswith("<Deck of SumBackward0 under bfs, native engine: 0 of 10")
+    assert fresh.value("th.graph(loss).tasks[0].source.short, th.graph(loss).tasks[-1].parameter") == "cell:2 2.bias"
+    assert fresh.run("%tapehead step 3").results[0]["text/plain"].startswith("<Task")
+    assert "Run of 10 tasks" in fresh.run("%tapehead run").results[0]["text/plain"]
+    over = fresh.run("%tapehead step")
+    assert over.status == "error" and over.printed == "UsageError: no task is left: all 10 have run\n"
+
+
+def test_a_magic_under_the_magic_runs(fresh: Kernel) -> None:
+    ran = fresh.run("%%tapehead loss\n%%time\nloss = model(x).sum()")
+    assert "Wall time" in ran.printed and len(ran.decks) == 1
+
+
+def test_a_variable_may_be_a_policy(fresh: Kernel) -> None:
+    assert fresh.run("%tapehead --policy=last model(x).sum()").decks[0].startswith("<Deck of SumBackward0 under last")
+
+
+def test_what_raises_is_shown_with_the_users_lines_as_the_user_sees_them(fresh: Kernel) -> None:
+    ran = fresh.run("%%tapehead --names model loss\nh = model[0](x)\ndef f(h):\n    return h @ x\nloss = f(h).sum()")
+    assert (ran.status, ran.name) == ("error", "RuntimeError")
+    assert "mat1 and mat2 shapes cannot be multiplied" in ran.errors[0]["evalue"]
+    assert re.findall(r"^(\S.*), line (\d+)", ran.traceback, re.MULTILINE) == [
+        (f"Cell In[{ran.number}]", "5"),
+        (f"Cell In[{ran.number}]", "4"),
+    ]
+    assert "tapehead/" not in ran.traceback and "interactiveshell" not in ran.traceback
+    assert ["<Graph of" in data["text/plain"] for data in ran.shown] == [True], "what had been built by then"
+    assert fresh.value("torch.overrides._get_current_function_mode_stack()") == "[]"
+    assert fresh.value("len(nn.modules.module._global_forward_hooks)") == "0"
+
+
+def test_a_syntax_error_is_shown_with_its_line(fresh: Kernel) -> None:
+    ran = fresh.run("%%tapehead loss\na = 1\nb = = 2")
+    assert ran.status == "error"
+    assert f"Cell In[{ran.number}], line 3" in ran.traceback and "b = = 2" in ran.traceback
+    assert "magics.py" not in ran.traceback
+    assert ran.printed == "UsageError: there is no deck: the cell has an error\n"
+
+
+def test_waiting_at_the_top_level_is_refused_in_a_sentence(fresh: Kernel) -> None:
+    ran = fresh.run("%%tapehead loss\nimport asyncio\nawait asyncio.sleep(0)\nloss = model(x).sum()")
+    assert ran.status == "error" and "can't wait at the top level of its cell" in ran.printed
+    assert "never awaited" not in fresh.run("import gc; gc.collect()").printed
+
+
+def test_an_interrupt_of_the_cell_is_one(fresh: Kernel) -> None:
+    ran = fresh.run("%%tapehead loss\nraise KeyboardInterrupt")
+    assert ran.name == "KeyboardInterrupt" and fresh.value("1 + 1") == "2"
+
+
+def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -> None:
+    fresh.run("def hook(gradient):\n    raise KeyError('in hook')\nhandle = model[0].weight.register_hook(hook)")
+    fresh.run("%tapehead model(x).sum()")
+    ran = fresh.run("%tapehead run")
+    fresh.run("handle.remove()")
+    assert ran.name == "KeyError" and "in hook(gradient)" in ran.traceback
+    assert "raised in task" in ran.traceback and "tapehead/" not in ran.traceback
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("%tapehead", "%tapehead needs the name of a loss, or a verb: %tapehead? shows them all"),
+        ("%tapehead --what 3 loss", "%tapehead has no option --what; it has --policy, --engine and --names"),
+        ("%tapehead --policy", "--policy needs a value"),
+        ("%tapehead --policy bsf x", "there is no policy 'bsf'; known are bfs, dfs, heap, and policies in variables"),
+        ("%tapehead --engine steam x", "there is no engine 'steam'; known are direct, native"),
+        ("%%tapehead --names x loss\n1", "--names x: a module is needed, not a Tensor"),
+        ("%%tapehead\n1", "which tensor? Give the loss: %%tapehead loss"),
+        (
+            "%%tapehead nothing\n1",
+            "the loss, 'nothing', raised NameError: name 'nothing' is not defined; the verbs are",
+        ),
+        ("%tapehead 5", "element 0 of tensors is a int"),
+        ("%tapehead x", "does not require grad"),
+        ("%tapehead step", "no deck is open: th.debug(loss), %tapehead loss and %%tapehead loss open one"),
+        ("%tapehead back", "no deck is open"),
+        ("%tapehead run", "no deck is open"),
+        ("%tapehead stop", "no deck is open"),
+        ("%tapehead compare", "no deck is open"),
+        ("%tapehead step x", "%tapehead step takes a number of tasks, not 'x'"),
+        ("%tapehead run fast", "%tapehead run takes nothing else, not 'fast'"),
+        ("%tapehead export", "%tapehead export takes one file name, ending in .svg, .html or .json"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(fresh: Kernel, line: str, said: str) -> None:
+    ran = fresh.run(line)
+    assert ran.status == "error" and ran.errors == []
+    assert ran.printed.startswith("UsageError: ") and said in ran.printed and ran.printed.count("\n") == 1
+
+
+def test_export_writes_three_kinds_of_files(fresh: Kernel, tmp_path: Path) -> None:
+    fresh.run("%tapehead model(x).sum()")
+    fresh.run("%tapehead run")
+    for name in ("a.svg", "a.html", "a.json"):
+        assert name in fresh.run(f"%tapehead export {tmp_path / name}").results[0]["text/plain"]
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    assert "tapehead" in (tmp_path / "a.html").read_text()
+    assert len(th.load(tmp_path / "a.json").order) == 10
+    assert ".svg, .html and .json files" in fresh.run("%tapehead export a.pdf").printed
+    missing = fresh.run(f"%tapehead export {tmp_path / 'none' / 'a.html'}")
+    assert missing.printed == f"UsageError: {tmp_path / 'none' / 'a.html'}: No such file or directory\n"
+
+
+def test_compare_shows_a_table(fresh: Kernel) -> None:
+    fresh.run("%tapehead model(x).sum()")
+    ran = fresh.run("%tapehead compare bfs heap")
+    assert "<table" in ran.results[0]["text/html"] and "bfs" in ran.results[0]["text/plain"]
+
+
+def test_completion_offers_what_fits(fresh: Kernel) -> None:
+    fresh.run("loss = model(x).sum()")
+    assert {"bfs", "dfs", "heap"} <= set(fresh.completes("%tapehead --policy "))
+    assert fresh.completes("%tapehead compare b") == ["bfs"]
+    assert "loss" in fresh.completes("%%tapehead lo")
+    assert {"step", "stop"} <= set(fresh.completes("%tapehead st"))
+    assert fresh.completes("%tapehead --pol") == ["--policy"]
+    assert "native" in fresh.completes("%tapehead --engine na")
+
+
+def test_closing_the_output_closes_a_deck_that_nobody_holds(fresh: Kernel) -> None:
+    unseen = "._handle_custom_msg({'kind': 'unseen'}, [])"
+    fresh.run("from tapehead.widgets.display import latest_deck, _latest")
+    for held in (
+        "deck = latest_deck()",
+        "box = ipywidgets.Tab([ipywidgets.HBox([latest_deck()])])",
+        "decks = [{'mine': latest_deck()}]",
+    ):
+        fresh.run("%tapehead model(x).sum()")
+        fresh.run(held)
+        fresh.run(f"latest_deck(){unseen}")
+        assert fresh.value("latest_deck().status") == "stopped", held
+        fresh.run("latest_deck().close(); del " + held.partition(" ")[0])
+    fresh.run("th.debug(model(x).sum())")  # Out and _ hold it
+    fresh.run(f"latest_deck(){unseen}")
+    assert fresh.value("_latest") == "[]"
+
+
+def test_nothing_of_jupyter_is_imported_with_tapehead() -> None:
+    code = (
+        "import sys, torch, tapehead as th\n"
+        "session = th.debug(torch.ones(2, requires_grad=True).sum())\n"
+        "print(type(session).__name__, [m for m in ('IPython', 'ipywidgets', 'anywidget', 'traitlets', 'ipykernel')"
+        " if m in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "Stepper []\n"
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    """IPython without a kernel."""
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "tapehead")
+    try:
+        yield shell
+    finally:
+        shell.reset()
+        InteractiveShell.clear_instance()
+
+
+def test_in_ipython_without_a_kernel_it_is_the_session(shell: InteractiveShell) -> None:
+    loss = nn.Linear(2, 1)(torch.ones(1, 2)).sum()
+    assert type(th.debug(loss)) is Stepper
+    shell.user_ns["loss"] = loss
+    assert complete(shell, type("Event", (), {"line": "%tapehead "}))[-1] == "loss"
+    with pytest.raises(UsageError):
+        latest_deck()
+
+
+@pytest.mark.parametrize("line", ["--policy bfs --names model loss", "--policy=bfs --names=model loss"])
+def test_options_with_and_without_an_equals_sign(line: str) -> None:
+    found = parse(line)
+    assert (found.loss, found.policy, found.engine, found.names) == ("loss", "bfs", "direct", "model")
+
+
+def test_an_expression_is_kept_whole() -> None:
+    assert parse("model(x, y=2).sum() + 1").loss == "model(x, y=2).sum() + 1"
