@@ -230,7 +230,7 @@ def arrivals_of(graph: Graph, order: Sequence[int]) -> dict[int, int]:
 
 
 def saved_content(document: Document, timeline: Timeline) -> Json:
-    """What the nodes of a graph from a file kept, as far as a measured run has it: there are no shapes."""
+    """What the nodes of a graph kept, as far as a measured run has it: there are no shapes."""
     rows = sorted((task, slot, number) for number, slots in timeline.saved.items() for task, slot in slots)
     unknown = TensorMeta(None, torch.uint8, torch.device(timeline.device))
     return {

@@ -31,7 +31,7 @@ def run_document(run: Run, title: str = "") -> Document:
     graph, timeline = run.graph, run.timeline
     document = Document(graph, title or title_of(graph), run.engine)
     content = document.content
-    if timeline is not None and not graph.nodes:
+    if timeline is not None and not content["saved"]["task"]:  # the nodes are gone, or a backward has freed them
         content["saved"] = saved_content(document, timeline)
     content["schedules"] = [_own_schedule(run), *_others(run)]
     content["position"] = len(run.order)
