@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,21 +27,34 @@ from .shown import ShownDeck
 pytestmark = pytest.mark.e2e
 
 
-def document_of(loss: Tensor, title: str, record: bool = False, memory: bool = True) -> Document:
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A saved page, and what is on it."""
+
+    graph: th.Graph
+    orders: dict[str, list[int]]
+    path: Path
+
+    @property
+    def order(self) -> list[int]:
+        return self.orders["heap"]
+
+
+def save(path: Path, loss: Tensor, title: str, record: bool = False, memory: bool = True) -> Saved:
     """A backward under HEAP, BFS and DFS: orders, predicted memory, and what a run under HEAP has recorded."""
     graph = th.graph(loss)
     document = Document(graph, title, "direct")
     footprints = dry_run(graph) if memory else None
-    for name in ("heap", "bfs", "dfs"):
-        policy = th.POLICIES[name]
-        order = schedule(graph, policy)
+    orders = {name: list(schedule(graph, name)) for name in ("heap", "bfs", "dfs")}
+    for name, order in orders.items():
         timeline = None if footprints is None else simulate(graph, order, footprints)
-        document.content["schedules"].append(schedule_content(graph, policy, order, timeline=timeline))
+        content = schedule_content(graph, th.POLICIES[name], order, timeline=timeline)
+        document.content["schedules"].append(content)
     if record:
         with th.debug(loss, trace="full") as session:
             session.run()
             document.content["records"] = document.records(session.trace, range(len(session.trace)))
-    return document
+    return Saved(graph, orders, save_page(document.packed(), path, title))
 
 
 def captured(name: str, **knobs: int) -> Tensor:
@@ -49,25 +63,10 @@ def captured(name: str, **knobs: int) -> Tensor:
         return make_loss()
 
 
-class Saved:
-    """Documents and their pages, each made once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.gpt = document_of(captured("gpt2", layers=3), "small GPT", record=True)
-        self.linear50 = document_of(captured("linear50", width=32), "linear50")
-
-    def page(self, document: Document) -> Path:
-        title = document.content["title"]
-        return save_page(document.packed(), self.folder / f"{title}.html", title)
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    return Saved(tmp_path_factory.mktemp("page"))
-
-
-Open = Callable[..., ShownDeck]
+    path = tmp_path_factory.mktemp("page") / "gpt.html"
+    return save(path, captured("gpt2", layers=3), "small GPT", record=True)
 
 
 @pytest.fixture
@@ -96,15 +95,11 @@ def _leaves(url: str, path: Path) -> bool:
 
 @pytest.fixture
 def gpt(open_page: Callable[..., Page], saved: Saved) -> ShownDeck:
-    return ShownDeck(open_page(saved.page(saved.gpt)))
-
-
-def order_of(document: Document, policy: str = "heap") -> list[int]:
-    return next(each["order"] for each in document.content["schedules"] if each["policy"] == policy)
+    return ShownDeck(open_page(saved.path))
 
 
 def test_a_saved_page_opens_at_the_start_and_plays_to_the_end(gpt: ShownDeck, saved: Saved) -> None:
-    order = order_of(saved.gpt)
+    order = saved.order
     gpt.expect(t=0, running=order[0], status="trace", policy="heap")
     gpt.speed(1000)
     gpt.press("play")
@@ -117,7 +112,7 @@ def test_a_saved_page_opens_at_the_start_and_plays_to_the_end(gpt: ShownDeck, sa
 
 
 def test_keys_do_what_the_help_says(gpt: ShownDeck, saved: Saved) -> None:
-    order = order_of(saved.gpt)
+    order = saved.order
     for key, t in (("ArrowRight", 1), ("Shift+ArrowRight", 11), ("ArrowLeft", 10), ("Shift+ArrowLeft", 0)):
         gpt.key(key)
         gpt.expect(t=t)
@@ -152,24 +147,24 @@ def test_keys_do_what_the_help_says(gpt: ShownDeck, saved: Saved) -> None:
 
 @pytest.mark.parametrize("policy", ["heap", "bfs", "dfs"])
 def test_at_every_place_the_page_agrees_with_a_session_in_python(
-    open_page: Callable[..., Page], saved: Saved, policy: str
+    open_page: Callable[..., Page], tmp_path: Path, policy: str
 ) -> None:
     """Running task, ready queue in its order, and the state of each task."""
-    document = document_of(captured("linear50", width=8, uses=4), "four uses")
-    shown = ShownDeck(open_page(saved.page(document)))
+    saved = save(tmp_path / "page.html", captured("linear50", width=8, uses=4), "four uses")
+    shown = ShownDeck(open_page(saved.path))
     shown.show_policy(policy)
     shown.key("f")
     session = th.debug(captured("linear50", width=8, uses=4), policy=policy)
     while session.current is not None:
         ready = [each.task.id for each in session.ready]
-        states = {task.id: "waiting" for task in document.graph.tasks}
+        states = {task.id: "waiting" for task in saved.graph.tasks}
         states |= dict.fromkeys(session.order, "done") | dict.fromkeys(ready, "ready") | {ready[0]: "running"}
         shown.expect(t=len(session.order), running=ready[0])
         shown.settles(lambda shown: shown.queue, ready[1:])
         shown.settles(lambda shown: shown.states, states)
         session.step()
         shown.key("ArrowRight")
-    shown.expect(t=len(document.graph), running=-1)
+    shown.expect(t=len(saved.graph), running=-1)
 
 
 def test_modules_fold_by_keyboard_and_by_click(gpt: ShownDeck) -> None:
@@ -200,18 +195,18 @@ def place_of(shown: ShownDeck, path: str) -> tuple[float, float]:
 
 def test_search_marks_what_it_finds_and_enter_selects(gpt: ShownDeck, saved: Saved) -> None:
     found = gpt.search("gelu")
-    expect(found).to_have_count(sum("Gelu" in task.name for task in saved.gpt.graph.tasks))
+    expect(found).to_have_count(sum("Gelu" in task.name for task in saved.graph.tasks))
     gpt.root.page.keyboard.press("ArrowDown")
     second = int(found.nth(1).get_attribute("data-task"))
     gpt.root.page.keyboard.press("Enter")
-    expect(gpt.inspector).to_contain_text(saved.gpt.graph.tasks[second].name)
+    expect(gpt.inspector).to_contain_text(saved.graph.tasks[second].name)
     expect(gpt.task(second)).to_have_attribute("aria-pressed", "true")
     gpt.search("no such task")
     expect(gpt.root.get_by_role("listbox", name="matching tasks")).to_contain_text("no task has this")
 
 
 def test_the_source_of_a_task_is_shown_with_its_code(gpt: ShownDeck, saved: Saved) -> None:
-    task = next(each for each in saved.gpt.graph.tasks if each.source is not None and "gelu" in each.name.lower())
+    task = next(each for each in saved.graph.tasks if each.source is not None and "gelu" in each.name.lower())
     gpt.search(f"#{task.id}").first.click()
     (line,) = task.source.code(0, 0)
     expect(gpt.inspector).to_contain_text(line.strip())
@@ -220,7 +215,7 @@ def test_the_source_of_a_task_is_shown_with_its_code(gpt: ShownDeck, saved: Save
 
 @pytest.mark.parametrize("width", [360, 700, 1100, 1600])
 def test_at_every_width_nothing_is_cut_or_overlaps(open_page: Callable[..., Page], saved: Saved, width: int) -> None:
-    page = open_page(saved.page(saved.gpt), viewport={"width": width, "height": 2600})
+    page = open_page(saved.path, viewport={"width": width, "height": 2600})
     shown = ShownDeck(page)
     shown.scrub(30)
     page.wait_for_timeout(200)
@@ -276,10 +271,10 @@ UNNAMED = f"""deck => [...deck.querySelectorAll('{NAMED}')]
 def test_every_control_has_a_name_and_steps_are_announced(gpt: ShownDeck, saved: Saved) -> None:
     assert gpt.evaluate(UNNAMED) == []
     gpt.press("step")
-    first, second, *_ = order_of(saved.gpt)
+    first, second, *_ = saved.order
     said = gpt.root.get_by_role("status").first
-    expect(said).to_contain_text(f"task 2 of {len(saved.gpt.graph)}, {saved.gpt.graph.tasks[second].name}")
-    assert saved.gpt.graph.tasks[first].name not in said.inner_text()
+    expect(said).to_contain_text(f"task 2 of {len(saved.graph)}, {saved.graph.tasks[second].name}")
+    assert saved.graph.tasks[first].name not in said.inner_text()
 
 
 def test_the_wheel_scrolls_the_page_until_the_graph_is_clicked(gpt: ShownDeck) -> None:
@@ -321,9 +316,9 @@ def test_data_that_cannot_be_shown_is_said_to_be_so(
     expect(page.get_by_role("alert")).to_contain_text(sentence)
 
 
-def test_names_in_the_page_are_text(open_page: Callable[..., Page], saved: Saved, tmp_path: Path) -> None:
-    document = document_of(captured("linear50", width=8, uses=2), "</title><script>alert(1)</script>")
-    page = open_page(save_page(document.packed(), tmp_path / "names.html", document.content["title"]))
+def test_names_in_the_page_are_text(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    loss = captured("linear50", width=8, uses=2)
+    page = open_page(save(tmp_path / "names.html", loss, "</title><script>alert(1)</script>").path)
     shown = ShownDeck(page)
     expect(shown.root).to_contain_text("</title><script>alert(1)</script>")
     assert page.title().startswith("</title><script>")
@@ -338,15 +333,15 @@ def chain(length: int) -> Tensor:
 
 
 def test_twenty_thousand_tasks_open_folded_and_are_searched_and_scrubbed(
-    open_page: Callable[..., Page], saved: Saved
+    open_page: Callable[..., Page], tmp_path: Path
 ) -> None:
-    document = document_of(chain(20_000), "a long chain", memory=False)
-    count = len(document.graph)
+    saved = save(tmp_path / "page.html", chain(20_000), "a long chain", memory=False)
+    count = len(saved.graph)
     assert count > 20_000
-    shown = ShownDeck(open_page(saved.page(document)))
+    shown = ShownDeck(open_page(saved.path))
     assert shown.mirror.locator("button").count() <= 300
     shown.search(f"#{count // 2}").first.click()
     shown.scrub(count - 1)
-    shown.expect(t=count - 1, running=order_of(document)[-1])
+    shown.expect(t=count - 1, running=saved.order[-1])
     shown.press("step")
     shown.expect(t=count)
