@@ -45,7 +45,7 @@ export const makeTrouble: MakeView = ({ store }, parent) => {
 function headline(status: Status, trouble: string): string {
   if (status === "failed") return "The backward has failed.";
   if (status === "closed") return "The session is closed.";
-  return trouble ? "The session says:" : "";
+  return trouble ? "That did not work." : "";
 }
 
 function after(store: Store): string {
