@@ -18,41 +18,35 @@ const ONE = 25;
 export function gradientSections(store: Store, task: number): HTMLElement[] {
   const { graph, replay, state } = store;
   const stands = replay.state(task, state.t);
-  const inputs = takes(store, task);
-  const record = store.record(task);
-  const known = stands !== "waiting";
-  const arriving = inputs.map((meta, index) =>
-    item(
-      store,
-      `in ${index}`,
-      meta,
-      known ? record?.inputs[index] : undefined,
-      known ? absent(store, task, true) : "not computed yet",
-    ),
-  );
-  const note = known ? `input buffer ${size(graph.bufferBytes[task])}` : "expected";
+  const isHere = stands !== "waiting";
+  const note = isHere ? `input buffer ${size(graph.bufferBytes[task])}` : "expected";
+  const arriving = items(store, task, "inputs", takes(store, task), isHere);
   const sections = [section("Gradients in", note, arriving)];
   if (graph.leaf[task]) return sections;
-  const outputs = gives(store, task, record?.outputs.length ?? 0);
-  const done = stands === "done";
-  const leaving = outputs.map((meta, index) =>
-    item(
-      store,
-      `out ${index}`,
-      meta,
-      done ? record?.outputs[index] : undefined,
-      done ? absent(store, task, false) : "not computed yet",
-    ),
-  );
+  const given = gives(store, task, store.record(task)?.outputs.length ?? 0);
   const edges = graph.outEdges.starts[task + 1] - graph.outEdges.starts[task];
+  const leaving = items(store, task, "outputs", given, stands === "done");
   sections.push(section("Gradients out", count(edges, "edge"), leaving));
   return sections;
 }
 
-function section(title: string, note: string, items: HTMLElement[]): HTMLElement {
-  const shown = items.slice(0, MOST);
-  if (items.length > MOST)
-    shown.push(el("div", { class: "gr not" }, `+${grouped(items.length - MOST)} more`));
+/** One for each of a task's inputs or outputs, up to `MOST`. */
+function items(
+  store: Store,
+  task: number,
+  side: "inputs" | "outputs",
+  metas: readonly (number | null)[],
+  isComputed: boolean,
+): HTMLElement[] {
+  const name = side === "inputs" ? "in" : "out";
+  const found = isComputed ? store.record(task)?.[side] : undefined;
+  const otherwise = isComputed ? absent(store, task, side === "inputs") : "not computed yet";
+  const shown = metas.slice(0, MOST).map((meta, at) => item(store, `${name} ${at}`, meta, found?.[at], otherwise));
+  if (metas.length > MOST) shown.push(el("div", { class: "gr not" }, `+${grouped(metas.length - MOST)} more`));
+  return shown;
+}
+
+function section(title: string, note: string, shown: HTMLElement[]): HTMLElement {
   const part = title.toLowerCase().replaceAll(" ", "-");
   return el("div", { class: "sec", "data-part": part }, el("h4", {}, title, el("span", {}, note)), ...shown);
 }
