@@ -1,39 +1,33 @@
 /** What a box holds, with its size: a task with its parameters, a row of chips, a closed or an open box. */
 
 import type { Arrangement, Extent } from "./arrangement.ts";
-import type { PlacedBox, PlacedPill, PlacedRow, PlacedStub, PlacedTask, PlacedWire, Rect } from "./placed.ts";
+import type { Layout, PlacedWire, Rect } from "./placed.ts";
 import { ROW_LINE } from "./settling.ts";
 import { shorten, textWidth } from "./text_width.ts";
 import type { Box } from "./tree.ts";
 
-export const TASK_HEIGHT = 20;
-export const PILL_HEIGHT = 16;
+const TASK_HEIGHT = 20;
+const PILL_HEIGHT = 16;
 const PILL_LINE = 19;
-export const CHIP = 12;
+const CHIP = 12;
 const CHIP_PITCH = 17;
-export const DOT = 8;
+const DOT = 8;
 /** Between a task and its pills. */
 const BESIDE = 8;
 /** Around what is in an open box. */
 const PAD = 10;
 /** The height of an open box's title. */
-export const HEADER = 26;
-export const CARD_HEIGHT = 42;
+const HEADER = 26;
+const CARD_HEIGHT = 42;
 /** How far the cards behind a closed box stand out. */
-export const CARDS_BEHIND = 6;
+const CARDS_BEHIND = 6;
 const WIDEST_LABEL = 190;
 const WIDEST_CAPTION = 110;
 const WIDEST_CARD_LABEL = 260;
 const NEARLY_STRAIGHT = 60;
 
 /** What has been placed so far. Wires between cells come in pieces, the outermost first. */
-export interface Canvas {
-  boxes: PlacedBox[];
-  tasks: PlacedTask[];
-  pills: PlacedPill[];
-  stubs: PlacedStub[];
-  rows: PlacedRow[];
-  wires: PlacedWire[];
+export interface Canvas extends Omit<Layout, "width" | "height"> {
   exits: Map<number, number[][]>;
   links: Map<number, number[]>;
   entries: Map<number, number[][]>;
