@@ -4,10 +4,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from .chromium import chromium, find_chromium
 from .lab import Lab, Notebook, lab_server
+
+
+expect.set_options(timeout=15_000)  # where all cores are busy; what is well takes milliseconds
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,7 +39,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def open_notebook(lab: Lab, browser: Browser) -> Iterator[Notebook]:
     """One notebook and kernel for all tests: torch takes two seconds to import."""
     page = browser.new_page(viewport={"width": 1400, "height": 1200})
-    page.set_default_timeout(10_000)
     yield Notebook(page, lab, "deck")
     page.close()
 

@@ -26,7 +26,7 @@ from .chromium import HERE, trouble_of
 SETTINGS = {  # no toast that asks to fetch news
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
-START_S = 60.0  # a cold disk and two busy cores
+START_S = 60.0  # of a server or a kernel, on a cold disk and busy cores
 
 READY = """() => {
     const panel = window.jupyterapp?.shell.currentWidget;
@@ -179,7 +179,7 @@ class Notebook:
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
-        self.page.wait_for_function(READY)
+        self.page.wait_for_function(READY, timeout=START_S * 1000)
 
     def run(self, source: str) -> Cell:
         """Adds a cell, runs it to its end, and raises if it fails."""
@@ -200,7 +200,7 @@ class Notebook:
         """What this expression is in the kernel, as JSON has it."""
         return json.loads(self.kernel(f"import json as _json; print(_json.dumps({expression}))"))
 
-    def wait_for(self, expression: str, limit_s: float = 10.0) -> None:
+    def wait_for(self, expression: str, limit_s: float = 15.0) -> None:
         """Waits until this expression is true in the kernel."""
         until = time.monotonic() + limit_s
         while not self.value(f"bool({expression})"):

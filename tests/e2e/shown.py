@@ -90,7 +90,7 @@ class ShownDeck:
         found = self.tasks.evaluate_all("all => all.map(each => [Number(each.dataset.task), each.dataset.state])")
         return dict(found)
 
-    def settles(self, read: Callable[[ShownDeck], T], wanted: T, limit_s: float = 5.0) -> None:
+    def settles(self, read: Callable[[ShownDeck], T], wanted: T, limit_s: float = 15.0) -> None:
         """Waits until what is read of the deck is what is wanted: the list follows the picture by a frame or two."""
         until = time.monotonic() + limit_s
         while (found := read(self)) != wanted and time.monotonic() < until:

@@ -76,7 +76,6 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
     def open_page(path: Path, **options: object) -> Page:
         page = browser.new_page(**{"viewport": {"width": 1360, "height": 1000}, **options})
-        page.set_default_timeout(10_000)
         trouble[page] = trouble_of(page)
         page.on("request", lambda request: trouble[page].append(request.url) if _leaves(request.url, path) else None)
         page.on("dialog", lambda dialog: (trouble[page].append(dialog.message), dialog.dismiss()))
