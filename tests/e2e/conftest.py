@@ -9,7 +9,6 @@ from playwright.sync_api import Browser, expect
 from .chromium import chromium, find_chromium
 from .lab import Lab, Notebook, lab_server
 
-
 expect.set_options(timeout=15_000)  # where all cores are busy; what is well takes milliseconds
 
 
