@@ -180,5 +180,8 @@ def test_each_relative_import_exists(path: Path) -> None:
 def test_the_readme_links_to_files_that_are_there_and_has_no_blanks() -> None:
     text = (ROOT / "README.md").read_text()
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    assert links and all((ROOT / link).is_file() for link in links)
+    files = [link for link in links if not link.startswith("#")] + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    assert files and all((ROOT / file).is_file() for file in files)
+    assert all(link[1:] in headings for link in links if link.startswith("#"))
     assert "@@" not in text
