@@ -22,13 +22,13 @@ test: lint ## lint, then run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -q
 
 # mypy wants a folder named like the package; a clone may be called anything.
-lint: $(VENV)/dev.stamp ## ruff, and mypy --strict on inspector, engine and the command line
+lint: $(VENV)/dev.stamp ## ruff, and mypy --strict on the packages and the command line
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p $(VENV)/typecheck
 	@ln -sfn "$(ROOT)" $(VENV)/typecheck/tapehead
 	cd $(VENV)/typecheck && "$(ROOT)/$(BIN)/mypy" --config-file "$(ROOT)/pyproject.toml" \
-		--cache-dir "$(ROOT)/.mypy_cache" -p tapehead.inspector -p tapehead.engine -m tapehead.__main__
+		--cache-dir "$(ROOT)/.mypy_cache" -p tapehead.inspector -p tapehead.engine -p tapehead.widgets -m tapehead.__main__
 
 lab: $(VENV)/notebook.stamp ## open JupyterLab on notebooks/
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks

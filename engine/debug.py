@@ -45,6 +45,20 @@ def debug(
 ) -> NativeSession: ...
 
 
+@overload
+def debug(
+    tensors: Outputs,
+    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Inputs | None = None,
+    *,
+    policy: AnyPolicy = "heap",
+    engine: Engine,
+    trace: Level | None = "off",
+) -> Stepper | NativeSession: ...
+
+
 def debug(
     tensors: Outputs,
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,

@@ -21,12 +21,12 @@ from operator import itemgetter
 from pathlib import Path
 from traceback import FrameSummary
 from types import CodeType, TracebackType
-from typing import Any, NamedTuple, NewType, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch._C._profiler import gather_traceback, symbolize_tracebacks
+from torch._C._profiler import CapturedTraceback, gather_traceback, symbolize_tracebacks
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -57,7 +57,7 @@ def input_metadata(node: Node) -> list[tuple[tuple[int, ...] | None, torch.dtype
     return found
 
 
-Traceback = NewType("Traceback", object)
+Traceback = CapturedTraceback
 
 _SYMBOLIZED_AT_ONCE = 1000  # stacks: all of a large graph together would take gigabytes
 
@@ -130,12 +130,13 @@ def call_node(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]
 
 def capture_traceback() -> Traceback:
     """The Python stack of the caller, not yet turned into lines: about two microseconds."""
-    return Traceback(gather_traceback(python=True, script=False, cpp=False))
+    return gather_traceback(python=True, script=False, cpp=False)
 
 
 def traceback_frames(traceback: Traceback) -> list[FrameSummary]:
     """The lines of a captured stack, outermost first."""
-    return next(iter(frames_of([traceback])))[::-1]
+    (frames,) = frames_of([traceback])
+    return frames[::-1]
 
 
 def frames_of(tracebacks: Sequence[Traceback]) -> Iterator[list[FrameSummary]]:
@@ -157,9 +158,8 @@ def frames_of(tracebacks: Sequence[Traceback]) -> Iterator[list[FrameSummary]]:
         for stack in found:
             for frame in stack:
                 if id(frame) not in summaries:
-                    summaries[id(frame)] = FrameSummary(
-                        frame["filename"], frame["line"], frame["name"], lookup_line=False
-                    )
+                    where = frame["filename"], int(frame["line"]), frame["name"]
+                    summaries[id(frame)] = FrameSummary(*where, lookup_line=False)
             yield [summaries[id(frame)] for frame in stack]
 
 

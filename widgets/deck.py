@@ -137,7 +137,7 @@ class Deck(Played):
             NotImplementedError: the native engine can't run that task next.
             RuntimeError: no task is left, or the session is over. And what the task itself raises.
         """
-        return self._ask(lambda: self._live.step(count, _task(task)))
+        return self._ask(lambda: self._live.step(count, None if task is None else _task(task)))
 
     def run(self) -> Run:
         """Runs to the next breakpoint, or to the end. Returns what has run so far.
@@ -358,5 +358,5 @@ class Deck(Played):
         self.send({"kind": "heard"})
 
 
-def _task(task: Task | ReadyTask | int | None) -> Task | int | None:
+def _task(task: Task | ReadyTask | int) -> Task | int:
     return task.task if isinstance(task, ReadyTask) else task

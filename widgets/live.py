@@ -396,11 +396,13 @@ class Live:
         current = self._current()
         task = current if task is None else task
         trace = session.trace
-        if task is None or current is None or trace is None or trace.level == "off" or trace.of(task) is not None:
+        if task is None or current is None or trace is None or trace.level == "off":
+            return {}
+        if trace.columns.started_ns[self.graph.task(task).id] >= 0:
             return {}
         if isinstance(session, NativeSession) and (task != current or not session.order):
             return {}  # the engine shows what waits for the task it has taken, and takes none before the first step
-        found = []
+        found: list[RecordedGradient | None] = []
         for gradient in session.waiting(task):
             if gradient is None:
                 found.append(None)

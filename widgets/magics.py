@@ -20,7 +20,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import display
 from torch import nn
 
-from ..engine.policies import POLICIES, AnyPolicy, Policy
+from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy
 from ..inspector.capture import capture
 from ..inspector.tape import Tape
 from .debug import debug
@@ -76,6 +76,8 @@ def parse(line: str) -> Options:
 @magics_class
 class DeckMagics(Magics):
     """`%tapehead` and `%%tapehead`."""
+
+    shell: InteractiveShell
 
     @line_cell_magic
     def tapehead(self, line: str, cell: str | None = None) -> Any:
@@ -147,8 +149,11 @@ class DeckMagics(Magics):
         if name in POLICIES:
             return name
         found = self.shell.user_ns.get(name)
-        if isinstance(found, Policy) or callable(found):
+        if isinstance(found, Policy):
             return found
+        if callable(found):
+            choice: Choice = found
+            return choice
         raise UsageError(f"there is no policy {name!r}; known are {', '.join(POLICIES)}, and policies in variables")
 
     def _step(self, words: list[str]) -> Any:
@@ -228,7 +233,7 @@ def run_captured(shell: InteractiveShell, line: str, cell: str, module: nn.Modul
     with suppress(BaseException), capture(module) as tape:
         vars(shell)["_showtraceback"] = keep  # run_cell would print it, and the magic would end as if all were well
         count = shell.execution_count
-        shell.execution_count = len(shell.history_manager.input_hist_parsed) - 1  # it may count the next cell already
+        shell.execution_count = len(shell.user_ns["In"]) - 1  # it may count the next cell already
         try:
             result = shell.run_cell(cell)
         finally:

@@ -69,8 +69,9 @@ def table_html(comparison: Comparison | Prediction) -> str:
         f"<th{_cell(heading in right)}{_title(COLUMNS.get(heading, ''))}>{escape(heading)}</th>" for heading in headings
     )
     body = []
-    for row, cells in zip(comparison.rows, rows, strict=True):
-        share = 100 * row.peak_bytes / (comparison.highest.peak_bytes or 1)
+    peaks = [row.peak_bytes for row in comparison.rows]
+    for peak, cells in zip(peaks, rows, strict=True):
+        share = 100 * peak / (comparison.highest.peak_bytes or 1)
         bar = f'<span class="bar" style="width:{share:.1f}%"></span>'
         texts = [
             f"<b>{escape(_unbroken(cell))}</b>{bar}"

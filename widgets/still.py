@@ -99,7 +99,7 @@ class Still:
         shell = get_ipython()
         if self._has_memory or shell is None:
             return
-        asked = WeakMethod(now)  # type: ignore[arg-type]
+        asked = WeakMethod(now)
 
         def send(*_: object) -> None:
             known = asked()
