@@ -115,10 +115,12 @@ def _steps_back(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _task_numbers(plot: _Plot) -> Iterator[str]:
+    """Below the columns of some tasks, which are counted from 1 as on the page."""
     step = next(each for each in _round_numbers() if plot.tasks / each <= 10)
-    for task in range(0, plot.tasks + 1, step):
-        label = "task 0" if task == 0 else f"{task:,}"
-        yield f'<text class="th-soft th-mid" x="{_number(plot.x(task))}" y="{_number(_BOTTOM + 16)}">{label}</text>'
+    for task in sorted({1, *range(step, plot.tasks + 1, step)}):
+        label = "task 1" if task == 1 else f"{task:,}"
+        at = f'x="{_number(plot.x(task - 0.5))}" y="{_number(_BOTTOM + 16)}"'
+        yield f'<text class="th-soft th-mid" {at}>{label}</text>'
 
 
 def _round_numbers() -> Iterator[int]:
