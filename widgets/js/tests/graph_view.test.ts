@@ -3,12 +3,15 @@ import { test } from "node:test";
 import { BoxCounts } from "../src/graph/box_counts.ts";
 import { areaOf, fitView, followView, kept, reveal, scaledAbout } from "../src/graph/camera.ts";
 import { damageBetween } from "../src/graph/damage.ts";
+import { cardSays } from "../src/graph/draw_box.ts";
 import { wireState } from "../src/graph/draw_wires.ts";
 import { FactFinder, opacityOf, shareOf, stateOf } from "../src/graph/facts.ts";
 import { Grid } from "../src/graph/grid.ts";
 import { hitAt } from "../src/graph/hit.ts";
 import { Motion } from "../src/graph/motion.ts";
 import { DOWNSTREAM, reachOf, UPSTREAM, wiresOf } from "../src/graph/reach.ts";
+import { stateInWords } from "../src/graph/says.ts";
+import type { Rect } from "../src/layout/placed.ts";
 import { CARD, MM, OPEN_BOX, smallScene, SUM, WEIGHT } from "./small_scene.ts";
 
 const SCREEN = { width: 400, height: 300 };
@@ -61,7 +64,7 @@ test("a closed box counts as its tasks do one by one, at every position", () => 
   for (let t = 0; t <= 4; t++) {
     const states = [0, 1, 3].map((task) => store.replay.state(task, t));
     const many = (state: string) => states.filter((each) => each === state).length;
-    const found = counts.at(0, t);
+    const found = counts.at(0, t, t);
     assert.equal(found.done, many("done"));
     assert.equal(found.ready, many("ready"));
     assert.equal(found.running >= 0, many("running") === 1);
@@ -186,7 +189,7 @@ test("what a step changes is inside of what is drawn anew", () => {
           const whole = holds(bounds.x, bounds.y, bounds.width, bounds.height);
           assert.ok(one === other || whole, `wire ${index} from ${from} to ${to}`);
         });
-        const counts = (facts: typeof before) => JSON.stringify(facts.counts.at(0, facts.t));
+        const counts = (facts: typeof before) => JSON.stringify(facts.counts.at(0, facts.t, facts.ran));
         if (closed && counts(before) !== counts(after)) assert.ok(holds(CARD.x, CARD.y, CARD.width, CARD.height));
       }
     }
@@ -201,3 +204,42 @@ test("selecting the only task that was found draws its ring", () => {
   store.select(0);
   assert.notEqual(damageBetween(before, finder.at(scene), 1), "none");
 });
+
+test("what a live session has only planned is not shown as done", () => {
+  const { store, scene } = smallScene(false);
+  Object.assign(store, { link: {} });
+  store.update({ front: 1, t: 3 });
+  const facts = new FactFinder(store).at(scene);
+  const stateAt = (task: number) => stateOf(facts, scene.spots[scene.spotOf[task]]);
+  assert.deepEqual([2, 1, 3, 0].map(stateAt), ["done", "planned", "planned", "running"]);
+  const said = (task: number) => stateInWords(facts, scene.spots[scene.spotOf[task]]);
+  assert.deepEqual([2, 1, 0].map(said), ["done", "planned", "running, as planned"]);
+  const closed = smallScene(true).scene;
+  const counts = new BoxCounts(closed, store.replay).at(0, 3, 1);
+  assert.deepEqual([counts.done, counts.planned, counts.state], [0, 2, "running"]);
+  assert.equal(cardSays(new FactFinder(store).at(closed), 0), "0 of 3 tasks done, 2 planned");
+});
+
+test("what the session has run of its plan, and what the pointer leaves and enters, is drawn anew", () => {
+  const { store, scene } = smallScene(false);
+  Object.assign(store, { link: {} });
+  const finder = new FactFinder(store);
+  store.update({ front: 1, t: 3 });
+  const planned = finder.at(scene);
+  store.update({ front: 2 });
+  assert.ok(covers(damageBetween(planned, finder.at(scene), 1), MM));
+  store.update({ hoveredTask: 0 });
+  const hovered = finder.at(scene);
+  store.update({ hoveredTask: null });
+  const damage = damageBetween(hovered, finder.at(scene), 1);
+  assert.ok(covers(damage, { x: 70, y: 100, width: 0, height: 20 })); // the wire from Mm to Relu
+  assert.ok(!covers(damage, SUM));
+});
+
+function covers(damage: ReturnType<typeof damageBetween>, rect: Rect): boolean {
+  return (
+    typeof damage === "object" &&
+    damage.x <= rect.x && damage.x + damage.width >= rect.x + rect.width &&
+    damage.y <= rect.y && damage.y + damage.height >= rect.y + rect.height
+  );
+}

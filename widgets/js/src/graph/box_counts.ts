@@ -1,17 +1,19 @@
 /** How many tasks of each closed box have run or are ready, at any position, by two binary searches. */
 
-import { NEVER, type Replay, type TaskState } from "../model/replay.ts";
+import { NEVER, type Replay, type ShownState } from "../model/replay.ts";
 import type { Scene } from "./scene.ts";
 
 export interface BoxCount {
   /** Tasks that run at all in this backward. */
   size: number;
   done: number;
+  /** Done at the position that is shown, which a live session has not reached. */
+  planned: number;
   /** Ready, without the one that runs. */
   ready: number;
   /** The task in it that runs; -1 for none. */
   running: number;
-  state: TaskState;
+  state: ShownState;
 }
 
 export class BoxCounts {
@@ -30,17 +32,24 @@ export class BoxCounts {
     this.readyAts = members.map((tasks) => sorted(tasks, replay.readyAt));
   }
 
-  /** `card` is an index in the layout's boxes. */
-  at(card: number, t: number): BoxCount {
+  /** At position `t`, when `ran` tasks have really run. `card` is an index in the layout's boxes. */
+  at(card: number, t: number, ran: number): BoxCount {
     const places = this.places[card];
-    const done = countBelow(places, t);
-    const running = places[done] === t ? this.replay.running(t) : -1;
-    const ready = countBelow(this.readyAts[card], t + 1) - done - (running >= 0 ? 1 : 0);
+    const passed = countBelow(places, t);
+    const done = Math.min(passed, countBelow(places, ran));
+    const planned = passed - done;
+    const running = places[passed] === t ? this.replay.running(t) : -1;
+    const ready = countBelow(this.readyAts[card], t + 1) - passed - (running >= 0 ? 1 : 0);
     const size = places.length;
-    const begun = done > 0 || ready > 0;
-    const state = running >= 0 ? "running" : size > 0 && done === size ? "done" : begun ? "ready" : "waiting";
-    return { size, done, ready, running, state };
+    const state = stateOfAll({ size, done, planned, ready, running });
+    return { size, done, planned, ready, running, state };
   }
+}
+
+function stateOfAll({ size, done, planned, ready, running }: Omit<BoxCount, "state">): ShownState {
+  if (running >= 0) return "running";
+  if (size > 0 && done + planned === size) return planned ? "planned" : "done";
+  return done + planned + ready > 0 ? "ready" : "waiting";
 }
 
 function membersOf(scene: Scene): Int32Array[] {

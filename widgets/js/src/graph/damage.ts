@@ -1,4 +1,4 @@
-/** What of the picture a step changes: playing a large graph redraws that, not 20,000 tasks. */
+/** What of the picture a step or the pointer changes: that is drawn anew, not 20,000 tasks. */
 
 import type { Rect } from "../layout/placed.ts";
 import { wiresAt } from "./draw_wires.ts";
@@ -14,37 +14,52 @@ const ROW_LABEL = { above: 16, height: 44 };
 
 /** "none": the picture is as it was. "all": it must be drawn anew. */
 export function damageBetween(before: Facts, after: Facts, scale: number): Rect | "none" | "all" {
-  if (!sameButTime(before, after)) return "all";
-  if (before.t === after.t && before.ringed === after.ringed) return "none";
-  const first = Math.min(before.t, after.t);
-  const last = Math.max(before.t, after.t);
-  if (last - first > MOST_TASKS) return "all";
-  const { scene, replay } = after;
-  const rects: Rect[] = [];
-  const changed = new Set([...before.queuePlaces.keys(), ...after.queuePlaces.keys()]);
-  for (const { ringed } of [before, after]) if (ringed >= 0) changed.add(ringed);
-  for (let place = first; place <= last && place < replay.length; place++) {
-    const task = replay.schedule.order[place];
-    changed.add(task);
-    for (const next of nextOf(after, task)) changed.add(next);
-    for (const wire of wiresAt(scene, task)) rects.push(scene.wires[wire].bounds);
+  if (!sameButTimeAndPointer(before, after)) return "all";
+  const run = tasksBetween(after, before.t, after.t);
+  const told = tasksBetween(after, before.ran, after.ran); // planned, and now they have run
+  if (run.length > MOST_TASKS || told.length > MOST_TASKS) return "all";
+  const changed = new Set(told);
+  const wired = new Set(run);
+  if (before.t !== after.t) {
+    for (const { queuePlaces } of [before, after]) for (const task of queuePlaces.keys()) changed.add(task);
+    for (const task of run) for (const next of nextOf(after, task)) changed.add(next);
   }
-  for (const task of changed) {
-    const rect = scene.rectOf(task);
-    if (rect) rects.push(rect);
-    const row = scene.rowOf[task];
-    if (row >= 0) rects.push(rowLabel(after, row));
+  if (before.ringed !== after.ringed) for (const { ringed } of [before, after]) if (ringed >= 0) changed.add(ringed);
+  if (before.hovered !== after.hovered) {
+    for (const { hovered } of [before, after]) if (hovered !== null) wired.add(hovered);
   }
+  const rects = [...rectsOf(after, changed), ...rectsOf(after, wired), ...wiresOf(after, wired)];
   return rects.length ? grown(around(rects), OVERHANG * Math.max(1, 1 / scale)) : "none";
 }
 
-function sameButTime(before: Facts, after: Facts): boolean {
+/** Those at the places from one position to another, both included; none where the position is the same. */
+function tasksBetween({ replay }: Facts, one: number, other: number): number[] {
+  return one === other ? [] : replay.schedule.order.slice(Math.min(one, other), Math.max(one, other) + 1);
+}
+
+/** Of tasks, or the closed boxes around them, and of the labels of their rows. */
+function rectsOf(facts: Facts, tasks: Iterable<number>): Rect[] {
+  const { scene } = facts;
+  const rects: Rect[] = [];
+  for (const task of tasks) {
+    const rect = scene.rectOf(task);
+    if (rect) rects.push(rect);
+    const row = scene.rowOf[task];
+    if (row >= 0) rects.push(rowLabel(facts, row));
+  }
+  return rects;
+}
+
+function wiresOf({ scene }: Facts, tasks: Iterable<number>): Rect[] {
+  return [...tasks].flatMap((task) => [...wiresAt(scene, task)].map((wire) => scene.wires[wire].bounds));
+}
+
+function sameButTimeAndPointer(before: Facts, after: Facts): boolean {
   return (
     before.scene === after.scene &&
     before.replay === after.replay &&
     before.matches === after.matches &&
     before.reach === after.reach &&
-    before.hovered === after.hovered &&
     before.breakpoints === after.breakpoints
   );
 }

@@ -1,14 +1,14 @@
 /** Boxes: open ones around their tasks, closed ones as cards that say how far they are, and the labels of rows. */
 
 import type { PlacedBox, Rect } from "../layout/placed.ts";
-import type { TaskState } from "../model/replay.ts";
+import type { ShownState } from "../model/replay.ts";
 import { count, grouped } from "../text.ts";
 import type { Colours } from "../view.ts";
-import { cardOpacity, type Facts } from "./facts.ts";
+import { cardOpacity, countOf, type Facts } from "./facts.ts";
 import { drawBreakpoint, drawChevron, drawGlyph } from "./glyphs.ts";
 import { grown } from "./grid.ts";
 import type { Paint, Pen, Span } from "./pen.ts";
-import { LABEL, SMALLEST_TEXT } from "./draw_spot.ts";
+import { LABEL, paintOf, SMALLEST_TEXT } from "./draw_spot.ts";
 
 const RADIUS = 8;
 /** The cards behind a closed one stand out so far, pixels. */
@@ -65,7 +65,7 @@ function fitted(pen: Pen, spans: readonly Span[], room: number): Span[] {
 /** A closed box: two more cards behind it, its name, how many of its tasks have run, and the one that runs. */
 export function drawCard(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect, scale: number): void {
   const placed = facts.scene.layout.boxes[index];
-  const { state, done, size } = facts.counts.at(index, facts.t);
+  const { state, done, planned, size } = countOf(facts, index);
   pen.alpha = cardOpacity(facts, index);
   for (const shift of [2 * BEHIND, BEHIND]) {
     pen.rounded({ ...rect, x: rect.x + shift, y: rect.y + shift }, RADIUS, { fill: colours.panel });
@@ -79,23 +79,21 @@ export function drawCard(pen: Pen, colours: Colours, facts: Facts, index: number
   }
   if (LABEL * scale < SMALLEST_TEXT) drawFarCard(pen, colours, placed, rect, scale, state);
   else drawCardText(pen, colours, facts, index, rect);
-  drawProgress(pen, colours, rect, size ? done / size : 0, state);
+  drawProgress(pen, colours, rect, { done: done / size || 0, planned: planned / size || 0 }, state);
   drawCardBreakpoint(pen, colours, facts, index, rect, scale);
   pen.alpha = 1;
 }
 
 /** As its tasks: done when all are, accent as soon as one is ready or runs. */
-function cardPaint(colours: Colours, state: TaskState): Paint {
-  if (state === "done") return { fill: colours.done };
-  if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: 1 };
-  return { fill: colours["accent-soft"], stroke: colours.accent, width: 1.6 };
+function cardPaint(colours: Colours, state: ShownState): Paint {
+  return paintOf(colours, state === "running" ? "ready" : state);
 }
 
 function drawCardRing(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect, scale: number): void {
-  const { scene, ringed, counts, t } = facts;
+  const { scene, ringed } = facts;
   const pixel = Math.max(1, 0.9 / scale);
   if (ringed >= 0 && scene.cardAround(ringed) === scene.layout.boxes[index]) {
-    const stroke = counts.at(index, t).running === ringed ? colours.accent : colours.ink;
+    const stroke = countOf(facts, index).running === ringed ? colours.accent : colours.ink;
     pen.rounded(grown(rect, 3.5 * pixel), RADIUS + 3.5 * pixel, { stroke, width: 1.5 * pixel });
   }
 }
@@ -111,7 +109,7 @@ function drawCardBreakpoint(pen: Pen, colours: Colours, facts: Facts, index: num
 
 function drawCardText(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect): void {
   const placed = facts.scene.layout.boxes[index];
-  const { state } = facts.counts.at(index, facts.t);
+  const { state } = countOf(facts, index);
   const line = rect.height < 46 ? { title: 13, said: 28 } : { title: 16, said: 33 };
   drawChevron(pen, colours, rect.x + 13, rect.y + line.title, false);
   const title: Span = { text: placed.title, fill: colours.ink, size: LABEL, weight: 600 };
@@ -127,10 +125,11 @@ function drawCardText(pen: Pen, colours: Colours, facts: Facts, index: number, r
 
 /** "7 of 43 tasks done"; while something is searched for, how many were found. */
 export function cardSays(facts: Facts, index: number): string {
-  const { done, size } = facts.counts.at(index, facts.t);
+  const { done, planned, size } = countOf(facts, index);
   const all = facts.scene.layout.boxes[index].box.size;
   if (facts.cardMatches) return `${grouped(facts.cardMatches[index])} of ${count(all, "task")} found`;
   if (size === 0) return `${count(all, "task")}, none runs`;
+  if (planned) return `${grouped(done)} of ${count(size, "task")} done, ${grouped(planned)} planned`;
   if (done === size) return `${count(size, "task")}, all done`;
   return done ? `${grouped(done)} of ${count(size, "task")} done` : count(all, "task");
 }
@@ -145,9 +144,9 @@ function drawHidden(
   rect: Rect,
   y: number,
 ): void {
-  const { scene, ringed, counts, t } = facts;
+  const { scene, ringed } = facts;
   if (ringed < 0 || scene.cardAround(ringed) !== scene.layout.boxes[index]) return;
-  const runs = counts.at(index, t).running === ringed;
+  const runs = countOf(facts, index).running === ringed;
   const fill = runs ? colours.accent : colours.ink;
   const name: Span = { text: scene.graph.titles[ringed], fill, size: LABEL, weight: 500 };
   const right = rect.x + rect.width - 10;
@@ -162,7 +161,7 @@ function drawFarCard(
   placed: PlacedBox,
   rect: Rect,
   scale: number,
-  state: TaskState,
+  state: ShownState,
 ): void {
   const size = SMALLEST_HEADER / scale;
   const title: Span = { text: placed.title, fill: colours.ink, size, weight: 600 };
@@ -171,22 +170,37 @@ function drawFarCard(
   else if (state === "done") pen.rounded(rect, RADIUS, { fill: colours["done-ink"] });
 }
 
-function drawProgress(pen: Pen, colours: Colours, rect: Rect, share: number, state: TaskState): void {
+interface Shares {
+  done: number;
+  planned: number;
+}
+
+/** What has run is solid, what is planned behind it faint. */
+function drawProgress(pen: Pen, colours: Colours, rect: Rect, { done, planned }: Shares, state: ShownState): void {
   const track = { x: rect.x + 12, y: rect.y + rect.height - 7, width: rect.width - 24, height: 3 };
   pen.rounded(track, 1.5, { fill: state === "done" ? colours.line2 : colours.line });
   const fill = state === "done" ? colours["done-ink"] : colours.accent;
-  if (share > 0) pen.rounded({ ...track, width: track.width * share }, 1.5, { fill });
+  if (planned > 0) pen.rounded({ ...track, width: track.width * (done + planned) }, 1.5, { fill: colours.line2 });
+  if (done > 0) pen.rounded({ ...track, width: track.width * done }, 1.5, { fill });
+}
+
+function rowSays({ replay, t, ran }: Facts, tasks: readonly number[]): string {
+  let done = 0;
+  let planned = 0;
+  for (const task of tasks) {
+    if (replay.place[task] < ran) done++;
+    else if (replay.place[task] < t) planned++;
+  }
+  if (planned) return `${grouped(done)} done, ${grouped(planned)} planned`;
+  return done === tasks.length ? "all done" : `${grouped(done)} of ${grouped(tasks.length)} done`;
 }
 
 /** "Addmm ×50" and, below it, "48 of 50 done": as large as there is room for beside the chips. */
 export function drawRowLabel(pen: Pen, colours: Colours, facts: Facts, index: number, scale: number): void {
-  const { replay, t, scene } = facts;
+  const { scene } = facts;
   const row = scene.layout.rows[index];
   const room = scene.rowRooms[index];
-  let done = 0;
-  for (const task of row.tasks) if (replay.place[task] < t) done++;
-  const all = row.tasks.length;
-  const said = done === all ? "all done" : `${grouped(done)} of ${grouped(all)} done`;
+  const said = rowSays(facts, row.tasks);
   const title: Span = { text: row.label, fill: colours.ink, size: LABEL, weight: 600 };
   const below: Span = { text: said, fill: colours.ink2, size: LABEL, weight: 400 };
   const wide = Math.max(pen.measure([title]), pen.measure([below]));

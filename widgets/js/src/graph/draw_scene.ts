@@ -3,9 +3,9 @@
 import type { Rect } from "../layout/placed.ts";
 import type { Colours } from "../view.ts";
 import { drawCard, drawHeader, drawOpenBox, drawRowLabel } from "./draw_box.ts";
-import { drawFar, drawSpot, isFar } from "./draw_spot.ts";
+import { drawFar, drawSpot, isFar, paintOf } from "./draw_spot.ts";
 import { drawWires } from "./draw_wires.ts";
-import type { Facts } from "./facts.ts";
+import { type Facts, stateOf } from "./facts.ts";
 import { between, grown, touch } from "./grid.ts";
 import type { Motion } from "./motion.ts";
 import type { Pen } from "./pen.ts";
@@ -60,11 +60,9 @@ function drawSpots(pen: Pen, colours: Colours, facts: Facts, { motion, share, sc
 
 function drawLeaving(pen: Pen, colours: Colours, facts: Facts, motion: Motion, share: number): void {
   pen.alpha = 1 - share;
-  const waiting = { fill: colours.panel, stroke: colours.line2 };
-  const done = { fill: colours.done };
   for (const { spot, to } of motion.leaving) {
-    const state = facts.replay.state(spot.task, facts.t);
-    pen.rounded(between(spot.rect, to, share), 5, state === "done" ? done : waiting);
+    const done = stateOf(facts, spot) === "done";
+    pen.rounded(between(spot.rect, to, share), 5, paintOf(colours, done ? "done" : "waiting"));
   }
   pen.alpha = 1;
 }

@@ -1,7 +1,7 @@
 /** Tasks, pills and stubs. States differ in fill, outline and glyph. */
 
 import type { Rect } from "../layout/placed.ts";
-import type { TaskState } from "../model/replay.ts";
+import type { ShownState } from "../model/replay.ts";
 import type { Colours } from "../view.ts";
 import { type Facts, opacityOf, shareOf, stateOf } from "./facts.ts";
 import { drawBreakpoint, drawGlyph, drawStubArrow } from "./glyphs.ts";
@@ -19,15 +19,18 @@ const ROUNDED_FROM = 0.3;
 /** Below this scale a task is too small to be seen hollow. */
 const HOLLOW_FROM = 0.15;
 const RING = 3.5;
+/** The outline of what is only planned. */
+const DASHES = [2.5, 2];
 
 export function isFar(spot: Spot, scale: number): boolean {
   return spot.small ? scale < SMALLEST_CHIP : LABEL * scale < SMALLEST_TEXT;
 }
 
 /** How a state is filled and outlined. */
-export function paintOf(colours: Colours, state: TaskState): Paint {
+export function paintOf(colours: Colours, state: ShownState): Paint {
   if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: 1 };
   if (state === "ready") return { fill: colours["accent-soft"], stroke: colours.accent, width: 1.6 };
+  if (state === "planned") return { fill: colours.panel, stroke: colours["done-ink"], width: 1, dash: DASHES };
   return { fill: state === "running" ? colours.accent : colours.done };
 }
 
@@ -61,12 +64,13 @@ function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Re
   }
 }
 
-function label(colours: Colours, spot: Spot, state: TaskState): Span[] {
+function label(colours: Colours, spot: Spot, state: ShownState): Span[] {
   const inks = {
     waiting: colours.ink2,
     ready: colours.ink,
     running: colours["accent-ink"],
     done: colours["done-ink"],
+    planned: colours.ink2,
   };
   const weight = state === "ready" || state === "running" ? 500 : 400;
   const spans: Span[] = [{ text: spot.label, fill: inks[state], size: LABEL, weight }];
@@ -95,7 +99,7 @@ export function radiusOf(spot: Spot, rect: Rect): number {
 export function drawRing(
   pen: Pen,
   colours: Colours,
-  state: TaskState,
+  state: ShownState,
   rect: Rect,
   radius: number,
   pixel: number,
@@ -105,13 +109,13 @@ export function drawRing(
 }
 
 interface Alike {
-  state: TaskState;
+  state: ShownState;
   alpha: number;
   radius: number;
   rects: Rect[];
 }
 
-/** Too far to be read: waiting is hollow, done dark, ready and running accent. One path for all that look alike. */
+/** Too far to be read: waiting is hollow, done dark, planned half as dark, ready and running accent. One path for all that look alike. */
 export function drawFar(
   pen: Pen,
   colours: Colours,
@@ -125,7 +129,7 @@ export function drawFar(
   for (const index of seen) {
     const spot = spots[index];
     const state = spot.kind === "stub" ? "waiting" : stateOf(facts, spot);
-    const alpha = opacityOf(facts, spot.task) * (spot.kind === "stub" ? 0.5 : 1);
+    const alpha = opacityOf(facts, spot.task) * (spot.kind === "stub" || state === "planned" ? 0.5 : 1);
     const rect = rectOf(index);
     const radius = scale < ROUNDED_FROM ? 0 : radiusOf(spot, rect);
     const group = groups.find((each) => each.state === state && each.alpha === alpha && each.radius === radius);
@@ -141,13 +145,13 @@ export function drawFar(
   drawFarMarks(pen, colours, facts, rectOf, scale);
 }
 
-const FAR_ORDER: readonly TaskState[] = ["waiting", "done", "ready", "running"];
+const FAR_ORDER: readonly ShownState[] = ["waiting", "planned", "done", "ready", "running"];
 
-function farPaint(colours: Colours, state: TaskState, scale: number): Paint {
+function farPaint(colours: Colours, state: ShownState, scale: number): Paint {
   const pixel = Math.max(1, 0.9 / scale);
   if (state === "waiting" && scale < HOLLOW_FROM) return { fill: colours.line2 };
   if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: pixel };
-  if (state === "done") return { fill: colours["done-ink"] };
+  if (state === "done" || state === "planned") return { fill: colours["done-ink"] };
   return { fill: colours.accent, stroke: colours.accent, width: state === "running" ? 5 * pixel : pixel };
 }
 

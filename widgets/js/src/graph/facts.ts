@@ -1,8 +1,8 @@
 /** What the drawing must know of the state, at one moment. */
 
-import type { Replay, TaskState } from "../model/replay.ts";
+import type { Replay, ShownState } from "../model/replay.ts";
 import type { Store } from "../store.ts";
-import { BoxCounts } from "./box_counts.ts";
+import { type BoxCount, BoxCounts } from "./box_counts.ts";
 import { LAST_NUMBERED } from "./glyphs.ts";
 import { cardsOf, matchesOf, type Reach, reachedFrom, reachOf, wiresOf } from "./reach.ts";
 import type { Scene, Spot } from "./scene.ts";
@@ -18,6 +18,8 @@ export interface Facts {
   scene: Scene;
   replay: Replay;
   t: number;
+  /** How many tasks have really run: less than `t` where a plan is looked at. */
+  ran: number;
   counts: BoxCounts;
   /** The first places of the ready queue, from 1. */
   queuePlaces: ReadonlyMap<number, number>;
@@ -46,12 +48,12 @@ export class FactFinder {
   constructor(private readonly store: Store) {}
 
   at(scene: Scene): Facts {
-    const { replay, state } = this.store;
+    const { replay, state, ran } = this.store;
     const { t, selected, hoveredTask, breakpoints, matches } = state;
     this.refresh(scene);
     const queuePlaces = new Map(replay.queue(t, LAST_NUMBERED).map((task, place) => [task, place + 1]));
     return {
-      scene, replay, t, queuePlaces, breakpoints, matches,
+      scene, replay, t, ran, queuePlaces, breakpoints, matches,
       counts: this.counts as BoxCounts,
       ringed: selected ?? replay.running(t),
       hovered: hoveredTask,
@@ -81,13 +83,19 @@ export class FactFinder {
 }
 
 /** The state of a spot: its task's; that of several is theirs together. */
-export function stateOf(facts: Facts, spot: Spot): TaskState {
-  const { replay, t } = facts;
-  if (spot.tasks.length === 1) return replay.state(spot.task, t);
-  const states = new Set(spot.tasks.map((task) => replay.state(task, t)));
+export function stateOf({ replay, t, ran }: Facts, { task, tasks }: Spot): ShownState {
+  if (tasks.length === 1) return replay.shownState(task, t, ran);
+  const states = new Set(tasks.map((each) => replay.shownState(each, t, ran)));
   if (states.has("running")) return "running";
-  if (states.size === 1) return states.has("done") ? "done" : states.has("ready") ? "ready" : "waiting";
-  return states.has("ready") || states.has("done") ? "ready" : "waiting";
+  const [first] = states;
+  if (states.size === 1) return first;
+  if (!states.has("waiting") && !states.has("ready")) return "planned"; // the others are done
+  return "ready";
+}
+
+/** How many tasks of a closed box, by its index in the layout's boxes, are in which state. */
+export function countOf({ counts, t, ran }: Facts, card: number): BoxCount {
+  return counts.at(card, t, ran);
 }
 
 /** The share of a waiting task's gradients that are here. */

@@ -1,7 +1,7 @@
 /** The signs of the four states, of breakpoints, of boxes that fold and of stubs. */
 
-import type { TaskState } from "../model/replay.ts";
 import type { PlacedStub } from "../layout/placed.ts";
+import type { ShownState } from "../model/replay.ts";
 import type { Colours } from "../view.ts";
 import type { Pen } from "./pen.ts";
 
@@ -17,11 +17,14 @@ export interface GlyphFacts {
   ink?: string;
 }
 
-/** Waiting: a ring, filled by its share. Ready: a disc with its place. Running: ▶. Done: ✓. `radius` is about 4. */
+/**
+ * Waiting: a ring, filled by its share. Ready: a disc with its place. Running: ▶. Done: ✓, planned: a hollow
+ * one. `radius` is about 4.
+ */
 export function drawGlyph(
   pen: Pen,
   colours: Colours,
-  state: TaskState,
+  state: ShownState,
   x: number,
   y: number,
   radius: number,
@@ -46,7 +49,9 @@ export function drawGlyph(
       x - radius * 0.2, y + radius * 0.65,
       x + radius * 0.9, y - radius * 0.65,
     ];
-    pen.lines(corners, { stroke: ink ?? colours["done-ink"], width: 1.5, round: true });
+    const stroke = ink ?? colours["done-ink"];
+    pen.lines(corners, { stroke, width: state === "planned" ? 3.4 : 1.5, round: true });
+    if (state === "planned") pen.lines(corners, { stroke: colours.panel, width: 1.6, round: true });
   }
 }
 

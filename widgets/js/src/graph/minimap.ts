@@ -5,9 +5,9 @@ import { el } from "../dom.ts";
 import type { Colours } from "../view.ts";
 import { type CameraView, areaOf, type Size } from "./camera.ts";
 import { HEADER_HEIGHT } from "./draw_box.ts";
-import { cardOpacity, type Facts, opacityOf, stateOf } from "./facts.ts";
+import { cardOpacity, countOf, type Facts, opacityOf, stateOf } from "./facts.ts";
 import { touch } from "./grid.ts";
-import type { TaskState } from "../model/replay.ts";
+import type { ShownState } from "../model/replay.ts";
 import type { Spot } from "./scene.ts";
 
 /** Free inside of the map, pixels. */
@@ -106,11 +106,11 @@ export class Minimap {
 
   /** Draws boxes and states into the bitmap where they have changed. */
   private refresh(colours: Colours, facts: Facts, ratio: number, now: number): boolean {
-    const { scene, replay, matches, reach, t } = facts;
-    const wanted = [scene, replay, matches, reach, colours, ratio, this.size.width, this.size.height, t];
+    const { scene, replay, matches, reach, ran, t } = facts;
+    const wanted = [scene, replay, matches, reach, colours, ratio, this.size.width, this.size.height, ran, t];
     const changed = wanted.map((each, index) => each !== this.drawnFor[index]);
     if (!changed.some(Boolean)) return false;
-    const onlyTime = !changed.slice(0, -1).some(Boolean);
+    const onlyTime = !changed.slice(0, -2).some(Boolean);
     if (onlyTime && scene.spots.length > LARGE && now - this.drawnAt < REFRESH) return true;
     this.drawnFor = wanted;
     this.drawnAt = now;
@@ -133,14 +133,14 @@ export class Minimap {
         Math.max(0.8, high * scale) + 2 * grow,
       );
     layout.boxes.forEach(({ rect, closed }, index) => {
-      const state = closed ? facts.counts.at(index, facts.t).state : "waiting";
+      const state = closed ? countOf(facts, index).state : "waiting";
       context.globalAlpha = closed && cardOpacity(facts, index) < FADED_BELOW ? FADED : 1;
       context.fillStyle = colourOf(colours, state, colours.sunk);
       fill(rect, 0);
     });
-    const byState: Record<TaskState, Spot[]> = { waiting: [], done: [], ready: [], running: [] };
+    const byState: Record<ShownState, Spot[]> = { waiting: [], planned: [], done: [], ready: [], running: [] };
     for (const spot of spots) if (spot.kind !== "stub") byState[stateOf(facts, spot)].push(spot);
-    for (const state of ["waiting", "done", "ready", "running"] as const) {
+    for (const state of ["waiting", "planned", "done", "ready", "running"] as const) {
       context.fillStyle = colourOf(colours, state, colours.line2);
       for (const spot of byState[state]) {
         context.globalAlpha = opacityOf(facts, spot.task) < FADED_BELOW ? FADED : 1;
@@ -164,8 +164,9 @@ export class Minimap {
   }
 }
 
-function colourOf(colours: Colours, state: TaskState, waiting: string): string {
+function colourOf(colours: Colours, state: ShownState, waiting: string): string {
   if (state === "waiting") return waiting;
+  if (state === "planned") return colours.ink3;
   return state === "done" ? colours["done-ink"] : colours.accent;
 }
 

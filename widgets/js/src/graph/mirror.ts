@@ -7,7 +7,7 @@ import type { PlacedBox, Rect } from "../layout/placed.ts";
 import type { Box } from "../layout/tree.ts";
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
-import { type Facts, stateOf } from "./facts.ts";
+import { countOf, type Facts, stateOf } from "./facts.ts";
 import { touch } from "./grid.ts";
 import { nameOfBox, nameOfSpot } from "./says.ts";
 import type { Spot } from "./scene.ts";
@@ -84,7 +84,7 @@ export class Mirror {
       set(button, "aria-expanded", String(!box.closed));
       if (box.closed) {
         const index = facts.scene.boxes.get(box.box.id) as number;
-        set(button, "data-state", facts.counts.at(index, facts.t).state);
+        set(button, "data-state", countOf(facts, index).state);
       } else button.removeAttribute("data-state");
       setText(button, nameOfBox(facts, box));
     }

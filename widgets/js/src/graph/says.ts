@@ -13,6 +13,8 @@ const STUBS: Record<PlacedStub["kind"], string> = {
   to: "also goes to",
   from: "also comes from",
 };
+/** Of what is so only at the position that is shown, which a live session has not reached. */
+const AS_PLANNED = ", as planned";
 /** A tooltip names so many tasks at most. */
 const MOST_NAMED = 6;
 /** Longer names are cut: a tooltip is no place to read them. */
@@ -51,7 +53,8 @@ const WIRES: Record<WireState, string> = {
 export function tipOfWire(store: Store, facts: Facts, wire: Wire, bytes: Float64Array): string {
   const { graph } = store;
   const { task, next } = graph.document.edges;
-  const state = WIRES[wireState(wire.edges, graph, facts.replay, facts.t)];
+  const now = wireState(wire.edges, graph, facts.replay, facts.t);
+  const state = WIRES[now] + (now === wireState(wire.edges, graph, facts.replay, facts.ran) ? "" : AS_PLANNED);
   const sum = size(wire.edges.reduce((total, edge) => total + bytes[edge], 0));
   if (wire.edges.length > 1) return `${count(wire.edges.length, "gradient")}\n${sum} in all, ${state}`;
   const [edge] = wire.edges;
@@ -59,14 +62,16 @@ export function tipOfWire(store: Store, facts: Facts, wire: Wire, bytes: Float64
   return `${cut(name(task[edge]))} → ${cut(name(next[edge]))}\n${sum}, ${state}`;
 }
 
-/** `waiting, 1 of 2 inputs are here`; `ready, place 3 in the queue`. */
+/** `waiting, 1 of 2 inputs are here${planned}`; `ready, place 3 in the queue`. */
 export function stateInWords(facts: Facts, spot: Spot): string {
   const state = stateOf(facts, spot);
   const place = facts.queuePlaces.get(spot.task);
-  if (state === "ready" && place) return `ready, place ${place} in the queue`;
+  const planned = facts.ran < facts.t ? AS_PLANNED : "";
+  if (state === "running") return state + planned;
+  if (state === "ready") return (place ? `ready, place ${place} in the queue` : state) + planned;
   const waits = facts.scene.graph.waits[spot.task];
   if (state === "waiting" && waits > 1) {
-    return `waiting, ${Math.round(shareOf(facts, spot.task) * waits)} of ${waits} inputs are here`;
+    return `waiting, ${Math.round(shareOf(facts, spot.task) * waits)} of ${waits} inputs are here${planned}`;
   }
   return state;
 }

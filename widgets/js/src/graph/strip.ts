@@ -1,6 +1,7 @@
 /** Below the graph: what its signs mean, and the buttons of the camera and of the export. */
 
 import { el, svg } from "../dom.ts";
+import type { ShownState } from "../model/replay.ts";
 import type { Store } from "../store.ts";
 import { grouped } from "../text.ts";
 import { glyph, icon } from "../views/icons.ts";
@@ -17,6 +18,7 @@ export class Strip {
   readonly element: HTMLElement;
   private readonly follow: HTMLButtonElement;
   private readonly fit: HTMLButtonElement;
+  private readonly planned = sample("planned");
   private readonly reach = el("span", { class: "reach", hidden: "hidden" });
 
   constructor(
@@ -30,13 +32,14 @@ export class Strip {
     const out = button("zoom out", "Zoom out", sign("M4 8h8"), () => actions.zoom(1 / ZOOM_STEP));
     const closer = button("zoom in", "Zoom in", sign("M4 8h8M8 4v8"), () => actions.zoom(ZOOM_STEP));
     const tools = el("div", { class: "tools" }, out, closer, this.follow, this.fit, exportMenu(actions));
-    this.element = el("div", { class: "key" }, ...legend(), this.reach, tools);
+    this.element = el("div", { class: "key" }, ...legend(this.planned), this.reach, tools);
   }
 
   update(reach: Reach | null): void {
     const { camera } = this.store.state;
     this.follow.setAttribute("aria-pressed", String(camera === "follow"));
     this.fit.setAttribute("aria-pressed", String(camera === "fit"));
+    this.planned.hidden = !this.store.isAhead;
     this.reach.hidden = reach === null;
     this.element.classList.toggle("reaching", reach !== null);
     if (!reach) return;
@@ -48,12 +51,13 @@ export class Strip {
   }
 }
 
-function legend(): HTMLElement[] {
-  const states = (["waiting", "ready", "running", "done"] as const).map((state) => {
-    const sample = el("span", { class: "sample" }, glyph(state, 12, state === "ready" ? "1" : ""));
-    return el("span", {}, sample, state);
-  });
-  return [...states, el("span", {}, line("var(--buffer)", 2.4), "gradient waits")];
+function legend(planned: HTMLElement): HTMLElement[] {
+  const states = (["waiting", "ready", "running", "done"] as const).map(sample);
+  return [...states, planned, el("span", {}, line("var(--buffer)", 2.4), "gradient waits")];
+}
+
+function sample(state: ShownState): HTMLElement {
+  return el("span", {}, el("span", { class: "sample" }, glyph(state, 12, state === "ready" ? "1" : "")), state);
 }
 
 function line(stroke: string, width: number, dash = ""): SVGSVGElement {

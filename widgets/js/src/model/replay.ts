@@ -5,6 +5,9 @@ import type { DeckGraph } from "./graph.ts";
 
 export type TaskState = "waiting" | "ready" | "running" | "done";
 
+/** "planned": done at the position that is shown, which a live session has not reached. */
+export type ShownState = TaskState | "planned";
+
 /** Of tasks that never run. */
 export const NEVER = 0x7fffffff;
 
@@ -66,6 +69,12 @@ export class Replay {
     if (place < t) return "done";
     if (place === t && t < this.length) return "running";
     return this.readyAt[task] <= t ? "ready" : "waiting";
+  }
+
+  /** The same, where only `ran` tasks have really run. */
+  shownState(task: number, t: number, ran: number): ShownState {
+    const state = this.state(task, t);
+    return state === "done" && this.place[task] >= ran ? "planned" : state;
   }
 
   /**

@@ -1,7 +1,7 @@
 /** The deck's pictures: 16 px line icons for buttons, and the four signs of a task's state. */
 
 import { svg } from "../dom.ts";
-import type { TaskState } from "../model/replay.ts";
+import type { ShownState } from "../model/replay.ts";
 
 /** By name the strokes of an icon, and the shapes that are filled. */
 const ICONS = {
@@ -59,15 +59,17 @@ export function mark(): SVGSVGElement {
 }
 
 /** The sign of a state; `inside` stands in that of a ready task: its place in the queue. */
-export function glyph(state: TaskState, size = 14, inside = ""): SVGSVGElement {
+export function glyph(state: ShownState, size = 14, inside = ""): SVGSVGElement {
   const made = svg("svg", { width: size, height: size, viewBox: "0 0 14 14", fill: "none", "aria-hidden": "true" });
   if (state === "waiting") {
     made.append(svg("circle", { cx: 7, cy: 7, r: 4.4, stroke: "var(--ink3)", "stroke-width": 1.4 }));
   } else if (state === "running") {
     made.append(svg("path", { d: "M3.5 2.2 12 7l-8.5 4.8z", fill: "currentColor" }));
-  } else if (state === "done") {
-    const line = { stroke: "var(--ink2)", "stroke-width": 1.7, "stroke-linecap": "round", "stroke-linejoin": "round" };
-    made.append(svg("path", { d: "m2.8 7.4 2.9 2.9 5.6-6", ...line }));
+  } else if (state === "done" || state === "planned") {
+    const tick = (stroke: string, width: number) =>
+      svg("path", { d: "m2.8 7.4 2.9 2.9 5.6-6", stroke, "stroke-width": width, "stroke-linecap": "round", "stroke-linejoin": "round" });
+    if (state === "done") made.append(tick("var(--ink2)", 1.7));
+    else made.append(tick("var(--ink2)", 3.8), tick("var(--panel)", 1.8)); // hollow
   } else {
     made.append(svg("circle", { cx: 7, cy: 7, r: 5.6, fill: "var(--accent)" }));
     const at = { x: 7, y: 10, "text-anchor": "middle", "font-size": 9, "font-weight": 600, fill: "var(--accent-ink)" };

@@ -87,7 +87,7 @@ interface Top {
 
 function showTop(store: Store, task: number, { sign, name, place, facts }: Top): void {
   const { graph, replay, state } = store;
-  const stands = replay.state(task, state.t);
+  const stands = replay.shownState(task, state.t, store.ran);
   const before = stands === "ready" ? readyBefore(replay, task, state.t) + 1 : 0;
   sign.replaceChildren(glyph(stands, 14, before && before < 10 ? String(before) : ""));
   const leaf = graph.leaf[task] === 1;

@@ -111,10 +111,10 @@ function total(store: Store): number {
   return store.state.matches?.reduce((sum, match) => sum + match, 0) ?? 0;
 }
 
-function itemOf({ graph, replay, state }: Store, task: number, id: string, active: boolean): HTMLElement {
+function itemOf({ graph, replay, state, ran }: Store, task: number, id: string, active: boolean): HTMLElement {
   const item = el("li", { id, role: "option", "aria-selected": String(active), "data-task": String(task) });
   item.append(
-    glyph(replay.state(task, state.t)),
+    glyph(replay.shownState(task, state.t, ran)),
     el("span", { class: "n" }, graph.parameter(task) || graph.name(task)),
     el("span", { class: "k" }, `#${task}`),
     el("span", { class: "m" }, graph.parameter(task) ? graph.name(task) : graph.place(task)),
