@@ -16,6 +16,7 @@ HEIGHT = 184.0
 _LEFT, _RIGHT = 252.0, 150.0  # gutters: the legend and the scale, and the names of the peaks
 _LEGEND_WIDTH = 190.0
 _TOP, _BOTTOM = 24.0, 164.0  # of the plot: above it the sentence of the peak, below it the numbers of tasks
+_FIRST_LABEL = 32.0  # pixels from its middle to the next one's
 _ROW = 15.0  # pixels of one name in a gutter
 _MOST_COLUMNS = 500  # more would not be seen
 _MOST_POLICIES = 6  # peaks that are named
@@ -118,6 +119,8 @@ def _task_numbers(plot: _Plot) -> Iterator[str]:
     """Below the columns of some tasks, which are counted from 1 as on the page."""
     step = next(each for each in _round_numbers() if plot.tasks / each <= 10)
     for task in sorted({1, *range(step, plot.tasks + 1, step)}):
+        if task > 1 and plot.x(task) - plot.x(1) < _FIRST_LABEL:
+            continue
         label = "task 1" if task == 1 else f"{task:,}"
         at = f'x="{_number(plot.x(task - 0.5))}" y="{_number(_BOTTOM + 16)}"'
         yield f'<text class="th-soft th-mid" {at}>{label}</text>'
