@@ -54,6 +54,12 @@ class Deck(Played):
     Known limitations. `back` shows an earlier position; what has run stays run. Memory is predicted, not measured:
     `th.profile` measures. A backward whose hooks use thread-local state of the user's sees the deck's thread. A user's
     policy is asked for whole orders ahead, to show them; one that draws lots shows what it drew.
+
+    Args:
+        session: of either engine, nothing run yet. The deck runs it from now on, and closes it.
+        policy: its policy: a name, a `Policy` or a callable.
+        title: what is run; by default the model's class.
+        retain_graph, create_graph: as given to the backward, for the prediction of memory.
     """
 
     position = traitlets.Int(read_only=True).tag(sync=True)
@@ -92,6 +98,7 @@ class Deck(Played):
 
     @property
     def engine(self) -> str:
+        """`direct` or `native`."""
         return self._live.engine
 
     @property
