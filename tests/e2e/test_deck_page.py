@@ -178,6 +178,47 @@ def test_modules_fold_by_keyboard_and_by_click(gpt: ShownDeck) -> None:
     expect(block).to_have_attribute("aria-expanded", "false")
 
 
+def test_the_list_of_what_is_in_view_is_one_tab_stop_in_which_arrows_move(gpt: ShownDeck) -> None:
+    page = gpt.root.page
+    gpt.scrub(5)
+    expect(gpt.mirror.locator("button[tabindex='0']")).to_have_count(1)
+    gpt.root.locator(".graph canvas").first.focus()
+    page.keyboard.press("Tab")
+    focused = gpt.mirror.locator("button:focus")
+    first = focused.get_attribute("data-key")
+    page.keyboard.press("ArrowDown")
+    expect(focused).not_to_have_attribute("data-key", first)
+    page.keyboard.press("ArrowUp")
+    expect(focused).to_have_attribute("data-key", first)
+    page.keyboard.press("Home")
+    page.keyboard.press("Shift+ArrowRight")
+    gpt.expect(t=5)  # nothing has stepped
+    gpt.box("h.1").focus()
+    ring = gpt.root.locator(".graph .focused")
+    expect(ring).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(gpt.mirror.locator("button:focus")).to_have_count(0)
+    expect(ring).to_be_hidden()
+    page.keyboard.press("Shift+Tab")
+    expect(focused).to_have_attribute("data-path", "h.1")
+    page.keyboard.press("Enter")
+    expect(focused).to_have_attribute("aria-expanded", "false")
+    page.keyboard.press("Escape")
+    expect(ring).to_be_hidden()
+    page.keyboard.press("ArrowRight")
+    gpt.expect(t=6)
+
+
+def test_a_picture_that_cannot_be_made_is_said_to_be_so(gpt: ShownDeck) -> None:
+    gpt.root.page.evaluate("() => { HTMLCanvasElement.prototype.toBlob = give => give(null); }")
+    for _ in range(2):
+        gpt.save_picture("PNG of what is seen")
+        banner = gpt.root.locator(".trouble")
+        expect(banner).to_contain_text("The PNG was not saved")
+        banner.get_by_role("button", name="dismiss").click()
+        expect(banner).to_be_hidden()
+
+
 def place_of(shown: ShownDeck, path: str) -> tuple[float, float]:
     """Where a module's label is on the canvas: read from the picture of what is seen."""
     page = shown.root.page

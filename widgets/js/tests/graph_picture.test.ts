@@ -92,6 +92,6 @@ test("corners are rounded, and steps to the side are curves", () => {
 });
 
 test("a file's name has nothing that a file system minds", () => {
-  assert.equal(fileName("a/b\\c:<d>", "heap", 57, "svg"), "a-b-c-d-heap-task-58.svg");
-  assert.equal(fileName("../..", "", 0, "png"), "backward-task-1.png");
+  assert.equal(fileName("a/b\\c:<d>", "heap", "task-58", "svg"), "a-b-c-d-heap-task-58.svg");
+  assert.equal(fileName("../..", "", "end", "png"), "backward-end.png");
 });

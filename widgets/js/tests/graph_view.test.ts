@@ -7,10 +7,11 @@ import { cardSays } from "../src/graph/draw_box.ts";
 import { wireState } from "../src/graph/draw_wires.ts";
 import { FactFinder, opacityOf, shareOf, stateOf } from "../src/graph/facts.ts";
 import { Grid } from "../src/graph/grid.ts";
-import { hitAt } from "../src/graph/hit.ts";
+import { hitAt, wiresNear } from "../src/graph/hit.ts";
 import { Motion } from "../src/graph/motion.ts";
 import { DOWNSTREAM, reachOf, UPSTREAM, wiresOf } from "../src/graph/reach.ts";
 import { stateInWords } from "../src/graph/says.ts";
+import { WireIndex } from "../src/graph/wire_index.ts";
 import type { Rect } from "../src/layout/placed.ts";
 import { CARD, MM, OPEN_BOX, smallScene, SUM, WEIGHT } from "./small_scene.ts";
 
@@ -48,6 +49,18 @@ test("the pointer hits tasks before boxes, and of an open box only its header", 
   assert.equal(at(-50, -50), null);
   const closed = smallScene(true).scene;
   assert.deepEqual(hitAt(closed, CARD.x + 5, CARD.y + 40, 1), { box: closed.layout.boxes[0] });
+});
+
+test("the wires near a point are those whose lines are, wherever their bounds are", () => {
+  const { scene } = smallScene(false);
+  const at = (x: number, y: number) => wiresNear(scene, x, y, 1).map(({ edges }) => edges[0]);
+  assert.deepEqual(at(71, 50), [2]);
+  assert.deepEqual(at(70, 110), [0]);
+  assert.deepEqual(at(105, 92), [1]);
+  assert.deepEqual(at(30, 50), []);
+  const around = new WireIndex([{ points: [0, 0, 0, 900, 900, 900] }], { width: 900, height: 900 });
+  assert.deepEqual([...around.near(450, 450, 4)], []);
+  assert.deepEqual([...around.near(450, 898, 4)], [0]);
 });
 
 test("a task in a closed box is where the box is", () => {

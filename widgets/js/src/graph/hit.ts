@@ -28,11 +28,10 @@ function away(scene: Scene, index: number, x: number, y: number): number {
   return Math.hypot(rect.x + rect.width / 2 - x, rect.y + rect.height / 2 - y);
 }
 
-/** The wires whose bounds are near a point, the shortest first: those a pointer there may mean. */
+/** The wires near a point, the shortest first: those a pointer there may mean. */
 export function wiresNear(scene: Scene, x: number, y: number, scale: number): Wire[] {
-  const slack = (2 * SLACK) / scale;
-  return scene.wires
-    .filter(({ bounds }) => inside(bounds, x, y, slack))
+  return scene
+    .wiresNear(x, y, (2 * SLACK) / scale)
     .sort((one, other) => extent(one) - extent(other));
 }
 

@@ -41,12 +41,17 @@ export class Minimap {
   private scale = 1;
   private offset = { x: 0, y: 0 };
 
+  private readonly observer = new ResizeObserver(([{ borderBoxSize: [box] }]) => {
+    this.size = { width: box.inlineSize, height: box.blockSize };
+  });
+
   /** `taken` says whether something else is in the left top corner. `look` moves the camera's middle to a point of the picture. */
   constructor(
     look: (x: number, y: number) => void,
     private readonly taken: () => boolean,
   ) {
     this.canvas.hidden = true;
+    this.observer.observe(this.canvas);
     const point = (event: PointerEvent) => {
       look((event.offsetX - this.offset.x) / this.scale, (event.offsetY - this.offset.y) / this.scale);
     };
@@ -60,6 +65,10 @@ export class Minimap {
     });
   }
 
+  dispose(): void {
+    this.observer.disconnect();
+  }
+
   /** Draws the map where it is wanted. Returns whether it must be drawn again soon. */
   draw(colours: Colours, facts: Facts, view: CameraView, screen: Size, settled: boolean, now: number): boolean {
     const { layout } = facts.scene;
@@ -67,8 +76,8 @@ export class Minimap {
       layout.width * view.k <= screen.width + TOLERANCE && layout.height * view.k <= screen.height + TOLERANCE;
     if (this.canvas.hidden !== inView) this.canvas.hidden = inView;
     if (inView) return false;
-    if (settled || !this.size.width) this.place(facts, view, screen);
-    if (!this.size.width || !this.size.height) return true; // the deck is in a tab that has just been hidden
+    if (!this.size.width || !this.size.height) return true; // it has just been shown: the next frame knows its size
+    if (settled) this.place(facts, view, screen);
     const ratio = devicePixelRatio || 1;
     const again = this.refresh(colours, facts, ratio, now);
     this.showArea(colours, areaOf(view, screen), ratio);
@@ -77,7 +86,6 @@ export class Minimap {
 
   /** Goes to the corner with the fewest tasks below it, and stays where others are no better. */
   private place(facts: Facts, view: CameraView, screen: Size): void {
-    this.size = { width: this.canvas.offsetWidth, height: this.canvas.offsetHeight };
     const below = new Map(CORNERS.map((corner) => [corner, this.crowd(corner, facts, view, screen)]));
     for (const corner of CORNERS) {
       if ((below.get(corner) as number) < (below.get(this.corner) as number)) this.corner = corner;

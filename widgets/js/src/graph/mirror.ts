@@ -1,6 +1,6 @@
 /**
- * What is seen, as buttons in a list that nobody sees: for screen readers, for the keyboard and for tests. Tab moves
- * among them, Enter selects a task or opens and closes a box.
+ * What is seen, as buttons in a list that nobody sees: for screen readers, for the keyboard and for tests. It is one tab
+ * stop: arrows move in it, Enter selects a task or opens and closes a box, Escape leaves.
  */
 
 import type { PlacedBox, Rect } from "../layout/placed.ts";
@@ -8,27 +8,49 @@ import type { Box } from "../layout/tree.ts";
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
 import { countOf, type Facts, stateOf } from "./facts.ts";
-import { touch } from "./grid.ts";
+import { grown, touch } from "./grid.ts";
 import { nameOfBox, nameOfSpot } from "./says.ts";
-import type { Spot } from "./scene.ts";
+import type { Scene, Spot } from "./scene.ts";
 
 const MOST = 300;
+/** So much beyond the edges is listed too, pixels of the picture: an arrow key goes on there. */
+const BEYOND = 40;
 /** While the deck plays, or the camera moves, the list follows this often, milliseconds. */
 const PACES = { stopped: 0, playing: 300, moving: 1000 };
+/** The reader moves the camera as long as the pauses between two moves are no longer, milliseconds. */
+const PAUSE = 150;
+/** How far a key moves in the list. */
+const MOVES: Record<string, number> = {
+  ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, Home: -Infinity, End: Infinity,
+};
 
 export interface MirrorActions {
   select(task: number): void;
   toggle(box: PlacedBox): void;
   /** The reader has come to this by the keyboard: what it stands for must be seen. */
   focus(task: number | null, rect: Rect): void;
+  /** The focus has gone elsewhere. */
+  blur(): void;
+  /** Escape. */
+  leave(): void;
 }
 
-type Entry = { key: string } & ({ spot: Spot } | { box: PlacedBox });
+export type Entry = { key: string } & ({ spot: Spot } | { box: PlacedBox });
+
+interface Item {
+  entry: Entry;
+  item: HTMLLIElement;
+  button: HTMLButtonElement;
+}
 
 export class Mirror {
   readonly list = el("ul", { class: "sr", "aria-label": "tasks and modules in view", "data-mirror": "graph" });
-  private readonly items = new Map<string, { item: HTMLLIElement; button: HTMLButtonElement; rect: Rect }>();
-  private entries: Entry[] = [];
+  private readonly items = new Map<string, Item>();
+  /** The one that Tab comes to. */
+  private stop: Item | undefined;
+  private shownFor: readonly unknown[] = [];
+  private area: Rect | null = null;
+  private movedAt = -Infinity;
   private updatedAt = -Infinity;
 
   constructor(
@@ -37,48 +59,79 @@ export class Mirror {
   ) {
     this.list.addEventListener("click", (event) => this.act(event.target));
     this.list.addEventListener("focusin", (event) => this.follow(event.target));
-    this.list.addEventListener("focusout", () => this.store.update({ hoveredTask: null }));
+    this.list.addEventListener("focusout", () => actions.blur());
+    this.list.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  /** What has the focus. */
+  get focused(): Entry | null {
+    return this.itemOf(activeIn(this.list))?.entry ?? null;
   }
 
   /** Brings the list up to date. Returns whether it was too early and must be done again. */
   update(facts: Facts, area: Rect, pace: keyof typeof PACES, now: number): boolean {
-    if (now - this.updatedAt < PACES[pace]) return true;
+    const { x, y, width, height } = area;
+    if (this.area && (this.area.x !== x || this.area.y !== y || this.area.width !== width)) this.movedAt = now;
+    this.area = area;
+    const { counts, t, ran, breakpoints, cardMatches } = facts; // the counts are those of a scene and a replay
+    const wanted = [counts, t, ran, breakpoints, cardMatches, this.store.state.selected, x, y, width, height];
+    if (wanted.every((each, index) => each === this.shownFor[index])) return false;
+    const least = Math.max(PACES[pace], now - this.movedAt < PAUSE ? PACES.moving : 0);
+    if (now - this.updatedAt < least) return true;
     this.updatedAt = now;
-    this.entries = entriesIn(facts, area);
-    const seen = new Set(this.entries.map(({ key }) => key));
+    this.shownFor = wanted;
+    this.fill(facts, entriesIn(facts, grown(area, BEYOND)));
+    return false;
+  }
+
+  private fill(facts: Facts, entries: readonly Entry[]): void {
+    const { focused } = this;
+    const seen = new Set(entries.map(({ key }) => key));
+    let before: HTMLLIElement | null = null;
+    for (const entry of entries) {
+      const item = this.show(facts, entry);
+      const next: Element | null = before ? before.nextElementSibling : this.list.firstElementChild;
+      if (next !== item && entry.key !== focused?.key) this.list.insertBefore(item, next);
+      before = item;
+    }
+    if (focused && !isIn(facts.scene, focused)) this.items.get(heirOf(facts.scene, focused))?.button.focus();
     for (const [key, { item, button }] of this.items) {
-      if (seen.has(key) || isFocused(button)) continue;
+      if (seen.has(key) || button === activeIn(this.list)) continue;
       item.remove();
       this.items.delete(key);
     }
-    let before: HTMLLIElement | null = null;
-    for (const entry of this.entries) {
-      const item = this.show(facts, entry);
-      const next: Element | null = before ? before.nextElementSibling : this.list.firstElementChild;
-      if (next !== item && !item.contains(activeIn(this.list))) this.list.insertBefore(item, next);
-      before = item;
-    }
-    return false;
+    const [first] = entries;
+    this.stopAt(this.stillListed(this.stop) ?? this.items.get(`task ${facts.ringed}`) ?? this.items.get(first?.key));
+  }
+
+  private stillListed(item: Item | undefined): Item | undefined {
+    return item && this.items.get(item.entry.key) === item ? item : undefined;
+  }
+
+  private stopAt(item: Item | undefined): void {
+    if (item === this.stop) return;
+    this.stop?.button.setAttribute("tabindex", "-1");
+    item?.button.setAttribute("tabindex", "0");
+    this.stop = item;
   }
 
   private show(facts: Facts, entry: Entry): HTMLLIElement {
     let made = this.items.get(entry.key);
     if (!made) {
-      const button = el("button", { type: "button", "data-key": entry.key });
-      made = { button, item: el("li", {}, button), rect: { x: 0, y: 0, width: 0, height: 0 } };
+      const button = el("button", { type: "button", tabindex: "-1", "data-key": entry.key });
+      made = { entry, button, item: el("li", {}, button) };
       this.items.set(entry.key, made);
     }
+    made.entry = entry;
     const { button } = made;
     if ("spot" in entry) {
       const { spot } = entry;
-      made.rect = spot.rect;
       set(button, "data-task", String(spot.task));
       set(button, "data-state", stateOf(facts, spot));
       set(button, "aria-pressed", String(this.store.state.selected === spot.task));
       setText(button, nameOfSpot(this.store, facts, spot));
     } else {
       const { box } = entry;
-      made.rect = box.rect;
       set(button, "data-box", String(box.box.id));
       set(button, "data-path", box.box.path || box.box.title);
       set(button, "aria-expanded", String(!box.closed));
@@ -91,22 +144,48 @@ export class Mirror {
     return made.item;
   }
 
-  private entryOf(target: EventTarget | null): Entry | undefined {
-    const key = (target as HTMLElement).dataset?.key;
-    return this.entries.find((entry) => entry.key === key);
+  private itemOf(target: EventTarget | null): Item | undefined {
+    return this.items.get((target as HTMLElement | null)?.dataset?.key ?? "");
   }
 
   private act(target: EventTarget | null): void {
-    const entry = this.entryOf(target);
+    const entry = this.itemOf(target)?.entry;
     if (entry && "spot" in entry) this.actions.select(entry.spot.task);
     else if (entry) this.actions.toggle(entry.box);
   }
 
   private follow(target: EventTarget | null): void {
-    const entry = this.entryOf(target);
-    if (entry && "spot" in entry) this.actions.focus(entry.spot.task, entry.spot.rect);
-    else if (entry) this.actions.focus(null, entry.box.rect);
+    const item = this.itemOf(target);
+    if (!item) return;
+    this.stopAt(item);
+    const { entry } = item;
+    if ("spot" in entry) this.actions.focus(entry.spot.task, entry.spot.rect);
+    else this.actions.focus(null, entry.box.rect);
   }
+
+  /** The keys that move here are those that step elsewhere: the deck must not see them. */
+  private press(event: KeyboardEvent): void {
+    const { key, target, ctrlKey, altKey, metaKey } = event;
+    if (ctrlKey || altKey || metaKey || !(key in MOVES || key === "Escape")) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (key === "Escape") return this.actions.leave();
+    const { children } = this.list;
+    const from = [...children].findIndex((item) => item.contains(target as Node));
+    const to = Math.max(0, Math.min(children.length - 1, from + MOVES[key]));
+    (children[to].firstElementChild as HTMLElement).focus({ preventScroll: true });
+  }
+}
+
+function isIn(scene: Scene, entry: Entry): boolean {
+  return "spot" in entry ? scene.spotOf[entry.spot.task] >= 0 : scene.boxes.has(entry.box.box.id);
+}
+
+/** The key of the box that has closed around it. */
+function heirOf(scene: Scene, entry: Entry): string {
+  let box = "spot" in entry ? (scene.cardAround(entry.spot.task)?.box ?? null) : entry.box.box.parent;
+  while (box && !scene.boxes.has(box.id)) box = box.parent;
+  return box ? `box ${box.id}` : "";
 }
 
 /** The newest first, as the backward goes; a box before what is in it, a pill after its user. */
@@ -136,10 +215,6 @@ function newestIn(box: Box, leaf: Uint8Array): number {
 
 function activeIn(list: HTMLElement): Element | null {
   return (list.getRootNode() as Document | ShadowRoot).activeElement;
-}
-
-function isFocused(button: HTMLButtonElement): boolean {
-  return activeIn(button) === button;
 }
 
 function set(element: Element, name: string, value: string): void {

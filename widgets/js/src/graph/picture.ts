@@ -14,6 +14,7 @@ const SHARPNESS = 2;
 /** Browsers refuse larger canvases. */
 const LONGEST_SIDE = 16_000;
 const MOST_PIXELS = 120_000_000;
+const REFUSED = "the browser has no memory for a picture of this size, an SVG may do";
 /** Around the whole graph, pixels. */
 const MARGIN = 16;
 
@@ -41,20 +42,21 @@ export function svgPicture(picture: PictureOf, measure: Pen["measure"]): string 
   return pen.document(area, scale, colours.panel, title);
 }
 
-export function pngPicture(picture: PictureOf): Promise<Blob> {
+export async function pngPicture(picture: PictureOf): Promise<Blob> {
   const { facts, colours, area, scale, bytes } = picture;
   const most = Math.sqrt(MOST_PIXELS / (area.width * area.height));
   const ratio = Math.min(scale * SHARPNESS, LONGEST_SIDE / Math.max(area.width, area.height), most);
   const canvas = document.createElement("canvas");
   canvas.width = Math.ceil(area.width * ratio);
   canvas.height = Math.ceil(area.height * ratio);
-  const context = canvas.getContext("2d") as CanvasRenderingContext2D;
+  const context = canvas.getContext("2d");
+  if (!context) throw new Error(REFUSED);
   context.fillStyle = colours.panel;
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.setTransform(ratio, 0, 0, ratio, -area.x * ratio, -area.y * ratio);
   drawScene(new CanvasPen(context), colours, facts, { area, scale, bytes, motion: null, share: 1 });
   return new Promise((resolve, reject) =>
-    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser made no PNG"))), "image/png"),
+    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error(REFUSED))), "image/png"),
   );
 }
 
@@ -66,9 +68,9 @@ export function download(content: Blob, name: string): void {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** `gpt-heap-task-58.svg` of any title: nothing that a file system minds. */
-export function fileName(title: string, policy: string, t: number, extension: string): string {
+/** `gpt-heap-task-58.svg`, or `-end.svg`, of any title: nothing that a file system minds. */
+export function fileName(title: string, policy: string, moment: string, extension: string): string {
   const clean = (text: string) => text.replace(/[^\p{L}\p{N}._-]+/gu, "-").replace(/^[-.]+|[-.]+$/g, "").slice(0, 60);
-  const parts = [clean(title) || "backward", clean(policy), `task-${t + 1}`];
+  const parts = [clean(title) || "backward", clean(policy), moment];
   return `${parts.filter(Boolean).join("-")}.${extension}`;
 }

@@ -9,6 +9,8 @@ const TIME_CONSTANT = 70;
 /** This near it has arrived: pixels, and parts of the scale. */
 const NEAR = { move: 0.3, scale: 0.001 };
 const SMALLEST_SCALE = 0.15;
+/** Further out than the whole picture. */
+const BELOW_FIT = 0.7;
 /** d3's wheel is ten times as fast with ctrl, for the small steps of a pinch: one click of a wheel must not be a leap. */
 const LARGEST_WHEEL_STEP = 0.4;
 const PINCH = 10;
@@ -47,7 +49,13 @@ export class Pilot {
 
   /** Lets the reader zoom out to the whole picture, and somewhat further. */
   allow(fitScale: number): void {
-    this.behaviour.scaleExtent([Math.min(SMALLEST_SCALE, fitScale * 0.7), LARGEST_SCALE]);
+    this.behaviour.scaleExtent([Math.min(SMALLEST_SCALE, fitScale * BELOW_FIT), LARGEST_SCALE]);
+  }
+
+  /** The nearest scale that is allowed. */
+  allowed(scale: number): number {
+    const [least, most] = this.behaviour.scaleExtent();
+    return Math.max(least, Math.min(most, scale));
   }
 
   /** Tells d3 how large the screen is, so that it asks no one. */

@@ -4,6 +4,7 @@ import type { Layout, PlacedBox, PlacedStub, PlacedWire, Rect } from "../layout/
 import type { Tree } from "../layout/tree.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import { Grid } from "./grid.ts";
+import { WireIndex } from "./wire_index.ts";
 import { Outline, pathData } from "./wire_path.ts";
 
 /** A task, a pill or a stub, where it is. */
@@ -53,6 +54,8 @@ export class Scene {
   readonly rowRooms: readonly number[];
   /** By a box's id its index in `layout.boxes`. */
   readonly boxes = new Map<number, number>();
+  /** Made when it is first asked. */
+  private wireIndex: WireIndex | null = null;
 
   constructor(
     readonly graph: DeckGraph,
@@ -85,6 +88,13 @@ export class Scene {
       layout.width,
       layout.height,
     );
+  }
+
+  /** The wires that come this near to a point. */
+  wiresNear(x: number, y: number, distance: number): Wire[] {
+    this.wireIndex ??= new WireIndex(this.wires, this.layout);
+    const found = this.wireIndex.near(x, y, distance);
+    return [...found].map((index) => this.wires[index]);
   }
 
   /** Where a task is: itself, or the closed box around it. */

@@ -5,6 +5,7 @@ import { layOut, LayoutCache } from "../layout/layout.ts";
 import type { PlacedBox } from "../layout/placed.ts";
 import { makeTree, openAtFirst, opened, type Tree } from "../layout/tree.ts";
 import type { Changed, Store } from "../store.ts";
+import { count } from "../text.ts";
 import type { MakeView, Stage, View } from "../view.ts";
 import {
   areaOf, type CameraView, centred, fitView, followView, kept, reveal, sameView, scaledAbout, type Size,
@@ -12,6 +13,7 @@ import {
 import { Crumbs } from "../graph/crumbs.ts";
 import { edgeBytes } from "../graph/draw_wires.ts";
 import { type Facts, FactFinder } from "../graph/facts.ts";
+import { FocusRing } from "../graph/focus_ring.ts";
 import { Minimap } from "../graph/minimap.ts";
 import { Mirror } from "../graph/mirror.ts";
 import { Motion } from "../graph/motion.ts";
@@ -54,6 +56,7 @@ class GraphView implements View {
   private readonly map: Minimap;
   private readonly crumbs = new Crumbs((box) => this.toggle(box));
   private readonly mirror: Mirror;
+  private readonly ring = new FocusRing();
   private readonly strip: Strip;
   private readonly finder: FactFinder;
   private readonly bytes: Float64Array;
@@ -88,6 +91,11 @@ class GraphView implements View {
         store.update({ hoveredTask: task });
         this.move(reveal(this.aimedAt, this.size, rect));
       },
+      blur: () => {
+        store.update({ hoveredTask: null });
+        stage.redraw();
+      },
+      leave: () => stage.root.focus({ preventScroll: true }),
     });
     this.strip = new Strip(store, {
       zoom: (factor) => this.zoom(factor),
@@ -95,12 +103,13 @@ class GraphView implements View {
     });
     const keys = /Mac/.test(navigator.platform) ? "⌘" : "Ctrl";
     const hint = el("div", { class: "hint", "aria-hidden": "true" }, `click the graph, or hold ${keys}, to zoom`);
-    const host = el("div", { class: "view" }, this.canvas, this.map.canvas, this.crumbs.element, hint, this.mirror.list);
+    const { canvas, map, crumbs, ring, mirror } = this;
+    const host = el("div", { class: "view" }, canvas, mirror.list, map.canvas, crumbs.element, hint, ring.element);
     this.section = el("section", { class: "graph", "aria-label": "graph" }, el("style", {}, styles), host, this.strip.element);
     parent.append(this.section);
     const toggle = (box: PlacedBox) => this.toggle(box);
     const facts = () => this.finder.at(this.scene);
-    const { canvas, pilot, painter } = this;
+    const { pilot, painter } = this;
     bindPointer({ stage, canvas, host, hint, pilot, painter, facts, toggle }, this.ending.signal);
     this.observer = new ResizeObserver(([entry]) => this.resize(entry.contentRect));
     this.observer.observe(host);
@@ -134,6 +143,7 @@ class GraphView implements View {
     let again = this.map.draw(this.stage.colours, facts, view, this.size, settled, now);
     const pace = !settled ? "moving" : this.store.state.playing ? "playing" : "stopped";
     if (this.mirror.update(facts, area, pace, now)) again = true;
+    this.ring.show(this.mirror.focused, this.scene, this.motion, share, view);
     return again || !settled;
   }
 
@@ -141,6 +151,7 @@ class GraphView implements View {
     this.ending.abort();
     this.observer.disconnect();
     this.pilot.dispose();
+    this.map.dispose();
     this.stage.tip(null);
     this.section.remove();
   }
@@ -236,10 +247,8 @@ class GraphView implements View {
   private zoom(factor: number): void {
     const { width, height } = this.size;
     const { k } = this.aimedAt;
-    const least = Math.min(0.15, fitView(this.scene.layout, this.size).k * 0.7);
-    const next = Math.max(least, Math.min(3, k * factor));
     this.store.update({ camera: "free" });
-    this.move(scaledAbout(this.aimedAt, next, width / 2, height / 2));
+    this.move(scaledAbout(this.aimedAt, this.pilot.allowed(k * factor), width / 2, height / 2));
   }
 
   private lookAt(x: number, y: number): void {
@@ -255,23 +264,36 @@ class GraphView implements View {
   }
 
   private async save(kind: "svg" | "png", what: "seen" | "whole"): Promise<void> {
+    const { store } = this;
+    const { title } = store.document;
+    const moment = store.running < 0 ? "end" : `task-${store.state.t + 1}`;
+    try {
+      const content = await this.picture(kind, what);
+      download(content, fileName(title, store.replay.schedule.policy, moment, kind));
+    } catch (error) {
+      const reason = error instanceof Error ? error.message : String(error);
+      const said = `The ${kind.toUpperCase()} was not saved: ${reason}.`;
+      const { trouble } = store.state;
+      store.update({ trouble: "" }); // said before, it may have been dismissed
+      store.update({ trouble: trouble.includes(said) ? trouble : [trouble, said].filter(Boolean).join("\n") });
+    }
+  }
+
+  private async picture(kind: "svg" | "png", what: "seen" | "whole"): Promise<Blob> {
     const { store, stage, facts, bytes } = this;
     const { title } = store.document;
-    const { policy } = store.replay.schedule;
     const shown = { area: areaOf(this.pilot.view, this.size), scale: this.pilot.view.k };
     const picture = { facts, bytes, colours: stage.colours, title, ...(what === "seen" ? shown : wholeOf(facts)) };
-    const content =
-      kind === "png"
-        ? await pngPicture(picture)
-        : new Blob([svgPicture(picture, (spans) => this.painter.pen.measure(spans))], { type: "image/svg+xml" });
-    download(content, fileName(title, policy, store.state.t, kind));
+    if (kind === "png") return pngPicture(picture);
+    return new Blob([svgPicture(picture, (spans) => this.painter.pen.measure(spans))], { type: "image/svg+xml" });
   }
 
   /** What the picture is, for those who do not see it. */
   private describe(): void {
     const { title } = this.store.document;
-    const tasks = this.store.graph.count.toLocaleString("en-US");
-    this.canvas.setAttribute("aria-label", `graph of the backward of ${title}: ${tasks} tasks. Tab lists what is in view.`);
+    const what = `graph of the backward of ${title}: ${count(this.store.graph.count, "task")}`;
+    const how = "Tab goes to the list of what is in view, arrows move in it.";
+    this.canvas.setAttribute("aria-label", `${what}. ${how}`);
   }
 
   /** The device's pixels change when the window goes to another screen, or the page is zoomed. */

@@ -1,0 +1,32 @@
+/** Around what has the keyboard's focus in the picture: the button that has it is in a list that nobody sees. */
+
+import type { Rect } from "../layout/placed.ts";
+import { el } from "../dom.ts";
+import type { CameraView } from "./camera.ts";
+import type { Entry } from "./mirror.ts";
+import type { Motion } from "./motion.ts";
+import type { Scene } from "./scene.ts";
+
+export class FocusRing {
+  readonly element = el("div", { class: "focused", "aria-hidden": "true", hidden: "hidden" });
+
+  /** `share` of a change of layout is gone. */
+  show(focused: Entry | null, scene: Scene, motion: Motion | null, share: number, { x, y, k }: CameraView): void {
+    const rect = focused && rectOf(focused, scene, motion, share);
+    this.element.hidden = !rect;
+    if (!rect) return;
+    const { style } = this.element;
+    style.transform = `translate(${x + rect.x * k}px, ${y + rect.y * k}px)`;
+    style.width = `${rect.width * k}px`;
+    style.height = `${rect.height * k}px`;
+  }
+}
+
+function rectOf(entry: Entry, scene: Scene, motion: Motion | null, share: number): Rect | null {
+  if ("spot" in entry) {
+    const index = scene.spotOf[entry.spot.task];
+    return index < 0 ? null : (motion?.spot(index, share) ?? scene.spots[index].rect);
+  }
+  const index = scene.boxes.get(entry.box.box.id);
+  return index === undefined ? null : (motion?.box(index, share) ?? scene.layout.boxes[index].rect);
+}

@@ -1,0 +1,32 @@
+/** The wires by where their pieces are: bounds of whole wires overlap by the thousand, those of their pieces are thin. */
+
+import type { PlacedWire, Rect } from "../layout/placed.ts";
+import type { Size } from "./camera.ts";
+import { Grid } from "./grid.ts";
+
+export class WireIndex {
+  private readonly grid: Grid;
+  /** By piece its wire. */
+  private readonly wireOf: number[] = [];
+
+  constructor(wires: readonly Pick<PlacedWire, "points">[], { width, height }: Size) {
+    const pieces: Rect[] = [];
+    wires.forEach(({ points }, wire) => {
+      for (let at = 2; at < points.length; at += 2) {
+        pieces.push(around(points[at - 2], points[at - 1], points[at], points[at + 1]));
+        this.wireOf.push(wire);
+      }
+    });
+    this.grid = new Grid(pieces, width, height);
+  }
+
+  /** The numbers of the wires that may come this near to a point: curves lie within their pieces. */
+  near(x: number, y: number, distance: number): Set<number> {
+    const area = { x: x - distance, y: y - distance, width: 2 * distance, height: 2 * distance };
+    return new Set(this.grid.search(area).map((piece) => this.wireOf[piece]));
+  }
+}
+
+function around(x: number, y: number, toX: number, toY: number): Rect {
+  return { x: Math.min(x, toX), y: Math.min(y, toY), width: Math.abs(toX - x), height: Math.abs(toY - y) };
+}
