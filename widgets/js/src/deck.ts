@@ -30,23 +30,23 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
 
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   const player = playerOf(store);
-  let wanted = false;
+  const views: View[] = [];
+  /** The views that the next frame draws. */
+  const wanted = new Set<View>();
   let handle = 0;
   const request = () => {
     handle ||= requestAnimationFrame(frame);
   };
-  const redraw = () => {
-    wanted = true;
+  const redraw = (view: View) => {
+    wanted.add(view);
     request();
   };
+  const redrawAll = () => views.forEach(redraw);
   const frame = (now: number) => {
     handle = 0;
     player.frame(now);
-    if (wanted) {
-      wanted = false;
-      for (const view of views) if (view.draw?.(now)) wanted = true;
-    }
-    if (wanted || store.state.playing) request();
+    for (const view of views) if (wanted.delete(view) && view.draw?.(now)) wanted.add(view);
+    if (wanted.size || store.state.playing) request();
   };
   const tip = makeTip();
   const stage: Stage = {
@@ -66,7 +66,6 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   root.append(inner);
   inner.append(panels);
   const main = el("div", { class: "main", id: "main", role: "tabpanel", "aria-label": "the shown policy" });
-  const views: View[] = [];
   views.push(makeBar(stage, panels), makeScrub(stage, panels));
   panels.append(main);
   views.push(makeGraph(stage, main), makeQueue(stage, main), makeInspector(stage, main));
@@ -74,24 +73,24 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   views.push(makeAnnouncer(stage, root));
 
   const update = (changed: Changed) => {
-    for (const view of views) view.update(changed);
+    for (const view of views) if (view.update(changed)) redraw(view);
     if (hasMoved(changed)) {
       root.dataset.t = String(store.state.t);
       root.dataset.running = String(store.running);
       root.dataset.status = store.state.status;
       root.dataset.policy = store.replay.schedule.policy;
     }
-    redraw();
+    request(); // it may have begun to play
   };
   const repaint = () => {
     stage.colours = readColours(root);
-    update(new Set());
+    redrawAll();
   };
   const unbind = [store.subscribe(update), bindKeys(stage), followTheme(stage, repaint)];
   update(new Set(Object.keys(store.state) as (keyof typeof store.state)[]));
 
   // JupyterLab puts the deck into its page after this: only then it has a size and its style sheet colours.
-  const resize = new ResizeObserver(() => (stage.colours.bg ? redraw() : repaint()));
+  const resize = new ResizeObserver(() => (stage.colours.bg ? redrawAll() : repaint()));
   resize.observe(root);
 
   return () => {

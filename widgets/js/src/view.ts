@@ -4,9 +4,9 @@ import type { Tree } from "./layout/tree.ts";
 import type { Changed, Store } from "./store.ts";
 
 export interface View {
-  /** Called after each change of the state: brings the DOM up to date, and asks for a frame where it must be drawn. */
-  update(changed: Changed): void;
-  /** Draws, at most once a frame. Returns whether it wants another frame: an animation goes on. */
+  /** Called after each change of the state: brings the DOM up to date. Returns whether it must be drawn. */
+  update(changed: Changed): boolean | void;
+  /** Draws, at most once a frame. Returns whether it must be drawn again in the next: an animation goes on. */
   draw?(now: number): boolean;
   dispose(): void;
 }
@@ -21,8 +21,8 @@ export interface Stage {
   still: boolean;
   /** The boxes of the graph; the graph panel makes it. */
   tree: Tree | null;
-  /** Asks for `draw` at the next frame. */
-  redraw(): void;
+  /** Asks that a view is drawn at the next frame. */
+  redraw(view: View): void;
   /** Shows a tooltip (text, newlines kept) at a point of `host`, or hides it. */
   tip(text: string | null, host?: HTMLElement, x?: number, y?: number): void;
 }

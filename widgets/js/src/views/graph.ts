@@ -93,7 +93,7 @@ class GraphView implements View {
       },
       blur: () => {
         store.update({ hoveredTask: null });
-        stage.redraw();
+        stage.redraw(this);
       },
       leave: () => stage.root.focus({ preventScroll: true }),
     });
@@ -116,7 +116,7 @@ class GraphView implements View {
     this.watchPixels();
   }
 
-  update(changed: Changed): void {
+  update(changed: Changed): boolean {
     const { selected, matches } = this.store.state;
     if (changed.has("open")) this.relayout();
     if (changed.has("selected") && selected !== null && matches?.[selected] && this.scene.cardAround(selected)) {
@@ -125,7 +125,7 @@ class GraphView implements View {
     if (changed.has("camera") || changed.has("t") || changed.has("tab")) this.aim();
     else if (changed.has("selected")) this.aimAtSelected();
     this.strip.update(reachedFrom(this.store.state) === null ? null : this.facts.reach);
-    this.stage.redraw();
+    return true;
   }
 
   draw(now: number): boolean {
@@ -202,7 +202,7 @@ class GraphView implements View {
     this.pilot.allow(fitView(this.scene.layout, this.size).k);
     this.aim(true, first);
     if (first) this.describe();
-    this.stage.redraw();
+    this.stage.redraw(this);
   }
 
   /** Moves the camera to where its mode wants it. */
@@ -235,13 +235,13 @@ class GraphView implements View {
     if (this.motion) this.afterMotion = view;
     else if (jump || this.stage.still) this.pilot.jump(view);
     else this.pilot.glide(view);
-    this.stage.redraw();
+    this.stage.redraw(this);
   }
 
   private freed(): void {
     this.motion = this.afterMotion = null;
     this.store.update({ camera: "free" });
-    this.stage.redraw();
+    this.stage.redraw(this);
   }
 
   private zoom(factor: number): void {
@@ -300,7 +300,7 @@ class GraphView implements View {
   private watchPixels(): void {
     const query = matchMedia(`(resolution: ${devicePixelRatio}dppx)`);
     const changed = () => {
-      this.stage.redraw();
+      this.stage.redraw(this);
       this.watchPixels();
     };
     query.addEventListener("change", changed, { once: true, signal: this.ending.signal });

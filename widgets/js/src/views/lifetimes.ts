@@ -6,6 +6,7 @@ import { cut, fit, mixed, smallType } from "../charts/surface.ts";
 import { el } from "../dom.ts";
 import { CATEGORIES, type Memory } from "../model/document.ts";
 import { levelsOfMemory, type MemoryLevels, type Segment } from "../model/memory.ts";
+import { hasMoved } from "../store.ts";
 import { count, grouped, size } from "../text.ts";
 import type { Colours, MakeView, Stage } from "../view.ts";
 
@@ -19,6 +20,9 @@ const LEAST_BAR = 1.5;
 const NAME_LEFT = 12;
 /** Between the names and the plot: room for the sign of what the forward made. */
 const NAME_RIGHT = 22;
+
+/** Changes after which it looks different, besides moves. */
+const DRAWN_AFTER = ["hoveredT", "hoveredStorage", "rows"] as const;
 
 type Largest = Memory["largest"][number];
 
@@ -71,6 +75,7 @@ export const makeLifetimes: MakeView = (stage, parent) => {
   return {
     update(changed) {
       if (changed.has("tab") || changed.has("revision") || changed.has("rows")) build();
+      return hasMoved(changed) || DRAWN_AFTER.some((name) => changed.has(name));
     },
     draw() {
       if (wrap.clientWidth !== width || axis?.places !== store.replay.length) {

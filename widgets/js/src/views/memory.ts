@@ -7,7 +7,7 @@ import { fit } from "../charts/surface.ts";
 import { el } from "../dom.ts";
 import { CATEGORIES, type Memory } from "../model/document.ts";
 import { levelsOfMemory, type MemoryLevels } from "../model/memory.ts";
-import type { Store } from "../store.ts";
+import { hasMoved, type Store } from "../store.ts";
 import type { Colours, MakeView, Stage } from "../view.ts";
 import { dashes } from "./dashes.ts";
 import { basisWords, chartWords, makeLegend } from "./memory_legend.ts";
@@ -84,6 +84,7 @@ export const makeMemory: MakeView = (stage, parent) => {
     update(changed) {
       if (changed.has("tab") || changed.has("revision") || changed.has("ownScale")) describe();
       if (READ_AFTER.some((name) => changed.has(name))) read(store, legend);
+      return hasMoved(changed) || changed.has("hoveredT") || changed.has("ownScale");
     },
     draw() {
       const wanted = subjectOf(stage, wrap);

@@ -21,6 +21,7 @@ export function paced(stage: Stage, render: (changed: Changed) => void): Pick<Vi
     update(changed) {
       for (const name of changed) missed.add(name);
       if (!isSwift(stage)) flush();
+      return missed.size > 0;
     },
     draw(now) {
       if (!missed.size) return false;

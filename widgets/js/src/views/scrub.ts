@@ -26,10 +26,11 @@ export const makeScrub: MakeView = (stage, parent) => {
   });
   return {
     update(changed) {
-      if (!hasMoved(changed)) return;
+      if (!hasMoved(changed)) return changed.has("breakpoints");
       if (changed.has("tab") || changed.has("revision")) slider.max = String(store.replay.length);
       slider.value = String(store.state.t);
       slider.setAttribute("aria-valuetext", positionWords(store));
+      return true;
     },
     draw() {
       const width = view.clientWidth;
