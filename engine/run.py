@@ -97,8 +97,18 @@ class Run:
         return save(self, path)
 
     def deck(self) -> Recording:
-        """The run as a widget that plays it again. Needs a notebook, and `anywidget`."""
-        from ..widgets.recording import Recording
+        """The run as a widget that plays it again, in a notebook.
+
+        Raises:
+            ModuleNotFoundError: `anywidget` is missing.
+        """
+        try:
+            from ..widgets.recording import Recording
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "run.deck() needs a notebook with anywidget: pip install 'tapehead[notebook]'. "
+                "run.save_html(path) writes a page that plays without"
+            ) from error
 
         return Recording(self)
 
