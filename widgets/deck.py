@@ -286,17 +286,17 @@ class Deck(Played):
             self._live.document.take(news.position, news.records, news.live, news.others)
             self._send_news(news)
         raised: list[Exception] = []
-        with self.hold_sync():
-            for name, value in (
-                ("position", news.position),
-                ("current_task", news.current),
-                ("status", news.status),
-                ("policy", self._live.session.policy),
-            ):
-                try:
-                    self.set_trait(name, value)
-                except Exception as error:
-                    raised.append(error)
+        # Not under hold_sync, which would hold back, and may lose, what another thread sets meanwhile.
+        for name, value in (
+            ("position", news.position),
+            ("current_task", news.current),
+            ("status", news.status),
+            ("policy", self._live.session.policy),
+        ):
+            try:
+                self.set_trait(name, value)
+            except Exception as error:
+                raised.append(error)
         if news.others is not None:
             self._still.update(self.moment, repr(self))
         if raised:

@@ -422,6 +422,25 @@ def test_an_observer_that_raises_ends_a_run_but_not_the_session(page: Page) -> N
     assert deck.status == "finished"
 
 
+def test_what_another_thread_sets_while_observers_run_reaches_the_page_at_once(page: Page) -> None:
+    deck = page.open(deck_on(forward(Branches()))).deck
+    assert deck is not None and deck.comm is not None
+    settle(deck)
+    sent: list[dict[str, Any]] = []
+    found: list[bool] = []
+
+    def select(change: object) -> None:
+        other = threading.Thread(target=setattr, args=(deck, "selection", 3))
+        other.start()
+        other.join()
+        found.append(any(each.get("state", {}).get("selection") == 3 for each in sent))
+
+    deck.observe(select, "position")
+    with mock.patch.object(deck.comm, "send", lambda data, buffers: sent.append(data)):
+        deck.step()
+    assert found == [True]
+
+
 def test_an_observer_may_switch_the_policy(page: Page) -> None:
     deck = deck_on(forward(Branches()), policy="bfs")
     page.open(deck)
