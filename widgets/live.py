@@ -133,11 +133,13 @@ class Live:
             self._tell(self.news(others=self._others()))
 
     def predict(self) -> None:
-        """Asks each task once what it would allocate.
+        """Asks each task once what it would allocate. Does nothing where that is known.
 
         Raises:
             ValueError: that can't be, since a task has run, or since the backward gets a graph of its own.
         """
+        if self._footprints is not None:
+            return
         try:
             self._footprints = self._asked()
             self._note = ""
