@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from IPython import get_ipython
@@ -86,8 +86,8 @@ def _holds(value: object, widget: Widget) -> bool:
 def _parts(value: object) -> Iterator[object]:
     if isinstance(value, Widget):
         yield from _children(value)
-    elif isinstance(value, Mapping | list | tuple | set | frozenset) and len(value) <= _MOST_LOOKED_AT:
-        yield from list(value.values() if isinstance(value, Mapping) else value)
+    elif isinstance(value, dict | list | tuple | set | frozenset) and len(value) <= _MOST_LOOKED_AT:
+        yield from list(value.values() if isinstance(value, dict) else value)
 
 
 def _children(widget: Widget) -> Collection[Widget]:

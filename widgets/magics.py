@@ -23,7 +23,7 @@ from torch import nn
 from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy
 from ..inspector.capture import capture
 from ..inspector.tape import Tape
-from .debug import debug
+from .debug import debug, in_notebook
 from .display import latest_deck
 
 ENGINES = ("direct", "native")
@@ -109,7 +109,7 @@ class DeckMagics(Magics):
         if cell is not None:
             return self._open(line, cell)
         verb, _, rest = line.strip().partition(" ")
-        if verb in VERBS and verb not in self.shell.user_ns:
+        if verb in VERBS and not _is_loss(self.shell.user_ns.get(verb)):
             try:
                 return getattr(self, f"_{verb}")(rest.split())
             except UsageError:
@@ -121,6 +121,11 @@ class DeckMagics(Magics):
         return self._open(line, None)
 
     def _open(self, line: str, cell: str | None) -> None:
+        if not in_notebook():
+            raise UsageError(
+                "a deck needs a notebook, with anywidget (pip install 'tapehead[notebook]'); "
+                "session = th.debug(loss) steps through the backward anywhere"
+            )
         options = parse(line)
         if not options.loss:
             raise UsageError("which tensor? Give the loss: %%tapehead loss")

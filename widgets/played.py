@@ -60,6 +60,9 @@ class Played(anywidget.AnyWidget):
 
     def _ipython_display_(self, **kwargs: Any) -> None:
         self._shown = True
+        if self.comm is None:  # closed: ipywidgets has taken _repr_mimebundle_ away
+            display({"text/plain": repr(self)}, raw=True)
+            return
         data, metadata = self._repr_mimebundle_(**kwargs)
         display(data, metadata=metadata, raw=True)
         self._still.show(self.moment, repr(self))

@@ -263,6 +263,38 @@ def test_closing_the_output_closes_a_deck_that_nobody_holds(fresh: Kernel) -> No
     assert fresh.value("_latest") == "[]"
 
 
+def test_the_users_own_mappings_are_not_looked_into(fresh: Kernel) -> None:
+    fresh.run(
+        "from collections import UserDict\n"
+        "from tapehead.widgets.display import latest_deck, _latest\n"
+        "class Lazy(UserDict):\n"
+        "    def values(self):\n"
+        "        raise OSError('reads a file')\n"
+        "lazy = Lazy(a=1)"
+    )
+    fresh.run("%tapehead model(x).sum()")
+    fresh.run("latest_deck()._handle_custom_msg({'kind': 'unseen'}, [])")
+    assert fresh.value("_latest") == "[]"
+    fresh.run("del lazy")
+
+
+def test_a_closed_deck_is_shown_as_text(fresh: Kernel) -> None:
+    fresh.run("deck = th.debug(model(x).sum())")
+    ran = fresh.run("deck.close()\ndeck")
+    assert [set(data) for data in ran.shown] == [{"text/plain"}]
+    assert "0 of 10 tasks have run, closed" in ran.shown[0]["text/plain"]
+    fresh.run("del deck")
+
+
+def test_a_variable_named_as_a_verb_hides_it_only_if_it_is_a_loss(fresh: Kernel) -> None:
+    fresh.run("run = th.backward(model(x).sum())")
+    fresh.run("%tapehead model(x).sum()")
+    assert "10 tasks" in fresh.run("%tapehead run").results[0]["text/plain"]
+    fresh.run("run = model(x).sum()")
+    assert len(fresh.run("%tapehead run").decks) == 1
+    fresh.run("del run")
+
+
 def test_nothing_of_jupyter_is_imported_with_tapehead() -> None:
     code = (
         "import sys, torch, tapehead as th\n"
@@ -293,6 +325,8 @@ def test_in_ipython_without_a_kernel_it_is_the_session(shell: InteractiveShell) 
     assert complete(shell, type("Event", (), {"line": "%tapehead "}))[-1] == "loss"
     with pytest.raises(UsageError):
         latest_deck()
+    with pytest.raises(UsageError, match="th.debug"):
+        shell.run_line_magic("tapehead", "loss")
 
 
 @pytest.mark.parametrize("line", ["--policy bfs --names model loss", "--policy=bfs --names=model loss"])
