@@ -1,7 +1,8 @@
 /** The module that anywidget loads; also what a saved page calls. */
 
 import { el } from "./dom.ts";
-import { DocumentError, readDocument } from "./model/document.ts";
+import { DocumentError } from "./model/check_document.ts";
+import { readDocument } from "./model/read_document.ts";
 import { mountDeck } from "./deck.ts";
 import { type Model, openLink, tell } from "./link.ts";
 import { Store } from "./store.ts";

@@ -1,6 +1,6 @@
 /** The page's end of a session or a recording: what anywidget's model carries, as a store and its link. */
 
-import { readDocument, readJson } from "./model/document.ts";
+import { readDocument, readJson } from "./model/read_document.ts";
 import { type Changed, type Link, type Progress, Store } from "./store.ts";
 
 /** What anywidget gives as `model`. */

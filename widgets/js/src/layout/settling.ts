@@ -1,6 +1,6 @@
 /** Decides what is together in one box: such that siblings never depend on each other in a circle. */
 
-import { DocumentError } from "../model/document.ts";
+import { DocumentError } from "../model/check_document.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import { type Child, firstTask, Part } from "./parts.ts";
 import { type Links, lowerSources, ranksOf } from "./ranks.ts";

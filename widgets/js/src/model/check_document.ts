@@ -1,0 +1,140 @@
+/** Whether what was read is a deck's document in itself: each index leads somewhere, so that the views can trust it. */
+
+import { CATEGORIES, type DeckDocument, FORMAT, type Memory, NONE, type Schedule, VERSION } from "./document.ts";
+
+/** A document that cannot be shown, with the reason as a sentence. */
+export class DocumentError extends Error {}
+
+/** What a column's numbers are indices of; "number" for those that are none. With "?", NONE stands for nothing. */
+type Refers = "task" | "text" | "form" | "meta" | "call" | "line" | "number";
+type Columns = Record<string, Refers | `${Refers}?`>;
+
+const TABLES = {
+  tasks: {
+    name: "text", kind: "text", call: "call?", line: "line?", operation: "text?", parameter: "text?", device: "text",
+    takes: "form",
+  },
+  edges: { task: "task", output: "number", next: "task", input: "number" },
+  calls: { path: "text", class: "text", parent: "call?", index: "number" },
+  saved: {
+    task: "task", slot: "text?", storage: "number?", bytes: "number", meta: "meta", parameter: "text?", held: "number",
+  },
+} as const satisfies Record<string, Columns>;
+
+type Counts = Record<Refers, number>;
+
+/** Throws DocumentError. */
+export function checkDocument(content: unknown): DeckDocument {
+  const found = content as Partial<DeckDocument> | null;
+  if (typeof found !== "object" || found === null || found.format !== FORMAT) {
+    throw new DocumentError("This is not the data of a tapehead deck.");
+  }
+  if (typeof found.version !== "number" || found.version > VERSION) {
+    throw new DocumentError(
+      `This deck was written by a newer tapehead (format ${String(found.version)}, this page reads up to ${VERSION}). Update tapehead, or save the page again.`,
+    );
+  }
+  if (!found.tasks?.name?.length || !found.edges || !found.schedules?.length) {
+    throw damaged("tasks, edges or schedules are missing");
+  }
+  try {
+    checkAll(found as DeckDocument);
+  } catch (error) {
+    if (error instanceof DocumentError) throw error;
+    throw damaged("something in it is not what it should be"); // a list that is none, a record without its fields
+  }
+  return found as DeckDocument;
+}
+
+function checkAll(document: DeckDocument): void {
+  const { texts, metas, forms, lines, calls, tasks } = document;
+  const counts: Counts = {
+    task: tasks.name.length,
+    text: texts.length,
+    form: forms.length,
+    meta: metas.length,
+    call: calls.path.length,
+    line: lines.length,
+    number: Infinity,
+  };
+  if (texts.some((text) => typeof text !== "string")) throw damaged("a text is none");
+  if (lines.some(({ short, code }) => typeof short !== "string" || !Array.isArray(code))) throw damaged("a line is none");
+  if (metas.some(({ shape }) => shape !== null && !Array.isArray(shape))) throw damaged("a shape is none");
+  for (const form of forms) checkIndices(form, "meta", counts);
+  for (const [name, columns] of Object.entries(TABLES)) {
+    checkTable(name, document[name as keyof typeof TABLES], columns, counts);
+  }
+  checkInputs(document);
+  for (const schedule of document.schedules) checkSchedule(schedule, counts);
+  checkIndices([document.position], "number", { ...counts, number: document.schedules[0].order.length + 1 });
+  checkRecords(document, counts);
+}
+
+function checkTable(name: string, table: Record<string, number[]>, columns: Columns, counts: Counts): void {
+  const [first] = Object.keys(columns);
+  for (const [column, refers] of Object.entries(columns)) {
+    const values = table[column];
+    if (values?.length !== table[first].length) {
+      throw damaged(`${name}.${column} has ${values?.length ?? "no"} rows, ${name}.${first} ${table[first].length}`);
+    }
+    checkIndices(values, refers, counts);
+  }
+}
+
+function checkIndices(values: readonly number[], refers: Refers | `${Refers}?`, counts: Counts): void {
+  const least = refers.endsWith("?") ? NONE : 0;
+  const what = refers.replace("?", "") as Refers;
+  const count = counts[what];
+  for (const value of values) {
+    if (Number.isInteger(value) && value >= least && value < count) continue;
+    throw damaged(`there is no ${what} ${String(value)}${count < Infinity ? ` among ${count}` : ""}`);
+  }
+}
+
+/** An edge, or a root, leads to one of the gradients that its task takes. */
+function checkInputs({ tasks, edges, roots, forms }: DeckDocument): void {
+  const check = (task: number, input: number) => {
+    const form = forms[tasks.takes[task]];
+    if (!form) throw damaged(`there is no task ${String(task)} among ${tasks.name.length}`);
+    if (!(Number.isInteger(input) && input >= 0 && input < form.length)) {
+      throw damaged(`task ${task} has no input ${String(input)} among ${form.length}`);
+    }
+  };
+  edges.next.forEach((task, edge) => check(task, edges.input[edge]));
+  for (const [task, input] of roots) check(task, input);
+}
+
+function checkSchedule({ order, by_hand, keys, memory, policy, title }: Schedule, counts: Counts): void {
+  checkIndices(order, "task", counts);
+  checkIndices(by_hand, "task", counts);
+  if (new Set(order).size !== order.length) throw damaged(`a task runs twice under ${policy}`);
+  if (typeof policy !== "string" || typeof title !== "string") throw damaged("a schedule has no name");
+  if (typeof keys !== "string" && keys.length !== counts.task) throw damaged(`${policy} has no key for each task`);
+  if (memory) checkMemory(memory, counts);
+}
+
+function checkMemory({ nbytes, events, starts, born_as, changes, largest }: Memory, counts: Counts): void {
+  const storages = { ...counts, number: nbytes.length };
+  const categories = { ...counts, number: CATEGORIES.length };
+  if (born_as.length !== nbytes.length || changes.length % 4 || !starts.length) throw damaged("its memory has gaps");
+  checkIndices(events.map((event) => (event < 0 ? ~event : event)), "number", storages);
+  checkIndices(largest.map(({ storage }) => storage), "number", storages);
+  checkIndices(changes.filter((_, at) => at % 4 === 2), "number", storages);
+  checkIndices(changes.filter((_, at) => at % 4 === 3), "number", categories);
+  checkIndices(born_as, "number", categories);
+  checkIndices(starts, "number", { ...counts, number: events.length + 1 });
+  if (starts.some((start, place) => place > 0 && start < starts[place - 1])) throw damaged("its memory has no order");
+}
+
+function checkRecords({ records }: DeckDocument, counts: Counts): void {
+  checkIndices(Object.keys(records).map(Number), "task", counts);
+  for (const { inputs, outputs } of Object.values(records)) {
+    for (const gradients of [inputs, outputs]) {
+      for (const gradient of gradients) if (gradient) checkIndices([gradient.meta], "meta", counts);
+    }
+  }
+}
+
+function damaged(how: string): DocumentError {
+  return new DocumentError(`This deck's data is damaged: ${how}. Save the page again.`);
+}
