@@ -224,7 +224,9 @@ class RowCell:
         self.tasks = [task.id for task in tasks]
         self.own, self.shared = own, shared
         self.label = f"{shorten(short_name(tasks[0].name), WIDEST_LABEL)} ×{len(tasks)}"
-        self.label_width = ceil(text_width(self.label, bold=True)) + 4
+        # The deck, whose layout is the same, writes below it how many have run.
+        progress = text_width(f"{len(tasks):,} of {len(tasks):,} done")
+        self.label_width = ceil(max(text_width(self.label, bold=True), progress)) + 4
         self.grid = len(tasks) > LONGEST_LINE
         most = max((len(sides) for sides in own.values()), default=0)
         dot_columns = min(most, 1) if most <= 2 else ceil(most / 2)

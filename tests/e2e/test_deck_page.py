@@ -302,6 +302,29 @@ def test_with_less_motion_or_forced_colours_it_works_as_well(gpt: ShownDeck, med
     assert gpt.canvas_is_drawn(".graph canvas")
 
 
+SYSTEM_COLOURS = """(deck, names) => {
+    const canvas = deck.querySelector('.graph canvas');
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    const drawn = new Set();
+    for (let at = 0; at < data.length; at += 4) drawn.add(data.slice(at, at + 3).join(', '));
+    const probe = document.createElement('span');
+    probe.style.forcedColorAdjust = 'none';
+    return names.filter(name => {
+        deck.append(probe);
+        probe.style.color = name;
+        const { color } = getComputedStyle(probe);
+        probe.remove();
+        return !drawn.has(color.match(/[0-9]+, [0-9]+, [0-9]+/)[0]);
+    });
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_forced_colours_are_those_of_the_graph(gpt: ShownDeck, scheme: str) -> None:
+    gpt.root.page.emulate_media(color_scheme=scheme, forced_colors="active")
+    gpt.settles(lambda shown: shown.evaluate(SYSTEM_COLOURS, ["Canvas", "CanvasText"]), [])
+
+
 NAMED = "button, input, select, canvas:not([aria-hidden], [aria-hidden] *), [role=listbox], [role=menu], section"
 UNNAMED = f"""deck => [...deck.querySelectorAll('{NAMED}')]
     .filter(each => !(each.ariaLabel || each.textContent.trim() || each.title || each.hidden))

@@ -209,7 +209,7 @@ export function drawRowLabel(pen: Pen, colours: Colours, facts: Facts, index: nu
   if (size * scale < SMALLEST_TEXT) return;
   const right = row.rect.x + row.rect.width;
   // Not centred on the chips: the header of the box may be right above.
-  const first = row.rect.y + 2;
+  const first = row.rect.y + 4;
   pen.text(right, first, [{ ...title, size }], "end");
   pen.text(right, first + 1.25 * size, [{ ...below, size }], "end");
 }

@@ -115,7 +115,10 @@ interface Alike {
   rects: Rect[];
 }
 
-/** Too far to be read: waiting is hollow, done dark, planned half as dark, ready and running accent. One path for all that look alike. */
+/**
+ * Too far to be read: waiting is hollow, done dark, planned half as dark, ready and running accent. One path for all that
+ * look alike.
+ */
 export function drawFar(
   pen: Pen,
   colours: Colours,

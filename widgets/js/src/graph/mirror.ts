@@ -1,6 +1,6 @@
 /**
- * What is seen, as buttons in a list that nobody sees: for screen readers, for the keyboard and for tests. It is one tab
- * stop: arrows move in it, Enter selects a task or opens and closes a box, Escape leaves.
+ * What is seen, as buttons in a list that nobody sees: for screen readers, for the keyboard and for tests. It is one
+ * tab stop: arrows move in it, Enter selects a task or opens and closes a box, Escape leaves.
  */
 
 import type { PlacedBox, Rect } from "../layout/placed.ts";

@@ -1,4 +1,4 @@
-/** The wires by where their pieces are: bounds of whole wires overlap by the thousand, those of their pieces are thin. */
+/** The wires by where their pieces are: bounds of whole wires overlap by the thousand, pieces are thin. */
 
 import type { PlacedWire, Rect } from "../layout/placed.ts";
 import type { Size } from "./camera.ts";

@@ -1,5 +1,6 @@
 /** What a box holds, with its size: a task with its parameters, a row of chips, a closed or an open box. */
 
+import { grouped } from "../text.ts";
 import type { Arrangement, Extent } from "./arrangement.ts";
 import type { Layout, PlacedWire, Rect } from "./placed.ts";
 import { ROW_LINE } from "./settling.ts";
@@ -187,7 +188,8 @@ export class RowCell implements Cell {
   ) {
     const count = tasks.length;
     this.label = `${shorten(title, WIDEST_LABEL)} ×${count}`;
-    this.labelWidth = Math.ceil(textWidth(this.label, 11, true)) + 4;
+    const progress = textWidth(`${grouped(count)} of ${grouped(count)} done`);
+    this.labelWidth = Math.ceil(Math.max(textWidth(this.label, 11, true), progress)) + 4;
     this.isGrid = count > ROW_LINE;
     let most = 0;
     for (const sides of own.values()) most = Math.max(most, sides.length);

@@ -30,8 +30,9 @@ export function checkDocument(content: unknown): DeckDocument {
     throw new DocumentError("This is not the data of a tapehead deck.");
   }
   if (typeof found.version !== "number" || found.version > VERSION) {
+    const versions = `format ${String(found.version)}, this page reads up to ${VERSION}`;
     throw new DocumentError(
-      `This deck was written by a newer tapehead (format ${String(found.version)}, this page reads up to ${VERSION}). Update tapehead, or save the page again.`,
+      `This deck was written by a newer tapehead (${versions}). Update tapehead, or save the page again.`,
     );
   }
   if (!found.tasks?.name?.length || !found.edges || !found.schedules?.length) {
@@ -58,7 +59,9 @@ function checkAll(document: DeckDocument): void {
     number: Infinity,
   };
   if (texts.some((text) => typeof text !== "string")) throw damaged("a text is none");
-  if (lines.some(({ short, code }) => typeof short !== "string" || !Array.isArray(code))) throw damaged("a line is none");
+  if (lines.some(({ short, code }) => typeof short !== "string" || !Array.isArray(code))) {
+    throw damaged("a line of code is none");
+  }
   if (metas.some(({ shape }) => shape !== null && !Array.isArray(shape))) throw damaged("a shape is none");
   for (const form of forms) checkIndices(form, "meta", counts);
   for (const [name, columns] of Object.entries(TABLES)) {

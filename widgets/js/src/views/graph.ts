@@ -105,7 +105,8 @@ class GraphView implements View {
     const hint = el("div", { class: "hint", "aria-hidden": "true" }, `click the graph, or hold ${keys}, to zoom`);
     const { canvas, map, crumbs, ring, mirror } = this;
     const host = el("div", { class: "view" }, canvas, mirror.list, map.canvas, crumbs.element, hint, ring.element);
-    this.section = el("section", { class: "graph", "aria-label": "graph" }, el("style", {}, styles), host, this.strip.element);
+    const style = el("style", {}, styles);
+    this.section = el("section", { class: "graph", "aria-label": "graph" }, style, host, this.strip.element);
     parent.append(this.section);
     const toggle = (box: PlacedBox) => this.toggle(box);
     const facts = () => this.finder.at(this.scene);

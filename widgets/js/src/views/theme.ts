@@ -1,5 +1,7 @@
 /** Light or dark: what the reader chose, else what the page around the deck is, followed live. */
 
+import { mixed } from "../charts/surface.ts";
+import { el } from "../dom.ts";
 import type { Store, Theme } from "../store.ts";
 import type { Colours, Stage } from "../view.ts";
 
@@ -27,10 +29,25 @@ const NAMES: readonly (keyof Colours)[] = [
   "unknown",
 ];
 
+const forced = matchMedia("(forced-colors: active)");
+
 /** The CSS variables as they are now, for what is drawn on a canvas. */
 export function readColours(root: HTMLElement): Colours {
   const style = getComputedStyle(root);
-  return Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()])) as Colours;
+  const read = forced.matches ? resolver(root) : (name: string) => style.getPropertyValue(`--${name}`).trim();
+  return Object.fromEntries(NAMES.map((name) => [name, read(name)])) as Colours;
+}
+
+/** The system's colours as they are here and now: a canvas has its own idea of them, and an exported file none. */
+function resolver(root: HTMLElement): (name: string) => string {
+  const probe = el("span", { style: "forced-color-adjust: none" });
+  return (name) => {
+    root.append(probe);
+    probe.style.color = `var(--${name})`;
+    const { color } = getComputedStyle(probe);
+    probe.remove();
+    return mixed(color, color, 1);
+  };
 }
 
 /** As the page, light, dark, as the page, ... */
@@ -52,14 +69,20 @@ export function followTheme(stage: Stage, changed: () => void): () => void {
   for (const element of [document.documentElement, document.body]) {
     observer.observe(element, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind", "class"] });
   }
-  dark.addEventListener("change", apply);
+  const repaint = () => {
+    apply();
+    changed();
+  };
+  dark.addEventListener("change", repaint);
+  forced.addEventListener("change", repaint);
   const unsubscribe = stage.store.subscribe((names) => {
     if (names.has("theme")) apply();
   });
   apply();
   return () => {
     observer.disconnect();
-    dark.removeEventListener("change", apply);
+    dark.removeEventListener("change", repaint);
+    forced.removeEventListener("change", repaint);
     unsubscribe();
   };
 }
