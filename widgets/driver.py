@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock, Thread, current_thread
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from ..inspector.torch_internals import ThreadState
 
@@ -49,6 +50,7 @@ class Driver:
         self._thread: Thread | None = None
         self._stops = 0
         self._under_way: _Command | None = None
+        _drivers.add(self)
 
     @property
     def is_current_thread(self) -> bool:
@@ -60,9 +62,16 @@ class Driver:
         with self._lock:
             self._commands.append(_Command(future, call, self._stops))
             if self._thread is None or not self._thread.is_alive():  # an interrupt may have kept it from starting
-                self._thread = Thread(target=self._main, name="tapehead deck", daemon=True)
-                self._thread.start()
+                self._start()
         return future
+
+    def _start(self) -> None:
+        _threads.difference_update([each for each in _threads.copy() if not each.is_alive()])
+        self._thread = thread = Thread(target=self._main, name="tapehead deck", daemon=True)
+        try:
+            thread.start()
+        finally:  # it may run even if an interrupt comes meanwhile
+            _threads.add(thread)
 
     def stop(self) -> None:
         """Asks the command under way, and those that wait, to end early. Later ones don't hear of it."""
@@ -82,14 +91,10 @@ class Driver:
             self._commands.clear()
 
     def _main(self) -> None:
-        thread = current_thread()
-        _running[thread] = self
         try:
             self._context.copy().run(self._run)
         except BaseException as error:  # the state could not be entered or left: nobody may wait for ever
             self._fail(error)
-        finally:
-            del _running[thread]
 
     def _run(self) -> None:
         with self._state.entered():
@@ -126,15 +131,16 @@ class Driver:
             self._commands.clear()
 
 
-_running: dict[Thread, Driver] = {}
+_drivers: WeakSet[Driver] = WeakSet()
+_threads: set[Thread] = set()  # a thread that has run all may still be freeing what torch keeps for it
 
 
 @atexit.register
 def _end_all() -> None:
     """A thread must not be inside of torch when the interpreter goes."""
-    running = dict(_running)
-    for driver in running.values():
+    for driver in list(_drivers):
         driver.drop()
         driver.stop()
-    for thread in running:
-        thread.join(timeout=5)
+    for thread in _threads.copy():
+        if thread.is_alive():
+            thread.join(timeout=5)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextvars
+import gc
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -100,3 +104,36 @@ def test_a_state_that_can_not_be_entered_keeps_nobody_waiting() -> None:
 def test_a_profiler_of_the_caller_is_refused_in_words() -> None:
     with torch.profiler.profile(), pytest.raises(NotImplementedError, match="a deck runs the backward in a thread"):
         Driver()
+
+
+ENDS_LATE = """
+import os, threading, time
+from tapehead.widgets.driver import Driver
+
+class Kept:
+    def __del__(self):
+        time.sleep(0.3)
+        os.write(1, b"freed")
+
+local = threading.local()
+driver = Driver()
+driver.do(lambda: setattr(local, "kept", Kept())).result()
+"""
+
+
+def test_the_interpreter_waits_for_what_the_thread_frees_at_its_end() -> None:
+    """torch keeps tensors for each thread; a thread that frees them while the interpreter ends aborts the process."""
+    ran = subprocess.run([sys.executable, "-c", ENDS_LATE], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "freed"), ran.stderr
+
+
+def test_a_driver_and_what_it_ran_are_let_go() -> None:
+    driver, kept = Driver(), torch.ones(2)
+    driver.do(kept.sum).result(5)
+    dead = weakref.ref(driver), weakref.ref(kept)
+    thread = driver._thread
+    if thread is not None:
+        thread.join(5)
+    del driver, kept, thread
+    gc.collect()
+    assert [each() for each in dead] == [None, None]
