@@ -129,7 +129,8 @@ export function cardSays(facts: Facts, index: number): string {
   const all = facts.scene.layout.boxes[index].box.size;
   if (facts.cardMatches) return `${grouped(facts.cardMatches[index])} of ${count(all, "task")} found`;
   if (size === 0) return `${count(all, "task")}, none runs`;
-  if (planned) return `${grouped(done)} of ${count(size, "task")} done, ${grouped(planned)} planned`;
+  if (planned === size) return `${count(size, "task")}, all planned`;
+  if (planned) return `${grouped(done)} done, ${grouped(planned)} planned`;
   if (done === size) return `${count(size, "task")}, all done`;
   return done ? `${grouped(done)} of ${count(size, "task")} done` : count(all, "task");
 }

@@ -46,18 +46,23 @@ function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Re
   const state = stateOf(facts, spot);
   const radius = radiusOf(spot, rect);
   if (spot.tasks.includes(facts.ringed)) drawRing(pen, colours, state, rect, radius, 1);
-  pen.rounded(rect, radius, paintOf(colours, state));
+  // One that is only planned to run looks as the queue has it: not as what runs, but as what is ready.
+  const isPlan = state === "running" && facts.ran < facts.t;
+  const look = isPlan ? "ready" : state;
+  const { dash, ...paint } = paintOf(colours, look);
+  pen.rounded(rect, radius, spot.small ? paint : { ...paint, dash }); // around a chip dashes are noise
   if (spot.tasks.includes(facts.hovered ?? -1)) pen.rounded(rect, radius, { stroke: colours.ink, width: 1.2 });
   const middle = rect.y + rect.height / 2;
   const share = state === "waiting" ? shareOf(facts, spot.task) : 0;
   const place = facts.queuePlaces.get(spot.task) ?? 0;
+  const ink = isPlan ? colours.accent : undefined;
   if (spot.small) {
     const size = rect.width / 4;
     const next = state === "ready" && place === 1;
-    drawGlyph(pen, colours, state, rect.x + rect.width / 2, middle, next ? size * 1.4 : size, { share });
+    drawGlyph(pen, colours, state, rect.x + rect.width / 2, middle, next ? size * 1.4 : size, { share, ink });
   } else {
-    drawGlyph(pen, colours, state, rect.x + 11, middle, 3.8, { share, place });
-    pen.text(rect.x + 20, middle, label(colours, spot, state));
+    drawGlyph(pen, colours, state, rect.x + 11, middle, 3.8, { share, place, ink });
+    pen.text(rect.x + 20, middle, label(colours, spot, look));
   }
   if (spot.tasks.some((task) => facts.breakpoints.has(task))) {
     drawBreakpoint(pen, colours, rect.x - (spot.small ? 0 : 3), middle, spot.small ? 3.6 : 4.8);
