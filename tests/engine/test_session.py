@@ -401,6 +401,7 @@ def test_verbs_are_refused_from_inside_the_backward_and_in_two_threads_at_once(v
     assert inside.startswith(f"session.{verb}") and "from inside the backward that the session runs" in inside
     assert twice.startswith(f"session.{verb}") and "while session.run() is under way, in another thread" in twice
     assert torch.equal(x.grad, torch.ones(2))
+    session.close()  # its hooks hold it, and it the graph which holds them
 
 
 @pytest.mark.parametrize("where", ["a hook", "another thread"])
