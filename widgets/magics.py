@@ -86,7 +86,7 @@ class DeckMagics(Magics):
         %%tapehead [--policy P] [--engine E] [--names MODEL] LOSS
                             run the cell, watch its forward, and open the deck on LOSS
         %tapehead [--policy P] [--engine E] LOSS
-                            open the deck on a loss that is there already
+                            open the deck on a loss that is there already; deck = %tapehead loss keeps it
         %tapehead step [N]  run one task, or N
         %tapehead run       run to the next breakpoint, or the end
         %tapehead stop      make what runs end before its next task
@@ -120,7 +120,7 @@ class DeckMagics(Magics):
             raise UsageError("%tapehead needs the name of a loss, or a verb: %tapehead? shows them all")
         return self._open(line, None)
 
-    def _open(self, line: str, cell: str | None) -> None:
+    def _open(self, line: str, cell: str | None) -> object:
         if not in_notebook():
             raise UsageError(
                 "a deck needs a notebook, with anywidget (pip install 'tapehead[notebook]'); "
@@ -139,7 +139,7 @@ class DeckMagics(Magics):
             run_captured(self.shell, line, cell, module)
         loss = self._value(options.loss, "the loss")
         try:
-            debug(loss, policy=policy, engine=options.engine)  # type: ignore[arg-type]
+            return debug(loss, policy=policy, engine=options.engine)  # type: ignore[arg-type]
         except (TypeError, ValueError, RuntimeError) as error:  # nothing has run: it is about what was given
             raise UsageError(str(error)) from None
 
