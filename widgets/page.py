@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .theme import DARK, FONT, LIGHT
 
-_CODE = Path(__file__).parent / "static" / "deck.js"
+CODE = Path(__file__).parent / "static" / "deck.js"
 
 # Nothing may be loaded: what is in the file is all there is. The code is imported from a Blob of itself.
 _POLICY = (
@@ -69,7 +69,7 @@ def save_page(document: bytes, path: str | Path, title: str) -> Path:
 
 def page_html(document: bytes, title: str) -> str:
     """The page. Code and data are base64, so that nothing in them can end their element."""
-    code = gzip.compress(_CODE.read_bytes(), mtime=0)
+    code = gzip.compress(CODE.read_bytes(), mtime=0)
     return f"""<!doctype html>
 <html lang="en">
 <head>

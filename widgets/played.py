@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -14,6 +13,7 @@ from IPython.display import display
 
 from ..inspector.graph import Graph
 from .display import is_held, names_of
+from .page import CODE
 from .still import Moment, Still
 
 
@@ -31,7 +31,8 @@ class Played(anywidget.AnyWidget):
     variable of the user's holds it, it closes itself.
     """
 
-    _esm = Path(__file__).parent / "static" / "deck.js"
+    # As text: of a path anywidget makes an object that refers to each widget there ever was.
+    _esm = CODE.read_text(encoding="utf-8")
     _id = traitlets.Unicode().tag(sync=True)
     # A page that is loaded anew asks for everything: it gets what is so today.
     _document = traitlets.Bytes().tag(sync=True, to_json=_packed)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
+from weakref import ref
 
 import pytest
 import torch
@@ -302,6 +303,16 @@ def test_closing_leaves_no_thread_no_hooks_and_no_graph(page: Page, engine: Engi
     del loss, node, graph, trace
     assert storage.expired() and saved.expired()
     assert prediction.rows[0].peak_bytes > 0
+
+
+def test_a_closed_deck_that_nobody_holds_is_freed() -> None:
+    deck = deck_on(forward(Branches()))
+    deck.run()
+    deck.close()
+    dead = ref(deck)
+    del deck
+    gc.collect()
+    assert dead() is None
 
 
 def test_closing_from_a_hook_and_while_a_task_runs(page: Page) -> None:
