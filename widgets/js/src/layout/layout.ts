@@ -1,24 +1,17 @@
 /**
  * Where everything in the picture of a graph is: `layOut(tree, open)`. Every box is laid out on its own, from the
- * innermost outwards (layered.ts), from what it holds (cells.ts) and the wires across its edge (wiring.ts). Only what
+ * innermost outwards (layered.ts), from what it holds (task_cell.ts, row_cell.ts, box_cells.ts) and the wires across its edge (wiring.ts). Only what
  * is seen is laid out. inspector/layout.py does the same for the SVG: with all boxes open, both place tasks alike.
  */
 
 import type { Arrangement, Contained } from "./arrangement.ts";
-import {
-  BoxCell,
-  type Canvas,
-  CardCell,
-  type Cell,
-  type Inside,
-  placeInside,
-  RowCell,
-  type Shared,
-  type Side,
-  TaskCell,
-} from "./cells.ts";
+import { BoxCell, CardCell } from "./box_cells.ts";
+import { type Canvas, type Cell, type Inside, placeInside } from "./cells.ts";
 import { arrange } from "./layered.ts";
 import type { Layout, PlacedWire } from "./placed.ts";
+import { RowCell, type Shared } from "./row_cell.ts";
+import type { Side } from "./sides.ts";
+import { TaskCell } from "./task_cell.ts";
 import { shorten, shortenMiddle } from "./text_width.ts";
 import { isInModule, type Tree } from "./tree.ts";
 import { type Contents, type Item, type Use, Wiring } from "./wiring.ts";
