@@ -27,10 +27,15 @@ export function drawOpenBox(pen: Pen, colours: Colours, rect: Rect): void {
   pen.rounded(rect, RADIUS, { stroke: colours.line });
 }
 
+/** Whether names are larger than the headers: then they lie over what is in the boxes. */
+export function areNamesFar(scale: number): boolean {
+  return SMALLEST_HEADER / scale > LARGEST_HEADER;
+}
+
 /** Chevron, name and class, on a ground that hides wires. From afar only the names of the outermost boxes are left. */
 export function drawHeader(pen: Pen, colours: Colours, placed: PlacedBox, rect: Rect, scale: number): void {
   const size = Math.max(LABEL, SMALLEST_HEADER / scale);
-  const far = size > LARGEST_HEADER;
+  const far = areNamesFar(scale);
   if (far && (placed.depth > OUTERMOST || rect.height < NAMED_FROM * size)) return;
   const ratio = size / LABEL;
   const y = rect.y + Math.max(13, size * 0.75);

@@ -2,7 +2,7 @@
 
 import type { Rect } from "../layout/placed.ts";
 import type { Colours } from "../view.ts";
-import { drawCard, drawHeader, drawOpenBox, drawRowLabel } from "./draw_box.ts";
+import { areNamesFar, drawCard, drawHeader, drawOpenBox, drawRowLabel } from "./draw_box.ts";
 import { drawFar, drawSpot, isFar, paintOf } from "./draw_spot.ts";
 import { drawWires } from "./draw_wires.ts";
 import { type Facts, stateOf } from "./facts.ts";
@@ -36,12 +36,18 @@ export function drawScene(pen: Pen, colours: Colours, facts: Facts, shot: Shot):
   drawWires(pen, colours, facts, { area, scale, shown: share, bytes: shot.bytes });
   for (const index of seenBoxes) {
     if (boxes[index].closed) drawCard(pen, colours, facts, index, boxRects[index], scale);
-    else drawHeader(pen, colours, boxes[index], boxRects[index], scale);
+    else if (!areNamesFar(scale)) drawHeader(pen, colours, boxes[index], boxRects[index], scale);
   }
   scene.layout.rows.forEach((row, index) => {
     if (touch(grown(row.rect, OVERHANG), area)) drawRowLabel(pen, colours, facts, index, scale);
   });
   drawSpots(pen, colours, facts, shot, area);
+  if (areNamesFar(scale)) {
+    for (const index of seenBoxes) {
+      if (!boxes[index].closed) drawHeader(pen, colours, boxes[index], boxRects[index], scale);
+    }
+    drawRunning(pen, colours, facts, shot); // no name may hide it
+  }
   if (motion) drawLeaving(pen, colours, facts, motion, share);
 }
 
@@ -56,6 +62,14 @@ function drawSpots(pen: Pen, colours: Colours, facts: Facts, { motion, share, sc
   for (const index of seen) (isFar(spots[index], scale) ? far : near).push(index);
   drawFar(pen, colours, facts, rectOf, far, scale);
   for (const index of near) drawSpot(pen, colours, facts, spots[index], rectOf(index));
+}
+
+function drawRunning(pen: Pen, colours: Colours, facts: Facts, { motion, share, scale }: Shot): void {
+  const { spots, spotOf } = facts.scene;
+  const running = facts.replay.running(facts.t);
+  const index = running < 0 ? -1 : spotOf[running];
+  const rectOf = (each: number) => motion?.spot(each, share) ?? spots[each].rect;
+  if (index >= 0) drawFar(pen, colours, facts, rectOf, [index], scale);
 }
 
 function drawLeaving(pen: Pen, colours: Colours, facts: Facts, motion: Motion, share: number): void {
