@@ -47,7 +47,6 @@ class _Worker(Watch):
         begun: whether its thread was seen to run.
         gradients: at a stop the input buffer of the task to come, after the hooks that run before it.
         reports: None at each stop; at the end a tuple with what was raised, or nothing.
-        elapsed_ns: the time it ran, stops left out.
     """
 
     def __init__(self, call: Call, state: ThreadState, plan: Plan, recorder: Recorder | None) -> None:
@@ -59,7 +58,7 @@ class _Worker(Watch):
         self.gradients: Gradients | None = None
         self.sort_again = False
         self.reports: SimpleQueue[tuple[BaseException, ...] | None] = SimpleQueue()
-        self.elapsed_ns = 0
+        self._clock: tuple[int, int | None] = (0, None)  # how long it ran until it last stood still, and since when
         self._call: Call | None = call
         self._state = state
         self._edited: tuple[Tensor | None, ...] | None = None
@@ -75,6 +74,18 @@ class _Worker(Watch):
     @property
     def is_current_thread(self) -> bool:
         return current_thread() is self._thread
+
+    @property
+    def elapsed_ns(self) -> int:
+        """The time it has run up to now, stops left out. May be asked for from anywhere."""
+        ran_ns, since_ns = self._clock
+        return ran_ns if since_ns is None else ran_ns + time.perf_counter_ns() - since_ns
+
+    def _start_clock(self) -> None:
+        self._clock = (self.elapsed_ns, time.perf_counter_ns())
+
+    def _stop_clock(self) -> None:
+        self._clock = (self.elapsed_ns, None)
 
     def go_on(self) -> None:
         """At a stop: lets the engine run until the next one."""
@@ -108,7 +119,7 @@ class _Worker(Watch):
     def _main(self) -> None:
         self.begun = True
         raised: tuple[BaseException, ...] = ()
-        started_ns = time.perf_counter_ns()
+        self._start_clock()
         _running.add(self)
         try:
             if not self.abandoned:
@@ -119,7 +130,7 @@ class _Worker(Watch):
             empty_queue()
             raised = (error,)
         finally:
-            self.elapsed_ns += time.perf_counter_ns() - started_ns
+            self._stop_clock()
             self._call = self.gradients = self._edited = None
             if raised or self.abandoned:
                 self.let_go()
@@ -154,12 +165,12 @@ class _Worker(Watch):
         if self.abandoned:
             raise _Abandoned
         self.take(task_id)
-        stopped_ns = time.perf_counter_ns()
         self.gradients = gradients
+        self._stop_clock()
         self.reports.put(None)
         self._go.get()
+        self._start_clock()
         gradients, self.gradients = self.gradients, None
-        self.elapsed_ns -= time.perf_counter_ns() - stopped_ns
         if self.abandoned:
             raise _Abandoned
         self.stay_last()

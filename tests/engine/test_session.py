@@ -824,3 +824,20 @@ def test_a_session_has_the_callers_device_and_streams_and_one_queue() -> None:
             assert session.step() is foretold
     assert seen == [(stream, "tapehead backward")]
     assert torch.equal(x.grad, torch.full((64,), 2.0, device="cuda"))
+
+def test_the_time_that_it_ran_leaves_stops_out_and_grows_while_it_runs() -> None:
+    x = torch.ones(2, requires_grad=True)
+    seen: list[int] = []
+    y = x.exp()
+    y.register_hook(lambda gradient: seen.append(session.result().elapsed_ns))
+    session = native(y.sin().sum(), policy="heap")
+    assert session.result().elapsed_ns == 0
+    session.step()
+    stopped = session.result().elapsed_ns
+    time.sleep(0.05)
+    assert 0 < session.result().elapsed_ns == stopped
+    began = time.perf_counter_ns()
+    ended = session.run().elapsed_ns
+    assert stopped < seen[0] < ended < stopped + time.perf_counter_ns() - began
+    time.sleep(0.01)
+    assert session.result().elapsed_ns == ended
