@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { BINS, binRange, heights, summary } from "../src/model/histogram.ts";
+import { barsOf, barsPerSide, binRange, decadesOf, power, summary } from "../src/model/histogram.ts";
 import { DeckGraph } from "../src/model/graph.ts";
 import { Replay } from "../src/model/replay.ts";
 import { fate, isFreed, keptBytes, savedBy } from "../src/model/saved.ts";
@@ -122,11 +122,28 @@ test("a number finds its task, a beginning comes before a place within", () => {
   assert.deepEqual(suggest(graph, Uint8Array.of(0, 0, 0, 1), "relu", 4), [3], "matches alone");
 });
 
-test("bars stand for the square root of counts, at their bin", () => {
-  const bars = heights(30, [1, 0, 4]);
-  assert.equal(bars.length, BINS);
-  assert.deepEqual([...bars.slice(29, 34)], [0, 0.5, 0, 1, 0]);
-  assert.equal(heights(63, [1, 5]).at(-1), Math.sqrt(1 / 5), "what lies beyond the last bin is not drawn");
+test("bars stand for the square root of counts, from zero outwards", () => {
+  const gradient = { meta: 0, first_bin: 30, bins: [1, 0, 4], zero: 9 };
+  const wide = { least: -12, most: 3, isBeyond: false };
+  const { bars, zero } = barsOf(gradient, wide);
+  assert.deepEqual(bars, [
+    { step: 0, isNegative: true, height: 1 / 3 },
+    { step: -1, isNegative: false, height: 2 / 3 },
+  ]);
+  assert.equal(zero, 1);
+  assert.deepEqual(barsOf({ meta: 0, first_bin: 63, bins: [4, 5] }, wide).bars.length, 1, "beyond the last bin");
+});
+
+test("an axis has the decades that its gradients use, the same for all of them", () => {
+  const small = { meta: 0, first_bin: 42, bins: [1, 2] }; // 1e-7.5 to 1e-6.5
+  const large = { meta: 0, first_bin: 6, bins: [3] }; // -10^0.5 to -1
+  assert.deepEqual(decadesOf([small, null]), { least: -8, most: -6, isBeyond: false });
+  assert.deepEqual(decadesOf([small, large, undefined]), { least: -8, most: 1, isBeyond: false });
+  assert.deepEqual(decadesOf([{ meta: 0, first_bin: 63, bins: [1] }]), { least: 1, most: 3, isBeyond: true });
+  assert.deepEqual(decadesOf([{ meta: 0, first_bin: 32, bins: [1] }]), { least: -12, most: -10, isBeyond: false });
+  assert.equal(decadesOf([{ meta: 0, zero: 4 }, null]), null);
+  assert.equal(barsPerSide({ least: 1, most: 3, isBeyond: true }), 5);
+  assert.deepEqual([-6, -2, 0, 2, 3].map(power), ["1e−6", "0.01", "1", "100", "1e3"]);
 });
 
 test("a bin's range is that of engine/statistics.py", () => {
@@ -136,8 +153,10 @@ test("a bin's range is that of engine/statistics.py", () => {
   assert.equal(binRange(6), "−3.16 to −1");
   assert.equal(binRange(63), "above 1000");
   assert.equal(binRange(0), "below −1000");
-  assert.match(summary(57, [204800]), /^204,800 values .*: all 1 to 3.16$/);
-  assert.match(summary(56, [1, 3]), /75 % are 1 to 3.16; the outermost 0.316 to 1 and 1 to 3.16$/);
+  const said = summary({ meta: 0, first_bin: 57, bins: [204800] }, { least: -1, most: 1, isBeyond: false });
+  assert.match(said, /^204,800 values.*logarithmic on both sides of zero, from ±0.1 to ±10, .*: all 1 to 3.16$/);
+  const two = summary({ meta: 0, first_bin: 56, bins: [1, 3], zero: 5 }, { least: -1, most: 1, isBeyond: false });
+  assert.match(two, /75 % are 1 to 3.16; the outermost 0.316 to 1 and 1 to 3.16; 5 exact zeros/);
 });
 
 test("a policy keeps its line in every deck", () => {

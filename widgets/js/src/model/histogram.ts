@@ -1,32 +1,90 @@
-/** A gradient's histogram as bars. The bins are those of engine/statistics.py: see EDGES there. */
+/** A gradient's histogram as bars. The bins are those of engine/statistics.py: see EDGES there. Zeros are in none. */
 
+import type { Gradient } from "./document.ts";
 import { grouped } from "../text.ts";
 
 /** Two per power of ten from 1e-12 to 1e3 on both sides of zero, and what lies beyond. */
-export const BINS = 64;
+const BINS = 64;
 const PER_SIDE = BINS / 2;
 const PER_DECADE = 2;
 const LEAST_EXPONENT = -12;
+const MOST_EXPONENT = 3;
+/** An axis of fewer decades would make two bars of everything. */
+const LEAST_DECADES = 2;
 
-/** By bin its height, 0 to 1: the square root of its share, so that rare values are seen beside common ones. */
-export function heights(first: number, counts: readonly number[]): Float64Array {
-  const found = new Float64Array(BINS);
-  const most = Math.max(...counts, 1);
-  counts.forEach((count, index) => {
-    if (first + index < BINS) found[first + index] = Math.sqrt(count / most);
+/** The powers of ten that an axis shows, the same to both sides of zero. */
+export interface Decades {
+  least: number;
+  most: number;
+  /** Whether there is something beyond `most`, which is the last edge then. */
+  isBeyond: boolean;
+}
+
+export interface Bar {
+  /** Counts from zero outwards, from `Decades.least` on: 0 is the first bar; -1: nearer to zero than any bin. */
+  step: number;
+  isNegative: boolean;
+  /** 0 to 1: the square root of its share of the most, so that rare values are seen beside common ones. */
+  height: number;
+}
+
+/** What all of these gradients use of the axis; null where none has a histogram. */
+export function decadesOf(gradients: Iterable<Gradient | null | undefined>): Decades | null {
+  let [least, most] = [PER_SIDE, -1];
+  for (const gradient of gradients) {
+    gradient?.bins?.forEach((amount, index) => {
+      if (!amount || (gradient.first_bin ?? 0) + index >= BINS) return;
+      const { out } = sideOf((gradient.first_bin ?? 0) + index);
+      least = Math.min(least, out);
+      most = Math.max(most, out);
+    });
+  }
+  if (most < 0) return null;
+  const isBeyond = most === PER_SIDE - 1;
+  const from = LEAST_EXPONENT + Math.floor(Math.max(least - 1, 0) / PER_DECADE);
+  const to = Math.min(MOST_EXPONENT, LEAST_EXPONENT + Math.ceil(most / PER_DECADE));
+  const end = Math.max(to, from + 1, LEAST_EXPONENT + LEAST_DECADES);
+  return { least: Math.min(from, end - LEAST_DECADES), most: end, isBeyond };
+}
+
+/** So many bars lie on each side of zero. */
+export function barsPerSide({ least, most, isBeyond }: Decades): number {
+  return (most - least) * PER_DECADE + (isBeyond ? 1 : 0);
+}
+
+/** Its bars, and the height of the one of exact zeros. */
+export function barsOf(gradient: Gradient, { least }: Decades): { bars: Bar[]; zero: number } {
+  const { bins = [], first_bin: first = 0, zero = 0 } = gradient;
+  const most = Math.max(...bins, zero, 1);
+  const nearest = (least - LEAST_EXPONENT) * PER_DECADE + 1;
+  const bars = bins.flatMap((amount, index) => {
+    if (!amount || first + index >= BINS) return [];
+    const { out, isNegative } = sideOf(first + index);
+    return [{ step: Math.max(out - nearest, -1), isNegative, height: Math.sqrt(amount / most) }];
   });
-  return found;
+  return { bars, zero: Math.sqrt(zero / most) };
+}
+
+/** The side of a bin, and how far out it is: 0 is next to zero. */
+function sideOf(bin: number): { out: number; isNegative: boolean } {
+  const isNegative = bin < PER_SIDE;
+  return { out: isNegative ? PER_SIDE - 1 - bin : bin - PER_SIDE, isNegative };
+}
+
+/** `0.01`, `1`, `100`, `1e−6`: short, for a label of the axis. */
+export function power(exponent: number): string {
+  if (exponent < -2 || exponent > 2) return `1e${exponent}`.replace("-", "−");
+  return String(+(10 ** exponent).toPrecision(1));
 }
 
 /** What a bin holds: `0.01 to 0.0316`, `below −1000`, `0 to 1e−12`. */
 export function binRange(bin: number): string {
-  const negative = bin < PER_SIDE;
-  const out = negative ? PER_SIDE - 1 - bin : bin - PER_SIDE; // 0: next to zero
-  const sign = negative ? "−" : "";
-  if (out === PER_SIDE - 1) return negative ? "below −1000" : "above 1000";
+  const { out, isNegative } = sideOf(bin);
+  const sign = isNegative ? "−" : "";
+  if (out === PER_SIDE - 1) return isNegative ? "below −1000" : "above 1000";
   const near = out ? sign + edge(out - 1) : "0";
   const far = sign + edge(out);
-  return negative ? `${far} to ${near}` : `${near} to ${far}`;
+  return isNegative ? `${far} to ${near}` : `${near} to ${far}`;
 }
 
 function edge(step: number): string {
@@ -35,14 +93,19 @@ function edge(step: number): string {
   return text.replace("-", "−");
 }
 
-/** In words: how many values there are and where most of them lie. */
-export function summary(first: number, counts: readonly number[]): string {
-  const total = counts.reduce((sum, count) => sum + count, 0);
-  const most = counts.indexOf(Math.max(...counts));
-  const share = Math.round((100 * counts[most]) / total);
-  const low = binRange(first);
-  const high = binRange(first + counts.length - 1);
+/** In words: the axis, how many values there are and where most of them lie. */
+export function summary({ bins = [], first_bin: first = 0, zero = 0 }: Gradient, decades: Decades): string {
+  const total = bins.reduce((sum, amount) => sum + amount, 0);
+  const most = bins.indexOf(Math.max(...bins));
+  const share = Math.round((100 * bins[most]) / total);
   const all =
-    counts.length === 1 ? `all ${low}` : `${share} % are ${binRange(first + most)}; the outermost ${low} and ${high}`;
-  return `${grouped(total)} values by size on both sides of zero, two bars a power of ten: ${all}`;
+    bins.length === 1
+      ? `all ${binRange(first)}`
+      : `${share} % are ${binRange(first + most)}; the outermost ${binRange(first)} and ` +
+        binRange(first + bins.length - 1);
+  const zeros = zero ? `; ${grouped(zero)} exact zeros, the bar in the middle` : "";
+  return (
+    `${grouped(total)} values. The axis is logarithmic on both sides of zero, from ±${power(decades.least)} to ` +
+    `±${power(decades.most)}, with two bars a power of ten: ${all}${zeros}`
+  );
 }

@@ -1,19 +1,15 @@
 /** The gradients that come to a task and those that it gives: shape, bytes, statistics and histogram. */
 
-import { el, svg } from "../dom.ts";
+import { el } from "../dom.ts";
 import type { Gradient } from "../model/document.ts";
-import { BINS, heights, summary } from "../model/histogram.ts";
+import { type Decades, decadesOf } from "../model/histogram.ts";
 import type { Store } from "../store.ts";
 import { count, grouped, number, shape, size } from "../text.ts";
+import { histogram } from "./histogram.ts";
 import { icon } from "./icons.ts";
 
 /** More are not listed: a stack of thousands has thousands of outputs. */
 const MOST = 20;
-const BAR = 2;
-const HEIGHT = 37;
-const BASE = 25;
-/** The bin that begins at 1, from zero. */
-const ONE = 25;
 
 export function gradientSections(store: Store, task: number): HTMLElement[] {
   const { graph, replay, state } = store;
@@ -39,9 +35,14 @@ function items(
   isComputed: boolean,
 ): HTMLElement[] {
   const name = side === "inputs" ? "in" : "out";
-  const found = isComputed ? store.record(task)?.[side] : undefined;
+  const record = store.record(task);
+  const found = isComputed ? record?.[side] : undefined;
+  // One scale for what comes and what goes, so that they can be compared.
+  const decades = record ? decadesOf([...record.inputs, ...record.outputs]) : null;
   const otherwise = isComputed ? absent(store, task, side === "inputs") : "not computed yet";
-  const shown = metas.slice(0, MOST).map((meta, at) => item(store, `${name} ${at}`, meta, found?.[at], otherwise));
+  const shown = metas.slice(0, MOST).map((meta, at) =>
+    item(store, `${name} ${at}`, meta, found?.[at], otherwise, decades),
+  );
   if (metas.length > MOST) shown.push(el("div", { class: "gr not" }, `+${grouped(metas.length - MOST)} more`));
   return shown;
 }
@@ -85,6 +86,7 @@ function item(
   meta: number | null,
   gradient: Gradient | null | undefined,
   otherwise: string,
+  decades: Decades | null,
 ): HTMLElement {
   const { metas } = store.document;
   const found = gradient ? gradient.meta : meta;
@@ -98,7 +100,7 @@ function item(
   const made = el("div", { class: "gr", "data-gradient": name }, line);
   if (gradient.why !== undefined) made.append(el("div", { class: "s" }, `no statistics: ${gradient.why}`));
   else made.append(...statistics(gradient, sizes));
-  if (gradient.bins?.length) made.append(histogram(gradient.first_bin ?? 0, gradient.bins));
+  if (gradient.bins?.length && decades) made.append(histogram(gradient, decades));
   return made;
 }
 
@@ -134,33 +136,4 @@ function percent(share: number): string {
   if (share === 1) return "all";
   if (share < 0.01) return "< 1 %";
   return share > 0.99 ? "> 99 %" : `${Math.round(share * 100)} %`;
-}
-
-/** Zero is in the middle; to both sides the size grows by powers of ten. The axis is the same for all gradients. */
-function histogram(first: number, counts: readonly number[]): SVGSVGElement {
-  const width = BINS * BAR;
-  const said = summary(first, counts);
-  const made = svg("svg", {
-    width,
-    height: HEIGHT,
-    viewBox: `0 0 ${width} ${HEIGHT}`,
-    role: "img",
-    "aria-label": said,
-  });
-  made.append(svg("title", {}, said), svg("path", { d: `M0 ${BASE + 0.5}h${width}`, stroke: "var(--line2)" }));
-  heights(first, counts).forEach((height, bin) => {
-    if (!height) return;
-    const tall = Math.max(1, height * (BASE - 2));
-    const at = { x: bin * BAR, y: BASE - tall, width: BAR, height: tall };
-    made.append(svg("rect", { ...at, fill: "var(--ink3)", "shape-rendering": "crispEdges" }));
-  });
-  for (const [label, x] of [
-    ["−1", width / 2 - ONE * BAR],
-    ["0", width / 2],
-    ["1", width / 2 + ONE * BAR],
-  ] as const) {
-    made.append(svg("path", { d: `M${x} ${BASE}v3`, stroke: "var(--ink3)" }));
-    made.append(svg("text", { x: label === "−1" ? x - 2 : x, y: HEIGHT - 1, "text-anchor": "middle" }, label));
-  }
-  return made;
 }
