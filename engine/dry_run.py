@@ -51,7 +51,8 @@ def dry_run(graph: Graph, device: torch.device | str | None = None) -> Footprint
 
     Each node is called once, as the engine calls it and in an order of the engine's, on fake tensors: they have shapes
     and strides, and no bytes. Nothing is allocated, computed or freed, no .grad and no random number generator changes,
-    and no hook runs. A custom Function's own Python code does run, on fake tensors.
+    and no hook runs. A custom Function's own Python code does run, on fake tensors. Meanwhile each leaf's .grad is
+    looked at and put aside: no other thread may use the leaves, or run a backward to them.
 
     What is alive before is known from `Graph.saved`. Of what a node saves, a storage counts as made since just before
     the forward if the tensor has a `grad_fn` in this graph, or if nothing but nodes holds it: a dropout mask, say. So

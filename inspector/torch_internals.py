@@ -1237,6 +1237,13 @@ class FollowedStorage:
         return not self._reference.expired()  # type: ignore[no-untyped-call]
 
 
+def warm_up_fakes() -> None:
+    """Loads what torch needs for its first operations on fake tensors, a second's work. Touches no tensor of others."""
+    with FakeTensorMode():
+        pictures, weights = torch.empty(2, 3, 8, 8), torch.empty(4, 3, 3, 3)
+        torch.nn.functional.conv2d(pictures, weights).relu().sum()
+
+
 class FakeOperations(TorchDispatchMode):
     """While it is open, operations compute nothing: the tensors that they make have a layout, and no bytes.
 

@@ -83,7 +83,8 @@ class Deck(Played):
         super().__init__(session.graph, found, _is_live=True, policy=session.policy)
         self.set_trait("current_task", self._told.current)
         self.set_trait("status", self._told.status)
-        self._live.driver.do(self._live.prepare)
+        if not self._live.is_small:
+            self._live.driver.do(self._live.foresee)
 
     def __repr__(self) -> str:
         return (
@@ -196,7 +197,7 @@ class Deck(Played):
     def predict_memory(self) -> None:
         """Asks each task what it would allocate, as `th.simulate` does, for the memory of all policies.
 
-        Done unasked on graphs of up to 10,000 tasks.
+        Done unasked, before `th.debug` returns, on graphs of up to 5,000 tasks.
 
         Raises:
             ValueError: that can't be: a task has run already, or the backward gets a graph of its own.
@@ -234,9 +235,7 @@ class Deck(Played):
 
     def _leave(self) -> Future[None]:
         forget(self)
-        ended = self._live.close()
-        super().close()
-        return ended
+        return self._live.close(super().close)
 
     def __enter__(self) -> Self:
         return self
@@ -255,6 +254,7 @@ class Deck(Played):
 
     def _ask(self, command: Callable[[], T]) -> T:
         """Has the driver run a command and waits for the result."""
+        __tracebackhide__ = True
         if self._live.is_current_thread:
             raise RuntimeError(
                 "called in the thread that runs the deck, from a hook or an observer, where it would wait for itself; "
@@ -267,6 +267,7 @@ class Deck(Played):
         return command() if self._live.is_current_thread else self._ask(command)
 
     def _wait(self, future: Future[T]) -> T:
+        __tracebackhide__ = True  # IPython leaves such frames out of what it shows
         try:
             return future.result()
         except KeyboardInterrupt:
@@ -275,6 +276,8 @@ class Deck(Played):
             raise
         except CancelledError:
             raise RuntimeError("the deck was closed before this began") from None
+        finally:
+            del future  # else an error would hold itself through this frame
 
     def _take(self, news: News) -> None:
         """What the live session has to tell, to the page and to the traits.

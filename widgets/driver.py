@@ -58,11 +58,21 @@ class Driver:
 
     def do(self, call: Callable[[], T]) -> Future[T]:
         """Queues a command. Never waits."""
-        future: Future[T] = Future()
         with self._lock:
-            self._commands.append(_Command(future, call, self._stops))
-            if self._thread is None or not self._thread.is_alive():  # an interrupt may have kept it from starting
-                self._start()
+            return self._queue(call)
+
+    def finish(self, call: Callable[[], T]) -> Future[T]:
+        """Stops what is under way, drops what waits, and queues a last command, all at once."""
+        with self._lock:
+            self._drop()
+            self._stops += 1
+            return self._queue(call)
+
+    def _queue(self, call: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._commands.append(_Command(future, call, self._stops))
+        if self._thread is None or not self._thread.is_alive():  # an interrupt may have kept it from starting
+            self._start()
         return future
 
     def _start(self) -> None:
@@ -86,9 +96,12 @@ class Driver:
     def drop(self) -> None:
         """Commands that have not begun never do: who waits for one gets a CancelledError."""
         with self._lock:
-            for command in self._commands:
-                command.future.cancel()
-            self._commands.clear()
+            self._drop()
+
+    def _drop(self) -> None:
+        for command in self._commands:
+            command.future.cancel()
+        self._commands.clear()
 
     def _main(self) -> None:
         try:
@@ -97,6 +110,7 @@ class Driver:
             self._fail(error)
 
     def _run(self) -> None:
+        __tracebackhide__ = True  # IPython leaves such frames out of what it shows
         with self._state.entered():
             while (command := self._next()) is not None:
                 if not command.future.set_running_or_notify_cancel():

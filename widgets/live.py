@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -31,8 +32,7 @@ from .prediction import Prediction
 Status = Literal["stopped", "running", "finished", "failed", "closed"]
 
 _REPORT_EVERY_S = 0.1
-_MOST_UNASKED = 10_000  # tasks: to ask more of them what they allocate takes more than about a second
-_PREDICTING = "Memory is being predicted: each task is asked once what it will allocate, without running it."
+_MOST_UNASKED = 5_000  # tasks: to ask more of them what they allocate takes more than about half a second
 _LARGE = (
     "Predicting the memory of {count:,} tasks takes some {seconds:.0f} s, in which no task can run. "
     "deck.predict_memory() does it."
@@ -95,10 +95,13 @@ class Live:
         self._create_graph = create_graph
         self._tell = tell
         self._footprints: Footprints | None = None
-        self._note = _PREDICTING if self.is_small else _large(len(self.graph))
+        self._note = "" if self.is_small else _large(len(self.graph))
         self._reported = 0
         self._simulated: dict[str, tuple[Json, Timeline | None]] = {}
         self._timeline: Timeline | None = None
+        if self.is_small:
+            with suppress(Exception, SystemExit):  # the note says why there is none
+                self._ask_tasks()
         with collector_paused():
             self.plan = self._planned()
             self.document = Document(self.graph, title, self.engine)
@@ -125,12 +128,9 @@ class Live:
         session = self.session
         return self.driver.is_current_thread or (isinstance(session, NativeSession) and session.runs_in_this_thread)
 
-    def prepare(self) -> None:
-        """Does what may take a while: a prediction of memory, or for a large graph the schedules of other policies."""
-        if self.is_small:
-            self.predict()
-        else:
-            self._tell(self.news(others=self._others()))
+    def foresee(self) -> None:
+        """Tells the other policies' schedules, which for a large graph take a while."""
+        self._tell(self.news(others=self._others()))
 
     def predict(self) -> None:
         """Asks each task once what it would allocate. Does nothing where that is known.
@@ -141,14 +141,19 @@ class Live:
         if self._footprints is not None:
             return
         try:
-            self._footprints = self._asked()
-            self._note = ""
-        except BaseException as error:  # any node's own code may raise; a debugger goes on without the prediction
-            self._note = f"Memory was not predicted: {_in_words(error)}"
-            raise
+            self._ask_tasks()
         finally:
             self._simulated.clear()
             self._tell(self.news(live=self._own_schedule(), others=self._others()))
+
+    def _ask_tasks(self) -> None:
+        """Never while the user's own thread may run: a dry run reads leaves' .grad and takes it away meanwhile."""
+        try:
+            self._footprints = self._asked()
+            self._note = ""
+        except BaseException as error:  # any node's own code may raise; a debugger goes on without the prediction
+            self._note = f"Memory was not predicted: {_why(error)}"
+            raise
 
     def _asked(self) -> Footprints:
         if self.session.over is not None:
@@ -261,18 +266,22 @@ class Live:
         if found:
             self._tell(self.news(records=found))
 
-    def close(self) -> Future[None]:
-        """Ends the session after the task under way, and lets the graph's nodes go. May be called from anywhere."""
-        self.driver.drop()
-        self.driver.stop()
-        return self.driver.do(self._end)
+    def close(self, then: Callable[[], object]) -> Future[None]:
+        """Ends the session after the task under way, lets the graph's nodes go, and then calls `then`.
 
-    def _end(self) -> None:
+        May be called from anywhere. What waits to begin does not begin any more.
+        """
+        return self.driver.finish(lambda: self._end(then))
+
+    def _end(self, then: Callable[[], object]) -> None:
         self.session.close()
         self._footprints = self._timeline = None
         self._simulated.clear()
         self.status = "closed"
-        self._tell(self.news())
+        try:
+            self._tell(self.news())
+        finally:
+            then()
 
     def _go(self, count: int | None, task: Task | int | None = None, until: int | None = None) -> Task:
         session = self.session
@@ -412,6 +421,11 @@ class Live:
                 form = form_of(gradient)
                 found.append(RecordedGradient(form.meta, form.layout, statistics(gradient, trace.level)))
         return {str(task): self.document.record(found)}
+
+
+def _why(error: BaseException) -> str:
+    """Our own reasons are sentences without a type."""
+    return str(error) if type(error) is ValueError else _in_words(error)
 
 
 def _in_words(error: BaseException) -> str:

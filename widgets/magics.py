@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import Any
 
@@ -23,12 +24,13 @@ from torch import nn
 from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy
 from ..inspector.capture import capture
 from ..inspector.tape import Tape
+from ..inspector.torch_internals import warm_up_fakes
 from .debug import debug, in_notebook
 from .display import latest_deck
 
 ENGINES = ("direct", "native")
 OPTIONS = ("policy", "engine", "names")
-VERBS = ("step", "back", "run", "stop", "compare", "export")
+VERBS = ("step", "back", "run", "stop", "compare", "predict", "export")
 
 _HERE = Path(__file__).parent
 _NOT_THE_USERS = tuple(
@@ -93,6 +95,7 @@ class DeckMagics(Magics):
         %tapehead back [N]  show the deck as it was one task before, or N
         %tapehead compare P P ...
                             the memory that the graph would take under these policies
+        %tapehead predict   ask each task of a large graph what it will allocate; on others it is done unasked
         %tapehead export FILE
                             the deck as a page (.html), what has run as a trace (.json), or the graph (.svg)
 
@@ -109,7 +112,7 @@ class DeckMagics(Magics):
         if cell is not None:
             return self._open(line, cell)
         verb, _, rest = line.strip().partition(" ")
-        if verb in VERBS and not _is_loss(self.shell.user_ns.get(verb)):
+        if verb in VERBS and (_is_words(rest) or not _is_loss(self.shell.user_ns.get(verb))):
             try:
                 return getattr(self, f"_{verb}")(rest.split())
             except UsageError:
@@ -186,6 +189,13 @@ class DeckMagics(Magics):
         except ValueError as error:
             raise UsageError(str(error)) from None
 
+    def _predict(self, words: list[str]) -> None:
+        _no_words("predict", words)
+        try:
+            latest_deck().predict_memory()
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
     def _export(self, words: list[str]) -> Path:
         if len(words) != 1:
             raise UsageError("%tapehead export takes one file name, ending in .svg, .html or .json")
@@ -238,7 +248,7 @@ def run_captured(shell: InteractiveShell, line: str, cell: str, module: nn.Modul
     with suppress(BaseException), capture(module) as tape:
         vars(shell)["_showtraceback"] = keep  # run_cell would print it, and the magic would end as if all were well
         count = shell.execution_count
-        shell.execution_count = len(shell.user_ns["In"]) - 1  # it may count the next cell already
+        shell.execution_count = _prompt(shell)
         try:
             result = shell.run_cell(cell)
         finally:
@@ -252,6 +262,12 @@ def run_captured(shell: InteractiveShell, line: str, cell: str, module: nn.Modul
     if error is not None:
         _show_part(tape)
         raise _with_users_lines(shell, error)
+
+
+def _prompt(shell: InteractiveShell) -> int:
+    """The number of the cell that runs. The shell may count the next one already, and lists of the past be longer."""
+    number = getattr(shell.displayhook.exec_result, "execution_count", None)
+    return shell.execution_count if number is None else int(number)
 
 
 def _refuse_await(shell: InteractiveShell, cell: str) -> None:
@@ -308,6 +324,7 @@ def _is_loss(value: object) -> bool:
 
 
 def load(shell: InteractiveShell) -> None:
-    """`%load_ext tapehead`."""
+    """`%load_ext tapehead`. What the first deck needs of torch is loaded meanwhile."""
+    Thread(target=warm_up_fakes, name="tapehead warm-up", daemon=True).start()
     shell.register_magics(DeckMagics)
     shell.set_hook("complete_command", complete, re_key=r"%{1,2}tapehead")

@@ -66,7 +66,7 @@ class Played(anywidget.AnyWidget):
             return
         data, metadata = self._repr_mimebundle_(**kwargs)
         display(data, metadata=metadata, raw=True)
-        self._still.show(self.moment, repr(self))
+        self._still.show(self.moment(), repr(self))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         self._shown = True

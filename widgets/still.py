@@ -6,10 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
-from weakref import WeakMethod
 
-from IPython import get_ipython
 from IPython.display import display, update_display
 
 from ..engine.sizes import size_text
@@ -85,39 +82,19 @@ class Still:
         self._graph = graph
         self._is_shown = False
         self._has_memory = False
-        self._lock = Lock()  # memory gets known in another thread, maybe while the picture is drawn
 
-    def show(self, now: Callable[[], Moment], text: str) -> None:
-        """Displays it, below the deck. `text` stands for the deck where not even a picture can be shown.
-
-        `now` is a method, and asked again at the end of each cell until it knows the memory: who executes a notebook
-        without a page hears what is sent while a cell runs, and nothing of what comes between two.
-        """
-        with self._lock:
-            self._is_shown = True
-            display(self._bundle(now(), text), raw=True, display_id=self.id)
-        shell = get_ipython()
-        if self._has_memory or shell is None:
-            return
-        asked = WeakMethod(now)
-
-        def send(*_: object) -> None:
-            known = asked()
-            if known is not None:
-                self.update(known, text)
-            if known is None or self._has_memory:
-                shell.events.unregister("post_run_cell", send)
-
-        shell.events.register("post_run_cell", send)
+    def show(self, moment: Moment, text: str) -> None:
+        """Displays it, below the deck. `text` stands for the deck where not even a picture can be shown."""
+        self._is_shown = True
+        display(self._bundle(moment, text), raw=True, display_id=self.id)
 
     def update(self, now: Callable[[], Moment], text: str) -> None:
         """Draws the picture that was shown again, once the memory is known that was not before.
 
         It is sent as coming from the cell that runs now, hence without the context, which may be an earlier one's.
         """
-        with self._lock:
-            if self._is_shown and not self._has_memory and (moment := now()).timelines:
-                Context().run(update_display, self._bundle(moment, text), raw=True, display_id=self.id)
+        if self._is_shown and not self._has_memory and (moment := now()).timelines:
+            Context().run(update_display, self._bundle(moment, text), raw=True, display_id=self.id)
 
     def _bundle(self, moment: Moment, text: str) -> dict[str, str]:
         self._has_memory = bool(moment.timelines)
