@@ -35,7 +35,7 @@ _REPORT_EVERY_S = 0.1
 _MOST_UNASKED = 5_000  # tasks: to ask more of them what they allocate takes more than about half a second
 _LARGE = (
     "Predicting the memory of {count:,} tasks takes some {seconds:.0f} s, in which no task can run. "
-    "deck.predict_memory() does it."
+    "deck.predict_memory() or %tapehead predict does it."
 )
 _DRY_RUN_S = 120e-6  # a task
 

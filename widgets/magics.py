@@ -13,24 +13,27 @@ from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 import IPython
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import display
-from torch import nn
+from torch import Tensor, nn
 
 from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy
 from ..inspector.capture import capture
 from ..inspector.tape import Tape
-from ..inspector.torch_internals import warm_up_fakes
+from ..inspector.torch_internals import first_freed, warm_up_fakes
 from .debug import debug, in_notebook
 from .display import latest_deck
 
 ENGINES = ("direct", "native")
 OPTIONS = ("policy", "engine", "names")
 VERBS = ("step", "back", "run", "stop", "compare", "predict", "export")
+
+_NEAR = 50  # nodes
 
 _HERE = Path(__file__).parent
 _NOT_THE_USERS = tuple(
@@ -112,7 +115,7 @@ class DeckMagics(Magics):
         if cell is not None:
             return self._open(line, cell)
         verb, _, rest = line.strip().partition(" ")
-        if verb in VERBS and (_is_words(rest) or not _is_loss(self.shell.user_ns.get(verb))):
+        if verb in VERBS and not (_is_expression(line) and _is_loss(self.shell.user_ns.get(verb))):
             try:
                 return getattr(self, f"_{verb}")(rest.split())
             except UsageError:
@@ -129,7 +132,7 @@ class DeckMagics(Magics):
                 "a deck needs a notebook, with anywidget (pip install 'tapehead[notebook]'); "
                 "session = th.debug(loss) steps through the backward anywhere"
             )
-        options = parse(line)
+        options, from_before = parse(line), None
         if not options.loss:
             raise UsageError("which tensor? Give the loss: %%tapehead loss")
         if options.engine not in ENGINES:
@@ -139,8 +142,21 @@ class DeckMagics(Magics):
             module = None if options.names is None else self._value(options.names, "--names")
             if not isinstance(module, nn.Module | None):
                 raise UsageError(f"--names {options.names}: a module is needed, not a {type(module).__name__}")
+            before = self.shell.user_ns.get(options.loss)
+            from_before = ref(before) if isinstance(before, Tensor) else None
+            del before  # the cell's forward may need its memory
             run_captured(self.shell, line, cell, module)
         loss = self._value(options.loss, "the loss")
+        if isinstance(loss, Tensor) and _is_freed(loss):
+            if from_before is not None and from_before() is loss:
+                raise UsageError(
+                    f"the cell did not assign {options.loss}: it is the tensor from before, whose graph a backward "
+                    "has freed"
+                )
+            raise UsageError(
+                f"a backward has run through {options.loss} and freed its graph; make the loss again, and leave the "
+                "backward to the deck"
+            )
         try:
             return debug(loss, policy=policy, engine=options.engine)  # type: ignore[arg-type]
         except (TypeError, ValueError, RuntimeError) as error:  # nothing has run: it is about what was given
@@ -321,6 +337,29 @@ def complete(shell: InteractiveShell, event: Any) -> list[str]:
 
 def _is_loss(value: object) -> bool:
     return getattr(value, "grad_fn", None) is not None
+
+
+def _is_expression(line: str) -> bool:
+    """Whether Python could read it as one: `step` and `step * 2`, not `step 2`."""
+    try:
+        compile(line.strip(), "", "eval")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _is_freed(loss: Tensor) -> bool:
+    """Whether a backward has freed a node near the loss, so that another one would raise there."""
+    found = [] if loss.grad_fn is None else [loss.grad_fn]
+    seen = set(found)
+    for node in found:
+        if first_freed([node]) is not None:
+            return True
+        nexts = [each for each, _ in node.next_functions if each is not None and each not in seen]
+        if len(found) < _NEAR:
+            found += nexts
+            seen.update(nexts)
+    return False
 
 
 def load(shell: InteractiveShell) -> None:

@@ -156,6 +156,29 @@ def test_what_raises_is_shown_with_the_users_lines_as_the_user_sees_them(fresh: 
     assert fresh.value("len(nn.modules.module._global_forward_hooks)") == "0"
 
 
+def test_the_number_of_a_cell_is_its_prompts_whatever_the_past_looks_like(fresh: Kernel) -> None:
+    fresh.run("In.append('from somewhere')")
+    ran = fresh.run("%%tapehead loss\n1 / 0")
+    fresh.run("In.pop()")
+    assert f"Cell In[{ran.number}], line 2" in ran.traceback
+
+
+def test_a_loss_that_the_cell_did_not_make_opens_only_while_it_can_be_run(fresh: Kernel) -> None:
+    fresh.run("loss = model(x).sum()")
+    assert len(fresh.run("%%tapehead loss\nother = 1").decks) == 1
+    fresh.run("loss.backward()")
+    ran = fresh.run("%%tapehead loss\nother = 1")
+    assert ran.decks == [] and ran.printed == (
+        "UsageError: the cell did not assign loss: it is the tensor from before, whose graph a backward has freed\n"
+    )
+    said = "UsageError: a backward has run through loss and freed its graph; make the loss again, and leave the"
+    for again in ("%tapehead loss", "%%tapehead loss\nloss = model(x).sum()\nloss.backward()"):
+        ran = fresh.run(again)
+        assert ran.decks == [] and ran.printed.startswith(said)
+    assert len(fresh.run("%%tapehead loss\nloss = model(x).sum()").decks) == 1
+    fresh.run("for parameter in model.parameters():\n    parameter.grad = None")
+
+
 def test_a_syntax_error_is_shown_with_its_line(fresh: Kernel) -> None:
     ran = fresh.run("%%tapehead loss\na = 1\nb = = 2")
     assert ran.status == "error"
@@ -204,6 +227,8 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
         ("%tapehead back", "no deck is open"),
         ("%tapehead run", "no deck is open"),
         ("%tapehead stop", "no deck is open"),
+        ("%tapehead predict", "no deck is open"),
+        ("%tapehead predict all", "%tapehead predict takes nothing else, not 'all'"),
         ("%tapehead compare", "no deck is open"),
         ("%tapehead step x", "%tapehead step takes a number of tasks, not 'x'"),
         ("%tapehead run fast", "%tapehead run takes nothing else, not 'fast'"),
@@ -235,10 +260,24 @@ def test_compare_shows_a_table(fresh: Kernel) -> None:
     assert "<table" in ran.results[0]["text/html"] and "bfs" in ran.results[0]["text/plain"]
 
 
+def test_memory_is_predicted_when_asked_for(fresh: Kernel) -> None:
+    fresh.run("long = x.requires_grad_()\nfor _ in range(5_001):\n    long = long * 1\nlong = long.sum()")
+    fresh.run("%tapehead long")
+    assert "%tapehead predict does it" in fresh.run("%tapehead compare bfs").printed
+    assert fresh.run("%tapehead predict").status == "ok"
+    assert "<table" in fresh.run("%tapehead compare bfs").results[0]["text/html"]
+    fresh.run("%tapehead long")
+    fresh.run("%tapehead step")
+    late = fresh.run("%tapehead predict")
+    assert late.printed == "UsageError: it can only be before the first task has run\n"
+    fresh.run("x = x.detach(); del long")
+
+
 def test_completion_offers_what_fits(fresh: Kernel) -> None:
     fresh.run("loss = model(x).sum()")
     assert {"bfs", "dfs", "heap"} <= set(fresh.completes("%tapehead --policy "))
     assert fresh.completes("%tapehead compare b") == ["bfs"]
+    assert "predict" in fresh.completes("%tapehead pre")
     assert "loss" in fresh.completes("%%tapehead lo")
     assert {"step", "stop"} <= set(fresh.completes("%tapehead st"))
     assert fresh.completes("%tapehead --pol") == ["--policy"]
@@ -292,7 +331,17 @@ def test_a_variable_named_as_a_verb_hides_it_only_if_it_is_a_loss(fresh: Kernel)
     assert "10 tasks" in fresh.run("%tapehead run").results[0]["text/plain"]
     fresh.run("run = model(x).sum()")
     assert len(fresh.run("%tapehead run").decks) == 1
-    fresh.run("del run")
+    assert fresh.run("step = model(x).sum()").status == "ok"
+    assert len(fresh.run("%tapehead step * 2").decks) == 1
+    assert fresh.run("%tapehead step 3").results[0]["text/plain"].startswith("<Task")
+    fresh.run("del run, step")
+
+
+def test_a_verb_is_one_although_a_function_has_its_name(fresh: Kernel) -> None:
+    fresh.run("from tapehead import *")
+    fresh.run("%tapehead model(x).sum()")
+    assert "<table" in fresh.run("%tapehead compare bfs heap").results[0]["text/html"]
+    assert "<table" in fresh.run("%tapehead compare").results[0]["text/html"]
 
 
 def test_nothing_of_jupyter_is_imported_with_tapehead() -> None:
