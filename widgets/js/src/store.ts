@@ -4,6 +4,7 @@ import type { DeckDocument, Memory, Schedule, TaskRecord } from "./model/documen
 import { find } from "./model/find.ts";
 import { DeckGraph } from "./model/graph.ts";
 import { Replay } from "./model/replay.ts";
+import type { Unreal } from "./model/when.ts";
 
 export type Theme = "light" | "dark";
 export type Status = "trace" | "stopped" | "running" | "finished" | "failed" | "closed";
@@ -13,7 +14,7 @@ export interface State {
   t: number;
   /** The schedule that is shown. */
   tab: number;
-  /** Of a live session: how many tasks have run; of a trace: all of them. What lies beyond is a prediction. */
+  /** How many tasks of the session's own order have run. What lies beyond is planned. */
   front: number;
   status: Status;
   /** Why a live session failed or does not answer; "" where it does. */
@@ -100,9 +101,9 @@ export class Store {
     this.replays = document.schedules.map((schedule) => new Replay(this.graph, schedule));
     const whole = document.schedules[0].order.length;
     this.state = {
-      t: link ? document.position : 0,
+      t: document.position < whole || link ? document.position : 0,
       tab: 0,
-      front: link ? document.position : whole,
+      front: document.position,
       status: link ? (document.position < whole ? "stopped" : "finished") : "trace",
       trouble: "",
       playing: false,
@@ -178,14 +179,38 @@ export class Store {
     return this.isLive && (status === "failed" || status === "closed") ? front : this.replay.length;
   }
 
-  /** Whether what is shown at the position is only planned: a live session has not come that far. */
+  /** Whether what is shown is what another policy would do: nothing of it has run. */
+  get isSimulated(): boolean {
+    return this.state.tab !== 0;
+  }
+
+  /** Why what is shown at the position is not what runs or has run; null where it is. */
+  get unreal(): Unreal | null {
+    if (this.isSimulated) return "simulated";
+    if (this.failed >= 0) return "failed";
+    return this.isAhead ? "planned" : null;
+  }
+
+  /** The task that has raised, where it is looked at; -1 for none. */
+  get failed(): number {
+    const { status, t, front } = this.state;
+    return this.isLive && status === "failed" && t === front ? this.running : -1;
+  }
+
+  /** Whether there is anything to play: from the front of a session that is over nothing goes on. */
+  get canPlay(): boolean {
+    const { status, t, front } = this.state;
+    return !(this.isLive && t >= front && (status === "failed" || status === "closed"));
+  }
+
+  /** Whether what is shown at the position is only planned: the session has not come that far. */
   get isAhead(): boolean {
-    return this.isLive && this.state.t > this.state.front;
+    return !this.isSimulated && this.state.t > this.state.front;
   }
 
   /** How many tasks have run at the moment that is shown: none of those that are only planned. */
   get ran(): number {
-    return this.isAhead ? this.state.front : this.state.t;
+    return this.isSimulated ? 0 : Math.min(this.state.t, this.state.front);
   }
 
   record(task: number): TaskRecord | undefined {
@@ -223,6 +248,7 @@ export class Store {
 
   play(): void {
     const { playing, t } = this.state;
+    if (!playing && !this.canPlay) return;
     if (!playing && t >= this.limit) this.go(0);
     this.update({ playing: !playing });
   }

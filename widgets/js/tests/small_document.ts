@@ -42,7 +42,7 @@ export function smallDocument(module = "encoder", parameter = `${module}.weight`
         memory: null, memory_note: "",
       },
     ],
-    position: 0,
+    position: 4,
     records: {},
   };
 }

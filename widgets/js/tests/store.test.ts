@@ -28,7 +28,7 @@ function live(): { store: Store; asked: Asked } {
     setPolicy: note("setPolicy"),
     inspect: note("inspect"),
   };
-  const store = new Store({ ...smallDocument(), schedules: [planOf("heap"), planOf("bfs")] }, link);
+  const store = new Store({ ...smallDocument(), position: 0, schedules: [planOf("heap"), planOf("bfs")] }, link);
   return { store, asked };
 }
 
@@ -167,7 +167,10 @@ test("what a failed session has run is played from its start, and no further tha
   store.progress(news(2, { status: "failed", trouble: "no" }));
   store.update({ speed: 1000 });
   store.play();
-  assert.equal(store.state.t, 0);
+  assert.deepEqual([store.canPlay, store.state.playing, store.failed], [false, false, 3], "from its end nothing goes on");
+  store.go(0);
+  store.play();
+  assert.deepEqual([store.state.playing, store.failed], [true, -1]);
   player.frame(0);
   player.frame(90);
   assert.deepEqual([store.state.t, store.state.playing, asked], [2, false, []]);
@@ -193,6 +196,16 @@ test("a live session whose end was only planned is shown as planned", () => {
   assert.equal(store.isAhead, true);
   store.show(1);
   assert.equal(store.isAhead, false, "another policy's simulation is whole");
+});
+
+test("what a saved page of a half-run session has not run is shown as planned, and other policies as simulated", () => {
+  const schedules = [planOf("heap"), planOf("bfs")];
+  const store = new Store({ ...smallDocument(), position: 2, schedules }, null);
+  assert.deepEqual([store.state.t, store.state.status, store.unreal], [2, "trace", null], "it opens where the deck stood");
+  store.go(4);
+  assert.deepEqual([store.isAhead, store.ran, store.unreal], [true, 2, "planned"]);
+  store.show(1);
+  assert.deepEqual([store.isAhead, store.ran, store.unreal], [false, 0, "simulated"]);
 });
 
 test("a search means tasks that have each of its words somewhere", () => {

@@ -41,7 +41,8 @@ export function decadesOf(gradients: Iterable<Gradient | null | undefined>): Dec
   }
   if (most < 0) return null;
   const isBeyond = most === PER_SIDE - 1;
-  const from = LEAST_EXPONENT + Math.floor(Math.max(least - 1, 0) / PER_DECADE);
+  const lowest = LEAST_EXPONENT + Math.floor(Math.max(least - 1, 0) / PER_DECADE);
+  const from = Math.min(lowest, MOST_EXPONENT - 1);
   const to = Math.min(MOST_EXPONENT, LEAST_EXPONENT + Math.ceil(most / PER_DECADE));
   const end = Math.max(to, from + 1, LEAST_EXPONENT + LEAST_DECADES);
   return { least: Math.min(from, end - LEAST_DECADES), most: end, isBeyond };

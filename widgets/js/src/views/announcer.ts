@@ -28,9 +28,10 @@ export const makeAnnouncer: MakeView = ({ store }, parent) => {
 export function where(store: Store): string {
   const { replay, running } = store;
   const { t } = store.state;
-  if (running < 0) return store.isAhead ? "the end of the plan" : `finished, ${count(replay.length, "task")} have run`;
+  if (running < 0) return store.unreal ? `${store.unreal}, the end` : `finished, ${count(replay.length, "task")} have run`;
   const ready = `${replay.queueLengths[t] - 1} ready`;
-  return `task ${t + 1} of ${replay.length}, ${named(store, running)}, ${ready}, ${replay.reason(t)}`;
+  const unreal = store.unreal ? `${store.unreal}, ` : "";
+  return `${unreal}task ${t + 1} of ${replay.length}, ${named(store, running)}, ${ready}, ${replay.reason(t)}`;
 }
 
 function named({ graph }: Store, task: number): string {

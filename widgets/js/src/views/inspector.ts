@@ -89,13 +89,14 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   const { graph, replay, state } = store;
   const stands = replay.shownState(task, state.t, store.ran);
   const before = stands === "ready" ? readyBefore(replay, task, state.t) + 1 : 0;
-  sign.replaceChildren(glyph(stands, 14, before && before < 10 ? String(before) : ""));
+  const hasFailed = task === store.failed;
+  sign.replaceChildren(hasFailed ? icon("warning", 14) : glyph(stands, 14, before && before < 10 ? String(before) : ""));
   const leaf = graph.leaf[task] === 1;
   name.show(graph.name(task));
   if (leaf) place.show(graph.parameter(task) || "a leaf without a name", "parameter");
   else place.show(graph.place(task), graph.module(task) ? graph.moduleClass(task) : "");
   const kind = graph.text(graph.document.tasks.kind[task]);
-  const parts: Node[] = [strong(...when(replay, task, state.t, store.ran))];
+  const parts: Node[] = [strong(...when(replay, task, state.t, store.ran, store.unreal))];
   parts.push(leaf ? strong("leaf, task id ", String(task)) : strong("created ", `#${task}`));
   if (UNUSUAL[kind]) parts.push(strong("", UNUSUAL[kind]));
   const elapsed = stands === "done" ? store.record(task)?.elapsed_ns : null;

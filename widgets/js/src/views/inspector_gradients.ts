@@ -72,9 +72,9 @@ function gives({ graph, document }: Store, task: number, least: number): (number
 
 /** Why there is no record of a gradient that has been computed. */
 function absent(store: Store, task: number, input: boolean): string {
-  const { link, state } = store;
+  const { state } = store;
   const place = store.replayOf(0).place[task];
-  if (!link || place < state.front) return "not recorded";
+  if (place < state.front) return "not recorded";
   const waits = input && store.replayOf(0).readyAt[task] <= state.front;
   return waits ? "not read yet" : "not computed yet";
 }

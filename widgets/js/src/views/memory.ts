@@ -154,7 +154,8 @@ function title(heading: HTMLElement, store: Store): void {
     return;
   }
   const { said, reasons } = basisWords(levelsOfMemory(memory));
-  heading.textContent = `${title} · ${said} · solid has run, faint is to come`;
+  const reading = store.isSimulated ? "simulated: faint, it has not run" : "solid has run, faint is to come";
+  heading.textContent = `${title} · ${said} · ${reading}`;
   heading.title = reasons;
 }
 

@@ -3,29 +3,30 @@
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
 import { count, size } from "../text.ts";
-import { glyph } from "./icons.ts";
+import { glyph, icon } from "./icons.ts";
 
 /** The page cuts names to the width that there is; this only spares it the longest. */
 const LONGEST = 300;
 
 export function showRunning(block: HTMLElement, store: Store): void {
   const { replay, running, graph } = store;
-  const { isAhead } = store;
-  block.classList.toggle("fin", running < 0 && !isAhead);
-  block.classList.toggle("planned", isAhead);
+  const { unreal } = store;
+  block.classList.toggle("fin", unreal === "failed" || (running < 0 && !unreal));
+  block.classList.toggle("planned", unreal === "planned" || unreal === "simulated");
   if (running < 0) {
-    const said = isAhead ? "planned · the end" : "finished";
-    const ran = `${count(store.ran, "task")} ${store.ran === 1 ? "has" : "have"} run`;
-    block.replaceChildren(first(glyph(isAhead ? "waiting" : "done"), said, ""), second(ran, ""));
+    const said = unreal ? `${unreal} · the end` : "finished";
+    const { isSimulated, ran } = store;
+    const sum = isSimulated ? "nothing of it has run" : `${count(ran, "task")} ${ran === 1 ? "has" : "have"} run`;
+    block.replaceChildren(first(glyph(unreal ? "waiting" : "done"), said, ""), second(sum, ""));
     return;
   }
   const leaf = graph.leaf[running] === 1;
   const name = leaf ? graph.parameter(running) || "leaf" : graph.name(running);
   const where = leaf ? graph.name(running) : graph.place(running);
-  const planned = isAhead ? "planned · " : "";
+  const standing = unreal ? `${unreal} · ` : "";
   block.replaceChildren(
-    first(glyph("running"), name, replay.key(running)),
-    second(planned + where, ` · ${size(graph.bufferBytes[running])} in`),
+    first(unreal === "failed" ? icon("warning", 14) : glyph("running"), name, replay.key(running)),
+    second(standing + where, ` · ${size(graph.bufferBytes[running])} in`),
   );
 }
 

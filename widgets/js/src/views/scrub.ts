@@ -44,10 +44,10 @@ export const makeScrub: MakeView = (stage, parent) => {
 /** `task 58 of 144, TBackward0 in blocks.1.f2`. */
 function positionWords(store: Store): string {
   const { running, graph, replay } = store;
-  if (running < 0) return `the end, after ${replay.length} tasks`;
+  if (running < 0) return `${store.unreal ? `${store.unreal}, ` : ""}the end, after ${replay.length} tasks`;
   const module = graph.place(running);
-  const planned = store.isAhead ? ", not run yet" : "";
-  return `task ${store.state.t + 1} of ${replay.length}, ${graph.name(running)} in ${module}${planned}`;
+  const unreal = store.unreal ? `, ${store.unreal}` : "";
+  return `task ${store.state.t + 1} of ${replay.length}, ${graph.name(running)} in ${module}${unreal}`;
 }
 
 function drawLine(context: CanvasRenderingContext2D, store: Store, colours: Colours, width: number): void {

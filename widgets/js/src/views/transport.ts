@@ -59,6 +59,7 @@ export const makeTransport: MakeView = ({ store }, parent) => {
       const onward = store.isLive && t >= front ? goesOn : t < store.replay.length;
       const atEnd = store.isLive ? t === front && !goesOn : t >= store.replay.length;
       quiet(start, t === 0);
+      quiet(play, !store.canPlay);
       quiet(back, t === 0);
       quiet(step, !onward);
       quiet(run, !onward);
@@ -99,7 +100,8 @@ export const makePosition: MakeView = ({ store }, parent) => {
       const { t } = store.state;
       const { length } = store.replay;
       const total = grouped(length);
-      if (t >= length && store.isAhead) view.replaceChildren("end of the plan, ", el("b", {}, total));
+      const isUnreal = store.isSimulated || store.isAhead;
+      if (t >= length && isUnreal) view.replaceChildren(el("b", {}, total), ` tasks ${store.unreal}`);
       else if (t >= length) view.replaceChildren(el("b", {}, total), length === 1 ? " task, finished" : " tasks, finished");
       else view.replaceChildren("task ", el("b", {}, grouped(t + 1)), ` of ${total}`);
     },
