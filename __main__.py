@@ -213,12 +213,17 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
 
 def _view(options: argparse.Namespace, console: Console) -> int:
     from .engine.trace_file import load
+    from .widgets.page import is_page_of
+    from .widgets.run_document import save_run
 
     path: Path = options.trace
     out: Path = options.out or path.with_name(f"{path.name.removesuffix('.gz').removesuffix('.json')}.html")
     try:
+        run = load(path)
+        if options.out is None and out.exists() and not is_page_of(out, path.name):
+            raise ValueError(f"{out} is there already, and was not made from {path.name}; say where to with --out FILE")
         out.parent.mkdir(parents=True, exist_ok=True)
-        page = load(path).save_html(out)
+        page = save_run(run, out, source=path.name)
     except (ValueError, OSError) as error:
         return _refuse(error)
     console.print(f"The run plays in {page}", soft_wrap=True, markup=False)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from .theme import DARK, FONT, LIGHT
 
+_HEAD_BYTES = 4096  # which hold the page's meta elements
+
 CODE = Path(__file__).parent / "static" / "deck.js"
 
 # Nothing may be loaded: what is in the file is all there is. The code is imported from a Blob of itself.
@@ -53,21 +55,32 @@ if (document.getElementById("said").hidden) {
 """
 
 
-def save_page(document: bytes, path: str | Path, title: str) -> Path:
+def save_page(document: bytes, path: str | Path, title: str, source: str = "") -> Path:
     """Writes the page.
 
     Args:
         document: the deck's data as `Document.packed` gives it.
         path: where to.
         title: what the browser shows as the page's name.
+        source: the file that it was made from, for `is_page_of`.
     """
     found = Path(path)
     # A lone surrogate is no text, but may be in the name of a file, and so in a title.
-    found.write_bytes(page_html(document, title).encode("utf-8", "replace"))
+    found.write_bytes(page_html(document, title, source).encode("utf-8", "replace"))
     return found
 
 
-def page_html(document: bytes, title: str) -> str:
+def is_page_of(path: Path, source: str) -> bool:
+    """Whether the file is a page that `save_page` made from this source."""
+    with path.open("rb") as file:
+        return _source_line(source).encode("utf-8", "replace") in file.read(_HEAD_BYTES)
+
+
+def _source_line(source: str) -> str:
+    return f'<meta name="tapehead-source" content="{escape(source)}">\n'
+
+
+def page_html(document: bytes, title: str, source: str = "") -> str:
     """The page. Code and data are base64, so that nothing in them can end their element."""
     code = gzip.compress(CODE.read_bytes(), mtime=0)
     return f"""<!doctype html>
@@ -77,7 +90,7 @@ def page_html(document: bytes, title: str) -> str:
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="generator" content="tapehead">
-<title>{escape(title)} · tapehead</title>
+{_source_line(source) if source else ""}<title>{escape(title)} · tapehead</title>
 <style>{_STYLE}</style>
 </head>
 <body>

@@ -20,10 +20,10 @@ _NOT_MEASURED = (
 _NOT_PREDICTED = "What this policy would take is not known: only a run whose memory was measured tells."
 
 
-def save_run(run: Run, path: str | Path, title: str = "") -> Path:
-    """Writes a run as one page that plays it without a kernel or a network."""
+def save_run(run: Run, path: str | Path, title: str = "", source: str = "") -> Path:
+    """Writes a run as one page that plays it without a kernel or a network; see `save_page`."""
     document = run_document(run, title)
-    return save_page(document.packed(), Path(path), document.content["title"])
+    return save_page(document.packed(), Path(path), document.content["title"], source)
 
 
 def run_document(run: Run, title: str = "") -> Document:

@@ -156,6 +156,24 @@ def test_view_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert list(tmp_path.glob("*.html"))
 
 
+@pytest.mark.parametrize("there", ["notes", "exported"])
+def test_view_writes_over_its_own_page_alone(there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = th.backward(forward(Branches()), trace="off")
+    path, page = run.save(tmp_path / 'a "<b>".json'), tmp_path / 'a "<b>".html'
+    assert view(path, capsys)[0] == 0
+    assert view(path, capsys)[0] == 0
+    if there == "notes":
+        page.write_text("my notes")
+    else:
+        run.save_html(page)
+    mine = page.read_bytes()
+    code, said = view(path, capsys)
+    assert code == 2 and said.startswith("tapehead: ") and said.count("\n") == 1 and "--out" in said
+    assert page.read_bytes() == mine
+    assert main(["view", str(path), "--no-open", "--out", str(page)]) == 0
+    assert page.read_bytes() != mine
+
+
 @pytest.mark.parametrize("harm", ["missing", "empty", "text", "list", "cut", "future", "order", "folder"])
 def test_a_file_that_can_not_be_played_is_one_sentence(
     harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
