@@ -27,6 +27,8 @@ const ANCHOR = 0.3;
 const MIDDLE = { from: 0.15, to: 0.85 };
 /** Where it is put at first. */
 const FIRST = { x: 0.42, y: 0.45 };
+/** Of the screen's width: a box of which no more is missing at first is moved into view. */
+const LITTLE = 0.3;
 
 /** What of the picture is seen. */
 export function areaOf(view: CameraView, size: Size): Rect {
@@ -69,11 +71,24 @@ export function followView(scene: Scene, size: Size, from: CameraView | null, ta
   if (from && from.k === k && inMiddle(from, size, x, y)) return from;
   const around = scene.boxesAround(x, y).find((box) => isWithin(box, size, k));
   const keeps = from !== null && from.k === k;
-  return {
+  const view = {
     k,
     x: placed(x, size.width, layout.width, k, keeps ? from.x : null, FIRST.x, around && [around.rect.x, around.rect.width]),
     y: placed(y, size.height, layout.height, k, keeps ? from.y : null, FIRST.y, around && [around.rect.y, around.rect.height]),
   };
+  const whole = { ...view, x: view.x + cutAtLeft(scene, size, view) };
+  return keeps || x * k + whole.x > size.width * MIDDLE.to ? view : whole;
+}
+
+/** How far the outermost boxes in view reach over the left edge, where that is little: pixels of the screen. */
+function cutAtLeft(scene: Scene, size: Size, view: CameraView): number {
+  let most = 0;
+  for (const { rect, depth } of scene.layout.boxes) {
+    const [left, top] = [rect.x * view.k + view.x, rect.y * view.k + view.y];
+    const seen = left + rect.width * view.k > 0 && top < size.height && top + rect.height * view.k > 0;
+    if (depth === 1 && seen && left < MARGIN.x && left > -size.width * LITTLE) most = Math.max(most, MARGIN.x - left);
+  }
+  return most;
 }
 
 function inMiddle(view: CameraView, size: Size, x: number, y: number): boolean {

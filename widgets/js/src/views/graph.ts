@@ -210,7 +210,7 @@ class GraphView implements View {
   private aim(jump = false, first = false): void {
     const { camera } = this.store.state;
     if (!this.size.width) return;
-    const from = first ? null : this.aimedAt;
+    const from = jump ? null : this.aimedAt; // after a change of size nothing need stay where it was
     if (camera === "fit" || (first && camera === "free")) this.move(fitView(this.scene.layout, this.size), jump);
     else if (camera === "follow" && this.store.shown >= 0) {
       const view = followView(this.scene, this.size, from, this.store.shown);
