@@ -91,6 +91,7 @@ class Live:
         self._policy = find_policy(policy)
         self._known: dict[str, Policy | Choice] = dict(POLICIES)
         self._know(self._policy)
+        self._terms = [(0, self._policy)]
         self._retain_graph = retain_graph
         self._create_graph = create_graph
         self._tell = tell
@@ -219,7 +220,7 @@ class Live:
         """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
         if self._timeline is None:
             return {}
-        live = policy_name(self._policy)
+        live = self._own_name
         others = {name: timeline for name, (_, timeline) in list(self._simulated.items()) if timeline is not None}
         return {live: self._timeline} | {name: each for name, each in others.items() if name != live}
 
@@ -252,6 +253,8 @@ class Live:
         self.session.policy = chosen
         self._policy = chosen
         self._know(chosen)
+        begun = len(self._started())
+        self._terms = [*(term for term in self._terms if term[0] < begun), (begun, chosen)]
         self.plan = self._planned()
         self._tell(self.news(live=self._own_schedule(), others=self._others()))
 
@@ -354,11 +357,23 @@ class Live:
         trace = self.session.trace
         by_hand = [] if trace is None else [task_id for task_id in trace.order if trace.columns.by_hand[task_id]]
         content, self._timeline = self._schedule(self._policy, self.plan, by_hand)
-        return content
+        return content if self._own_name == policy_name(self._policy) else content | self._mixed()
+
+    @property
+    def _own_name(self) -> str:
+        """What to call the session's own order: "bfs, then heap" where another policy went on."""
+        names = [policy_name(policy) for _, policy in self._terms]
+        return ", then ".join(name for place, name in enumerate(names) if place == 0 or names[place - 1] != name)
+
+    def _mixed(self) -> Json:
+        """The name of an order that several policies made, and the rule of the last of them."""
+        begun, policy = self._terms[-1]
+        rule = policy.title if isinstance(policy, Policy) else "a function of the user's chooses"
+        return {"policy": self._own_name, "title": f"from task {begun + 1:,} on {rule}"}
 
     def _others(self) -> list[Json]:
         """What the other policies that are known would do from the start."""
-        mine = policy_name(self._policy)
+        mine = self._own_name
         for name, policy in self._known.items():
             if name == mine or name in self._simulated or is_dynamic(policy):
                 continue
@@ -367,7 +382,7 @@ class Live:
             except Exception:  # a user's policy fails to choose
                 continue
             self._simulated[name] = self._schedule(policy, order)
-        return [content for name, (content, _) in self._simulated.items() if name != mine]
+        return [self._simulated[name][0] for name in self._known if name in self._simulated and name != mine]
 
     def _schedule(
         self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..engine.policies import POLICIES, Policy
 from ..engine.run import Run
-from ..engine.schedule import schedule
+from ..engine.schedule import Pending, schedule
 from ..engine.simulate import simulate
 from ..engine.timeline import Timeline
 from ..engine.trace import Trace
@@ -46,10 +46,28 @@ def _own_schedule(run: Run) -> Json:
         by_hand = [task_id for task_id in run.order if run.trace.columns.by_hand[task_id]]
     known = POLICIES.get(run.policy)
     policy = known or Policy(run.policy, "as the run had it", key=lambda task, arrival: (arrival,))
-    own = schedule_content(run.graph, policy, run.order, by_hand=by_hand, timeline=run.timeline, note=_NOT_MEASURED)
+    order = [*run.order, *_left(run)]
+    own = schedule_content(run.graph, policy, order, by_hand=by_hand, timeline=run.timeline, note=_NOT_MEASURED)
     if known is None and run.trace is not None:
         own["keys"] = _labels(run.trace)
     return own
+
+
+def _left(run: Run) -> list[int]:
+    """What a session that was left early would have run next, in order; nothing where `inputs=` limited it."""
+    trace, ran = run.trace, len(run.order)
+    if trace is None or run.timeline is not None or not trace.queue(len(trace)):
+        return []
+    if run.planned[:ran] == run.order and len(run.planned) > ran:
+        return list(run.planned[ran:])
+    pending = Pending(run.graph)
+    arrived = set(pending.start())
+    for task_id in run.order:
+        arrived.update(pending.run(task_id))
+    if not arrived <= set(trace.columns.arrivals):  # some were needless
+        return []
+    last = trace.terms[-1].policy
+    return schedule(run.graph, last if last in POLICIES else "heap", None, run.order)[ran:]
 
 
 def _labels(trace: Trace) -> list[str]:
@@ -68,8 +86,8 @@ def _others(run: Run) -> list[Json]:
 
 def other_policies(run: Run) -> Iterator[tuple[str, list[int], Timeline | None]]:
     """What known policies would make of its graph: their names, orders, and the memory where that is known."""
-    ran = set(run.order)
-    needed = None if len(ran) == len(run.graph) else ran
+    runs = {*run.order, *_left(run)}
+    needed = None if len(runs) == len(run.graph) else runs
     footprints = run.footprints
     for name in POLICIES:
         if name != run.policy:

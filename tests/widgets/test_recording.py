@@ -84,7 +84,20 @@ def test_a_run_that_stopped_midway_plays_what_ran() -> None:
     for _ in range(4):
         session.step()
     content = content_of(session.result())
-    assert content["schedules"][0]["order"] == session.order and content["position"] == 4
+    assert content["schedules"][0]["order"][:4] == session.order and content["position"] == 4
+    session.close()
+
+
+def test_a_run_that_stopped_midway_knows_what_was_left() -> None:
+    loss = forward(Branches())
+    whole = list(th.backward(loss, policy="heap", retain_graph=True).order)
+    session = th.debug(loss)
+    for _ in range(4):
+        session.step()
+    content = content_of(session.result())
+    assert content["position"] == 4
+    assert [len(each["order"]) for each in content["schedules"]] == [len(whole)] * 3
+    assert content["schedules"][0]["order"] == whole
     session.close()
 
 
