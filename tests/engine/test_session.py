@@ -825,6 +825,7 @@ def test_a_session_has_the_callers_device_and_streams_and_one_queue() -> None:
     assert seen == [(stream, "tapehead backward")]
     assert torch.equal(x.grad, torch.full((64,), 2.0, device="cuda"))
 
+
 def test_the_time_that_it_ran_leaves_stops_out_and_grows_while_it_runs() -> None:
     x = torch.ones(2, requires_grad=True)
     seen: list[int] = []
