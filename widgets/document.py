@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -36,6 +37,8 @@ VERSION = 1
 NONE = -1
 _MOST_STORAGES = 60  # of which the page has the words; of the others it has the numbers
 _MOST_LINES = 4  # before and after a source line
+
+_TASK = re.compile(r"\b(the leaf of )?task (\d{1,9})\b")
 
 Json = dict[str, Any]
 
@@ -249,7 +252,7 @@ def memory_content(timeline: Timeline) -> Json:
     return {
         "device": timeline.device,
         "basis": timeline.basis,
-        "estimates": list(timeline.estimates),
+        "estimates": [numbered(sentence, timeline.graph) for sentence in timeline.estimates],
         "before": timeline.before,
         "nbytes": list(timeline.nbytes),
         "events": list(timeline.events),
@@ -307,12 +310,30 @@ def _largest(timeline: Timeline) -> list[Json]:
             {
                 "storage": storage.number,
                 "name": words.name(storage),
-                "made_by": words.made_by([storage]),
-                "kept_by": words.kept_by([storage], storage.category),
-                "freed_by": words.freed_by([storage]),
+                "made_by": numbered(words.made_by([storage]), timeline.graph),
+                "kept_by": numbered(words.kept_by([storage], storage.category), timeline.graph),
+                "freed_by": numbered(words.freed_by([storage]), timeline.graph),
             }
         )
     return found
+
+
+def numbered(words: str, graph: Graph) -> str:
+    """Our own phrases for tasks as the page has them: `#12 MmBackward0` instead of `task 12 MmBackward0`.
+
+    On the page "task 12" is the twelfth that runs.
+    """
+
+    def shown(found: re.Match[str]) -> str:
+        number = int(found[2])
+        if number >= len(graph):
+            return found[0]
+        task = graph.tasks[number]
+        before = found[1] or ""
+        known = before or words.startswith((f" {task.name}", f" {task.short_name}"), found.end())
+        return f"{before}#{number}" if known else found[0]
+
+    return _TASK.sub(shown, words)
 
 
 def _meta(meta: TensorMeta) -> Json:

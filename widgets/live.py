@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
@@ -25,12 +27,15 @@ from ..engine.timeline import Timeline
 from ..engine.trace import RecordedGradient
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Task
-from .document import Document, Json, schedule_content
+from ..inspector.source import Source, innermost_user_line
+from .document import Document, Json, numbered, schedule_content
 from .driver import Driver
 from .prediction import Prediction
 
 Status = Literal["stopped", "running", "finished", "failed", "closed"]
 
+_OURS = tuple(f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("engine", "widgets"))
+_NOTED = "tapehead: raised "
 _REPORT_EVERY_S = 0.1
 _MOST_UNASKED = 5_000  # tasks: to ask more of them what they allocate takes more than about half a second
 _LARGE = (
@@ -153,7 +158,7 @@ class Live:
             self._footprints = self._asked()
             self._note = ""
         except BaseException as error:  # any node's own code may raise; a debugger goes on without the prediction
-            self._note = f"Memory was not predicted: {_why(error)}"
+            self._note = f"Memory was not predicted: {_why(error, self.graph)}"
             raise
 
     def _asked(self) -> Footprints:
@@ -230,7 +235,7 @@ class Live:
             command()
         except Exception as error:
             if self.status != "failed":
-                self._tell(replace(self.news(), trouble=_in_words(error)))
+                self._tell(replace(self.news(), trouble=_in_trouble(error, self.graph)))
 
     def stop(self) -> None:
         """Makes what is under way end before the next task. May be called from anywhere."""
@@ -318,7 +323,7 @@ class Live:
         if self.session.over is None:
             self.status = "finished" if self._has_ended else "stopped"
         else:
-            self.status, self.trouble = "failed", _in_words(error)
+            self.status, self.trouble = "failed", _in_trouble(error, self.graph)
         self._tell(self._progress())
 
     @property
@@ -393,7 +398,7 @@ class Live:
             try:
                 timeline = self._simulate(order, footprints)
             except Exception as error:  # the deck goes on without
-                note = f"Memory was not predicted: {_in_words(error)}"
+                note = f"Memory was not predicted: {_in_words(error, self.graph)}"
         return schedule_content(self.graph, policy, order, by_hand=by_hand, timeline=timeline, note=note), timeline
 
     def _simulate(self, order: Sequence[int], footprints: Footprints) -> Timeline:
@@ -438,13 +443,27 @@ class Live:
         return {str(task): self.document.record(found)}
 
 
-def _why(error: BaseException) -> str:
+def _why(error: BaseException, graph: Graph) -> str:
     """Our own reasons are sentences without a type."""
-    return str(error) if type(error) is ValueError else _in_words(error)
+    return numbered(str(error), graph) if type(error) is ValueError else _in_words(error, graph)
 
 
-def _in_words(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
+def _in_trouble(error: BaseException, graph: Graph) -> str:
+    """What was raised, and the user's line that did it, if one did."""
+    line = _users_line(error)
+    return _in_words(error, graph) + ("" if line is None else f"\nat {line.short}")
+
+
+def _in_words(error: BaseException, graph: Graph) -> str:
+    """What was raised. In the words of others numbers of tasks stay as they are."""
+    ours = _users_line(error) is None
+    lines = "".join(traceback.format_exception_only(error)).strip().split("\n")
+    return "\n".join(numbered(each, graph) if ours or each.startswith(_NOTED) else each for each in lines)
+
+
+def _users_line(error: BaseException) -> Source | None:
+    frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
+    return innermost_user_line(frame for frame in frames if not frame.filename.startswith(_OURS))
 
 
 def _large(count: int) -> str:
