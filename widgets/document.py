@@ -23,7 +23,7 @@ from ..engine.run import Engine
 from ..engine.schedule import Pending
 from ..engine.sizes import share_text
 from ..engine.statistics import Statistics
-from ..engine.storage_words import StorageWords
+from ..engine.storage_words import StorageWords, joined
 from ..engine.timeline import Category, Timeline
 from ..engine.trace import RecordedGradient, Trace
 from ..inspector.collector import collector_paused
@@ -388,9 +388,11 @@ def _rounded(number: float | None) -> float | None:
 
 
 def title_of(graph: Graph) -> str:
-    """The model's class where a capture saw it, else the name of the first task."""
-    outermost = [call for call in graph.calls if call.parent is None]
-    if outermost:
-        children = Counter(call.parent for call in graph.calls)
-        return max(outermost, key=lambda call: children[call.id]).class_name
-    return graph.tasks[graph.roots[0].task].short_name
+    """The model's class where a capture saw one, the classes of several models, else the name of the first task."""
+    outermost = {call.path: call for call in graph.calls if call.parent is None}
+    if not outermost:
+        return graph.tasks[graph.roots[0].task].short_name
+    with_parts = {call.parent for call in graph.calls}
+    models = {path: call for path, call in outermost.items() if call.id in with_parts} or outermost
+    classes = Counter(call.class_name for call in models.values())
+    return joined([name if count == 1 else f"{count:,} × {name}" for name, count in classes.most_common()], most=2)

@@ -150,9 +150,20 @@ def test_a_deck_names_the_tasks_of_its_storages_by_their_numbers() -> None:
     assert "when #" in words and "task " not in words
 
 
-def test_the_title_is_the_outermost_module_with_most_in_it() -> None:
-    model, other = Branches(), nn.Tanh()
-    with th.capture():
-        loss = other(model(torch.randn(2, 4))).sum()
-    assert title_of(th.graph(loss)) == "Branches"
+def test_the_title_is_the_model_or_all_of_them() -> None:
+    model, tanh, first, second = Branches(), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def title(*modules: nn.Module) -> str:
+        with th.capture():
+            x = torch.randn(2, 4)
+            for module in modules:
+                x = module(x)
+            return title_of(th.graph(x.sum()))
+
+    assert title(model, tanh) == title(tanh, model, model) == "Branches", "a loss function is no model"
+    assert title(first, first) == "Linear"
+    assert title(first, second) == "2 × Linear"
+    assert title(first, tanh, second) == "2 × Linear and Tanh"
+    assert title(first, tanh, nn.GELU(), nn.SiLU()) == "Linear, Tanh and 2 more"
+    assert title(nn.Sequential(first), model, tanh) == "Sequential and Branches"
     assert title_of(th.graph(torch.ones(2, requires_grad=True).sum())) == "Sum"

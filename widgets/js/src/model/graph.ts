@@ -69,9 +69,10 @@ export class DeckGraph {
     return line === NONE ? "" : this.document.lines[line].short;
   }
 
-  /** Where a task is, for people: its parameter, its module, or the model. */
+  /** Where a task is, for people: its parameter, its module, or the model; "" where no capture saw a module. */
   place(task: number): string {
-    return this.parameter(task) || this.module(task) || this.document.title;
+    const model = this.document.tasks.call[task] === NONE ? "" : this.document.title;
+    return this.parameter(task) || this.module(task) || model;
   }
 
   text(index: number): string {

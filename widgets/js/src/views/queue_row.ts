@@ -24,7 +24,7 @@ export class QueueRow {
     const places = [leaf ? graph.name(task) : graph.place(task)];
     if (withDevice) places.push(graph.text(document.tasks.device[task]));
     const title = leaf ? graph.parameter(task) || "leaf" : graph.titles[task];
-    const where = places.join(" · ");
+    const where = places.filter(Boolean).join(" · ");
     const name = el("span", { class: "n" }, title.slice(0, 200), el("i", {}, where.slice(0, 200)));
     const bytes = el("span", { class: "b" }, size(graph.bufferBytes[task]));
     this.button = el(

@@ -23,10 +23,10 @@ export function showRunning(block: HTMLElement, store: Store): void {
   const leaf = graph.leaf[running] === 1;
   const name = leaf ? graph.parameter(running) || "leaf" : graph.name(running);
   const where = leaf ? graph.name(running) : graph.place(running);
-  const standing = unreal ? `${unreal} · ` : "";
+  const standing = [unreal, where].filter(Boolean).join(" · ");
   block.replaceChildren(
     first(unreal === "failed" ? icon("warning", 14) : glyph("running"), name, replay.key(running)),
-    second(standing + where, ` · ${size(graph.bufferBytes[running])} in`),
+    second(standing, `${standing && " · "}${size(graph.bufferBytes[running])} in`),
   );
 }
 

@@ -47,7 +47,8 @@ function positionWords(store: Store): string {
   if (running < 0) return `${store.unreal ? `${store.unreal}, ` : ""}the end, after ${replay.length} tasks`;
   const module = graph.place(running);
   const unreal = store.unreal ? `, ${store.unreal}` : "";
-  return `task ${store.state.t + 1} of ${replay.length}, ${graph.name(running)} in ${module}${unreal}`;
+  const where = module && ` in ${module}`;
+  return `task ${store.state.t + 1} of ${replay.length}, ${graph.name(running)}${where}${unreal}`;
 }
 
 function drawLine(context: CanvasRenderingContext2D, store: Store, colours: Colours, width: number): void {
