@@ -11,6 +11,9 @@ import { playOrStop } from "./transport.ts";
 /** How many tasks an arrow key with shift goes. */
 const FAR = 10;
 
+/** How long a tip stays that answers a key, milliseconds. */
+const SAID = 2000;
+
 type Action = (stage: Stage, shift: boolean) => void;
 
 const ACTIONS: Record<string, Action> = {
@@ -83,17 +86,29 @@ function goToPeak(store: Store): void {
 }
 
 /** Closes the innermost open box around the shown task, or opens the outermost closed one. */
-function fold({ store, tree }: Stage, unfold: boolean): void {
+function fold({ store, tree, root, tip }: Stage, unfold: boolean): void {
   if (!tree || store.shown < 0) return;
   const around = boxesAround(tree, store.shown);
   const box = unfold
     ? around.findLast((each) => !store.state.open.has(each.id))
     : around.find((each) => store.state.open.has(each.id));
-  if (!box) return;
+  if (!box) {
+    const why = around.length ? "all boxes around this task are" : "no box is around this task: it is";
+    say(root, tip, `${why} ${around.length ? (unfold ? "open" : "closed") : "at the top"}`);
+    return;
+  }
   const open = new Set(store.state.open);
   if (unfold) open.add(box.id);
   else open.delete(box.id);
   store.update({ open });
+}
+
+/** A tip over the graph that goes again. */
+function say(root: HTMLElement, tip: Stage["tip"], text: string): void {
+  const host = root.querySelector<HTMLElement>(".view");
+  if (!host) return;
+  tip(text, host, 0, 0);
+  setTimeout(() => tip(null), SAID);
 }
 
 /** Innermost first, without the one that is never closed. */

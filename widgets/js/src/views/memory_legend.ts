@@ -5,6 +5,8 @@ import { CATEGORIES } from "../model/document.ts";
 import type { MemoryLevels } from "../model/memory.ts";
 import { count, grouped, size } from "../text.ts";
 
+const LONGEST_REASON = 90;
+
 export interface Legend {
   readonly element: HTMLElement;
   /** Shows these categories, as short as there is room for. */
@@ -70,8 +72,17 @@ export function basisWords(levels: MemoryLevels): { said: string; reasons: strin
   const { basis, estimates } = levels.memory;
   const reasons = estimates.map((reason) => `${reason[0].toUpperCase()}${reason.slice(1)}.`).join("\n");
   if (basis === "measured") return { said: "measured", reasons };
-  if (estimates.length || basis === "dry run") return { said: "predicted, an estimate", reasons };
+  // What a kernel takes for itself no dry run knows: that is said of each, where there is nothing else to say.
+  const [reason] = basis === "dry run" ? estimates.slice(1) : estimates;
+  if (reason) return { said: `predicted, an estimate: ${shortened(reason)}`, reasons };
+  if (basis === "dry run") return { said: "predicted", reasons };
   return { said: "predicted from a measured run", reasons };
+}
+
+/** The first words of a reason, without how many tasks it is of, and which. */
+function shortened(reason: string): string {
+  const [first] = reason.replace(/^not known from a dry run: /, "misses ").split(/;|: \d|, the first/);
+  return first.length > LONGEST_REASON ? `${first.slice(0, LONGEST_REASON).replace(/\s+\S*$/, "")}…` : first;
 }
 
 /** The whole chart in one sentence, for those who don't see it. */

@@ -10,9 +10,7 @@ import { dashes } from "./dashes.ts";
 
 export const makePolicyTabs: MakeView = ({ store }, parent) => {
   const list = el("div", { class: "tabs", role: "tablist", "aria-label": "policy" });
-  const runOn = el("button", { class: "sm" });
-  runOn.addEventListener("click", () => store.link?.setPolicy(store.replay.schedule.policy));
-  const view = el("div", { class: "policies" }, list, runOn);
+  const view = el("div", { class: "policies" }, list);
   parent.append(view);
   let tabs: HTMLElement[] = [];
   const build = () => {
@@ -39,16 +37,11 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
         marked = marks;
         if (focused) tabs[store.state.tab].focus({ preventScroll: true });
       }
-      const { tab, status } = store.state;
+      const { tab } = store.state;
       tabs.forEach((each, index) => {
         each.setAttribute("aria-selected", String(index === tab));
         each.tabIndex = index === tab ? 0 : -1;
       });
-      runOn.hidden = !(store.link && tab && (status === "stopped" || status === "running"));
-      runOn.disabled = status === "running";
-      const { policy, title } = store.replay.schedule;
-      runOn.textContent = `run on under ${shown(policy)}`;
-      runOn.title = `The session goes on by this rule: ${title}`;
       if (changed.has("tab") || changed.has("status")) reveal(list, tabs[tab]);
     },
     dispose: () => view.remove(),
@@ -66,8 +59,12 @@ function tabOf(store: Store, schedule: Schedule, tab: number, pattern: readonly 
   return button;
 }
 
-/** HEAP; names that are not one word stay as they are. */
+/** HEAP, BFS → HEAP; names that are not one word stay as they are. */
 export function shown(policy: string): string {
+  return policy.split(", then ").map(titleOf).join(" → ");
+}
+
+function titleOf(policy: string): string {
   return /^[a-z]{1,6}$/.test(policy) ? policy.toUpperCase() : policy;
 }
 

@@ -7,6 +7,8 @@ import { grouped, size } from "../text.ts";
 import type { MakeView } from "../view.ts";
 import { icon } from "./icons.ts";
 import { paced } from "./paced.ts";
+import { makeRunOn } from "./run_on.ts";
+import { QueueHeight } from "./queue_height.ts";
 import { QueueList } from "./queue_list.ts";
 import { showRunning } from "./queue_running.ts";
 
@@ -21,11 +23,14 @@ export const makeQueue: MakeView = (stage, parent) => {
   const reason = el("span");
   const keyed = el("span");
   const header = el("div", { class: "qh" }, el("span", {}, "next, in pop order"), el("span", {}, "waiting"), keyed);
+  const runOnPlace = el("div");
+  const runOn = makeRunOn(stage, runOnPlace);
   const list = new QueueList(stage, now, devices.length > 1);
   const view = el(
     "section",
     { class: "queue", "aria-label": "ready queue" },
     el("div", { class: "head" }, el("h3", {}, "Ready queue"), sub),
+    runOnPlace,
     now,
     el("div", { class: "why" }, icon("why", 14), reason),
     header,
@@ -34,20 +39,33 @@ export const makeQueue: MakeView = (stage, parent) => {
   parent.append(view);
   now.addEventListener("click", () => store.update({ selected: null }));
 
+  const height = new QueueHeight(stage, parent);
+
   const slow = paced(stage, (changed) => {
     if (changed.has("hoveredTask")) list.mark(store.state.hoveredTask);
     if (!hasMoved(changed) && !changed.has("selected")) return;
     const { state, replay } = store;
     const ready = grouped(Math.max(0, replay.queueLengths[state.t] - 1));
-    sub.textContent = `${ready} ready · ${size(waitingBytes(replay)[state.t])} waiting · ${devices.join(", ")}`;
+    sub.textContent = `${ready} ready · ${size(waitingBytes(replay)[state.t])} in the queue · ${devices.join(", ")}`;
     sub.title = sub.textContent;
     keyed.textContent = KEYED[String(replay.schedule.keys)] ?? "key";
     reason.textContent = replay.reason(state.t);
     view.classList.toggle("steerable", canSteer(store));
     showRunning(now, store);
     list.show();
+    height.fit(header.offsetTop + header.offsetHeight, changed.has("tab"));
   });
-  return { ...slow, dispose: () => view.remove() };
+  return {
+    ...slow,
+    update(changed) {
+      runOn.update(changed);
+      return slow.update(changed);
+    },
+    dispose() {
+      height.dispose();
+      view.remove();
+    },
+  };
 };
 
 /** Whether any ready task may be run next, by hand. */

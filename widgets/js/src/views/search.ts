@@ -63,7 +63,11 @@ export const makeSearch: MakeView = ({ store, root }, parent) => {
   const act: Record<string, () => void> = {
     ArrowDown: () => move(1),
     ArrowUp: () => move(-1),
-    Enter: () => found.length && choose(found[active]),
+    Enter: () => {
+      if (!found.length) return;
+      choose(found[active]);
+      root.focus({ preventScroll: true }); // the deck's keys work again
+    },
     Escape: leave,
   };
   const move = (by: number) => {

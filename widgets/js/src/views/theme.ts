@@ -30,6 +30,7 @@ const NAMES: readonly (keyof Colours)[] = [
 ];
 
 const forced = matchMedia("(forced-colors: active)");
+const dark = matchMedia("(prefers-color-scheme: dark)");
 
 /** The CSS variables as they are now, for what is drawn on a canvas. */
 export function readColours(root: HTMLElement): Colours {
@@ -50,15 +51,16 @@ function resolver(root: HTMLElement): (name: string) => string {
   };
 }
 
-/** As the page, light, dark, as the page, ... */
+/** As the page, the other theme, the page's own one for good, as the page, ...: the first press is always seen. */
 export function nextTheme(store: Store): void {
   const { theme } = store.state;
-  store.update({ theme: theme === null ? "light" : theme === "light" ? "dark" : null });
+  const around = themeAround(dark.matches);
+  const other: Theme = around === "dark" ? "light" : "dark";
+  store.update({ theme: theme === null ? other : theme === other ? around : null });
 }
 
 /** Keeps `data-theme` up to date and calls `changed` after each change, and at once. Returns what ends that. */
 export function followTheme(stage: Stage, changed: () => void): () => void {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
   const apply = () => {
     const theme = stage.store.state.theme ?? themeAround(dark.matches);
     if (stage.root.dataset.theme === theme) return;
