@@ -50,9 +50,12 @@ class Closing(ABC):
 
     def _check_open(self) -> None:
         if self._over is not None:
-            raise RuntimeError(
-                f"this session is over ({self._over}); start a new one on a fresh forward with th.debug(loss)"
-            )
+            raise session_over(self._over)
 
     def _task(self, task: Task | ReadyTask | int) -> Task:
         return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
+
+
+def session_over(why: str) -> RuntimeError:
+    """What is raised where no step is possible any more."""
+    return RuntimeError(f"this session is over ({why}); start a new one on a fresh forward with th.debug(loss)")

@@ -37,7 +37,9 @@ def debug(
 ) -> Stepper | NativeSession | Deck:
     """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
 
-    In a Jupyter notebook it is a `Deck`, which shows itself at the end of the cell. Elsewhere it is the bare session,
+    In a Jupyter notebook it is a `Deck`, which shows itself at the end of the cell. It closes when its last output is
+    closed, unless a variable holds it: itself, in a list or dict, or in another widget. One that only an attribute of
+    an object holds (`self.deck`) closes with its output. Elsewhere it is the bare session,
     with the same verbs. With engine="direct" any ready task may run next: see `Stepper` for what the session can do and
     what it refuses. With "native" PyTorch's own engine runs everything, and stops: see `NativeSession`.
 

@@ -15,6 +15,7 @@ import ipywidgets
 import traitlets
 from torch import Tensor
 
+from ..engine.closing import session_over
 from ..engine.direct import Stepper
 from ..engine.policies import AnyPolicy
 from ..engine.ready_queue import ReadyTask
@@ -174,7 +175,16 @@ class Deck(Played):
         self._live.stop()
 
     def back(self, count: int = 1) -> None:
-        """Shows the deck as it was so many tasks before. What has run stays run; `step` goes on from the front."""
+        """Shows the deck as it was so many tasks before. What has run stays run; `step` goes on from the front.
+
+        Raises:
+            ValueError: count is less than 1.
+            RuntimeError: the deck is closed.
+        """
+        if count < 1:
+            raise ValueError(f"back({count}): the number of tasks to go back must be at least 1")
+        if self.status == "closed":
+            raise session_over("closed")
         self.send({"kind": "back", "count": count})
 
     def replace(self, gradients: Tensor | Sequence[Tensor | None] | None) -> None:
@@ -322,6 +332,8 @@ class Deck(Played):
     def _check_policy(self, proposal: Any) -> str:
         name = str(proposal["value"])
         if name != self._live.session.policy:
+            if (over := self._live.session.over) is not None:
+                raise session_over(over)
             self._live.find(name)
         return name
 

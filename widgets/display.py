@@ -21,9 +21,15 @@ _latest: list[Deck] = []
 
 
 def show_after_cell(deck: Deck) -> None:
-    """Displays the deck when the cell that runs now has ended, unless that cell did it, alone or in another widget."""
+    """Displays the deck when the cell that runs now has ended, unless that cell did it, alone or in another widget.
+
+    Where no cell runs, as in the callback of a button, it is displayed at once.
+    """
     _latest[:] = [deck]
     shell = get_ipython()
+    if shell.get_parent().get("header", {}).get("msg_type") != "execute_request":
+        display(deck)
+        return
 
     def show(*_: object) -> None:
         shell.events.unregister("post_run_cell", show)

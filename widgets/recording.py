@@ -17,7 +17,9 @@ class Recording(Played):
 
     def __init__(self, run: Run, title: str = "") -> None:
         self._run = run
-        document = run_document(run, title)
+        others = list(other_policies(run))
+        document = run_document(run, title, others)
+        self._timelines = {name: timeline for name, _, timeline in others if timeline is not None}
         self._packed = document.packed()
         super().__init__(run.graph, document.content["title"], _is_live=False)
 
@@ -29,8 +31,6 @@ class Recording(Played):
 
     def moment(self) -> Moment:
         """As it ended."""
-        run, timelines = self._run, {}
-        if run.timeline is not None:
-            others = ((name, timeline) for name, _, timeline in other_policies(run) if timeline is not None)
-            timelines = {run.policy: run.timeline, **dict(others)}
+        run = self._run
+        timelines = {} if run.timeline is None else {run.policy: run.timeline, **self._timelines}
         return Moment(run.policy, len(run.order), len(run.order), timelines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..engine.policies import POLICIES, Policy
@@ -13,6 +13,9 @@ from ..engine.timeline import Timeline
 from ..engine.trace import Trace
 from .document import Document, Json, saved_content, schedule_content, title_of
 from .page import save_page
+
+Other = tuple[str, list[int], Timeline | None]
+"""A policy's name, the order that it makes, and the memory of that where it is known."""
 
 _NOT_MEASURED = (
     "The memory of this run was not measured: th.profile(make_loss) and th.backward(..., memory=True) measure it."
@@ -26,14 +29,18 @@ def save_run(run: Run, path: str | Path, title: str = "", source: str = "") -> P
     return save_page(document.packed(), Path(path), document.content["title"], source)
 
 
-def run_document(run: Run, title: str = "") -> Document:
-    """A run as the page's data: its own order, what was recorded of it, and what policies would make of its graph."""
+def run_document(run: Run, title: str = "", others: Iterable[Other] | None = None) -> Document:
+    """A run as the page's data: its own order, what was recorded of it, and what policies would make of its graph.
+
+    Args:
+        others: what `other_policies` says, where that is known already.
+    """
     graph, timeline = run.graph, run.timeline
     document = Document(graph, title or title_of(graph), run.engine)
     content = document.content
     if timeline is not None and not content["saved"]["task"]:  # the nodes are gone, or a backward has freed them
         content["saved"] = saved_content(document, timeline)
-    content["schedules"] = [_own_schedule(run), *_others(run)]
+    content["schedules"] = [_own_schedule(run), *_others(run, other_policies(run) if others is None else others)]
     content["position"] = len(run.order)
     if run.trace is not None:
         content["records"] = document.records(run.trace, range(len(run.trace)))
@@ -77,14 +84,14 @@ def _labels(trace: Trace) -> list[str]:
     return labels
 
 
-def _others(run: Run) -> list[Json]:
+def _others(run: Run, others: Iterable[Other]) -> list[Json]:
     return [
         schedule_content(run.graph, POLICIES[name], order, timeline=timeline, note=_NOT_PREDICTED)
-        for name, order, timeline in other_policies(run)
+        for name, order, timeline in others
     ]
 
 
-def other_policies(run: Run) -> Iterator[tuple[str, list[int], Timeline | None]]:
+def other_policies(run: Run) -> Iterator[Other]:
     """What known policies would make of its graph: their names, orders, and the memory where that is known."""
     runs = {*run.order, *_left(run)}
     needed = None if len(runs) == len(run.graph) else runs

@@ -787,7 +787,19 @@ def test_back_asks_the_page_and_runs_nothing() -> None:
         deck.back(2)
     send.assert_called_once_with({"kind": "back", "count": 2})
     assert deck.position == 2
+    with pytest.raises(ValueError, match="must be at least 1"):
+        deck.back(0)
     deck.close()
+
+
+def test_a_closed_deck_says_that_its_session_is_over() -> None:
+    deck = deck_on(forward(Branches()))
+    deck.close()
+    with pytest.raises(RuntimeError, match=r"this session is over \(closed\)"):
+        deck.back()
+    with pytest.raises(RuntimeError, match=r"this session is over \(closed\)"):
+        deck.policy = "bfs"
+    assert deck.policy == "heap"
 
 
 def test_a_page_that_opens_late_hears_what_it_missed(page: Page) -> None:

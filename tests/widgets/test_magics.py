@@ -44,6 +44,20 @@ class Kernel:
         reply = self._client.execute_interactive(code, output_hook=messages.append, timeout=60)
         return Ran(reply["content"], messages)
 
+    def click(self, button: str) -> Ran:
+        """A click on a button of ipywidgets, of which this variable is a name."""
+        model_id = self.value(f"{button}.model_id")
+        content = {"comm_id": model_id, "data": {"method": "custom", "content": {"event": "click"}}}
+        message = self._client.session.msg("comm_msg", content)
+        self._client.shell_channel.send(message)
+        messages: list[dict[str, Any]] = []
+        while True:
+            each = self._client.get_iopub_msg(timeout=30)
+            if each["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                messages.append(each)
+                if each["msg_type"] == "status" and each["content"]["execution_state"] == "idle":
+                    return Ran({"status": "ok", "execution_count": None}, messages)
+
     def value(self, expression: str) -> str:
         return self.run(f"print({expression})").printed.strip()
 
@@ -115,6 +129,12 @@ def test_a_deck_shows_itself_once_at_the_end_of_its_cell(fresh: Kernel) -> None:
 )
 def test_a_deck_is_shown_as_often_as_is_asked_for(fresh: Kernel, cell: str, count: int) -> None:
     assert len(fresh.run(cell).decks) == count
+
+
+def test_a_deck_of_a_buttons_callback_shows_itself_at_once(fresh: Kernel) -> None:
+    fresh.run("button = ipywidgets.Button()\nbutton.on_click(lambda _: th.debug(model(x).sum()))")
+    assert len(fresh.click("button").decks) == 1
+    assert fresh.run("1").decks == []
 
 
 def test_a_cell_that_raises_after_opening_a_deck_shows_both(fresh: Kernel) -> None:

@@ -242,3 +242,18 @@ def test_a_run_on_several_roots_plays() -> None:
     content = content_of(run)
     assert len(content["roots"]) == 2
     assert Replay(content, content["schedules"][0]).queue(0)[0] == run.order[0]
+
+
+def test_other_policies_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = th.profile(lambda: forward(Branches()))
+    simulated: list[object] = []
+
+    def counting(*given: object) -> object:
+        simulated.append(given)
+        return th.simulate(*given)
+
+    monkeypatch.setattr("tapehead.widgets.run_document.simulate", counting)
+    recording = run.deck()
+    assert set(recording.moment().timelines) == set(recording.moment().timelines) == set(POLICIES)
+    assert len(simulated) == len(POLICIES) - 1
+    recording.close()
