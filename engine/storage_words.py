@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from ..inspector.graph import Graph, Task, module_name
 from .timeline import GRADIENT_GRAPH, ON_CTX, Category, Keeper, Storage, Timeline
 
+MADE_IN_FORWARD = "made in the forward"
+"""The name of what no capture saw."""
 _MOST_NAMED = 3  # of each kind; of the others only how many there are
 
 
@@ -74,7 +76,7 @@ class StorageWords:
         if maker.task is not None:
             what = f"{self._tasks[maker.task].short_name} #{maker.task}"
         else:
-            what = operation_title(maker.operation.name) if maker.operation else "made in the forward"
+            what = operation_title(maker.operation.name) if maker.operation else MADE_IN_FORWARD
         return what if maker.module is None else f"{module_title(self._graph, maker.module)} · {what}"
 
     def made_by(self, storages: Iterable[Storage]) -> str:

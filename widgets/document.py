@@ -23,9 +23,10 @@ from ..engine.run import Engine
 from ..engine.schedule import Pending
 from ..engine.sizes import share_text
 from ..engine.statistics import Statistics
-from ..engine.storage_words import StorageWords, joined
+from ..engine.storage_words import MADE_IN_FORWARD, StorageWords, joined
 from ..engine.timeline import Category, Timeline
 from ..engine.trace import RecordedGradient, Trace
+from ..engine.trace_columns import Hook
 from ..inspector.collector import collector_paused
 from ..inspector.facts import Operation, resolve_sources
 from ..inspector.graph import Graph, TensorMeta
@@ -39,6 +40,14 @@ _MOST_STORAGES = 60  # of which the page has the words; of the others it has the
 _MOST_LINES = 4  # before and after a source line
 
 _TASK = re.compile(r"\b(the leaf of )?task (\d{1,9})\b")
+
+_HOOKS = {
+    "tensor": "tensor hook",
+    "retain_grad": "retain_grad",
+    "pre": "pre-hook",
+    "post": "hook",
+    "post_accumulate": "post-accumulate-grad hook",
+}
 
 Json = dict[str, Any]
 
@@ -163,20 +172,23 @@ class Document:
         inputs: Iterable[RecordedGradient | None],
         outputs: Iterable[RecordedGradient | None] = (),
         elapsed_ns: int | None = None,
+        hooks: Iterable[Hook] = (),
     ) -> Json:
-        """What is known of a task's gradients."""
-        return {
+        """What is known of a task's gradients, and of the hooks that ran, if any did."""
+        found: Json = {
             "inputs": [self._gradient(each) for each in inputs],
             "outputs": [self._gradient(each) for each in outputs],
             "elapsed_ns": elapsed_ns,
         }
+        ran = [f"{_HOOKS.get(hook.kind, hook.kind)} {hook.name}".strip() for hook in hooks]
+        return found | {"hooks": ran} if ran else found
 
     def records(self, trace: Trace, places: Iterable[int]) -> dict[str, Json]:
         """By task what a trace has of it."""
         found = {}
         for place in places:
             record = trace[place]
-            found[str(record.task.id)] = self.record(record.inputs, record.outputs, record.elapsed_ns)
+            found[str(record.task.id)] = self.record(record.inputs, record.outputs, record.elapsed_ns, record.hooks)
         return found
 
     def _gradient(self, gradient: RecordedGradient | None) -> Json | None:
@@ -306,10 +318,13 @@ def _largest(timeline: Timeline) -> list[Json]:
     for storage in map(timeline.storage, largest):
         if not areas[storage.number]:
             break
+        name = words.name(storage)
+        if name == MADE_IN_FORWARD and storage.kept_by:  # nothing tells them apart but who keeps them
+            name = numbered(words.kept_by([storage], storage.category), timeline.graph).partition(";")[0]
         found.append(
             {
                 "storage": storage.number,
-                "name": words.name(storage),
+                "name": name,
                 "made_by": numbered(words.made_by([storage]), timeline.graph),
                 "kept_by": numbered(words.kept_by([storage], storage.category), timeline.graph),
                 "freed_by": numbered(words.freed_by([storage]), timeline.graph),

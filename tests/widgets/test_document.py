@@ -167,3 +167,19 @@ def test_the_title_is_the_model_or_all_of_them() -> None:
     assert title(first, tanh, nn.GELU(), nn.SiLU()) == "Linear, Tanh and 2 more"
     assert title(nn.Sequential(first), model, tanh) == "Sequential and Branches"
     assert title_of(th.graph(torch.ones(2, requires_grad=True).sum())) == "Sum"
+
+
+def test_a_record_names_the_hooks_that_ran_and_a_storage_without_a_name_its_keeper() -> None:
+    def double_it(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+    weight = torch.randn(64, 64, requires_grad=True)
+    weight.register_hook(double_it)
+    deck = deck_on((torch.randn(64, 64) @ weight).relu().sum())
+    deck.run()
+    content = unpacked(deck._live.document.packed())
+    hooks = {name for record in content["records"].values() for name in record.get("hooks", ())}
+    assert hooks and all(name.startswith("tensor hook") and "double_it" in name for name in hooks)
+    names = [each["name"] for each in content["schedules"][0]["memory"]["largest"]]
+    assert "made in the forward" not in names and any(name.startswith("saved by ") for name in names)
+    deck.close()

@@ -99,6 +99,8 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   const parts: Node[] = [strong(...when(replay, task, state.t, store.ran, store.unreal))];
   parts.push(leaf ? strong("leaf, task id ", String(task)) : strong("created ", `#${task}`));
   if (UNUSUAL[kind]) parts.push(strong("", UNUSUAL[kind]));
+  const hooks = store.record(task)?.hooks;
+  if (hooks && stands !== "waiting") parts.push(strong("hooks: ", hooks.join(", ")));
   const elapsed = stands === "done" ? store.record(task)?.elapsed_ns : null;
   if (elapsed) parts.push(strong("took ", duration(elapsed)));
   facts.replaceChildren(...parts);

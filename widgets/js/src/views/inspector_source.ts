@@ -1,7 +1,7 @@
 /** The line of the forward that made the task's node, with the code around it. */
 
 import { el } from "../dom.ts";
-import { NONE } from "../model/document.ts";
+import { type DeckDocument, NONE } from "../model/document.ts";
 import { linesAround } from "../model/source_lines.ts";
 import type { Store } from "../store.ts";
 import { breakable } from "./breakable.ts";
@@ -13,12 +13,22 @@ const DEEPEST = 16;
 /** Longer lines of code are cut. */
 const LONGEST = 2000;
 
+/** Whether anything of the forward is known: a line, or a module's call. */
+function wasCaptured({ lines, calls }: DeckDocument): boolean {
+  return lines.length > 0 || calls.path.length > 0;
+}
+
+function unknown(): HTMLElement {
+  const said = "No source: run the forward under th.capture() or %%tapehead";
+  return el("div", { class: "sec", "data-part": "source" }, el("div", { class: "op none" }, said));
+}
+
 export function sourceSection({ graph, document }: Store, task: number): HTMLElement[] {
   const number = document.tasks.line[task];
   const operation = graph.text(document.tasks.operation[task]);
   const said = operation && el("div", { class: "op" }, "recorded by ", ...breakable(operation));
   if (number === NONE) {
-    if (!said) return [];
+    if (!said) return wasCaptured(document) ? [] : [unknown()];
     return [
       el(
         "div",
