@@ -30,7 +30,7 @@ def profile(
         policy: as in `th.backward`.
         retain_graph, create_graph: as in `torch.autograd.backward`.
         trace: as in `th.backward`. The statistics are computed inside the run, and their own memory is counted with it:
-            "full", whose histograms take copies of a gradient, may raise the peak.
+            "full", whose histograms need more than the gradient itself, can double the peak.
         device: whose memory is measured. None: of the accelerator on which the backward runs, else of the CPU. It must
             be given where CUDA is first used inside make_loss, where the model is on another device than the current
             one, and where there are several.
