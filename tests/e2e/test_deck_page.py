@@ -40,12 +40,15 @@ class Saved:
         return self.orders["heap"]
 
 
-def save(path: Path, loss: Tensor, title: str, record: bool = False, memory: bool = True) -> Saved:
-    """A backward under HEAP, BFS and DFS: orders, predicted memory, and what a run under HEAP has recorded."""
+def save(
+    path: Path, loss: Tensor, title: str, record: bool = False, memory: bool = True, policy: str = "heap"
+) -> Saved:
+    """A backward that ran under one policy, and what others would do: orders, predicted memory, maybe records."""
     graph = th.graph(loss)
     document = Document(graph, title, "direct")
     footprints = dry_run(graph) if memory else None
-    orders = {name: list(schedule(graph, name)) for name in ("heap", "bfs", "dfs")}
+    orders = {name: list(schedule(graph, name)) for name in dict.fromkeys((policy, "heap", "bfs", "dfs"))}
+    document.content["position"] = len(graph)
     for name, order in orders.items():
         timeline = None if footprints is None else simulate(graph, order, footprints)
         content = schedule_content(graph, th.POLICIES[name], order, timeline=timeline)
@@ -149,9 +152,8 @@ def test_at_every_place_the_page_agrees_with_a_session_in_python(
     open_page: Callable[..., Page], tmp_path: Path, policy: str
 ) -> None:
     """Running task, ready queue in its order, and the state of each task."""
-    saved = save(tmp_path / "page.html", captured("linear50", width=8, uses=4), "four uses")
+    saved = save(tmp_path / "page.html", captured("linear50", width=8, uses=4), "four uses", policy=policy)
     shown = ShownDeck(open_page(saved.path))
-    shown.show_policy(policy)
     shown.key("f")
     session = th.debug(captured("linear50", width=8, uses=4), policy=policy)
     while session.current is not None:
@@ -287,7 +289,6 @@ def test_the_theme_is_the_readers_and_can_be_chosen(gpt: ShownDeck) -> None:
     for scheme in ("dark", "light"):
         page.emulate_media(color_scheme=scheme)
         gpt.expect(theme=scheme)
-    gpt.key("t")
     gpt.key("t")
     gpt.expect(theme="dark")
     gpt.key("t")

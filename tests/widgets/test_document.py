@@ -114,20 +114,11 @@ def test_arrivals_are_those_of_the_page(policy: str) -> None:
     assert found.arrival == arrivals_of(graph, order)
 
 
-def test_resnet50_opens_fast_and_is_small() -> None:
-    import time
-
+def test_resnet50_is_small() -> None:
     _, make_loss = WORKLOADS["resnet50"].build()
     with th.capture():
         loss = make_loss()
-    session = th.debug(loss, trace="full")
-    Document(session.graph, "before", "direct")  # resolves the lines, once
-    started = time.process_time()
-    deck = deck_on(loss)
-    elapsed_s = time.process_time() - started
-    assert elapsed_s < 0.5, "some 40 ms of one core that has nothing else to do"
-    deck.close()
-    assert len(Document(session.graph, "t", "direct").packed()) < 100_000
+    assert len(Document(th.graph(loss), "t", "direct").packed()) < 100_000
 
 
 def test_our_own_phrases_number_tasks_as_the_page_does() -> None:

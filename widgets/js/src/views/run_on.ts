@@ -5,7 +5,7 @@ import type { MakeView } from "../view.ts";
 import { shown } from "./policy_tabs.ts";
 
 export const makeRunOn: MakeView = ({ store }, parent) => {
-  const button = el("button", { class: "sm" });
+  const button = el("button", { class: "sm" }, "run on");
   const view = el("div", { class: "run-on" }, el("span", {}, "simulated from the start"), button);
   view.hidden = true;
   parent.append(view);
