@@ -58,6 +58,7 @@ function sameButTimeAndPointer(before: Facts, after: Facts): boolean {
   return (
     before.scene === after.scene &&
     before.replay === after.replay &&
+    before.unreal === after.unreal &&
     before.matches === after.matches &&
     before.reach === after.reach &&
     before.breakpoints === after.breakpoints

@@ -46,8 +46,8 @@ function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Re
   const state = stateOf(facts, spot);
   const radius = radiusOf(spot, rect);
   if (spot.tasks.includes(facts.ringed)) drawRing(pen, colours, state, rect, radius, 1);
-  // One that is only planned to run looks as the queue has it: not as what runs, but as what is ready.
-  const isPlan = state === "running" && facts.ran < facts.t;
+  // One that only a plan or a simulation runs, or that has failed, looks as the queue has it: as what is ready.
+  const isPlan = state === "running" && facts.unreal !== null;
   const look = isPlan ? "ready" : state;
   const { dash, ...paint } = paintOf(colours, look);
   pen.rounded(rect, radius, spot.small ? paint : { ...paint, dash }); // around a chip dashes are noise

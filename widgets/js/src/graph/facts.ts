@@ -1,6 +1,7 @@
 /** What the drawing must know of the state, at one moment. */
 
 import type { Replay, ShownState } from "../model/replay.ts";
+import type { Unreal } from "../model/when.ts";
 import type { Store } from "../store.ts";
 import { type BoxCount, BoxCounts } from "./box_counts.ts";
 import { LAST_NUMBERED } from "./glyphs.ts";
@@ -20,6 +21,8 @@ export interface Facts {
   t: number;
   /** How many tasks have really run: less than `t` where a plan is looked at. */
   ran: number;
+  /** Why the task at the position does not run now; null where it does. */
+  unreal: Unreal | null;
   counts: BoxCounts;
   /** The first places of the ready queue, from 1. */
   queuePlaces: ReadonlyMap<number, number>;
@@ -48,12 +51,12 @@ export class FactFinder {
   constructor(private readonly store: Store) {}
 
   at(scene: Scene): Facts {
-    const { replay, state, ran } = this.store;
+    const { replay, state, ran, unreal } = this.store;
     const { t, selected, hoveredTask, breakpoints, matches } = state;
     this.refresh(scene);
     const queuePlaces = new Map(replay.queue(t, LAST_NUMBERED).map((task, place) => [task, place + 1]));
     return {
-      scene, replay, t, ran, queuePlaces, breakpoints, matches,
+      scene, replay, t, ran, unreal, queuePlaces, breakpoints, matches,
       counts: this.counts as BoxCounts,
       ringed: selected ?? replay.running(t),
       hovered: hoveredTask,

@@ -1,6 +1,7 @@
 /** What tooltips, and the list for screen readers, say of tasks and boxes. */
 
 import type { PlacedBox, PlacedStub } from "../layout/placed.ts";
+import type { Unreal } from "../model/when.ts";
 import type { Store } from "../store.ts";
 import { count, size } from "../text.ts";
 import { cardSays } from "./draw_box.ts";
@@ -13,8 +14,8 @@ const STUBS: Record<PlacedStub["kind"], string> = {
   to: "also goes to",
   from: "also comes from",
 };
-/** Of what is so only at the position that is shown, which a live session has not reached. */
-const AS_PLANNED = ", as planned";
+/** Of what is so only at the position that is shown, which a live session has not reached, or under another policy. */
+const UNREAL: Record<Unreal, string> = { planned: ", as planned", simulated: ", as simulated", failed: "" };
 /** A tooltip names so many tasks at most. */
 const MOST_NAMED = 6;
 /** Longer names are cut: a tooltip is no place to read them. */
@@ -54,7 +55,7 @@ export function tipOfWire(store: Store, facts: Facts, wire: Wire, bytes: Float64
   const { graph } = store;
   const { task, next } = graph.document.edges;
   const now = wireState(wire.edges, graph, facts.replay, facts.t);
-  const state = WIRES[now] + (now === wireState(wire.edges, graph, facts.replay, facts.ran) ? "" : AS_PLANNED);
+  const state = WIRES[now] + (now === wireState(wire.edges, graph, facts.replay, facts.ran) ? "" : unreal(facts));
   const sum = size(wire.edges.reduce((total, edge) => total + bytes[edge], 0));
   if (wire.edges.length > 1) return `${count(wire.edges.length, "gradient")}\n${sum} in all, ${state}`;
   const [edge] = wire.edges;
@@ -62,12 +63,16 @@ export function tipOfWire(store: Store, facts: Facts, wire: Wire, bytes: Float64
   return `${cut(name(task[edge]))} → ${cut(name(next[edge]))}\n${sum}, ${state}`;
 }
 
+function unreal(facts: Facts): string {
+  return facts.unreal === null ? "" : UNREAL[facts.unreal];
+}
+
 /** `waiting, 1 of 2 inputs are here${planned}`; `ready, place 3 in the queue`. */
 export function stateInWords(facts: Facts, spot: Spot): string {
   const state = stateOf(facts, spot);
   const place = facts.queuePlaces.get(spot.task);
-  const planned = facts.ran < facts.t ? AS_PLANNED : "";
-  if (state === "running") return state + planned;
+  const planned = unreal(facts);
+  if (state === "running") return facts.unreal === "failed" ? "failed" : state + planned;
   if (state === "ready") return (place ? `ready, place ${place} in the queue` : state) + planned;
   const waits = facts.scene.graph.waits[spot.task];
   if (state === "waiting" && waits > 1) {

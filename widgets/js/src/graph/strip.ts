@@ -39,7 +39,7 @@ export class Strip {
     const { camera } = this.store.state;
     this.follow.setAttribute("aria-pressed", String(camera === "follow"));
     this.fit.setAttribute("aria-pressed", String(camera === "fit"));
-    this.planned.hidden = !this.store.isAhead;
+    this.planned.hidden = !(this.store.isAhead || this.store.isSimulated);
     this.reach.hidden = reach === null;
     this.element.classList.toggle("reaching", reach !== null);
     if (!reach) return;
