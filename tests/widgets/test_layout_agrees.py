@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -24,25 +22,24 @@ from tapehead.inspector.layout import Layout, Rect, layout
 from tapehead.inspector.text_width import text_width
 from tapehead.widgets.document import Document
 
-PAGE = Path(__file__).parents[2] / "widgets" / "js"
+pytestmark = pytest.mark.xdist_group("bundle")
+
 TOLERANCE = 0.1
 
 InNode = Callable[[str, bytes], Any]
 
 
 @pytest.fixture(scope="module")
-def in_node(tmp_path_factory: pytest.TempPathFactory) -> InNode:
+def in_node(page_sources: Path) -> InNode:
     """Runs one of the page's scripts in node: gives what it writes for this on its standard input."""
-    esbuild = PAGE / "node_modules" / ".bin" / "esbuild"
-    if os.environ.get("CI") != "true" and not (shutil.which("node") and esbuild.exists()):
-        pytest.skip("needs node, and `npm ci` in widgets/js")
-    folder = tmp_path_factory.mktemp("page")
+    esbuild = page_sources / "node_modules" / ".bin" / "esbuild"
+    folder = page_sources / "out"
 
     def run(name: str, given: bytes) -> Any:
         script = folder / f"{name}.mjs"
         if not script.exists():
             arguments = ["--bundle", "--platform=node", "--format=esm", "--log-level=warning", f"--outfile={script}"]
-            subprocess.run([esbuild, PAGE / "tests" / f"{name}.ts", *arguments], check=True)
+            subprocess.run([esbuild, page_sources / "tests" / f"{name}.ts", *arguments], check=True)
         return json.loads(subprocess.run(["node", script], input=given, capture_output=True, check=True).stdout)
 
     return run
