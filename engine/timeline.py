@@ -280,12 +280,12 @@ class Timeline:
         return bisect_right(self.starts, event) - 1
 
     @cached_property
-    def _births(self) -> array[int]:
+    def births(self) -> array[int]:
         """By storage the index of the event of its birth; -1: it was there before all."""
         return array("q", [-1] * self.before + [event for event, number in enumerate(self.events) if number >= 0])
 
     @cached_property
-    def _deaths(self) -> dict[int, int]:
+    def deaths(self) -> dict[int, int]:
         """By storage the index of the event of its death, for those which died."""
         return {~number: event for event, number in enumerate(self.events) if number < 0}
 
@@ -390,7 +390,7 @@ class Timeline:
         """
         if not 0 <= number < len(self):
             raise IndexError(f"there is no storage {number}; this timeline has {len(self)}")
-        birth, death = self._births[number], self._deaths.get(number)
+        birth, death = self.births[number], self.deaths.get(number)
         clock = self.event_ns
         return Storage(
             number,
@@ -408,7 +408,7 @@ class Timeline:
         """What made the storage."""
         if number < len(self.makers):
             return self.makers[number]
-        place = self.place_of(self._births[number]) if self._births[number] >= 0 else -1
+        place = self.place_of(self.births[number]) if self.births[number] >= 0 else -1
         if not 0 <= place < len(self.order):
             return Maker(None, None, None)
         task = self.graph.tasks[self.order[place]]
@@ -425,7 +425,7 @@ class Timeline:
             yield Keeper("grad", self.grads[number])
         if number in self.held:
             yield Keeper("user")
-        if self._deaths.get(number, -1) >= self.starts[-1]:
+        if self.deaths.get(number, -1) >= self.starts[-1]:
             yield Keeper("backward")
 
     @cached_property

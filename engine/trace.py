@@ -89,6 +89,11 @@ class Trace:
         """The ids of the tasks in the order in which they started."""
         return tuple(self.columns.order)
 
+    @property
+    def by_hand(self) -> tuple[int, ...]:
+        """The ids of the tasks that were chosen by hand, in order."""
+        return tuple(task_id for task_id in self.columns.order if self.columns.by_hand[task_id])
+
     def of(self, task: Task | int) -> TaskRecord | None:
         """The record of a task; None if it has not run."""
         place = self._places.get(self.graph.task(task).id)

@@ -302,15 +302,9 @@ def peak_words(timeline: Timeline) -> str:
 def _largest(timeline: Timeline) -> list[Json]:
     """The storages with most bytes × time, in words. Time counts in events, since tasks without any show nothing."""
     first, end = timeline.starts[0], len(timeline.events)
-    births, deaths = [NONE] * len(timeline), [end] * len(timeline)
-    for event, number in enumerate(timeline.events):
-        if number >= 0:
-            births[number] = event
-        else:
-            deaths[~number] = event
     areas = [
-        nbytes * max(death - max(birth, first), 0)
-        for nbytes, birth, death in zip(timeline.nbytes, births, deaths, strict=True)
+        nbytes * max(timeline.deaths.get(number, end) - max(birth, first), 0)
+        for number, (nbytes, birth) in enumerate(zip(timeline.nbytes, timeline.births, strict=True))
     ]
     largest = sorted(range(len(timeline)), key=lambda number: (-areas[number], number))[:_MOST_STORAGES]
     words = StorageWords(timeline)

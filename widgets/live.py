@@ -360,7 +360,7 @@ class Live:
 
     def _own_schedule(self) -> Json:
         trace = self.session.trace
-        by_hand = [] if trace is None else [task_id for task_id in trace.order if trace.columns.by_hand[task_id]]
+        by_hand = () if trace is None else trace.by_hand
         content, self._timeline = self._schedule(self._policy, self.plan, by_hand)
         return content if self._own_name == policy_name(self._policy) else content | self._mixed()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..engine.policies import POLICIES, Policy
@@ -48,9 +48,7 @@ def run_document(run: Run, title: str = "", others: Iterable[Other] | None = Non
 
 
 def _own_schedule(run: Run) -> Json:
-    by_hand: Sequence[int] = ()
-    if run.trace is not None:
-        by_hand = [task_id for task_id in run.order if run.trace.columns.by_hand[task_id]]
+    by_hand = () if run.trace is None else run.trace.by_hand
     known = POLICIES.get(run.policy)
     policy = known or Policy(run.policy, "as the run had it", key=lambda task, arrival: (arrival,))
     order = [*run.order, *_left(run)]
