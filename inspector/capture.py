@@ -54,10 +54,10 @@ class capture:
         self._module = module
         self._observer = observer
         self._exits = ExitStack()
-        self._open = False
+        self._recording: tuple[_CallWatcher, Tape] | None = None  # while it is open
 
     def __enter__(self) -> Tape:
-        if self._open:
+        if self._recording is not None:
             raise RuntimeError("this capture is open already; make another one with th.capture()")
         facts = Facts()
         tape = Tape(facts)
@@ -65,18 +65,31 @@ class capture:
             calls = _CallWatcher(facts, self._module, self._observer)
             for handle in calls.register():
                 stack.callback(handle.remove)
-            stack.enter_context(_OperationWatcher(facts, calls, self._observer))
-            stack.enter_context(watch_function_apply(_apply_watcher(facts, calls, self._observer)))
+            stack.enter_context(_OperationWatcher(calls, self._observer))
+            stack.enter_context(watch_function_apply(_apply_watcher(calls, self._observer)))
             stack.push(tape.note_error)
             self._exits = stack.pop_all()
-        self._open = True
+        self._recording = calls, tape
         return tape
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._open = False
+        self._recording = None
         self._exits.__exit__(kind, error, traceback)
+
+    def renew(self) -> None:
+        """Begins a new record: module calls are counted, and outermost modules named, as from here on.
+
+        As closing this capture and opening another one would, but that modes which were entered inside of it, and have
+        not been left, stay where they are. What has been captured keeps what is known of it. While a module's call is
+        under way nothing happens, since what comes in it belongs to that call.
+        """
+        if self._recording is None:
+            raise RuntimeError("this capture is not open, so there is nothing to renew")
+        calls, tape = self._recording
+        if not calls.running:
+            tape.restart(calls.renew())
 
 
 class _CallWatcher:
@@ -87,7 +100,8 @@ class _CallWatcher:
     """
 
     def __init__(self, facts: Facts, module: nn.Module | None, observer: Observer | None) -> None:
-        self._facts = facts
+        self.facts = facts
+        self._module = module
         self._observer = observer
         self._thread = facts.thread
         # Last, the sequence number before the call.
@@ -96,8 +110,24 @@ class _CallWatcher:
         self._counts: dict[nn.Module, int] = {}
         self.current: CallRecord | None = None
         self._last_result: ref[Tensor] | None = None  # of the newest operation: its nodes are marked
-        if module is not None:
-            self._roots.append(facts.add_root(module, unnamed=True))
+        self._add_named_root()
+
+    def _add_named_root(self) -> None:
+        if self._module is not None:
+            self._roots.append(self.facts.add_root(self._module, unnamed=True))
+
+    @property
+    def running(self) -> bool:
+        """Whether a module's call is under way."""
+        return bool(self._running)
+
+    def renew(self) -> Facts:
+        """Forgets all modules, and starts new facts."""
+        self.facts = Facts()
+        self._roots.clear()
+        self._counts.clear()
+        self._add_named_root()
+        return self.facts
 
     def note_result(self, result: object) -> None:
         """The newest operation gave this. It lives no longer for being noted."""
@@ -115,7 +145,7 @@ class _CallWatcher:
         if path is None:  # not registered below the outermost module
             path = ".".join(filter(None, (self.current.path if self.current else "", type(module).__name__)))
         index = self._counts[module] = self._counts.get(module, -1) + 1
-        self.current = call = CallRecord(self._facts, root[0], path, type(module), self.current, index)
+        self.current = call = CallRecord(self.facts, root[0], path, type(module), self.current, index)
         self._running.append((module, call, root, sequence_nr()))
 
     def _left(self, module: nn.Module, args: object, result: object) -> None:
@@ -136,22 +166,21 @@ class _CallWatcher:
         """What came out of a module without an operation of Python's, from a scripted or compiled one."""
         nodes = unmarked_nodes(result)
         if nodes:
-            mark(nodes, Operation(self._facts, call.module_class, start, sequence_nr(), call, None))
+            mark(nodes, Operation(self.facts, call.module_class, start, sequence_nr(), call, None))
 
     def _root_of(self, module: nn.Module) -> tuple[int, Paths]:
         for known in self._roots:
             if module in known[1]:
                 return known
-        self._roots.append(self._facts.add_root(module))
+        self._roots.append(self.facts.add_root(module))
         return self._roots[-1]
 
 
 class _OperationWatcher(TorchFunctionMode):
     """Sees each call of torch from Python, and marks the nodes it made."""
 
-    def __init__(self, facts: Facts, calls: _CallWatcher, observer: Observer | None) -> None:
+    def __init__(self, calls: _CallWatcher, observer: Observer | None) -> None:
         super().__init__()
-        self._facts = facts
         self._calls = calls
         self._observer = observer
 
@@ -169,10 +198,10 @@ class _OperationWatcher(TorchFunctionMode):
         end = sequence_nr()
         if end == start:
             if self._observer is not None and (result is None or next(tensors_of(result), None) is not None):
-                operation = Operation(self._facts, function, start, end, self._calls.current, capture_traceback())
+                operation = Operation(self._calls.facts, function, start, end, self._calls.current, capture_traceback())
                 self._observer(operation, result, args)
         else:
-            operation = Operation(self._facts, function, start, end, self._calls.current, capture_traceback())
+            operation = Operation(self._calls.facts, function, start, end, self._calls.current, capture_traceback())
             mark_result(result, operation)
             self._calls.note_result(result)
             if operation.writes_in_place and args and isinstance(args[0], Tensor):
@@ -183,11 +212,12 @@ class _OperationWatcher(TorchFunctionMode):
         return result
 
 
-def _apply_watcher(facts: Facts, calls: _CallWatcher, observer: Observer | None) -> ApplyWatcher:
+def _apply_watcher(calls: _CallWatcher, observer: Observer | None) -> ApplyWatcher:
     """Marks the nodes of custom Functions, which the function mode doesn't see."""
 
     def watch(function: type[Function], start: int, result: object) -> None:
         end = sequence_nr()
+        facts = calls.facts
         if get_ident() == facts.thread and end != start:
             operation = Operation(facts, function, start, end, calls.current, capture_traceback())
             mark_result(result, operation)

@@ -36,6 +36,11 @@ class Tape:
     def __repr__(self) -> str:
         return f"<Tape, ended by {type(self.error).__name__}>" if self.error else "<Tape>"
 
+    def restart(self, facts: Facts) -> None:
+        """The capture has begun a new record."""
+        self.started_ns = time.perf_counter_ns()
+        self._facts = facts
+
     def graph(self) -> Graph:
         """The graph which a forward that raised had built when it raised.
 

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
@@ -550,3 +552,64 @@ def test_a_scripted_module_is_attributed_as_a_whole() -> None:
     with th.capture():
         loss = Outer()(torch.ones(2, requires_grad=True))
     assert by_path(th.graph(loss)) == {"inner": ["ExpBackward0", "SinBackward0"], "": ["SumBackward0"]}
+
+
+class AddsNothing(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_renewed_capture_counts_and_names_anew_and_what_it_captured_stays_known() -> None:
+    model, other = Model(), nn.Linear(4, 1)
+    watching = th.capture()
+    with watching:
+        first = model(torch.ones(2, 4)) + other(torch.ones(2, 4)).sum()
+        with torch.device("cpu"), AddsNothing():  # modes which a renewal by leaving would take from the stack
+            watching.renew()
+            assert torch._C._len_torch_function_stack() == 3
+            second = model(torch.ones(2, 4))
+        assert torch._C._len_torch_function_stack() == 1
+    before, after = th.graph(first), th.graph(second)
+    assert {before.module(task).partition(".")[0] for task in before.tasks if before.module(task)} == {
+        "Model",
+        "Linear",
+    }
+    assert "head.weight" in {task.parameter for task in after.tasks}
+    assert {call.index for call in after.calls} == {0}
+    assert "Model.head.weight" in {task.parameter for task in before.tasks}
+    assert_nothing_left_behind()
+
+
+def test_a_capture_is_not_renewed_inside_a_modules_call_whose_parts_would_lose_its_name() -> None:
+    class Impatient(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            watching.renew()
+            return super().forward(x)
+
+    watching = th.capture()
+    with watching:
+        loss = Impatient()(torch.ones(2, 4))
+    assert by_path(th.graph(loss)).keys() == {
+        "blocks.0.up",
+        "blocks.0",
+        "blocks.0.down",
+        "blocks.1.up",
+        "blocks.1",
+        "blocks.1.down",
+        "head",
+        "",
+    }
+    with pytest.raises(RuntimeError, match="not open"):
+        watching.renew()
+
+
+def test_a_renewed_capture_keeps_no_module_alive() -> None:
+    watching = th.capture()
+    with watching:
+        model = Model()
+        model(torch.ones(2, 4))
+        gone = weakref.ref(model)
+        watching.renew()
+        del model
+        gc.collect()
+        assert gone() is None
