@@ -1,0 +1,104 @@
+"""Breakpoints: before which tasks a run stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from ..inspector.graph import Graph, Task
+from ..inspector.source import Source
+from .places import tasks_at
+from .ready_queue import ReadyTask
+from .stop import Stop
+
+Gradients = tuple[Tensor | None, ...]
+Predicate = Callable[[Task, Gradients], object]
+Where = str | int | Task | ReadyTask | Predicate
+
+
+@dataclass(slots=True, eq=False)
+class Breakpoint:
+    """Stops a run before a task.
+
+    Attributes:
+        number: counts breakpoints and watchpoints of a session together, from 1.
+        text: how it was given.
+        tasks: the ids of the tasks before which it may stop; None: any.
+        hit: it stops only at the n-th task that it meets, counted in the order in which the tasks run.
+        when: it stops only where this says so.
+        enabled: whether it stops anything.
+    """
+
+    number: int
+    text: str
+    tasks: frozenset[int] | None
+    hit: int | None = None
+    when: tuple[Predicate, ...] = ()
+    enabled: bool = True
+    kind: Literal["break"] = "break"
+    _met: set[int] = field(default_factory=set, repr=False)
+
+    @property
+    def hits(self) -> int:
+        """Before how many tasks it was found to match. One that runs again, after going back, counts once."""
+        return len(self._met)
+
+    def stops(
+        self, graph: Graph, task_id: int, order: Sequence[int], gradients: Callable[[], Gradients]
+    ) -> Stop | None:
+        """The stop before this task, if it is one. A predicate that raises stops, too: the backward must not end."""
+        if self.tasks is not None and task_id not in self.tasks:
+            return None
+        task = graph.tasks[task_id]
+        for predicate in self.when:
+            try:
+                if not predicate(task, gradients()):
+                    return None
+            except Exception as error:
+                text = f"the predicate of breakpoint {self.number} raised {_said(error)} before {graph.describe(task)}"
+                return Stop("breakpoint", self.number, task_id, text)
+        self._met.add(task_id)
+        if self.hit is not None:
+            matching = self._met if self.tasks is None or self.when else self.tasks
+            before = len(matching.intersection(order))
+            if before + 1 != self.hit:
+                return None
+        nth = "" if self.hit is None else f", hit {self.hit}"
+        return Stop(
+            "breakpoint",
+            self.number,
+            task_id,
+            f"breakpoint {self.number} ({self.text}){nth}, before {graph.describe(task)}",
+        )
+
+
+def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, when: Predicate | None) -> Breakpoint:
+    """See `Verbs.break_at`."""
+    if hit is not None and (isinstance(hit, bool) or not isinstance(hit, int) or hit < 1):
+        raise ValueError(f"hit counts from 1, so it can't be {hit!r}")
+    if when is not None and not callable(when):
+        raise TypeError(f"when takes a function (task, gradients) -> bool, not a {type(when).__name__}")
+    predicates = () if when is None else (when,)
+    if callable(where):
+        return Breakpoint(number, _name(where), None, hit, (where, *predicates))
+    tasks = tasks_at(graph, where)
+    text = where if isinstance(where, str) else f"task {min(tasks)}"
+    if when is not None:
+        text = f"{text} when {_name(when)}"
+    return Breakpoint(number, text, tasks, hit, predicates)
+
+
+def _name(predicate: Predicate) -> str:
+    name = str(getattr(predicate, "__name__", type(predicate).__name__))
+    code = getattr(predicate, "__code__", None)
+    if name != "<lambda>" or code is None:
+        return name
+    return f"lambda at {Source(code.co_filename, code.co_firstlineno, name).short}"
+
+
+def _said(error: Exception) -> str:
+    message = str(error).partition("\n")[0]
+    return f"{type(error).__name__}{': ' if message else ''}{message}"

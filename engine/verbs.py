@@ -1,0 +1,199 @@
+"""What a person can tell a session of either engine to do, beyond running it: break, watch, step over, edit."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..inspector.graph import Task
+from .breakpoints import Breakpoint, Predicate, Where
+from .closing import Closing
+from .places import calls_of
+from .ready_queue import ReadyTask
+from .run import Run
+from .statistics import measure
+from .stop import Stop
+from .stops import Stops
+
+if TYPE_CHECKING:
+    from .check_task import Check
+
+AnyTask = Task | ReadyTask | int
+
+
+class Verbs(Closing):
+    """The verbs of a debugger, for the sessions of both engines.
+
+    Attributes:
+        stops: the breakpoints and watchpoints.
+        stopped: why the last run ended before its end; None if it did not.
+    """
+
+    stops: Stops
+    stopped: Stop | None = None
+
+    if TYPE_CHECKING:  # an attribute of one engine's session
+
+        @property
+        def order(self) -> Sequence[int]:
+            """The ids of the tasks that have run."""
+
+    @property
+    @abstractmethod
+    def current(self) -> Task | None:
+        """The task that `step()` would run now; None when all have run."""
+
+    @abstractmethod
+    def step(self, task: AnyTask | None = None) -> Task:
+        """Runs one task."""
+
+    @abstractmethod
+    def run(self) -> Run:
+        """Runs until something stops it."""
+
+    @abstractmethod
+    def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
+        """The gradients in a task's input buffer."""
+
+    @abstractmethod
+    def replace(self, gradients: Any, task: AnyTask | None = None) -> None:
+        """Puts other gradients into the input buffer of a task."""
+
+    @abstractmethod
+    def stop_here(self) -> Stop | None:
+        """Whether a run would stop where the session stands: a breakpoint before the current task, or what a watchpoint
+        found in the last step."""
+
+    @abstractmethod
+    def _stop_asked(self) -> bool:
+        """Whether somebody called `stop` while nothing of the session's own looked. Forgets it."""
+
+    def break_at(self, where: Where, *, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
+        """Makes `run` stop before a task. A run never stops before the task at which it begins.
+
+        Args:
+            where: a task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path
+                ("encoder.layer.3": its calls and those in them); a parameter's name (before its gradient is
+                accumulated); a line ("model.py:120"). Names may be patterns ("encoder.layer.*"). What more than one of
+                these could be is the first of: task, line, kind, module, parameter; a prefix ("task:", "line:",
+                "kind:", "module:", "grad:") says which is meant. Or a function (task, gradients) -> bool.
+            hit: only at the n-th task that matches, in the order in which they run.
+            when: only where this function (task, gradients) -> bool says so.
+
+        Raises:
+            ValueError: nothing is there by that name; it has the nearest ones.
+        """
+        return self.stops.break_at(where, hit, when)
+
+    def step_over(self) -> Task | None:
+        """Runs until all tasks of the current task's innermost module call have run, the calls in it included; one task
+        where no capture saw the call. Stops at what stops a run. Returns the current task."""
+        return self._leave(0)
+
+    def step_out(self) -> Task | None:
+        """The same for the call around it: at the top to the end."""
+        return self._leave(1)
+
+    def _leave(self, out: int) -> Task | None:
+        current = self.current
+        if current is None:
+            self.step()  # raises: no task is left
+        else:
+            calls = calls_of(self.graph, current.id)
+            if not calls and not out:
+                self.stopped = None
+                self.step()
+            elif len(calls) <= out:
+                self.run()
+            else:
+                self._run_all(self._tasks_of(calls[out]))
+        return self.current
+
+    def _tasks_of(self, call: int) -> set[int]:
+        """The tasks of a module call, and of the calls in it, that run at all."""
+        needed: Collection[int] | None = self.needed
+        inside: dict[int | None, bool] = {None: False}
+        found = set()
+        for task in self.graph.tasks:
+            if task.call not in inside:
+                inside[task.call] = call in calls_of(self.graph, task.id)
+            if inside[task.call] and (needed is None or task.id in needed):
+                found.add(task.id)
+        return found
+
+    def _run_all(self, tasks: set[int]) -> None:
+        """Runs until these tasks have run, or something stops it."""
+        self.stopped = None
+        tasks.difference_update(self.order)
+        while tasks:
+            tasks.discard(self.step().id)
+            if (stop := self.stop_here()) is not None:
+                self.stopped = stop
+                return
+            if self._stop_asked():
+                self.stopped = Stop("asked", None, None, "stop() was called")
+                return
+
+    def scale(self, factor: float, task: AnyTask | None = None) -> None:
+        """Multiplies the gradients that wait for a task, by default the current one."""
+        self._edit(lambda gradients: [None if each is None else each * factor for each in gradients], task)
+
+    def zero(self, task: AnyTask | None = None) -> None:
+        """Makes the gradients that wait for a task zero, by default for the current one."""
+        self._edit(lambda gradients: [None if each is None else torch.zeros_like(each) for each in gradients], task)
+
+    def clip(self, max_norm: float, task: AnyTask | None = None) -> None:
+        """Scales the gradients that wait for a task, by default for the current one, so that the norm of them all is at
+        most `max_norm`. Leaves them if it is.
+
+        Raises:
+            ValueError: there is no norm: an element is NaN or infinite.
+        """
+        norm = 0.0
+        for gradient in self._waiting(task):
+            found = None if gradient is None else measure(_summed(gradient), "cheap").read()
+            if found is None:
+                continue
+            bad = found.unavailable or (found.nan_count and "NaN") or (found.inf_count and "infinite elements")
+            if bad:
+                where = self.graph.describe(self._about(task))
+                raise ValueError(f"a gradient of {where} has no norm to clip: {bad}; replace() or zero() it")
+            norm = math.hypot(norm, found.norm or 0.0)
+        if norm > max_norm:
+            self.scale(max_norm / norm, task)
+
+    def check(self, task: AnyTask | None = None) -> Check:
+        """Compares a task's backward with finite differences of its forward operation; see `Check`."""
+        from .check_task import check_task
+
+        return check_task(self, self._about(task))
+
+    def interact(self) -> None:
+        """A prompt for the terminal, with the same verbs."""
+        from ..widgets.prompt import interact
+
+        interact(self)
+
+    def _about(self, task: AnyTask | None) -> Task:
+        about = self.current if task is None else self._task(task)
+        if about is None:
+            raise RuntimeError(f"no task is left: all {len(self.order)} have run")
+        return about
+
+    def _waiting(self, task: AnyTask | None) -> tuple[Tensor | None, ...]:
+        return self.waiting(self._about(task))
+
+    def _edit(self, change: Callable[[Sequence[Tensor | None]], list[Tensor | None]], task: AnyTask | None) -> None:
+        with torch.no_grad():
+            changed = change(self._waiting(task))
+        self.replace(changed, task)
+
+
+def _summed(gradient: Tensor) -> Tensor:
+    """The gradient with each element stored once."""
+    return gradient.coalesce() if gradient.layout is torch.sparse_coo else gradient
