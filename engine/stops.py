@@ -58,6 +58,10 @@ class Stops:
         self._add(made)
         return made
 
+    def number_from(self, number: int) -> None:
+        """The next one made gets this number, if none has had it: the numbers go on from an earlier session's."""
+        self._made = max(self._made, number - 1)
+
     def enable(self, number: int) -> None:
         self[number].enabled = True
         self._arrange()
