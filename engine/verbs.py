@@ -111,10 +111,10 @@ class Verbs(Closing):
             elif len(calls) <= out:
                 self.run()
             else:
-                self._run_all(self._tasks_of(calls[out]))
+                self._run_all(self.tasks_of_call(calls[out]))
         return self.current
 
-    def _tasks_of(self, call: int) -> set[int]:
+    def tasks_of_call(self, call: int) -> set[int]:
         """The tasks of a module call, and of the calls in it, that run at all."""
         needed: Collection[int] | None = self.needed
         inside: dict[int | None, bool] = {None: False}
