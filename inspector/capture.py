@@ -78,6 +78,11 @@ class capture:
         self._recording = None
         self._exits.__exit__(kind, error, traceback)
 
+    @property
+    def call(self) -> CallRecord | None:
+        """The module call that is under way in a forward; None outside of modules, and where the capture is closed."""
+        return None if self._recording is None else self._recording[0].current
+
     def renew(self) -> None:
         """Begins a new record: module calls are counted, and outermost modules named, as from here on.
 
@@ -215,7 +220,7 @@ class _OperationWatcher(TorchFunctionMode):
 def _apply_watcher(calls: _CallWatcher, observer: Observer | None) -> ApplyWatcher:
     """Marks the nodes of custom Functions, which the function mode doesn't see."""
 
-    def watch(function: type[Function], start: int, result: object) -> None:
+    def watch(function: type[Function], start: int, arguments: object, result: object) -> None:
         end = sequence_nr()
         facts = calls.facts
         if get_ident() == facts.thread and end != start:

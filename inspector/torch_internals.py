@@ -213,7 +213,7 @@ def _raw_slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
-ApplyWatcher = Callable[[type[Function], int, Any], None]
+ApplyWatcher = Callable[[type[Function], int, tuple[Any, ...], Any], None]
 _apply_watchers: list[ApplyWatcher] = []
 _apply_lock = threading.Lock()
 _original_apply = Function.__dict__["apply"]
@@ -221,7 +221,7 @@ _original_apply = Function.__dict__["apply"]
 
 @contextmanager
 def watch_function_apply(watcher: ApplyWatcher) -> Iterator[None]:
-    """Calls `watcher(SomeFunction, sequence number before, result)` after each `SomeFunction.apply`, in any thread.
+    """Calls `watcher(SomeFunction, sequence number before, arguments, result)` after each `apply`, in any thread.
 
     torch has no hook for this. `Function.apply` itself is replaced while at least one watcher is there.
     """
@@ -241,7 +241,7 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     start = sequence_nr()
     result = _original_apply.__get__(None, cls)(*args, **kwargs)
     for watcher in tuple(_apply_watchers):
-        watcher(cls, start, result)
+        watcher(cls, start, args, result)
     return result
 
 

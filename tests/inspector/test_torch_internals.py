@@ -224,9 +224,10 @@ def test_the_hooks_of_a_node_are_listed_in_order_and_none_is_added() -> None:
 def test_apply_is_watched_and_given_back() -> None:
     seen = []
     original = torch.autograd.Function.__dict__["apply"]
-    with internals.watch_function_apply(lambda function, start, result: seen.append((function, result))):
-        result = Twice.apply(torch.ones(1, requires_grad=True))
-    assert seen == [(Twice, result)]
+    argument = torch.ones(1, requires_grad=True)
+    with internals.watch_function_apply(lambda function, start, args, result: seen.append((function, args, result))):
+        result = Twice.apply(argument)
+    assert seen == [(Twice, (argument,), result)]
     assert torch.autograd.Function.__dict__["apply"] is original
     Twice.apply(torch.ones(1))
     assert len(seen) == 1
