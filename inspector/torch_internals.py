@@ -884,6 +884,15 @@ function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabl
 """Whether a TorchFunctionMode watches this thread: then even reading a tensor's shape calls it."""
 
 
+grad_mode_switch: Callable[[bool], None] = torch._C._set_grad_enabled
+"""What torch.no_grad() and its like call as they are entered and left, by which a TorchFunctionMode sees them."""
+
+
+def in_function_forward() -> bool:
+    """Whether a custom Function's forward is running: there torch turns forward-mode AD off, as in inference mode."""
+    return not torch._C._is_fwd_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 @contextmanager
 def unobserved() -> Iterator[None]:
     """A context without grad mode, in which no mode and no tensor subclass of the user's sees what is done."""

@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tapehead.inspector import torch_internals as internals
@@ -231,6 +233,34 @@ def test_apply_is_watched_and_given_back() -> None:
     assert torch.autograd.Function.__dict__["apply"] is original
     Twice.apply(torch.ones(1))
     assert len(seen) == 1
+
+
+def test_a_function_mode_sees_gradients_switched_off_and_a_functions_forward_says_that_it_runs() -> None:
+    switched, inside = [], []
+
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if function is internals.grad_mode_switch:
+                switched.append(args)
+            elif function is torch.Tensor.mul:
+                inside.append(internals.in_function_forward())
+            return function(*args, **(kwargs or {}))
+
+    class Halves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 0.5
+
+    with Seeing():
+        x = torch.ones(1, requires_grad=True)
+        Halves.apply(x)
+        x * 2
+        with torch.no_grad():
+            x * 2
+        with torch.inference_mode():
+            x * 2
+    assert inside == [True, False, False, False]
+    assert switched == [(False,), (True,)]
 
 
 def test_what_a_node_saved_is_freed_and_a_second_use_raises_torchs_error() -> None:
