@@ -21,18 +21,21 @@ from ..inspector.torch_internals import (
 from ..inspector.walk import graph as graph_of
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
-from .closing import Closing
 from .edits import as_gradients, check_edit
+from .history import BUDGET_BYTES, Ran
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer, fits, fitted
 from .needed import Inputs, as_inputs, needed_tasks
 from .policies import AnyPolicy, find_policy, policy_name
 from .ready_queue import PolicyError, ReadyTask, ready_queue
 from .recorder import Recorder
+from .rewinding import Rewinding
 from .roots import as_outputs, root_gradients
 from .run import Run
-from .schedule import Pending, dependencies, schedule
+from .schedule import dependencies, schedule
 from .statistics import Level
+from .stop import Stop
+from .stops import Stops
 from .task_runner import APPLIED, TaskRunner
 from .trace import Trace
 
@@ -41,7 +44,7 @@ _SPECIAL = APPLIED | {Kind.COPY_SLICES, Kind.ERROR}
 _MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
 
 
-class Stepper(Closing):
+class Stepper(Rewinding):
     """A backward that runs one task at a time, when told to. `th.debug(loss)` makes one.
 
     Reproduces PyTorch's engine (its source is named where a rule comes from): the summing of broadcast gradients, casts
@@ -64,10 +67,10 @@ class Stepper(Closing):
         tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task; it picks when `step` is not told.
         trace: how much of the gradients' statistics is recorded: "off", "cheap" or "full". None records nothing.
+        history: whether tasks can be taken back (`back`), or how many bytes of gradients may be kept for that.
 
     Attributes:
         graph: the graph that is run.
-        order: the ids of the tasks that have run.
 
     Raises:
         NotImplementedError: what is refused, before anything has run.
@@ -83,21 +86,25 @@ class Stepper(Closing):
         *,
         policy: AnyPolicy = "heap",
         trace: Level | None = "off",
+        history: bool | int = False,
     ) -> None:
         chosen = find_policy(policy)
         tensors = as_outputs(tensors)
         limits = None if inputs is None else as_inputs(inputs)
         _refuse_surroundings()
         self.graph: Graph = graph_of(tensors)
-        self.order: list[int] = []
+        self._order: list[int] = []
         self._needed = None if limits is None else needed_tasks(self.graph, limits)
         _refuse_tasks(self.graph)
         gradients = root_gradients(tensors, grad_tensors)
         self._keep_graph = create_graph if retain_graph is None else retain_graph
         self._policy = chosen
-        self._queue = ready_queue(self.graph, chosen, self.order)
+        self._terms = [(0, chosen)]
+        self._queue = ready_queue(self.graph, chosen, self._order)
         self._recorder = None if trace is None else Recorder(self.graph, chosen, trace)
-        self._missing = dependencies(self.graph)
+        self._all_missing = dependencies(self.graph)
+        self._missing = list(self._all_missing)
+        self.stops = Stops(self.graph)
         on_hook = None if self._recorder is None else self._recorder.hook
         self._runner = TaskRunner(self.graph, self._needed, self._keep_graph, create_graph, on_hook)
         self._buffers: dict[int, InputBuffer] = {}
@@ -110,10 +117,17 @@ class Stepper(Closing):
         with torch.set_grad_enabled(create_graph):
             for position, (root, gradient) in enumerate(zip(self.graph.roots, gradients, strict=True)):
                 self._deliver(Edge(root.task, position, root.task, root.input), gradient)
+        if history is not False:
+            self.keep_history(BUDGET_BYTES if history is True else history)
 
     def __repr__(self) -> str:
         state, ran = self._over or f"{len(self._queue)} ready", len(self.order)
         return f"<Stepper under {self.policy}: {ran} of {ran + self.left} tasks have run, {state}>"
+
+    @property
+    def order(self) -> list[int]:
+        """The ids of the tasks that have run."""
+        return self._order
 
     @property
     def left(self) -> int:
@@ -147,18 +161,7 @@ class Stepper(Closing):
     @policy.setter
     def policy(self, policy: AnyPolicy) -> None:
         self._check_open()
-        chosen = find_policy(policy)
-        queue = ready_queue(self.graph, chosen, self.order)
-        pending = Pending(self.graph, self._needed)
-        for task_id in pending.start():
-            queue.push(task_id)
-        for ran in self.order:
-            queue.remove(ran)
-            for task_id in pending.run(ran):
-                queue.push(task_id)
-        self._policy, self._queue = chosen, queue
-        if self._recorder is not None:
-            self._recorder.switch(chosen)
+        self._take_policy(find_policy(policy))
 
     @property
     def trace(self) -> Trace | None:
@@ -190,12 +193,8 @@ class Stepper(Closing):
         self._check_open()
         task_id = self._queue_choice() if task is None else self._ready_task(task)
         after = as_gradients(gradients)
-        buffer = self._buffers[task_id]
-        before = tuple(buffer.gradients)
-        check_edit(self.graph, self.graph.tasks[task_id], before, after)
-        if self._recorder is not None:
-            self._recorder.edit(task_id, before, after)
-        buffer.gradients[:] = after
+        check_edit(self.graph, self.graph.tasks[task_id], tuple(self._buffers[task_id].gradients), after)
+        self._put(task_id, after)
 
     def step(self, task: Task | ReadyTask | int | None = None) -> Task:
         """Runs one task: the given one (a task, its number, an entry of `ready`), or the policy's choice. Returns it.
@@ -209,11 +208,12 @@ class Stepper(Closing):
         """
         self._check_open()
         task_id = self._queue_choice() if task is None else self._ready_task(task)
-        self._go(lambda: self._execute(task_id, hooks=True, by_hand=task is not None))
+        self.stopped = None
+        self._inside(lambda: self._execute(task_id, hooks=True, by_hand=task is not None), ends=True)
         return self.graph.tasks[task_id]
 
     def run(self) -> Run:
-        """Runs all tasks that are left, in the policy's order, or as many as `stop` lets it."""
+        """Runs all tasks that are left, in the policy's order, up to a breakpoint, what a watchpoint finds, or `stop`."""
         self._check_open()
         self._run_until(None)
         return self.result()
@@ -224,7 +224,8 @@ class Stepper(Closing):
         return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns, self.trace)
 
     def run_to(self, task: Task | ReadyTask | int) -> Task | None:
-        """Runs what the policy picks before a task, which is then the current one. Returns the current task.
+        """Runs what the policy picks before a task, which is then the current one, or up to what stops a run. Returns
+        the current task.
 
         Raises:
             ValueError: it has run, or is not going to.
@@ -252,6 +253,10 @@ class Stepper(Closing):
             self._let_go()
 
     def _let_go(self) -> None:
+        if self._history is not None and self.graph.nodes:
+            self._runner.graph_task.run(self._free_ran, tuple)
+            self._history = None
+        self.stops.let_go()
         self._buffers.clear()
         self.graph = replace(self.graph, nodes=())
         vars(self).pop("_runner", None)
@@ -259,22 +264,41 @@ class Stepper(Closing):
         if self._recorder is not None:
             self._recorder.graph = self.graph
 
-    def _run_until(self, last: int | None) -> None:
-        queue = self._queue
+    def stop_here(self) -> Stop | None:
+        if self._over is not None:
+            return None
+        found = self.stops.found()
+        if found is not None or not self.stops.asks or not len(self._queue):
+            return found
+        task_id = self._queue.choose()
+        return self.stops.before(task_id, self.order, lambda: self.waiting(task_id))
 
+    def _stop_asked(self) -> bool:
+        asked, self._stopped = self._stopped, False
+        return asked
+
+    def _run_until(self, last: int | None) -> None:
         def body() -> None:
-            watch = self._hooks
+            watch, stops = self._hooks, self.stops
             ask = watch is None or watch.possible()
-            if watch is not None and not ask and self._recorder is None and self._needed is None:
+            quiet = not stops.asks and not stops.watches
+            if watch is not None and not ask and quiet and self._recorder is None is self._needed is self._history:
                 self._run_bare(last, watch)
+            queue = self._queue
             while queue and not self._stopped:
                 task_id = queue.choose()
                 if task_id == last:
-                    break
+                    return
                 self._execute(task_id, hooks=ask or (watch is not None and watch.registered()))
+                if (stops.asks or stops.watches) and (stop := self.stop_here()) is not None:
+                    self.stopped = stop
+                    return
+            if self._stopped and queue:
+                self.stopped = Stop("asked", None, None, "stop() was called")
 
+        self.stopped = None
         try:
-            self._go(body)
+            self._inside(body, ends=True)
         finally:
             self._stopped = False
 
@@ -328,12 +352,13 @@ class Stepper(Closing):
                 self._fail(error, task_id)
                 raise
 
-    def _go(self, body: Callable[[], None]) -> None:
+    def _inside(self, body: Callable[[], None], ends: bool = False) -> None:
         """Runs tasks inside the graph task. After the last, the callbacks for the end of the backward are due."""
 
         def in_backward() -> None:
+            self._runner.on_outputs = self.stops.produced if self.stops.watches else None
             body()
-            if not len(self._queue):
+            if ends and not len(self._queue):
                 self._runner.graph_task.finish()
 
         started_ns = time.perf_counter_ns()
@@ -391,7 +416,10 @@ class Stepper(Closing):
         recorder = self._recorder
         gradients = self._buffers.pop(task_id).gradients
         self._queue.remove(task_id)
+        entry = None
         try:
+            if self._history is not None:
+                entry = self._begin_task(task_id, gradients, by_hand)
             if recorder is not None:
                 recorder.start(task_id, gradients, by_hand)
             outputs = self._runner.run(self.graph.tasks[task_id], gradients, hooks)
@@ -402,7 +430,9 @@ class Stepper(Closing):
             self.order.append(task_id)
             for edge in self.graph.out_edges[task_id]:
                 gradient, outputs[edge.output] = outputs[edge.output], None  # the buffer alone holds it
-                self._deliver(edge, gradient)
+                self._deliver(edge, gradient, entry)
+            if entry is not None:
+                self._end_task(entry)
         except BaseException as error:
             self._fail(error, task_id)
             raise
@@ -414,26 +444,31 @@ class Stepper(Closing):
         if torch.is_anomaly_enabled():
             warn_of_forward(self.graph.nodes[task_id])
 
-    def _deliver(self, edge: Edge, gradient: Tensor | None) -> None:
+    def _deliver(self, edge: Edge, gradient: Tensor | None, entry: Ran | None = None) -> None:
         """Puts a gradient into the next task's buffer. The last makes it ready, also when all are undefined."""
+        if self._add(edge, gradient, entry):
+            key = self._queue.push(edge.next_task)
+            if self._recorder is not None:
+                self._recorder.arrive(edge.next_task, self._queue.label(edge.next_task), key)
+
+    def _add(self, edge: Edge, gradient: Tensor | None, entry: Ran | None) -> bool:
         next_task = edge.next_task
         if self._needed is not None and next_task not in self._needed:
-            return
+            return False
         takes = self._runner.takes[next_task]
         buffer = self._buffers.get(next_task)
         if buffer is None:
             buffer = self._buffers[next_task] = InputBuffer(len(takes))
+        if entry is not None:
+            entry.edges.append(edge)
+            entry.found.append(buffer.gradients[edge.input])
         if gradient is not None:
             meta = takes[edge.input]
             if not fits(gradient, meta):
                 gradient = fitted(gradient, meta, self.graph, edge)
             buffer.add(edge.input, gradient)
-        missing = self._missing[next_task] - 1
-        self._missing[next_task] = missing
-        if not missing:
-            key = self._queue.push(next_task)
-            if self._recorder is not None:
-                self._recorder.arrive(next_task, self._queue.label(next_task), key)
+        self._missing[next_task] -= 1
+        return not self._missing[next_task]
 
 
 def _wait_for_accelerators(graph: Graph) -> None:

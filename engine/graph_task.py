@@ -32,6 +32,11 @@ class GraphTask:
         graph: the graph whose nodes run.
         needed: the tasks that `inputs=` needs; None: all. Reentrant checkpoints don't work with it.
         keep_graph, create_graph: as the engine has them.
+
+    Attributes:
+        number: of the backward, once it has begun.
+        node: the one that runs.
+        accumulated_inside: whether user code ran a backward of its own meanwhile, which added to .grad.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class GraphTask:
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._finished = False
+        self.accumulated_inside = False
 
     @cached_property
     def _executed(self) -> frozenset[Node]:
@@ -71,6 +77,19 @@ class GraphTask:
             queue_engine_callback(callback)
         else:
             self._callbacks.append(callback)
+
+    @property
+    def callbacks_left(self) -> int:
+        """How many callbacks wait for the end of the backward."""
+        return len(self._callbacks)
+
+    def reopen(self, callbacks: int, another: bool) -> None:
+        """Tasks have been taken back: so many callbacks had been left by then. In a checkpoint's eyes what follows is
+        `another` backward: it computes again what it computes once in each."""
+        del self._callbacks[callbacks:]
+        self._finished = False
+        if another:
+            self.number = None
 
     def body(self) -> None:
         """Is called by the engine."""

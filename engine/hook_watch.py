@@ -21,13 +21,16 @@ class HookWatch:
     counted; a tensor whose gradient is retained says so. Both are found among the objects which Python's garbage
     collector tracks; where some are frozen (`gc.freeze`), nothing can be said. Hooks of modules and optimizers look the
     same, and are told apart by who holds them.
+
+    Attributes:
+        tensors: those which the nodes made, as far as Python has them.
     """
 
     def __init__(self, nodes: Collection[Node]) -> None:
         of_graph = frozenset(nodes)
         self._handles = hooks_registered()
         self._found = gc.get_freeze_count() > 0
-        self._tensors: list[ref[Tensor]] = []  # of these nodes; only they can be told to retain their gradient
+        self.tensors: list[ref[Tensor]] = []  # only they can be told to retain their gradient
         tensors = subclasses(Tensor)
         registries: list[OrderedDict[int, object]] = []
         with without_torch_function():
@@ -37,12 +40,12 @@ class HookWatch:
                     if found and not is_own(found) and all(type(key) is int for key in found):
                         registries.append(found)
                 elif kind in tensors and node_of(found) in of_graph:
-                    self._tensors.append(ref(found))
+                    self.tensors.append(ref(found))
         self._found = self._found or not _belong_to_modules(registries)
 
     def possible(self) -> bool:
         """Whether there may be hooks; also those which came since."""
-        return self.registered() or any(tensor.retains_grad for each in self._tensors if (tensor := each()) is not None)
+        return self.registered() or any(tensor.retains_grad for each in self.tensors if (tensor := each()) is not None)
 
     def registered(self) -> bool:
         """The same without retained gradients; costs next to nothing."""

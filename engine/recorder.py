@@ -35,6 +35,11 @@ class _Reign:
         if self._keys is not None and isinstance(self._policy, Policy):
             self._keys.append(sort_key(self._policy, task, arrival) if key is None else key)
 
+    def forget(self, arrived: int) -> None:
+        """Only so many tasks have arrived after all."""
+        if self._keys is not None:
+            del self._keys[arrived:]
+
     def term(self, tasks: Sequence[Task], arrivals: Sequence[int]) -> Term:
         policy = self._policy
         name = policy_name(policy)
@@ -77,6 +82,7 @@ class Recorder:
         self._forms: dict[Forms | None, int] = {None: AS_IN_GRAPH}
         self._hooks: dict[Hook, int] = {}
         self._edits: list[EditRow] = []
+        self._edited_at: list[int] = []  # for each: how many tasks had started
         self._table = StatisticsTable()
         self._lock = threading.Lock()
 
@@ -139,6 +145,34 @@ class Recorder:
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
             if old is not new:
                 self._edits.append(EditRow(task_id, number, *self._one(old), *self._one(new)))
+                self._edited_at.append(len(self._columns.order))
+
+    def forget_edits(self, task_id: int) -> None:
+        """What was edited of a task since the last task started is undone."""
+        now = len(self._columns.order)
+        self._keep_edits(
+            [edit.task != task_id or at != now for edit, at in zip(self._edits, self._edited_at, strict=True)]
+        )
+
+    def rewind(self, position: int) -> None:
+        """Of the tasks that started only so many first ones are to have run."""
+        with self._lock:
+            self._take_labels()
+            columns = self._columns
+            undone = list(columns.order[position:])
+            if not undone:
+                return
+            arrived = columns.arrived[undone[0]]
+            columns.take_back(undone, arrived)
+            while self._reigns[-1].begins > position:
+                self._reigns.pop()
+            for reign in self._reigns:
+                reign.forget(arrived)
+            self._keep_edits([place <= position for place in self._edited_at])
+
+    def _keep_edits(self, keep: Sequence[bool]) -> None:
+        self._edits = [edit for edit, kept in zip(self._edits, keep, strict=True) if kept]
+        self._edited_at = [place for place, kept in zip(self._edited_at, keep, strict=True) if kept]
 
     def end(self, outputs: Sequence[Tensor | None]) -> None:
         """The task that runs in this thread has ended. `outputs` has one per entry of `next_functions`, after hooks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -110,6 +111,7 @@ class Stops:
 
     def let_go(self) -> None:
         """The session is over: holds nothing of the graph's nodes any more."""
+        self._graph = replace(self._graph, nodes=())
 
     def _add(self, entry: Entry) -> None:
         self._made = entry.number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,8 @@ from .task_hooks import (
     run_tensor_hooks,
 )
 
+OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Node], None]
+
 APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
 
 
@@ -53,6 +55,9 @@ class TaskRunner:
     Attributes:
         graph_task: what torch's engine has for this backward.
         takes: for each task what it takes, one per input number.
+        frees: whether a node frees what it saved right after its task; else `free` does later.
+        on_hook: as given.
+        on_outputs: is told of what a task takes and gives, while the node still has what it saved.
     """
 
     def __init__(
@@ -67,8 +72,9 @@ class TaskRunner:
         self.takes = [takes_of(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True)]
         self._graph = graph
         self._needed = needed
-        self._keep_graph = keep_graph
-        self._on_hook = on_hook
+        self.frees = not keep_graph
+        self.on_hook = on_hook
+        self.on_outputs: OnOutputs | None = None
 
     @cached_property
     def watch(self) -> HookWatch:
@@ -86,12 +92,12 @@ class TaskRunner:
             The outputs, one per entry of `next_functions`.
         """
         node = self.graph_task.node = self._graph.nodes[task.id]
-        on_hook = self._on_hook
+        on_hook = self.on_hook
         if task.kind is Kind.ACCUMULATE_GRAD:
             return self._accumulate(node, gradients, hooks, on_hook)
         python = task.kind in APPLIED
-        saved = [] if self._keep_graph or python else saved_variables(node)
-        hidden = not self._keep_graph and (hides_saved(node) or packed_by_user(saved))
+        saved = saved_variables(node) if self.frees and not python else []
+        hidden = self.frees and (hides_saved(node) or packed_by_user(saved))
         free = hidden and not self.watch.possible()
         wants_zeros = python and any(each is None for each in gradients)
         if free or wants_zeros or task.kind is Kind.COMPILED or (not python and self._is_partly_needed(task.id)):
@@ -110,11 +116,28 @@ class TaskRunner:
                         takes = self.takes[edge.next_task][edge.input]
                         outputs[edge.output] = fitted(gradient, takes, self._graph, edge)
                 outputs = list(run_post_hooks(after, outputs, gradients, on_hook))
-        if python:
-            free_function(node)
-        else:
-            free_saved(saved)
+        if self.on_outputs is not None:
+            self.on_outputs(task.id, gradients, outputs, node)
+        if self.frees:
+            if python:
+                free_function(node)
+            else:
+                free_saved(saved)
         return outputs
+
+    def is_packed(self, task: Task) -> bool:
+        """Whether `saved_tensors_hooks` give what its node saved: those of checkpoints compute it again."""
+        return packed_by_user(saved_variables(self._graph.nodes[task.id]))
+
+    def free(self, task: Task) -> None:
+        """Lets a node that has run free what it saved, where it has not. To be called inside the backward."""
+        node = self._graph.nodes[task.id]
+        if task.kind in APPLIED:
+            free_function(node)
+        elif task.kind is Kind.COPY_SLICES and not self.watch.possible():
+            self._outputs_by_engine(node, [None] * len(task.inputs), free=True)
+        elif not task.is_leaf:
+            free_saved(saved_variables(node))
 
     def _accumulate(
         self, node: Node, gradients: list[Tensor | None], hooks: bool, on_hook: OnHook | None

@@ -55,6 +55,21 @@ class Columns:
     def copy(self) -> Columns:
         return Columns(*(getattr(self, column.name)[:] for column in fields(self)))
 
+    def take_back(self, tasks: Sequence[int], arrived: int) -> None:
+        """These, the last that started, have not after all, and only so many tasks have arrived."""
+        empty = empty_columns(1, "cheap")
+        by_task = ["started_ns", "ended_ns", "thread", "by_hand", "arrived", "inputs", "outputs"]
+        if self.input_row:
+            by_task += ["input_row", "output_row"]
+        for name in by_task:
+            column, nothing = getattr(self, name), getattr(empty, name)[0]
+            for task_id in tasks:
+                column[task_id] = nothing
+        del self.order[len(self.order) - len(tasks) :], self.arrivals[arrived:], self.label[arrived:]
+        undone = set(tasks)
+        while self.hook_task and self.hook_task[-1] in undone:
+            del self.hook_task[-1], self.hook[-1]
+
 
 def empty_columns(tasks: int, level: Level) -> Columns:
     """The columns of a graph of so many tasks none of which has started."""

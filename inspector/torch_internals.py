@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._C._profiler import CapturedTraceback, gather_traceback, symbolize_tracebacks
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -214,35 +215,62 @@ def _raw_slots(kind: type) -> tuple[str, ...]:
 
 
 ApplyWatcher = Callable[[type[Function], int, tuple[Any, ...], Any], None]
-_apply_watchers: list[ApplyWatcher] = []
+AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callable[[Any], None]]
+_around_apply: list[AroundApply] = []
 _apply_lock = threading.Lock()
 _original_apply = Function.__dict__["apply"]
 
 
 @contextmanager
 def watch_function_apply(watcher: ApplyWatcher) -> Iterator[None]:
-    """Calls `watcher(SomeFunction, sequence number before, arguments, result)` after each `apply`, in any thread.
+    """Calls `watcher(SomeFunction, sequence number before, arguments, result)` after each `apply`, in any thread."""
 
-    torch has no hook for this. `Function.apply` itself is replaced while at least one watcher is there.
+    def around(function: type[Function], args: tuple[Any, ...], kwargs: object) -> Callable[[Any], None]:
+        return partial(watcher, function, sequence_nr(), args)
+
+    with around_function_apply(around):
+        yield
+
+
+@contextmanager
+def around_function_apply(around: AroundApply) -> Iterator[None]:
+    """Calls `around(SomeFunction, args, kwargs)` before each `SomeFunction.apply`, in any thread, and what it returns
+    with the result afterwards.
+
+    torch has no hook for this. `Function.apply` itself is replaced while at least one is there.
     """
     with _apply_lock:
-        _apply_watchers.append(watcher)
+        _around_apply.append(around)
         Function.apply = classmethod(_watched_apply)  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
         with _apply_lock:
-            _apply_watchers.remove(watcher)
-            if not _apply_watchers:
+            _around_apply.remove(around)
+            if not _around_apply:
                 Function.apply = _original_apply  # type: ignore[method-assign]
 
 
 def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-    start = sequence_nr()
+    afterwards = [around(cls, args, kwargs) for around in tuple(_around_apply)]
     result = _original_apply.__get__(None, cls)(*args, **kwargs)
-    for watcher in tuple(_apply_watchers):
-        watcher(cls, start, args, result)
+    for after in afterwards:
+        after(result)
     return result
+
+
+def is_generated(function: type[Function]) -> bool:
+    """Whether torch.library made it, around an operator that its user calls."""
+    return function.__module__ == "torch._library.autograd"
+
+
+def schema_names(function: object) -> tuple[str, ...] | None:
+    """What an operator of `torch.ops` calls its arguments; None for anything else."""
+    if isinstance(function, OpOverloadPacket):
+        function = getattr(function, "default", None)
+    if not isinstance(function, OpOverload):
+        return None
+    return tuple(argument.name for argument in function._schema.arguments if not argument.kwarg_only)
 
 
 def keep_compiler_out(function: Callable[..., object]) -> None:
@@ -545,6 +573,7 @@ class StandIn(Protocol):
     number: int | None
     node: Node | None
     limited: bool  # by inputs=
+    accumulated_inside: bool  # user code ran a backward inside, which added to .grad
 
     def body(self) -> None: ...
 
@@ -612,6 +641,9 @@ def _execution_order() -> list[Node]:
 class _Engine(type(_real_engine)):  # type: ignore[misc]
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         depth = len(_thread.answering)
+        stand_in = _thread.stand_in()
+        if stand_in is not None and bool(args[6] if len(args) > 6 else kwargs.get("accumulate_grad")):
+            stand_in.accumulated_inside = True
         try:
             _thread.answering.append(None)
             return _real_engine.run_backward(*args, **kwargs)

@@ -1,0 +1,251 @@
+"""Branches side by side: where their orders part, how far their gradients are apart, what memory they would take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..inspector.graph import Graph
+from ..inspector.torch_internals import leaf_of, unobserved
+from .branches import Branch
+from .dry_run import dry_run
+from .footprint import Footprints
+from .schedule import schedule
+from .simulate import simulate
+from .sizes import size_text
+
+
+@dataclass(frozen=True, slots=True)
+class LeafDifference:
+    """The .grad of one leaf after its task on one branch, against the branch that is current.
+
+    Attributes:
+        task: the id of the leaf's task.
+        name: the leaf's name, or what its task is called.
+        norm: its 2-norm; None where the task has not run on the branch, or nothing was kept.
+        relative: the norm of the difference over the norm of the current branch's; 0 where they are equal to the bit.
+            None where there is nothing to compare.
+    """
+
+    task: int
+    name: str
+    norm: float | None
+    relative: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRow:
+    """One branch, against the branch that is current.
+
+    Attributes:
+        branch: the branch.
+        parts_at: after how many tasks it runs another one than the current branch, or has ended; None: it is the same.
+        leaves: its leaves' gradients, in order of task.
+        peak_bytes: the predicted peak of a backward in its order, which its policy would complete; None: not predicted.
+    """
+
+    branch: Branch
+    parts_at: int | None
+    leaves: tuple[LeafDifference, ...]
+    peak_bytes: int | None
+
+    @property
+    def different(self) -> list[LeafDifference]:
+        """The leaves whose gradients differ, the most different first."""
+        found = [leaf for leaf in self.leaves if leaf.relative]
+        return sorted(found, key=lambda leaf: -math.inf if math.isnan(leaf.relative or 0) else -(leaf.relative or 0))
+
+
+@dataclass(frozen=True, eq=False)
+class BranchComparison:
+    """The branches of a session. In a notebook the table shows itself.
+
+    Attributes:
+        graph: the graph, without its nodes.
+        rows: by number of the branch.
+        note: why memory was not predicted; "" where it was.
+    """
+
+    graph: Graph
+    rows: tuple[BranchRow, ...]
+    note: str = ""
+
+    @property
+    def current(self) -> BranchRow:
+        return next(row for row in self.rows if row.branch.is_current)
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table, its headings first."""
+        found = [["branch", "policy", "ran", "forked", "edits", "order", "gradients", "predicted peak"]]
+        for row in self.rows:
+            branch = row.branch
+            forked = "" if branch.parent is None else f"from {branch.parent} after {branch.forked_at:,}"
+            here = branch.is_current
+            found.append(
+                [
+                    f"{branch.number}{' (current)' if here else ''}",
+                    branch.policy,
+                    f"{len(branch.order):,}",
+                    forked,
+                    str(len(branch.edits) or ""),
+                    "" if here else "same" if row.parts_at is None else f"parts after {row.parts_at:,}",
+                    "" if here else _gradients(row),
+                    "–" if row.peak_bytes is None else size_text(row.peak_bytes),
+                ]
+            )
+        return found
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the table says, the largest difference of each branch by name."""
+        found = []
+        for row in self.rows:
+            for leaf in row.different[:1]:
+                found.append(
+                    f"{row.branch.name.capitalize()}: the gradient of {leaf.name} is {_percent(leaf.relative)} away from "
+                    f"branch {self.current.branch.number}'s."
+                )
+        return [*found, *([f"Memory was not predicted: {self.note}"] if self.note else [])]
+
+    def records(self) -> list[dict[str, object]]:
+        """One row per branch and leaf, for pandas."""
+        return [
+            {
+                "branch": row.branch.number,
+                "policy": row.branch.policy,
+                "task": leaf.task,
+                "leaf": leaf.name,
+                "norm": leaf.norm,
+                "relative_difference": leaf.relative,
+            }
+            for row in self.rows
+            for leaf in row.leaves
+        ]
+
+    def __str__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
+        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in self.cells]
+        return "\n".join([*lines, *([""] if self.sentences else []), *self.sentences])
+
+    def __repr__(self) -> str:
+        return f"<BranchComparison of {len(self.rows)} branches>"
+
+    def _repr_html_(self) -> str:
+        from ..widgets.report_html import table_html
+
+        return table_html(self)
+
+
+def compare_branches(
+    graph: Graph,
+    branches: Sequence[Branch],
+    needed: Collection[int] | None,
+    retain_graph: bool,
+    footprints: Footprints | None = None,
+) -> BranchComparison:
+    """Compares branches with the one that is current.
+
+    Args:
+        graph: the graph, with its nodes.
+        needed: the tasks that run at all; None: all.
+        retain_graph: whether the backward keeps what nodes saved.
+        footprints: what tasks allocate, where that is known; else each is asked, as `th.simulate` does.
+    """
+    note = ""
+    if footprints is None:
+        try:
+            with _grads_as_before(graph, branches):
+                footprints = dry_run(graph)
+        except Exception as error:  # any node's own code may raise
+            note = str(error).partition("\n")[0]
+    current = next(branch for branch in branches if branch.is_current)
+    leaves = {task.id: leaf_of(graph.nodes[task.id]) for task in graph.tasks if task.is_leaf}
+    grads = {branch.number: _grads(branch, leaves) for branch in branches}
+    rows = []
+    for branch in branches:
+        found = [
+            _difference(graph, task_id, grads[branch.number].get(task_id), grads[current.number].get(task_id))
+            for task_id in leaves
+        ]
+        peak = None
+        if footprints is not None:
+            order = schedule(graph, branch.terms[-1][1], needed, branch.order)
+            peak = simulate(footprints.graph, order, footprints, retain_graph=retain_graph).peak_bytes
+        rows.append(BranchRow(branch, _parts_at(branch.order, current.order), tuple(found), peak))
+    return BranchComparison(replace(graph, nodes=()), tuple(rows), note)
+
+
+def _grads(branch: Branch, leaves: Mapping[int, Tensor]) -> dict[int, Tensor | None]:
+    """By task the .grad of each leaf after it on this branch: of what the session shares, as it is now."""
+    found: dict[int, Tensor | None] = {}
+    for position, task_id in enumerate(branch.order):
+        if task_id in leaves:
+            if position < branch.shared:
+                found[task_id] = leaves[task_id].grad
+            elif branch.gradients is not None:
+                found[task_id] = branch.gradients.get(task_id)
+    return found
+
+
+@contextmanager
+def _grads_as_before(graph: Graph, branches: Sequence[Branch]) -> Iterator[None]:
+    """A prediction is of a backward from the start, which finds no .grad of this one."""
+    ran = next(set(branch.order) for branch in branches if branch.is_current)
+    leaves = [leaf_of(graph.nodes[task_id]) for task_id in ran if graph.tasks[task_id].is_leaf]
+    grads = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        yield
+    finally:
+        for leaf, grad in zip(leaves, grads, strict=True):
+            leaf.grad = grad
+
+
+def _difference(graph: Graph, task_id: int, one: Tensor | None, other: Tensor | None) -> LeafDifference:
+    name = graph.tasks[task_id].parameter or graph.describe(task_id)
+    if one is None:
+        return LeafDifference(task_id, name, None, None)
+    with torch.no_grad(), unobserved():
+        norm = _norm(one)
+        if other is None:
+            return LeafDifference(task_id, name, norm, None)
+        if one is other or torch.equal(one, other):
+            return LeafDifference(task_id, name, norm, 0.0)
+        base = _norm(other)
+        apart = _norm(one - other)
+    return LeafDifference(task_id, name, norm, apart / base if base else math.inf if apart else 0.0)
+
+
+def _norm(tensor: Tensor) -> float:
+    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    return float(torch.linalg.vector_norm(dense.to(torch.complex128 if dense.is_complex() else torch.float64)))
+
+
+def _parts_at(order: Sequence[int], other: Sequence[int]) -> int | None:
+    for position, (one, two) in enumerate(zip(order, other, strict=False)):
+        if one != two:
+            return position
+    return None if len(order) == len(other) else min(len(order), len(other))
+
+
+def _gradients(row: BranchRow) -> str:
+    compared = [leaf for leaf in row.leaves if leaf.relative is not None]
+    different = row.different
+    if not compared:
+        return "nothing to compare"
+    if not different:
+        return f"{len(compared):,} equal"
+    return f"{len(different):,} of {len(compared):,} differ, by up to {_percent(different[0].relative)}"
+
+
+def _percent(relative: float | None) -> str:
+    if relative is None or not math.isfinite(relative):
+        return "more than can be said"
+    return f"{100 * relative:.3g} %"

@@ -1,0 +1,305 @@
+"""What lets a session go back: of each task that ran what it found, and what is needed to run it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ..inspector.graph import Edge, Graph
+from ..inspector.torch_internals import storage_of, version_of
+
+BUDGET_BYTES = 1 << 30
+
+RandomStates = dict[torch.device, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edited:
+    """Gradients in the buffer of a waiting task that were replaced by hand.
+
+    Attributes:
+        position: how many tasks had run.
+        task: the id of the task.
+        before, after: its gradients, one per input number.
+    """
+
+    position: int
+    task: int
+    before: tuple[Tensor | None, ...]
+    after: tuple[Tensor | None, ...]
+
+
+class Referenced:
+    """Tensors by reference, and whether somebody has modified one in place since."""
+
+    __slots__ = ("_versions", "tensors")
+
+    def __init__(self, tensors: Iterable[Tensor | None]) -> None:
+        self.tensors = tuple(tensors)
+        self._versions = tuple(map(_version, self.tensors))
+
+    @property
+    def intact(self) -> bool:
+        return self._versions == tuple(map(_version, self.tensors))
+
+
+def _version(tensor: Tensor | None) -> int:
+    return -1 if tensor is None or tensor.is_inference() else version_of(tensor)
+
+
+@dataclass(slots=True)
+class _Grad:
+    """The .grad of a tensor as it was before a task. `copy` has its values where they were going to be added to."""
+
+    tensor: Tensor
+    grad: Tensor | None
+    copy: Tensor | None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Grad:
+        grad = tensor.grad
+        in_place = grad is not None and not torch.is_grad_enabled()
+        return cls(tensor, grad, grad.detach().clone() if in_place and grad is not None else None)
+
+    def after(self) -> Tensor | None:
+        """What it is now. Nobody changes it any more, once this has been put back."""
+        grad = self.tensor.grad
+        return grad.detach().clone() if grad is not None and grad is self.grad else grad
+
+    def put_back(self) -> None:
+        grad, copy = self.grad, self.copy
+        if grad is not None and copy is not None:
+            with torch.no_grad():
+                if grad.layout is torch.strided:
+                    grad.copy_(copy)
+                else:
+                    grad = copy.clone()
+        self.tensor.grad = grad
+
+
+@dataclass(slots=True)
+class Ran:
+    """One task that ran, and what it found.
+
+    Attributes:
+        task: its id.
+        by_hand: whether it was chosen by hand.
+        callbacks: how many callbacks for the end of the backward were waiting.
+        gradients: its input buffer before hooks; None where it was let go.
+        edges, sums: the buffers that it added to, and what had been there.
+        grads: the .grad of its leaf, and of what it had to `retain_grad`.
+        random: the states of the random generators, where it drew from them.
+        packed: whether `saved_tensors_hooks` give what it saved: checkpoints recompute once in each backward.
+        version: of its leaf, which a hook may change.
+    """
+
+    task: int
+    by_hand: bool
+    callbacks: int
+    gradients: Referenced | None
+    edges: list[Edge] = field(default_factory=list)
+    found: list[Tensor | None] = field(default_factory=list)
+    sums: Referenced | None = None
+    grads: list[_Grad] = field(default_factory=list)
+    random: RandomStates | None = None
+    packed: bool = False
+    version: int = -1
+
+
+class History:
+    """How a session can go back: tasks taken back one by one, from the last on.
+
+    Gradients are kept by reference, up to a budget; beyond it the oldest are let go, and going back there computes them
+    again from where the history begins. What nodes saved is kept by not freeing it: it never is more than the forward
+    left. A .grad that was there before is copied, since PyTorch adds to it in place.
+
+    Args:
+        graph: the graph that is run.
+        start: how many tasks had run when it began.
+        waiting, missing: the input buffers at that time, and how many gradients each task waits for.
+        edits: those in force, which were made before.
+        budget_bytes: for gradients.
+        keeps_graph: whether nodes keep what they saved in any case (`retain_graph`).
+
+    Attributes:
+        ran: what ran since, in order.
+        edits: the edits that are in force, in order.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        start: int,
+        waiting: dict[int, Sequence[Tensor | None]],
+        missing: Sequence[int],
+        edits: Sequence[Edited],
+        budget_bytes: int,
+        keeps_graph: bool,
+    ) -> None:
+        self.start = start
+        self.budget_bytes = budget_bytes
+        self.ran: list[Ran] = []
+        self.edits = list(edits)
+        self.first_waiting = {task: Referenced(gradients) for task, gradients in waiting.items()}
+        self.first_missing = tuple(missing)
+        self._graph = graph
+        self._keeps_graph = keeps_graph
+        self._storages: dict[int, list[int]] = {}  # by address: bytes, and how many times it is kept
+        self._held_bytes = 0
+        self._copied_bytes = 0
+        self._let_go = 0  # so many of `ran` have no gradients any more
+        self._retaining: dict[int, list[ref[Tensor]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<History of {len(self.ran)} tasks, {self.gradient_bytes:,} bytes of gradients>"
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of gradients that it keeps alive, or that something else keeps alive, too."""
+        return self._held_bytes + self._copied_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of what nodes saved and a backward would have freed by now."""
+        return 0 if self._keeps_graph else self._saved.held_bytes(entry.task for entry in self.ran)
+
+    @property
+    def nbytes(self) -> int:
+        return self.gradient_bytes + self.saved_bytes
+
+    @property
+    def reach(self) -> int:
+        """The first position to which one can go back."""
+        return self.start
+
+    @cached_property
+    def _saved(self) -> _SavedBytes:
+        return _SavedBytes(self._graph)
+
+    def watch_retained(self, tensors: dict[int, list[ref[Tensor]]]) -> None:
+        """By task the tensors which its node made, and which may have been told to `retain_grad`."""
+        self._retaining = tensors
+
+    def begin(self, entry: Ran, leaf: Tensor | None) -> None:
+        """A task is about to run. What it may change is copied."""
+        if leaf is not None:
+            entry.grads.append(_Grad.of(leaf))
+        for each in self._retaining.get(entry.task, ()):
+            tensor = each()
+            if tensor is not None and tensor.retains_grad:
+                entry.grads.append(_Grad.of(tensor))
+
+    def end(self, entry: Ran) -> None:
+        """It has run, and its gradients are in the next tasks' buffers."""
+        entry.sums = Referenced(entry.found)
+        entry.found = []
+        self.ran.append(entry)
+        self._copied_bytes += _copied(entry)
+        assert entry.gradients is not None
+        for tensor in (*entry.gradients.tensors, *entry.sums.tensors):
+            self._count(tensor, 1)
+        while self._held_bytes > self.budget_bytes and self._let_go < len(self.ran):
+            self._release(self.ran[self._let_go])
+            self._let_go += 1
+
+    def take_last(self) -> Ran:
+        """The last task that ran, which is to be taken back."""
+        entry = self.ran.pop()
+        self._copied_bytes -= _copied(entry)
+        if self._let_go > len(self.ran):
+            self._let_go = len(self.ran)
+        else:
+            self._uncount(entry)
+        return entry
+
+    def take_edits(self, position: int) -> list[Edited]:
+        """The edits that were made after this position, last first: they are not in force any more."""
+        taken = []
+        while self.edits and self.edits[-1].position > position:
+            taken.append(self.edits.pop())
+        return taken
+
+    def edits_at(self, position: int) -> list[Edited]:
+        return [edit for edit in self.edits if edit.position == position]
+
+    def clear(self) -> None:
+        """Forgets what ran, but not the edits."""
+        self.ran.clear()
+        self._storages.clear()
+        self._held_bytes = self._copied_bytes = self._let_go = 0
+
+    def _release(self, entry: Ran) -> None:
+        self._uncount(entry)
+        entry.gradients = entry.sums = None
+
+    def _uncount(self, entry: Ran) -> None:
+        assert entry.gradients is not None and entry.sums is not None
+        for tensor in (*entry.gradients.tensors, *entry.sums.tensors):
+            self._count(tensor, -1)
+
+    def _count(self, tensor: Tensor | None, by: int) -> None:
+        storage = None if tensor is None else storage_of(tensor)
+        if storage is None:
+            return
+        counted = self._storages.setdefault(storage.address, [storage.nbytes, 0])
+        if not counted[1]:
+            self._held_bytes += counted[0]
+        counted[1] += by
+        if not counted[1]:
+            self._held_bytes -= counted[0]
+            del self._storages[storage.address]
+
+
+def _copied(entry: Ran) -> int:
+    return sum(each.copy.nbytes for each in entry.grads if each.copy is not None and each.copy.layout is torch.strided)
+
+
+class _SavedBytes:
+    """Which saved storages the nodes of a graph alone keep alive."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._nbytes: dict[int, int] = {}
+        self._keepers: dict[int, int] = {}
+        self._storages: dict[int, set[int]] = {}
+        for saved in graph.saved:
+            if saved.storage is None or saved.held or saved.storage_bytes is None:
+                continue
+            self._nbytes[saved.storage] = saved.storage_bytes
+            if saved.storage not in self._storages.setdefault(saved.task, set()):
+                self._storages[saved.task].add(saved.storage)
+                self._keepers[saved.storage] = self._keepers.get(saved.storage, 0) + 1
+
+    def held_bytes(self, ran: Iterable[int]) -> int:
+        """Bytes of storages all of whose keepers are among these tasks."""
+        seen: dict[int, int] = {}
+        for task in ran:
+            for storage in self._storages.get(task, ()):
+                seen[storage] = seen.get(storage, 0) + 1
+        return sum(self._nbytes[storage] for storage, count in seen.items() if count == self._keepers[storage])
+
+
+def random_states(devices: Iterable[torch.device]) -> RandomStates:
+    """The states of torch's random generators, of the CPU's and of these devices'."""
+    states = {torch.device("cpu"): torch.get_rng_state()}
+    for device in devices:
+        if device.type == "cuda":
+            states[device] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_states(states: RandomStates) -> None:
+    for device, state in states.items():
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
+
+
+def drawn_since(before: RandomStates) -> bool:
+    """Whether random numbers were drawn."""
+    return not all(torch.equal(state, before[device]) for device, state in random_states(before).items())

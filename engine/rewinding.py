@@ -1,0 +1,453 @@
+"""Going back: a session of the direct engine takes tasks back, goes on in another way, and keeps both."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from weakref import ref
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ..inspector.graph import Edge, Task
+from ..inspector.kinds import Kind
+from ..inspector.torch_internals import leaf_of, version_of
+from .branch_comparison import BranchComparison, compare_branches
+from .branches import Branch, Branches
+from .history import (
+    BUDGET_BYTES,
+    Edited,
+    History,
+    Ran,
+    Referenced,
+    drawn_since,
+    random_states,
+    set_random_states,
+)
+from .hook_watch import node_of
+from .input_buffer import InputBuffer
+from .policies import Choice, Policy
+from .ready_queue import ReadyQueue, ready_queue
+from .recorder import Recorder
+from .schedule import Pending
+from .task_runner import TaskRunner
+from .verbs import AnyTask, Verbs
+
+
+class Rewinding(Verbs):
+    """The part of a `Stepper` that goes back.
+
+    A task is taken back by undoing what it did: its input buffer, the sums to which it added, the .grad of its leaf. As
+    long as there is a history, nodes keep what they saved, and gradients that it refers to are neither added to in
+    place nor taken for a .grad without a copy: the values are the same, the memory is not.
+    """
+
+    _order: list[int]
+    _buffers: dict[int, InputBuffer]
+    _missing: list[int]
+    _all_missing: Sequence[int]
+    _queue: ReadyQueue
+    _policy: Policy | Choice
+    _recorder: Recorder | None
+    _runner: TaskRunner
+    _keep_graph: bool
+    _history: History | None = None
+    _branches: Branches
+    _terms: list[tuple[int, Policy | Choice]]
+    _begins: str = ""  # why the history begins where it does, if not at the start
+
+    @property
+    def history(self) -> History | None:
+        """What going back takes: `nbytes`, and `reach`, the first position to which one can go. None: it is not kept."""
+        return self._history
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """The ways in which the session went, the current one included. Empty without a history."""
+        if self._history is None:
+            return ()
+        kept = self._branches.kept
+        return tuple(sorted([*kept.values(), self._now()], key=lambda branch: branch.number))
+
+    def keep_history(self, budget_bytes: int = BUDGET_BYTES) -> None:
+        """From here on tasks can be taken back. Does nothing where they can already.
+
+        Args:
+            budget_bytes: for gradients: beyond it the oldest are computed again when they are needed.
+        """
+        self._check_open()
+        if self._history is None:
+            self._branches = Branches(budget_bytes)
+            self._begin_history(budget_bytes, f"a history was asked for {self._after_so_many()}" if self.order else "")
+
+    def forget(self) -> None:
+        """Lets go all that is kept for going back: from here on one can go back to here. Branches go, too."""
+        self._check_open()
+        if self._history is not None:
+            budget_bytes = self._history.budget_bytes
+            self._inside(self._free_ran)
+            self._branches = Branches(budget_bytes)
+            self._history.edits.clear()
+            self._begin_history(budget_bytes, f"forget() was called {self._after_so_many()}")
+
+    def back(self, count: int = 1) -> Task | None:
+        """Takes so many tasks back. Returns the current task.
+
+        Gradients, .grad of leaves, the queue, the policy, the trace and torch's random numbers are then as they were.
+        What hooks and custom Functions did besides stays done, and is done again when the tasks run again; so is a
+        backward without a gradient for a `register_multi_grad_hook`, which counts calls. An edit goes with the task
+        before which it was made.
+
+        Raises:
+            ValueError: not so many tasks can be taken back.
+            RuntimeError: no history is kept, or the session is over.
+        """
+        history = self._kept()
+        if count < 1:
+            raise ValueError(f"back({count}): the number of tasks to take back must be at least 1")
+        position = len(self.order) - count
+        if position < history.start:
+            can = len(self.order) - history.start
+            why = f": {self._begins}" if self._begins and len(self.order) >= count else ""
+            raise ValueError(f"back({count}): {can or 'no'} task{'' if can == 1 else 's'} can be taken back{why}")
+        self._rewind(position)
+        return self.current
+
+    def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
+        """Goes to the moment before a task, back or on; or to the end of a branch, whose tasks run again from where it
+        parted. Returns the current task.
+
+        Raises:
+            ValueError: the task can't be reached: it is not going to run, or ran before the history begins; there is no
+                such branch.
+            RuntimeError: no history is kept, or the session is over.
+        """
+        if branch is not None:
+            self._kept()
+            self._follow(self._branch(branch))
+        elif task is None:
+            raise ValueError("goto() where? Give a task, or branch=")
+        elif (wanted := self._task(task)).id in self.order:
+            self.back(len(self.order) - self.order.index(wanted.id))
+        else:
+            self.run_to(wanted)
+        return self.current
+
+    def restore(self, task: AnyTask | None = None) -> None:
+        """Puts the gradients that came to a task into its buffer again, the current task if none is given.
+
+        Raises:
+            ValueError: they were not edited.
+            RuntimeError: no history is kept, or the session is over.
+        """
+        history = self._kept()
+        about = self._about(task)
+        edits = [edit for edit in history.edits if edit.task == about.id]
+        if not edits or about.id in self.order:
+            raise ValueError(f"the gradients of {self.graph.describe(about)} were not edited")
+        position = len(self.order)
+        if any(edit.position != position for edit in edits):  # an edit before tasks that have run: going back finds it
+            self.replace(edits[0].before, about)
+            return
+        history.edits = [edit for edit in history.edits if edit.task != about.id]
+        self._buffers[about.id].gradients[:] = edits[0].before
+        if self._recorder is not None:
+            self._recorder.forget_edits(about.id)
+
+    def compare_branches(self) -> BranchComparison:
+        """How the branches differ: in order, in the gradients of leaves, and in the memory that they would take."""
+        self._kept()
+        return compare_branches(self.graph, self.branches, self._needed, self._keep_graph)
+
+    @abstractmethod
+    def run_to(self, task: AnyTask) -> Task | None: ...
+
+    @abstractmethod
+    def _inside(self, body: Callable[[], None], ends: bool = False) -> None:
+        """Calls something as tasks are run: inside the backward, with its grad mode. It `ends` with the last task."""
+
+    @abstractmethod
+    def _execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
+
+    @abstractmethod
+    def _let_go(self) -> None: ...
+
+    @abstractmethod
+    def _add(self, edge: Edge, gradient: Tensor | None, entry: Ran | None) -> bool:
+        """Adds a gradient to the next task's buffer. Says whether that was the last it waited for."""
+
+    def _kept(self) -> History:
+        self._check_open()
+        if self._history is None:
+            raise RuntimeError(
+                "this session keeps no history to go back in: start it with th.debug(loss, history=True), or call "
+                "keep_history() before what is to be taken back"
+            )
+        return self._history
+
+    def _after_so_many(self) -> str:
+        ran = len(self.order)
+        return f"after {ran} task{'' if ran == 1 else 's'}"
+
+    def _begin_history(self, budget_bytes: int, why: str) -> None:
+        waiting = {task: tuple(buffer.gradients) for task, buffer in self._buffers.items()}
+        edits = () if self._history is None else self._history.edits
+        position = len(self.order)
+        self._history = History(self.graph, position, waiting, self._missing, edits, budget_bytes, self._keep_graph)
+        self._begins = why
+        self._runner.frees = False
+        self._history.watch_retained(self._made_by_tasks())
+
+    def _made_by_tasks(self) -> dict[int, list[ref[Tensor]]]:
+        """By task the tensors that its node made, as far as Python has them."""
+        ids: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(self.graph.nodes)}
+        found: dict[int, list[ref[Tensor]]] = {}
+        for each in self._runner.watch.tensors:
+            tensor = each()
+            if tensor is not None and (task_id := ids.get(node_of(tensor))) is not None:
+                found.setdefault(task_id, []).append(each)
+        return found
+
+    def _begin_task(self, task_id: int, gradients: Sequence[Tensor | None], by_hand: bool) -> Ran:
+        """A task is going to run: notes what it finds."""
+        history, graph_task = self._kept_while_running(), self._runner.graph_task
+        self._branches.go_on(len(self.order), task_id, history.edits)
+        entry = Ran(task_id, by_hand, graph_task.callbacks_left, Referenced(gradients))
+        leaf = leaf_of(self.graph.nodes[task_id]) if self.graph.tasks[task_id].is_leaf else None
+        history.begin(entry, leaf if gradients[0] is not None else None)
+        entry.version = -1 if leaf is None or leaf.is_inference() else version_of(leaf)
+        entry.packed = self._runner.is_packed(self.graph.tasks[task_id])
+        entry.random = random_states(self.graph.devices)
+        graph_task.accumulated_inside = False
+        return entry
+
+    def _end_task(self, entry: Ran) -> None:
+        """It has run, and its gradients are in the buffers of the next ones."""
+        assert entry.random is not None
+        if not drawn_since(entry.random):
+            entry.random = None
+        history = self._kept_while_running()
+        history.end(entry)
+        why = self._why_not_back(entry)
+        if why is not None:
+            self._free_ran()
+            self._begin_history(history.budget_bytes, f"{self.graph.describe(entry.task)} {why}")
+
+    def _kept_while_running(self) -> History:
+        assert self._history is not None
+        return self._history
+
+    def _why_not_back(self, entry: Ran) -> str | None:
+        """Why a task that has run can't be taken back."""
+        task = self.graph.tasks[entry.task]
+        if task.kind is Kind.COMPILED:
+            return "is a compiled region, which runs once: it gives away the memory of what it saved"
+        if self._runner.graph_task.accumulated_inside:
+            return "ran a backward of its own, which added to .grad"
+        if entry.version >= 0 and version_of(leaf_of(self.graph.nodes[entry.task])) != entry.version:
+            return "had a hook that changed the parameter itself, as an optimizer's step does"
+        return None
+
+    def _rewind(self, position: int) -> None:
+        """Takes back all tasks from this position on."""
+        history = self._kept()
+        self._branches.leave(self._now)
+        lost = packed = False
+        callbacks = self._runner.graph_task.callbacks_left
+        while len(self.order) > position:
+            entry = self._take_back(lost)
+            packed = packed or entry.packed
+            callbacks = entry.callbacks
+            lost = lost or not (_intact(entry.gradients) and _intact(entry.sums))
+            if not lost:
+                self._empty_next(entry)
+        self._runner.graph_task.reopen(callbacks, another=packed)
+        while self._terms[-1][0] > position:
+            self._terms.pop()
+        self._policy = self._terms[-1][1]
+        if lost:
+            self._make_again(history)
+        self._queue = self._queue_under(self._policy)
+        if self._recorder is not None:
+            self._recorder.rewind(position)
+        self.stopped = None
+
+    def _take_back(self, lost: bool) -> Ran:
+        """Takes the last task back, but for the buffers of the next ones."""
+        history = self._kept()
+        position = len(self.order) - 1
+        for edit in history.take_edits(position):
+            if not lost:
+                self._buffers[edit.task].gradients[:] = edit.before
+        entry = history.take_last()
+        self._branches.take_back(position, entry, self.graph.tasks[entry.task].is_leaf)
+        for grad in reversed(entry.grads):
+            grad.put_back()
+        if entry.random is not None:
+            set_random_states(entry.random)
+        del self._order[position]
+        self.stops.taken_back([entry.task])
+        return entry
+
+    def _empty_next(self, entry: Ran) -> None:
+        """Takes what a task gave out of the buffers again, and puts back what it was given."""
+        assert entry.gradients is not None and entry.sums is not None
+        for edge, before in zip(reversed(entry.edges), reversed(entry.sums.tensors), strict=True):
+            self._buffers[edge.next_task].gradients[edge.input] = before
+            self._missing[edge.next_task] += 1
+            if self._missing[edge.next_task] == self._all_missing[edge.next_task]:
+                del self._buffers[edge.next_task]
+        self._fill(entry.task, entry.gradients.tensors)
+
+    def _fill(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
+        buffer = self._buffers[task_id] = InputBuffer(len(gradients))
+        buffer.gradients[:] = gradients
+
+    def _make_again(self, history: History) -> None:
+        """Computes what waits at this position from what waited where the history begins.
+
+        Tasks run again with the random numbers of the first time. Leaves are left out: their .grad has what they gave.
+        """
+        if not all(gradients.intact for gradients in history.first_waiting.values()):
+            self._over = "a gradient with which the history begins was modified in place"
+            self._let_go()
+            self._check_open()
+        self._buffers.clear()
+        for task_id, gradients in history.first_waiting.items():
+            self._fill(task_id, gradients.tensors)
+        self._missing[:] = history.first_missing
+        ran = list(history.ran)
+        history.clear()
+        now = random_states(self.graph.devices)
+        on_hook, self._runner.on_hook = self._runner.on_hook, None  # the trace has them
+        try:
+            self._inside(lambda: self._run_again(history, ran))
+        finally:
+            if self._over is None:
+                self._runner.on_hook = on_hook
+            set_random_states(now)
+
+    def _run_again(self, history: History, ran: Sequence[Ran]) -> None:
+        for position, entry in enumerate(ran, history.start):
+            self._edit_again(history.edits_at(position))
+            if entry.random is not None:
+                set_random_states(entry.random)
+            gradients = self._buffers.pop(entry.task).gradients
+            entry.gradients = Referenced(gradients)
+            task = self.graph.tasks[entry.task]
+            if not task.is_leaf:
+                before = [(grad.tensor, grad.tensor.grad) for grad in entry.grads]
+                outputs = self._runner.run(task, gradients, hooks=True)
+                for tensor, grad in before:  # told to retain_grad: it would be added to a second time
+                    tensor.grad = grad
+                entry.edges.clear()
+                for edge in self.graph.out_edges[entry.task]:
+                    gradient, outputs[edge.output] = outputs[edge.output], None
+                    self._add(edge, gradient, entry)
+            history.end(entry)
+        self._edit_again(history.edits_at(history.start + len(ran)))
+
+    def _edit_again(self, edits: Sequence[Edited]) -> None:
+        for edit in edits:
+            self._buffers[edit.task].gradients[:] = edit.after
+
+    def _now(self) -> Branch:
+        """The branch on which the session stands, as far as it has come."""
+        history, branches = self._kept_while_running(), self._branches
+        parent, forked_at = branches.origins[branches.current]
+        return Branch(
+            branches.current,
+            parent,
+            forked_at,
+            tuple(self.order),
+            frozenset(entry.task for entry in history.ran if entry.by_hand),
+            tuple(history.edits),
+            tuple(self._terms),
+            None if self._recorder is None else self._recorder.trace(),
+            is_current=True,
+            shared=len(self.order),
+        )
+
+    def _branch(self, number: int) -> Branch:
+        future = self._branches.future
+        if future is not None and future.number == number:
+            return future
+        found = next((branch for branch in self.branches if branch.number == number), None)
+        if found is None:
+            known = ", ".join(str(branch.number) for branch in self.branches)
+            raise ValueError(f"there is no branch {number}; there is {known}")
+        return found
+
+    def _follow(self, branch: Branch) -> None:
+        """Goes to where a branch ended: back to where the session parted from it, and on with its tasks and edits."""
+        start = self._kept().start
+        if branch.shared < start:
+            raise ValueError(f"{branch.name} parted before the history begins: {self._begins}")
+        if branch.shared == len(branch.order) == len(self.order):
+            return
+        self._rewind(branch.shared)
+        first = branch.shared
+        trailing = [edit for edit in self._kept().edits if edit.position == first]
+        for edit in reversed(trailing):
+            self._buffers[edit.task].gradients[:] = edit.before
+            self._kept().edits.remove(edit)
+            if self._recorder is not None:
+                self._recorder.forget_edits(edit.task)
+        policies = dict(branch.terms)
+        policies.setdefault(first, next(policy for begins, policy in reversed(branch.terms) if begins <= first))
+
+        def body() -> None:
+            for position in range(first, len(branch.order) + 1):
+                if position in policies:
+                    self._take_policy(policies[position])
+                for edit in branch.edits:
+                    if edit.position == position:
+                        self._put(edit.task, edit.after)
+                if position < len(branch.order):
+                    task_id = branch.order[position]
+                    self._execute(task_id, hooks=True, by_hand=task_id in branch.by_hand)
+
+        self._inside(body, ends=True)
+
+    def _put(self, task_id: int, after: Sequence[Tensor | None]) -> None:
+        """Puts gradients into a waiting task's buffer, and notes it."""
+        buffer = self._buffers[task_id]
+        before, now = tuple(buffer.gradients), tuple(after)
+        if self._recorder is not None:
+            self._recorder.edit(task_id, before, now)
+        if self._history is not None:
+            self._history.edits.append(Edited(len(self.order), task_id, before, now))
+        buffer.gradients[:] = now
+
+    def _take_policy(self, policy: Policy | Choice) -> None:
+        """From here on this one picks."""
+        queue = self._queue_under(policy)
+        position = len(self.order)
+        if self._terms[-1][0] == position:
+            self._terms.pop()
+        self._terms.append((position, policy))
+        self._policy, self._queue = policy, queue
+        if self._recorder is not None:
+            self._recorder.switch(policy)
+
+    def _queue_under(self, policy: Policy | Choice) -> ReadyQueue:
+        """The queue as this policy would have it after what has run."""
+        queue = ready_queue(self.graph, policy, self.order)
+        pending = Pending(self.graph, self._needed)
+        for task_id in pending.start():
+            queue.push(task_id)
+        for ran in self.order:
+            queue.remove(ran)
+            for task_id in pending.run(ran):
+                queue.push(task_id)
+        return queue
+
+    def _free_ran(self) -> None:
+        """Lets the nodes that ran free what they saved, which the history has kept."""
+        if self._history is not None and not self._keep_graph:
+            for entry in self._history.ran:
+                self._runner.free(self.graph.tasks[entry.task])
+
+
+def _intact(kept: Referenced | None) -> bool:
+    return kept is not None and kept.intact
