@@ -78,10 +78,12 @@ class capture:
         self._recording = None
         self._exits.__exit__(kind, error, traceback)
 
-    @property
-    def call(self) -> CallRecord | None:
-        """The module call that is under way in a forward; None outside of modules, and where the capture is closed."""
-        return None if self._recording is None else self._recording[0].current
+    def operation(self, function: Callable[..., Any]) -> Operation:
+        """What this open capture would write down of a call of this function here and now."""
+        assert self._recording is not None
+        calls, _ = self._recording
+        now = sequence_nr()
+        return Operation(calls.facts, function, now, now, calls.current, capture_traceback())
 
     def renew(self) -> None:
         """Begins a new record: module calls are counted, and outermost modules named, as from here on.
