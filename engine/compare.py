@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
@@ -11,14 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor
-
 from ..inspector.capture import capture
 from ..inspector.graph import Edge, Graph, Task
 from ..inspector.walk import graph
 from .backward import backward
-from .make_loss import MakeLoss, loss_of
+from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers
 from .not_counted import NotCounted, not_counted
 from .peak import PeakReport, peak_report
 from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
@@ -342,7 +338,7 @@ def compare(
         raise ValueError(f"repetitions must be at least 1, not {repetitions}")
     chosen = _chosen(policies)
 
-    with _same_random_numbers(), capture():
+    with same_random_numbers(), capture():
         loss = loss_of(make_loss())
     drawn = graph(loss)
     leaves = list(drawn.leaves.values())
@@ -350,13 +346,13 @@ def compare(
     footprints = dry_run(drawn)
     dry = {name: simulate(drawn, policy, footprints) for name, policy in chosen.items() if not is_dynamic(policy)}
     predicted = {name: (timeline.peak_bytes, timeline.estimates) for name, timeline in dry.items()}
-    with _own_gradients(leaves), _same_random_numbers():
+    with own_gradients(leaves), same_random_numbers():
         backward(loss)
     del loss, drawn, footprints, dry
 
     runs: dict[str, _Measured] = {}
     for name, policy in chosen.items():
-        with _own_gradients(leaves), _same_random_numbers():
+        with own_gradients(leaves), same_random_numbers():
             run = profile(make_loss, policy)
         _assert_same_graph(signature, run.graph, name)
         assert run.timeline is not None
@@ -367,7 +363,7 @@ def compare(
     times: dict[str, list[int]] = {name: [] for name in chosen}
     for _ in range(repetitions):
         for name, policy in chosen.items():
-            with _own_gradients(leaves), _same_random_numbers():
+            with own_gradients(leaves), same_random_numbers():
                 times[name].append(backward(loss_of(make_loss()), policy=policy).elapsed_ns)
     first = next(iter(runs.values()))
     rows = tuple(_rows(runs, predicted, times))
@@ -411,26 +407,6 @@ def _rows(
         longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
         dry_bytes, estimates = dry.get(name, (None, ()))
         yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates)
-
-
-@contextmanager
-def _own_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """The run finds each .grad that was there as a copy, so that it adds to that one; afterwards all are put back."""
-    before = [leaf.grad for leaf in leaves]
-    try:
-        for leaf, grad in zip(leaves, before, strict=True):
-            leaf.grad = None if grad is None else grad.clone()
-        yield
-    finally:
-        for leaf, grad in zip(leaves, before, strict=True):
-            leaf.grad = grad
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices):
-        yield
 
 
 def _signature(drawn: Graph) -> _Signature:

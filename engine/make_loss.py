@@ -1,9 +1,11 @@
-"""What users give to run a fresh forward, and what has to come of it."""
+"""What users give to run a fresh forward, what has to come of it, and what it must not change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 MakeLoss = Callable[[], Tensor]
@@ -26,3 +28,24 @@ def loss_of(made: object) -> Tensor:
         shape = "nested" if made.is_nested else "of shape " + "×".join(map(str, made.shape))
         raise ValueError(f"make_loss() returned a tensor {shape}; expected one element, the loss, such as its .sum()")
     return made
+
+
+@contextmanager
+def own_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """The run finds each .grad that was there as a copy, so that it adds to that one; afterwards all are put back."""
+    before = [leaf.grad for leaf in leaves]
+    try:
+        for leaf, grad in zip(leaves, before, strict=True):
+            leaf.grad = None if grad is None else grad.clone()
+        yield
+    finally:
+        for leaf, grad in zip(leaves, before, strict=True):
+            leaf.grad = grad
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """The state of torch's random numbers is afterwards what it was before."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices):
+        yield
