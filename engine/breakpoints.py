@@ -58,7 +58,7 @@ class Breakpoint:
                 if not predicate(task, gradients()):
                     return None
             except Exception as error:
-                text = f"the predicate of breakpoint {self.number} raised {_said(error)} before {graph.describe(task)}"
+                text = f"the predicate of breakpoint {self.number} raised {said(error)} before {graph.describe(task)}"
                 return Stop("breakpoint", self.number, task_id, text)
         self._met.add(task_id)
         if self.hit is not None:
@@ -83,15 +83,16 @@ def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, wh
         raise TypeError(f"when takes a function (task, gradients) -> bool, not a {type(when).__name__}")
     predicates = () if when is None else (when,)
     if callable(where):
-        return Breakpoint(number, _name(where), None, hit, (where, *predicates))
+        return Breakpoint(number, name_of(where), None, hit, (where, *predicates))
     tasks = tasks_at(graph, where)
     text = where if isinstance(where, str) else f"task {min(tasks)}"
     if when is not None:
-        text = f"{text} when {_name(when)}"
+        text = f"{text} when {name_of(when)}"
     return Breakpoint(number, text, tasks, hit, predicates)
 
 
-def _name(predicate: Predicate) -> str:
+def name_of(predicate: Callable[..., object]) -> str:
+    """What to call a function that somebody gave."""
     name = str(getattr(predicate, "__name__", type(predicate).__name__))
     code = getattr(predicate, "__code__", None)
     if name != "<lambda>" or code is None:
@@ -99,6 +100,7 @@ def _name(predicate: Predicate) -> str:
     return f"lambda at {Source(code.co_filename, code.co_firstlineno, name).short}"
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """The first line of an exception."""
     message = str(error).partition("\n")[0]
     return f"{type(error).__name__}{': ' if message else ''}{message}"

@@ -104,7 +104,7 @@ class Stepper(Rewinding):
         self._recorder = None if trace is None else Recorder(self.graph, chosen, trace)
         self._all_missing = dependencies(self.graph)
         self._missing = list(self._all_missing)
-        self.stops = Stops(self.graph)
+        self.stops = Stops(self.graph, self._needed, None if self._recorder is None else self._recorder.trace)
         on_hook = None if self._recorder is None else self._recorder.hook
         self._runner = TaskRunner(self.graph, self._needed, self._keep_graph, create_graph, on_hook)
         self._buffers: dict[int, InputBuffer] = {}
@@ -213,7 +213,7 @@ class Stepper(Rewinding):
         return self.graph.tasks[task_id]
 
     def run(self) -> Run:
-        """Runs all tasks that are left, in the policy's order, up to a breakpoint, what a watchpoint finds, or `stop`."""
+        """Runs all tasks that are left, in the policy's order; up to a breakpoint, a watchpoint's find, or `stop`."""
         self._check_open()
         self._run_until(None)
         return self.result()
@@ -264,10 +264,10 @@ class Stepper(Rewinding):
         if self._recorder is not None:
             self._recorder.graph = self.graph
 
-    def stop_here(self) -> Stop | None:
+    def stop_here(self, wait: bool = True) -> Stop | None:
         if self._over is not None:
             return None
-        found = self.stops.found()
+        found = self.stops.found(wait)
         if found is not None or not self.stops.asks or not len(self._queue):
             return found
         task_id = self._queue.choose()
@@ -282,7 +282,7 @@ class Stepper(Rewinding):
             watch, stops = self._hooks, self.stops
             ask = watch is None or watch.possible()
             quiet = not stops.asks and not stops.watches
-            if watch is not None and not ask and quiet and self._recorder is None is self._needed is self._history:
+            if watch is not None and not ask and quiet and self._is_plain:
                 self._run_bare(last, watch)
             queue = self._queue
             while queue and not self._stopped:
@@ -290,17 +290,24 @@ class Stepper(Rewinding):
                 if task_id == last:
                     return
                 self._execute(task_id, hooks=ask or (watch is not None and watch.registered()))
-                if (stops.asks or stops.watches) and (stop := self.stop_here()) is not None:
+                if (stops.asks or stops.watches) and (stop := self.stop_here(wait=False)) is not None:
                     self.stopped = stop
                     return
             if self._stopped and queue:
                 self.stopped = Stop("asked", None, None, "stop() was called")
+            elif stops.watches and not queue:
+                self.stopped = stops.found(wait=True) or stops.at_end(self.order)
 
         self.stopped = None
         try:
             self._inside(body, ends=True)
         finally:
             self._stopped = False
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether tasks run and nothing else is done."""
+        return self._recorder is None and self._needed is None and self._history is None
 
     def _run_bare(self, last: int | None, watch: HookWatch) -> None:
         """Runs tasks as `_execute` does, while nobody records or hooks them.

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..inspector.graph import Graph, Outputs, Task
 from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sort_queue_again
-from .closing import Closing
-from .edits import check_edit
+from .edits import as_gradients, check_edit
 from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
 from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
@@ -27,8 +26,11 @@ from .recorder import Recorder
 from .run import Run
 from .schedule import Pending, schedule
 from .statistics import Level
+from .stop import Stop
+from .stops import Stops
 from .task_hooks import Gradients
 from .trace import Trace
+from .verbs import Verbs
 
 _NEVER = -1  # where to stop: nowhere
 _NEXT = -2  # before whichever task comes next
@@ -42,6 +44,8 @@ class _Worker(Watch):
     """The engine's run in a thread of its own. Refers to nothing of the session, which may be let go at any time.
 
     Attributes:
+        stops: the breakpoints and watchpoints.
+        stopped: at a stop what made it, where it was one of these.
         until: the task before which it stops, or _NEXT or _NEVER.
         stop_asked: whether it stops before whichever comes next, in any case.
         begun: whether its thread was seen to run.
@@ -49,9 +53,11 @@ class _Worker(Watch):
         reports: None at each stop; at the end a tuple with what was raised, or nothing.
     """
 
-    def __init__(self, call: Call, state: ThreadState, plan: Plan, recorder: Recorder | None) -> None:
+    def __init__(self, call: Call, state: ThreadState, plan: Plan, recorder: Recorder | None, stops: Stops) -> None:
         super().__init__(plan, recorder)
         self._plan: Plan | None = plan
+        self.stops = stops
+        self.stopped: Stop | None = None
         self.until = _NEVER
         self.stop_asked = False
         self.begun = False
@@ -109,6 +115,7 @@ class _Worker(Watch):
     def let_go(self) -> None:
         """After the run: holds nothing of the graph any more, nor what waited."""
         self.graph = replace(self.graph, nodes=())
+        self.stops.let_go()
         self.ready.clear()
         self.taken = self.live = self._call = self._plan = self.gradients = self._edited = None
         self.pin = Pin([])
@@ -155,11 +162,26 @@ class _Worker(Watch):
     def _before(self, task_id: int, gradients: Gradients) -> Gradients | None:
         if not self.owns(task_id):
             return None
-        if self.stop_asked or self.until in (_NEXT, task_id):
+        stops = self.stops
+        self.stopped = stops.found() if stops.watches else None
+        if self.stopped is None and stops.asks:
+            self.stopped = stops.before(task_id, self.order, lambda: tuple(gradients))
+        if not self._passes(task_id):
             gradients = self._stop(task_id, gradients)
         self._begin(task_id, gradients)
         edited, self._edited = self._edited, None
         return edited
+
+    def _passes(self, task_id: int) -> bool:
+        """Whether it runs on: a run never stops before the task at which it begins."""
+        asked = self.stop_asked or self.until in (_NEXT, task_id)
+        return not asked and (self.stopped is None or not self.order)
+
+    def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
+        ran = len(self.order)
+        super()._after(task_id, outputs, gradients)
+        if self.stops.watches and len(self.order) > ran:
+            self.stops.produced(task_id, gradients, outputs, self.graph.nodes[task_id])
 
     def _stop(self, task_id: int, gradients: Gradients) -> Gradients:
         if self.abandoned:
@@ -203,7 +225,7 @@ def _one_at_a_time(
     verb: Callable[Concatenate[NativeSession, P], T],
 ) -> Callable[Concatenate[NativeSession, P], T]:
     """The verb refuses to be called from inside the backward, for which it would wait, and while another one runs."""
-    called = f"session.{verb.__name__}{'' if verb.__name__ in ('gradients', 'policy') else '()'}"
+    called = f"session.{verb.__name__.lstrip('_')}{'' if verb.__name__ in ('gradients', 'policy') else '()'}"
 
     @wraps(verb)
     def alone(session: NativeSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -228,7 +250,7 @@ def _one_at_a_time(
     return alone
 
 
-class NativeSession(Closing):
+class NativeSession(Verbs):
     """A backward of PyTorch's own engine which runs one task at a time, when told to.
 
     The engine runs in a thread of the session's own and waits in a hook before each task at which it is to stop. All is
@@ -278,7 +300,8 @@ class NativeSession(Closing):
         self.graph: Graph = plan.graph
         self._needed, self._planned = plan.needed, plan.order
         recorder = None if trace is None else Recorder(self.graph, chosen, trace)
-        self._worker = _Worker(call, state, plan, recorder)
+        self.stops = Stops(self.graph, plan.needed, None if recorder is None else recorder.trace)
+        self._worker = _Worker(call, state, plan, recorder, self.stops)
         self._over: str | None = None
         self._ended = False
         self._under_way: dict[str, list[str]] = {}  # what runs now, by the one key "verb": only one can put it in
@@ -348,19 +371,25 @@ class NativeSession(Closing):
         return self.gradients
 
     @_one_at_a_time
-    def replace(self, gradients: Gradients | Tensor | None) -> None:
+    def replace(self, gradients: Gradients | Tensor | None, task: Task | ReadyTask | int | None = None) -> None:
         """Gives the current task these gradients instead of `gradients`, one per input number.
 
         Raises:
+            NotImplementedError: `task` is another than the current one.
             ValueError: their number, shape, dtype, device or layout differs, or one is given where none came.
             TypeError: one is no tensor.
         """
-        task = self._stopped_at()
+        current = self._stopped_at()
+        if task is not None and (wanted := self._task(task)) is not current:
+            raise NotImplementedError(
+                f"PyTorch's engine keeps to itself what waits for {self.graph.describe(wanted)} until that task is the "
+                'current one; th.debug(..., engine="direct") can edit the input buffer of any ready task'
+            )
         before = tuple(self._worker.gradients or ())
-        after = (gradients,) if isinstance(gradients, Tensor | None) else tuple(gradients)
-        check_edit(self.graph, task, before, after)
+        after = as_gradients(gradients)
+        check_edit(self.graph, current, before, after)
         if self._worker.recorder is not None:
-            self._worker.recorder.edit(task.id, before, after)
+            self._worker.recorder.edit(current.id, before, after)
         self._worker.edit(after)
 
     @_one_at_a_time
@@ -387,7 +416,7 @@ class NativeSession(Closing):
 
     @_one_at_a_time
     def run(self) -> Run:
-        """Runs all tasks that are left, or as many as `stop` lets it."""
+        """Runs all tasks that are left, up to a breakpoint, to what a watchpoint finds, or as `stop` says."""
         self._run_until(_NEVER)
         return self.result()
 
@@ -400,7 +429,8 @@ class NativeSession(Closing):
 
     @_one_at_a_time
     def run_to(self, task: Task | ReadyTask | int) -> Task | None:
-        """Runs what comes before a task, which is then the current one. Returns the current task.
+        """Runs what comes before a task, which is then the current one; less where something stops it before. Returns
+        the current task.
 
         Raises:
             ValueError: it has run, or is not going to.
@@ -412,6 +442,23 @@ class NativeSession(Closing):
             raise ValueError(f"{self.graph.describe(target)} is not going to run: inputs= makes it needless")
         self._run_until(target.id)
         return self.current
+
+    def stop_here(self, wait: bool = True) -> Stop | None:
+        return None if self._over is not None else self._stop_here(wait)
+
+    @_one_at_a_time
+    def _stop_here(self, wait: bool) -> Stop | None:
+        found = self.stops.found(wait)
+        current = self.current
+        if found is not None or current is None or not self.stops.asks:
+            return found
+        waiting = self._stopped_at()
+        gradients = tuple(self._worker.gradients or ())
+        return self.stops.before(waiting.id, self._worker.order, lambda: gradients)
+
+    def _stop_asked(self) -> bool:
+        asked, self._worker.stop_asked = self._worker.stop_asked, False
+        return asked
 
     def stop(self) -> None:
         """Makes `run` or `run_to` return before the next task: one under way, or the next. May be called from a hook,
@@ -470,15 +517,22 @@ class NativeSession(Closing):
         return current
 
     def _run_until(self, until: int) -> None:
-        """Runs to a stop that is asked for, to the task `until`, or to the end."""
+        """Runs to what stops it, to the task `until`, or to the end."""
+        worker = self._worker
+        self.stopped = None
         try:
             if until >= 0:
                 self._stopped_at()
             current = self.current
-            if not (self._ended or self._worker.stop_asked or (current is not None and current.id == until)):
+            if not (self._ended or worker.stop_asked or (current is not None and current.id == until)):
                 self._go_on(until)
+                self.stopped = worker.stopped
+            if self._ended:
+                self.stopped = self.stops.found(wait=True) or self.stops.at_end(worker.order)
+            elif worker.stop_asked and self.stopped is None:
+                self.stopped = Stop("asked", None, None, "stop() was called")
         finally:
-            self._worker.stop_asked = False
+            worker.stop_asked = False
 
     def _go_on(self, until: int) -> None:
         """Lets the engine run until it stops, or ends."""

@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.graph import Graph
-from .breakpoints import Breakpoint, Gradients, Predicate, Where, make_breakpoint
+from ..inspector.graph import Graph, Task
+from ..inspector.torch_internals import leaf_of, unobserved
+from .breakpoints import Breakpoint, Gradients, Predicate, Where, make_breakpoint, said
+from .conditions import Condition, GradientPredicate, Output
+from .origin import Origin, code_of, origin_of
+from .readings import FINITE, LateReadings, Need, Reading, read_now
 from .stop import Stop
+from .trace import Trace
+from .watchpoints import Watchpoint, head, make_watchpoint, say, say_late, say_ratio
 
-Entry = Breakpoint
+Entry: TypeAlias = Breakpoint | Watchpoint
+
+_NORM: frozenset[Need] = frozenset({"norm"})
 
 
 class Stops:
     """The breakpoints and watchpoints of one session, numbered together from 1 in the order in which they were made.
 
     Iterating gives them all, `stops[number]` one. What changes them may be called from any thread.
+
+    An engine calls `before` before each task while `asks`, `produced` after each while `watches`, `found` after that,
+    and `at_end` when all tasks have run. None of them raises, whatever a user's predicate does.
+
+    Args:
+        needed: the ids of the tasks that run at all; None: all.
+        trace: gives what has been recorded so far, which knows of tasks that ran before anything was watched.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(
+        self, graph: Graph, needed: Collection[int] | None = None, trace: Callable[[], Trace] | None = None
+    ) -> None:
         self._graph = graph
+        self._needed = needed
+        self._trace = trace
         self._entries: dict[int, Entry] = {}
         self._made = 0
+        self._ran = 0  # tasks that were watched
+        self._found: Stop | None = None
+        self._late = LateReadings()
+        self._bad: dict[int, bool] = {}  # by task: whether it gave a gradient that is not finite
+        self._looked_at: set[int] = set()
+        self._reached: set[int] = set()  # leaves to which a gradient was sent
         self._arrange()
 
     def __repr__(self) -> str:
@@ -45,17 +72,25 @@ class Stops:
 
     @property
     def asks(self) -> bool:
-        """Whether `before` has to be called at all."""
+        """Whether a breakpoint is enabled: `before` has to be called."""
         return bool(self._breakpoints)
 
     @property
     def watches(self) -> bool:
-        """Whether `produced` has to be called at all."""
-        return False
+        """Whether a watchpoint is enabled: `produced` has to be called."""
+        return bool(self._watchpoints)
 
     def break_at(self, where: Where, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
         """Makes a breakpoint; see `Verbs.break_at`."""
         made = make_breakpoint(self._graph, self._made + 1, where, hit, when)
+        self._add(made)
+        return made
+
+    def watch(
+        self, *conditions: str | GradientPredicate, at: str | int | None = None, synchronize: bool | None = None
+    ) -> Watchpoint:
+        """Makes a watchpoint; see `Verbs.watch`."""
+        made = make_watchpoint(self._graph, self._needed, self._made + 1, conditions, at, synchronize)
         self._add(made)
         return made
 
@@ -96,22 +131,64 @@ class Stops:
     def produced(
         self, task_id: int, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], node: Node
     ) -> None:
-        """A task has run and its node still has what it saved. Never raises."""
+        """A task has run, and its node still has what it saved.
 
-    def found(self) -> Stop | None:
-        """What the watchpoints have found since the last time somebody asked."""
-        return None
+        Args:
+            inputs: its input buffer; of a leaf's task it may be empty by now.
+            outputs: what it gave, one per entry of the node's `next_functions`.
+        """
+        self._found = None
+        self._ran += 1
+        self._looked_at.add(task_id)
+        self._bad.pop(task_id, None)
+        try:
+            with unobserved():
+                self._look(self._graph.tasks[task_id], inputs, outputs)
+        except Exception as error:  # a strange tensor may raise anything; the backward must not end
+            where = self._graph.describe(task_id)
+            self._found = Stop("watchpoint", None, task_id, f"what {where} gave can't be looked at: {said(error)}")
+
+    def found(self, wait: bool = False) -> Stop | None:
+        """What the watchpoints have found at the last task, or of earlier ones on accelerators since they last said so.
+
+        Args:
+            wait: for what is still on its way from an accelerator.
+        """
+        if self._late:
+            self._late.look(wait)
+        return self._found
 
     def at_end(self, order: Sequence[int]) -> Stop | None:
-        """What the watchpoints find once all tasks have run."""
+        """What there is to say once all tasks have run: which parameters got no gradient.
+
+        Args:
+            order: the ids of the tasks that have run.
+        """
+        for each in self._watchpoints:
+            if each.conditions.missing:
+                missing = [task for task in order if each.watches(task) and self._got_nothing(task)]
+                if missing:
+                    each.hit(*missing)
+                    return self._say_missing(each, missing)
         return None
 
-    def taken_back(self, task_ids: Sequence[int]) -> None:
+    def taken_back(self, task_ids: Collection[int]) -> None:
         """These tasks have not run after all: the session went back."""
+        self._late.forget()
+        self._found = None
+        self._looked_at.difference_update(task_ids)
+        for task_id in task_ids:
+            self._bad.pop(task_id, None)
+            self._reached.difference_update(edge.next_task for edge in self._graph.out_edges[task_id])
+        for each in self:
+            if isinstance(each, Watchpoint) and each.flow is not None:
+                each.flow.forget(task_ids)
 
     def let_go(self) -> None:
         """The session is over: holds nothing of the graph's nodes any more."""
+        self._late.forget()
         self._graph = replace(self._graph, nodes=())
+        self._trace = None
 
     def _add(self, entry: Entry) -> None:
         self._made = entry.number
@@ -120,4 +197,208 @@ class Stops:
 
     def _arrange(self) -> None:
         """Sorts out what is asked for each task: the engine may look at any time."""
-        self._breakpoints = tuple(each for each in self if each.enabled)
+        self._breakpoints = tuple(each for each in self if isinstance(each, Breakpoint) and each.enabled)
+        self._watchpoints = tuple(each for each in self if isinstance(each, Watchpoint) and each.enabled)
+
+    def _look(self, task: Task, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+        flows = [each for each in self._watchpoints if each.flow is not None]
+        for watchpoint in flows:
+            self._follow(watchpoint, task, inputs, entered=True)
+            self._follow(watchpoint, task, outputs, entered=False)
+        watching = [each for each in self._watchpoints if each.conditions.of_gradients and each.watches(task.id)]
+        edges = self._graph.out_edges[task.id]
+        for edge in edges:
+            if outputs[edge.output] is not None:
+                self._reached.add(edge.next_task)
+        if not watching:
+            return
+        for number, gradient in enumerate(outputs):
+            if gradient is None:
+                continue
+            now = [each for each in watching if _at_once(each, gradient)]
+            if now:
+                self._judge_now(now, task, inputs, number, gradient)
+            if len(now) < len(watching):
+                self._judge_later([each for each in watching if each not in now], task, number, gradient)
+
+    def _judge_now(
+        self, watching: list[Watchpoint], task: Task, inputs: Sequence[Tensor | None], number: int, gradient: Tensor
+    ) -> None:
+        needs = watching[0].needs.union(*(each.needs for each in watching))
+        read = FINITE
+        if needs:
+            elements = read_now(gradient, needs)
+            if elements is None:
+                return
+            read = elements
+            if needs != _NORM:
+                self._bad[task.id] = self._bad.get(task.id, False) or read.nan or read.inf
+        output = None
+        for watchpoint in watching:
+            for condition in watchpoint.conditions.of_gradients:
+                if not all(term.holds is None or term.holds(read) for term in condition):
+                    continue
+                output = output or Output.of(self._graph, task, number, gradient)
+                if self._looks(watchpoint, condition, output):
+                    self._tell(watchpoint, condition, output, inputs, read)
+                    break
+
+    def _looks(self, watchpoint: Watchpoint, condition: Condition, output: Output) -> bool:
+        """Whether what is asked of the gradient itself is so. A predicate that raises stops the run and says so."""
+        for term in condition:
+            if term.looks is None:
+                continue
+            try:
+                if not term.looks(output):
+                    return False
+            except Exception as error:
+                text = f"the condition {term.text} of watchpoint {watchpoint.number} raised {said(error)}"
+                after = self._graph.describe(output.task)
+                self._add_stop(
+                    watchpoint, Stop("watchpoint", watchpoint.number, output.task.id, f"{text} after {after}")
+                )
+                return False
+        return True
+
+    def _tell(
+        self,
+        watchpoint: Watchpoint,
+        condition: Condition,
+        output: Output,
+        inputs: Sequence[Tensor | None],
+        read: Reading,
+    ) -> None:
+        task = output.task
+        text = say(self._graph, watchpoint, condition, output, read)
+        if self._found is not None:
+            self._add_stop(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text))
+            return
+        if any(term.text in ("nan", "inf") for term in condition):
+            origin = origin_of(self._graph, task, inputs, output, self._known_bad)
+        else:
+            tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
+            origin = Origin(tuple(_about(task, inputs, condition)), tensors)
+        tensors = {f"output {output.number}": output.gradient, **origin.tensors}
+        self._add_stop(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text, origin.lines, tensors))
+
+    def _judge_later(self, watching: list[Watchpoint], task: Task, number: int, gradient: Tensor) -> None:
+        output = Output.of(self._graph, task, number, gradient)
+        open_conditions = []
+        for watchpoint in watching:
+            for condition in watchpoint.conditions.of_gradients:
+                if self._looks(watchpoint, condition, output):
+                    if all(term.holds is None for term in condition):
+                        self._tell(watchpoint, condition, output, (), FINITE)
+                        break
+                    open_conditions.append((watchpoint, condition))
+        if open_conditions:
+            needs = frozenset[Need]().union(*(term.needs for _, condition in open_conditions for term in condition))
+            self._late.ask(gradient, needs, partial(self._judge, open_conditions, task.id, number, self._ran))
+
+    def _judge(
+        self, asked: list[tuple[Watchpoint, Condition]], task_id: int, number: int, ran: int, read: Reading
+    ) -> None:
+        """What was asked of a gradient on an accelerator has come; `ran` counts the tasks up to its own."""
+        self._bad[task_id] = self._bad.get(task_id, False) or read.nan or read.inf
+        for watchpoint, condition in asked:
+            if all(term.holds is None or term.holds(read) for term in condition):
+                text = say_late(self._graph, watchpoint, condition, task_id, number, read)
+                self._add_late(watchpoint, task_id, text, ran)
+
+    def _add_late(self, watchpoint: Watchpoint, task_id: int, text: str, ran: int) -> None:
+        if ran <= watchpoint.muted_until:
+            watchpoint.hit(task_id)
+            return
+        watchpoint.muted_until = self._ran
+        since = self._ran - ran
+        lines = [code] if (code := code_of(self._graph.tasks[task_id])) else []
+        if since:
+            lines.append(
+                f"{since} task{'s have' if since > 1 else ' has'} run since: the accelerator was not waited for, and "
+                "what the task saw is gone; watch(..., synchronize=True) stops in time and looks for the origin"
+            )
+        stop = Stop("watchpoint", watchpoint.number, task_id, text, tuple(lines), since=since)
+        self._add_stop(watchpoint, stop)
+
+    def _follow(self, watchpoint: Watchpoint, task: Task, gradients: Sequence[Tensor | None], entered: bool) -> None:
+        """Takes down the norms of what comes into module calls here, or leaves them."""
+        flow = watchpoint.flow
+        assert flow is not None, "it watches a ratio"
+        for number, gradient in enumerate(gradients):
+            port = task.id, number
+            if not (flow.asks_input(port) if entered else flow.asks_output(port)):
+                continue
+            arrived = partial(self._compare, watchpoint, port, entered, self._ran)
+            if gradient is None:
+                arrived(Reading(norm=0.0))
+            elif _at_once(watchpoint, gradient):
+                arrived(read_now(gradient, _NORM) or FINITE)
+            else:
+                self._late.ask(gradient, _NORM, arrived)
+
+    def _compare(self, watchpoint: Watchpoint, port: tuple[int, int], entered: bool, ran: int, read: Reading) -> None:
+        assert watchpoint.flow is not None, "it watches a ratio"
+        for call, came, left in (watchpoint.flow.came if entered else watchpoint.flow.left)(port, read.norm):
+            ratio = left / came if came else float("inf") if left else float("nan")
+            if any(bound.beyond(ratio) for bound in watchpoint.conditions.ratios):
+                text = say_ratio(self._graph, watchpoint, call, came, left)
+                self._add_late(watchpoint, port[0], text, ran)
+
+    def _add_stop(self, watchpoint: Watchpoint, stop: Stop) -> None:
+        """Of several that one task brings the first is the stop; the others are mentioned."""
+        if stop.task is not None:
+            watchpoint.hit(stop.task)
+        if self._found is None:
+            self._found = stop
+        elif self._found.number != stop.number:
+            self._found = replace(self._found, lines=(*self._found.lines, f"also {stop.text}"))
+
+    def _known_bad(self, task_id: int) -> bool | None:
+        """Whether a task that has run gave a gradient that is not finite; None: nobody looked."""
+        if task_id in self._bad:
+            return self._bad[task_id]
+        record = None if self._trace is None else self._trace().of(task_id)
+        if record is None:
+            return None
+        found = [None if each is None else each.statistics for each in record.outputs]
+        if any(each is not None and (each.nan_count or each.inf_count) for each in found):
+            return True
+        return False if any(each is not None and each.nan_count is not None for each in found) else None
+
+    def _got_nothing(self, task_id: int) -> bool:
+        task, graph = self._graph.tasks[task_id], self._graph
+        if not task.is_leaf or task_id in self._reached or any(root.task == task_id for root in graph.roots):
+            return False
+        if all(edge.task in self._looked_at for edge in graph.in_edges[task_id]):
+            return True
+        return bool(graph.nodes) and leaf_of(graph.nodes[task_id]).grad is None
+
+    def _say_missing(self, watchpoint: Watchpoint, missing: Sequence[int]) -> Stop:
+        graph = self._graph
+        names = [graph.tasks[task_id].parameter or graph.describe(task_id) for task_id in missing]
+        count = f"{len(missing)} leaf" if len(missing) == 1 else f"{len(missing)} leaves"
+        lines = []
+        for task_id, name in zip(missing, names, strict=True):
+            givers = " and ".join(graph.describe(edge.task) for edge in graph.in_edges[task_id])
+            lines.append(f"{name}: {givers} gave no gradient")
+        text = f"{head(watchpoint)}: no gradient came to {count}: {', '.join(names)}"
+        return Stop("watchpoint", watchpoint.number, missing[0], text, tuple(lines))
+
+
+def _at_once(watchpoint: Watchpoint, gradient: Tensor) -> bool:
+    """Whether the gradient is looked at before the next task runs."""
+    if watchpoint.synchronize is None:
+        return gradient.device.type == "cpu"
+    return watchpoint.synchronize
+
+
+def _about(task: Task, inputs: Sequence[Tensor | None], condition: Condition) -> Iterator[str]:
+    """What to say of a gradient that is finite."""
+    if code := code_of(task):
+        yield f"the forward's line is {code}"
+    if any("norm" in term.needs for term in condition):
+        for number, each in enumerate(inputs):
+            read = None if each is None else read_now(each, _NORM)
+            if read is not None:
+                which = f" to input {number}" if len(inputs) > 1 else ""
+                yield f"the gradient that came in{which} has norm {read.norm:.4g}"

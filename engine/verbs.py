@@ -13,12 +13,14 @@ from torch import Tensor
 from ..inspector.graph import Task
 from .breakpoints import Breakpoint, Predicate, Where
 from .closing import Closing
+from .conditions import GradientPredicate
 from .places import calls_of
 from .ready_queue import ReadyTask
 from .run import Run
 from .statistics import measure
 from .stop import Stop
 from .stops import Stops
+from .watchpoints import Watchpoint
 
 if TYPE_CHECKING:
     from .check_task import Check
@@ -65,9 +67,13 @@ class Verbs(Closing):
         """Puts other gradients into the input buffer of a task."""
 
     @abstractmethod
-    def stop_here(self) -> Stop | None:
+    def stop_here(self, wait: bool = True) -> Stop | None:
         """Whether a run would stop where the session stands: a breakpoint before the current task, or what a watchpoint
-        found in the last step."""
+        found in the last step.
+
+        Args:
+            wait: for what is still on its way from an accelerator.
+        """
 
     @abstractmethod
     def _stop_asked(self) -> bool:
@@ -89,6 +95,37 @@ class Verbs(Closing):
             ValueError: nothing is there by that name; it has the nearest ones.
         """
         return self.stops.break_at(where, hit, when)
+
+    def watch(
+        self,
+        *conditions: str | GradientPredicate,
+        at: str | int | None = None,
+        synchronize: bool | None = None,
+    ) -> Watchpoint:
+        """Makes `run` stop right after a task that gave a gradient of which one of these holds.
+
+        "nan", "inf", "zero" (all of it); "norm>1e3", "norm<1e-8" (the 2-norm); "ratio>100", "ratio<0.01": of the norms
+        of the gradients that leave a module's call and of those that came into it; "upcast": it is wider than what came
+        in, or is cast on its way; "shape": it is summed since the forward has broadcast something that is no leaf;
+        "missing": no gradient comes to a leaf, told when all tasks have run; or a function (gradient, task) -> bool.
+        "a and b" in one text: both. What was found is in `stopped`: for NaN and infinite gradients with the way back to
+        the value that made them.
+
+        On the CPU a gradient is read once. On an accelerator nobody waits for each task: the run stops some tasks late,
+        and says how many.
+
+        Known limitations. PyTorch's own engine shows gradients after it has summed and cast them: "upcast" doesn't see
+        those casts there, and "shape" only elementwise operations and losses. Nested, quantized and subclassed
+        gradients (DTensor) are not looked into. What hooks do to a gradient on its way is seen in the next task's.
+
+        Args:
+            at: only there: a place as in `break_at`, mostly a module.
+            synchronize: True waits for each task on accelerators, too; False does not wait on the CPU either.
+
+        Raises:
+            ValueError: a condition is unknown, or there is no such place.
+        """
+        return self.stops.watch(*conditions, at=at, synchronize=synchronize)
 
     def step_over(self) -> Task | None:
         """Runs until all tasks of the current task's innermost module call have run, the calls in it included; one task
@@ -132,7 +169,7 @@ class Verbs(Closing):
         tasks.difference_update(self.order)
         while tasks:
             tasks.discard(self.step().id)
-            if (stop := self.stop_here()) is not None:
+            if (stop := self.stop_here(wait=not tasks)) is not None:
                 self.stopped = stop
                 return
             if self._stop_asked():
@@ -168,10 +205,15 @@ class Verbs(Closing):
             self.scale(max_norm / norm, task)
 
     def check(self, task: AnyTask | None = None) -> Check:
-        """Compares a task's backward with finite differences of its forward operation; see `Check`."""
+        """Compares a task's backward with finite differences of its forward operation; see `check_task`."""
         from .check_task import check_task
 
-        return check_task(self, self._about(task))
+        about = self._about(task)
+        try:
+            gradients = self.waiting(about)
+        except NotImplementedError:  # PyTorch's engine keeps them to itself
+            gradients = None
+        return check_task(self.graph, about, gradients)
 
     def interact(self) -> None:
         """A prompt for the terminal, with the same verbs."""

@@ -214,6 +214,19 @@ def _raw_slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
+def saved_numbers(node: Node) -> dict[str, float]:
+    """The numbers which a C++ node keeps beside its tensors: an exponent, an epsilon."""
+    if isinstance(node, BackwardCFunction):
+        return {}
+    tensors = {name.replace("_raw_saved_", "_saved_") for name in _raw_slots(type(node))}  # to unpack them runs hooks
+    found = {}
+    for name in _kept_names(type(node)):
+        value = None if name in tensors else getattr(node, name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[name.removeprefix("_saved_")] = value
+    return found
+
+
 ApplyWatcher = Callable[[type[Function], int, tuple[Any, ...], Any], None]
 AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callable[[Any], None]]
 _around_apply: list[AroundApply] = []

@@ -1,0 +1,335 @@
+"""Where a NaN or an infinite gradient came from: what came in, what the forward saved, and what made that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ..inspector.graph import Graph, Task
+from ..inspector.torch_internals import SavedSlot, computes_itself, leaf_of, saved_numbers, saved_slots, storage_of
+from .conditions import Output
+
+FORMULAS: dict[str, tuple[str, ...]] = {
+    "Acos": ("-gradient / sqrt(1 - self²)",),
+    "Acosh": ("gradient / sqrt(self² - 1)",),
+    "Asin": ("gradient / sqrt(1 - self²)",),
+    "Atanh": ("gradient / (1 - self²)",),
+    "Cosh": ("gradient * sinh(self)",),
+    "Div": ("gradient / other", "-gradient * self / other²"),
+    "Exp": ("gradient * result",),
+    "Expm1": ("gradient * (result + 1)",),
+    "LinalgVectorNorm": ("gradient * self / result",),
+    "Log": ("gradient / self",),
+    "Log10": ("gradient / (self * log(10))",),
+    "Log1P": ("gradient / (self + 1)",),
+    "Log2": ("gradient / (self * log(2))",),
+    "Mul": ("gradient * other", "gradient * self"),
+    "Norm": ("gradient * self / result",),
+    "Pow": ("gradient * exponent * self ** (exponent - 1)",),
+    "Reciprocal": ("-gradient * result²",),
+    "Rsqrt": ("-gradient / 2 * result³",),
+    "Sinh": ("gradient * cosh(self)",),
+    "Sqrt": ("gradient / (2 * result)",),
+    "Tan": ("gradient * (1 + result²)",),
+}
+"""Per output how a node computes it from what it saved, where each value comes from one value (derivatives.yaml)."""
+
+_NAMES = {"gradient", "self", "other", "result", "exponent"}
+
+Known = Callable[[int], bool | None]
+"""Whether a task that has run gave a gradient that is not finite; None: nobody looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is known of where a bad gradient came from: sentences, and by name the tensors they speak of."""
+
+    lines: tuple[str, ...]
+    tensors: dict[str, Tensor]
+
+
+def origin_of(graph: Graph, task: Task, inputs: Sequence[Tensor | None], output: Output, known: Known) -> Origin:
+    """Walks back from a gradient with NaN or infinite elements, which a task has just given.
+
+    What nodes saved is looked at while it is there. What `saved_tensors_hooks` packed (checkpoints) is not unpacked:
+    that would run the user's code. To be called `unobserved`, before the task's node is freed.
+
+    Args:
+        inputs: the task's input buffer.
+        output: the gradient.
+        known: what is known of the tasks that ran before.
+    """
+    node = graph.nodes[task.id]
+    slots = list(saved_slots(node))
+    tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
+    tensors.update((f"saved {slot.name}", slot.tensor) for slot in slots)
+    lines = [f"the forward's line is {code}"] if (code := code_of(task)) else []
+    told, explained = _at_first_bad(node, inputs, {slot.name: slot.tensor for slot in slots}, output)
+    if told:
+        lines.append(told)
+    came = next((each for each in inputs if each is not None and is_bad(each)), None)
+    if came is not None:
+        lines.append(f"the gradient that came in already had {what_is_bad(came)}")
+        lines += _where_it_came_from(graph, task, known)
+    bad_slots = [slot for slot in slots if is_bad(slot.tensor)]
+    walk = _ForwardWalk(graph)
+    for slot in bad_slots:
+        lines.append(f"what the forward saved as `{slot.name}` has {what_is_bad(slot.tensor)}")
+        lines += walk.back_from(slot)
+    if came is None and not bad_slots and not explained:
+        lines += _overflow(inputs, slots, output.gradient)
+    return Origin(tuple(lines), tensors)
+
+
+def is_bad(tensor: Tensor) -> bool:
+    """Whether an element is NaN or infinite. What can't be read is not."""
+    if not _readable(tensor):
+        return False
+    total = tensor.sum()
+    return not bool(total.isfinite()) and not bool(tensor.isfinite().all())
+
+
+def what_is_bad(tensor: Tensor | None) -> str:
+    """`NaN in 3 of 64 elements, first at [0, 2]`; `-inf at [3]`; `NaN` of a scalar."""
+    if tensor is None or not _readable(tensor):
+        return "NaN or infinite elements"
+    nan, inf = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+    if not tensor.dim():
+        return _number(tensor.item())
+    parts = [f"{word} in {count:,}" for word, count in (("NaN", nan), ("inf", inf)) if count]
+    return f"{' and '.join(parts)} of {tensor.numel():,} elements, first at {_index_text(first_bad(tensor))}"
+
+
+def first_bad(tensor: Tensor) -> tuple[int, ...]:
+    """The index of the first element that is NaN or infinite."""
+    place = int(tensor.isfinite().logical_not().flatten().to(torch.uint8).argmax())
+    return tuple(int(each) for each in torch.unravel_index(torch.tensor(place), tensor.shape))
+
+
+def _readable(tensor: Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and tensor.device.type != "meta"
+        and (tensor.is_floating_point() or tensor.is_complex())
+        and not computes_itself(tensor)
+        and tensor.numel() > 0
+    )
+
+
+def _at_first_bad(
+    node: Node, inputs: Sequence[Tensor | None], saved: dict[str, Tensor], output: Output
+) -> tuple[str, bool]:
+    """What stood at the place of the first bad element, where shapes allow to say so; and whether that explains it."""
+    bad = output.gradient
+    gradient = next((each for each in inputs if each is not None), None)
+    if gradient is None or not _readable(bad):
+        return "", False
+    index = first_bad(bad)
+    found = value_at(gradient, index, bad.shape)
+    if found is None:
+        return "", False
+    values = {"gradient": found, **saved_numbers(node)}
+    said = [f"the incoming gradient is {_number(found)}"]
+    for name, each in saved.items():
+        value = value_at(each, index, bad.shape)
+        if value is not None:
+            values[name] = value
+            said.append(f"saved `{name}` is {_number(value)}")
+    formulas = FORMULAS.get(output.task.short_name, ())
+    formula = formulas[output.number] if output.number < len(formulas) else None
+    told = formula is not None and all(word in values for word in _words(formula) if word in _NAMES)
+    if len(said) == 1 and not told:
+        return "", False
+    text = f"{f'at {_index_text(index)} ' if index else ''}{_listed(said)}"
+    if formula is None or not told:
+        return text, False
+    return f"{text}: {formula} = {_filled(formula, values)} = {_number(bad[index].item())}", True
+
+
+def _words(formula: str) -> list[str]:
+    return "".join(each if each.isalpha() else " " for each in formula).split()
+
+
+def _filled(formula: str, values: Mapping[str, object]) -> str:
+    parts, word = [], ""
+    for each in f"{formula}\0":
+        if each.isalpha():
+            word += each
+            continue
+        parts += [_factor(values[word]) if word in _NAMES else word, each]
+        word = ""
+    return "".join(parts).rstrip("\0")
+
+
+def _factor(value: object) -> str:
+    text = _number(value)
+    return f"({text})" if text.startswith("-") else text
+
+
+def value_at(tensor: Tensor, index: tuple[int, ...], shape: torch.Size) -> object | None:
+    """The element that stands at this index of a tensor of `shape`, if the tensor is of it or broadcasts to it."""
+    if not _readable(tensor) and (tensor.layout is not torch.strided or not tensor.numel() or tensor.dtype.is_complex):
+        return None
+    if tensor.dim() > len(shape):
+        return None
+    own = index[len(index) - tensor.dim() :] if tensor.dim() else ()
+    sizes = zip(own, tensor.shape, shape[len(shape) - tensor.dim() :], strict=True) if tensor.dim() else ()
+    place = []
+    for at, size, wanted in sizes:
+        if size not in (1, wanted):
+            return None
+        place.append(0 if size == 1 else at)
+    return tensor[tuple(place)].item()
+
+
+def _where_it_came_from(graph: Graph, task: Task, known: Known) -> Iterator[str]:
+    """Along the gradients: the earliest task known to have given a bad one."""
+    current, seen = task.id, {task.id}
+    while True:
+        givers = [edge.task for edge in graph.in_edges[current]]
+        bad = next((giver for giver in givers if known(giver) and giver not in seen), None)
+        if bad is None:
+            break
+        seen.add(bad)
+        current = bad
+    about = graph.describe(current)
+    givers = [edge.task for edge in graph.in_edges[current]]
+    if current != task.id:
+        yield f"the first task known to have given one is {about}"
+    if any(root.task == current for root in graph.roots) and all(known(giver) is False for giver in givers):
+        if current == task.id:
+            yield "it is the gradient with which the backward began (grad_tensors)"
+        return
+    if current == task.id and givers and all(known(giver) is False for giver in givers):
+        made = "the sum overflowed, or a hook made it" if len(givers) > 1 else "a hook made it"
+        yield f"what {_listed([graph.describe(giver) for giver in givers])} gave was finite: {made}"
+    elif any(known(giver) is None for giver in givers):
+        yield 'nobody looked at the gradients before that: watch from the start, or record them (trace="cheap")'
+
+
+class _ForwardWalk:
+    """Goes back through the forward, as far as nodes that have not been freed still keep its values."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
+        self._made: dict[Node, list[Tensor]] | None = None
+
+    def back_from(self, slot: SavedSlot) -> Iterator[str]:
+        """What is known of how a bad value came to be."""
+        maker, graph = slot.maker, self._graph
+        if maker is None or maker not in self._ids:
+            yield self._from_outside(slot)
+            return
+        first, value, clean = self._earliest(maker, slot.tensor)
+        task = graph.tasks[self._ids[first]]
+        code = code_of(task)
+        described = f"{graph.describe(task)}{f': {code}' if code else ''}"
+        if task.is_leaf:
+            yield f"{task.parameter or 'a leaf'} itself has {what_is_bad(value)}"
+        elif first is maker:
+            yield f"it was made in the forward by {described}"
+        else:
+            yield f"the earliest bad value that can still be seen was made in the forward by {described}"
+        for name, each in clean:
+            index = first_bad(value)
+            at = value_at(each, index, value.shape)
+            where = "" if at is None else f": {f'at {_index_text(index)} ' if index else ''}it is {_number(at)}"
+            yield f"what went into that (`{name}`) is finite{where}"
+
+    def _from_outside(self, slot: SavedSlot) -> str:
+        if slot.modified:
+            return "it has been modified in place since: what made it can't be told"
+        for task_id, leaf in self._graph.leaves.items():
+            if storage_of(leaf) == storage_of(slot.tensor) is not None:
+                return f"that is {self._graph.tasks[task_id].parameter or 'a leaf'} itself"
+        return "no operation of this graph made it: it is data, or was made without a graph (no_grad, detach)"
+
+    def _place(self, node: Node) -> int:
+        """In the order of the forward: leaves were there before."""
+        task_id = self._ids[node]
+        return -1 if self._graph.tasks[task_id].is_leaf else task_id
+
+    def _earliest(self, maker: Node, bad: Tensor) -> tuple[Node, Tensor, list[tuple[str, Tensor]]]:
+        """The earliest operation whose visible result is bad, that result, and what is seen to have gone into it."""
+        first, value = maker, bad
+        stack, seen = [maker], {maker}
+        while stack:
+            node = stack.pop()
+            for child, _ in node.next_functions:
+                if child is None or child in seen or child not in self._ids:
+                    continue
+                seen.add(child)
+                results = self._results(child)
+                worse = next((each for each in results if is_bad(each)), None)
+                if worse is not None:
+                    if self._place(child) < self._place(first):
+                        first, value = child, worse
+                    stack.append(child)
+                elif not results:  # not seen: it may lie before
+                    stack.append(child)
+        clean = [
+            (slot.name, slot.tensor)
+            for slot in saved_slots(first)
+            if slot.maker is not first and _readable(slot.tensor) and not is_bad(slot.tensor)
+        ]
+        return first, value, clean
+
+    def _results(self, node: Node) -> list[Tensor]:
+        """The values of this operation's result that nodes keep; of a leaf itself."""
+        if self._graph.tasks[self._ids[node]].is_leaf:
+            return [leaf_of(node)]
+        if self._made is None:
+            self._made = {}
+            for each in self._graph.nodes:
+                for slot in saved_slots(each):
+                    if slot.maker is not None:
+                        self._made.setdefault(slot.maker, []).append(slot.tensor)
+        return self._made.get(node, [])
+
+
+def code_of(task: Task) -> str:
+    """The forward's line, where it can be read: `y = torch.log(p)`."""
+    code = () if task.source is None else task.source.code()
+    return code[0].strip() if code else ""
+
+
+def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], output: Tensor) -> Iterator[str]:
+    """All that went in is finite, and nothing shows how it could become infinite but its size."""
+    if not _readable(output) or not bool(output.isinf().any()):
+        return
+    sizes = []
+    for name, each in [("the incoming gradient", inputs[0] if inputs else None)] + [
+        (f"saved `{slot.name}`", slot.tensor) for slot in slots
+    ]:
+        if each is not None and _readable(each):
+            sizes.append(f"{name} up to {_number(float(each.abs().max()))}")
+    if sizes:
+        dtype = str(output.dtype).removeprefix("torch.")
+        limit = _number(torch.finfo(output.dtype).max)
+        yield f"all that went in is finite ({_listed(sizes)}): {dtype} holds at most {limit}"
+
+
+def _number(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "NaN"
+        return f"{value:.6g}"
+    return str(value)
+
+
+def _index_text(index: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, index))}]"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,195 @@
+"""What a watchpoint has to know of a gradient, read as cheaply as can be: at once, or without waiting for a device."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..inspector.torch_internals import computes_itself, stored_values
+from .statistics import measure
+
+Need = Literal["finite", "inf", "zero", "norm"]
+"""What is asked: whether all is finite; whether an element is infinite also where another one is NaN; whether all is
+zero; the 2-norm."""
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_TOGETHER = 32  # readings that come from a device in one copy
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read of a gradient. What nobody asked for is as in a finite gradient that is not zero, of norm NaN."""
+
+    nan: bool = False
+    inf: bool = False
+    zero: bool = False
+    norm: float = math.nan
+
+
+FINITE = Reading()
+
+
+def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
+    """Reads a gradient at once; waits for its device. None where it can't be read. To be called `unobserved`.
+
+    A sum that is finite says that all elements are: one pass at the speed of the memory. Only what is not is looked at
+    more closely, also because sums overflow: those of 16-bit gradients, and of large numbers.
+    """
+    if type(gradient) is not Tensor or gradient.layout is not torch.strided or not gradient.is_floating_point():
+        return _read_exotic(gradient)
+    nan = inf = zero = False
+    norm = math.nan
+    if needs != {"norm"}:
+        total = gradient.sum().item()
+        if not math.isfinite(total):
+            nan = bool(gradient.isnan().any())
+            inf = bool(gradient.isinf().any())
+        elif total == 0 and "zero" in needs:
+            zero = not gradient.count_nonzero()
+    if "norm" in needs:
+        norm = float(torch.linalg.vector_norm(gradient, dtype=_wide(gradient.dtype)))
+    return Reading(nan, inf, zero, norm)
+
+
+def _read_exotic(gradient: Tensor) -> Reading | None:
+    """Sparse, complex and integer gradients, which are rare, as the statistics read them."""
+    found = measure(gradient, "cheap").read()
+    if found.unavailable is not None:
+        return None
+    nan, inf = bool(found.nan_count), bool(found.inf_count)
+    norm = math.nan if nan else math.inf if inf else found.norm or 0.0
+    return Reading(nan, inf, found.zero_count == found.count, norm)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """In what the norm of a gradient is summed."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+class LateReadings:
+    """Readings of gradients on accelerators: kernels now, one copy for many, and nobody waits.
+
+    Each reading is handed to its `judge` when it has come, in the order in which they were asked for on one stream. The
+    gradient itself is not kept.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[torch.device, torch.dtype, int], _Batch] = {}
+        self._coming: deque[_Batch] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._open or self._coming)
+
+    def ask(self, gradient: Tensor, needs: frozenset[Need], judge: Callable[[Reading], None]) -> None:
+        """To be called `unobserved`. What can't be read is not judged."""
+        values = _plain_values(gradient)
+        if values is None:
+            return
+        if not values.numel():
+            judge(Reading(zero=True, norm=0.0))
+            return
+        # The largest absolute value answers all but two questions with one kernel: NaN if one element is.
+        numbers = [torch.linalg.vector_norm(values, math.inf, dtype=_real(values.dtype))]
+        if "norm" in needs:
+            numbers.append(torch.linalg.vector_norm(values, dtype=_real(values.dtype)))
+        if "inf" in needs:
+            numbers.append(values.isinf().any().to(numbers[0].dtype))
+        key = values.device, numbers[0].dtype, _stream(values.device)
+        batch = self._open.get(key)
+        if batch is None:
+            batch = self._open[key] = _Batch(values.device)
+        batch.add(numbers, needs, judge)
+        if len(batch) >= _TOGETHER:
+            del self._open[key]
+            batch.send()
+            self._coming.append(batch)
+
+    def look(self, wait: bool) -> None:
+        """Judges what has come; with `wait` all that was asked for."""
+        if wait and self._open:
+            for device in {batch.device for batch in self._open.values()}:
+                if device.type != "cpu":  # the numbers come from several streams
+                    torch.accelerator.synchronize(device)
+            for batch in self._open.values():
+                batch.send()
+                self._coming.append(batch)
+            self._open.clear()
+        while self._coming and (wait or self._coming[0].has_come()):
+            self._coming.popleft().judge()
+
+    def forget(self) -> None:
+        """What is on its way is not judged any more."""
+        self._open.clear()
+        self._coming.clear()
+
+
+class _Batch:
+    """Readings that come together."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._numbers: list[Tensor] = []
+        self._asked: list[tuple[frozenset[Need], Callable[[Reading], None]]] = []
+        self._copy: Tensor | None = None
+        self._event: torch.Event | None = None
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def add(self, numbers: list[Tensor], needs: frozenset[Need], judge: Callable[[Reading], None]) -> None:
+        self._numbers.extend(numbers)
+        self._asked.append((needs, judge))
+
+    def send(self) -> None:
+        together = torch.stack(self._numbers)
+        self._numbers.clear()
+        if self.device.type == "cpu":
+            self._copy = together
+            return
+        self._copy = torch.empty_like(together, device="cpu", pin_memory=True)
+        self._copy.copy_(together, non_blocking=True)
+        self._event = torch.Event(self.device)
+        self._event.record()
+
+    def has_come(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def judge(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+        assert self._copy is not None, "it was sent"
+        numbers = iter(self._copy.tolist())
+        for needs, judge in self._asked:
+            largest = next(numbers)
+            norm = next(numbers) if "norm" in needs else math.nan
+            inf = bool(next(numbers)) if "inf" in needs else math.isinf(largest)
+            judge(Reading(math.isnan(largest), inf, largest == 0, norm))
+
+
+def _plain_values(gradient: Tensor) -> Tensor | None:
+    """The elements as a tensor of which norms can be taken; None where there are none to look at."""
+    if gradient.is_nested or gradient.is_quantized or gradient.device.type == "meta" or computes_itself(gradient):
+        return None
+    if gradient.layout in _SPARSE:
+        gradient = stored_values(gradient)
+    elif gradient.layout is not torch.strided:
+        return None
+    floating = gradient.is_floating_point() or gradient.is_complex()
+    return gradient if floating else gradient.to(torch.float32)
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    """In what norms of this dtype are summed. Of complex tensors torch wants them complex, and gives them real."""
+    if dtype.is_complex:
+        return torch.complex64 if dtype.itemsize <= 8 else dtype
+    return _wide(dtype)
+
+
+def _stream(device: torch.device) -> int:
+    return 0 if device.type == "cpu" else torch.accelerator.current_stream(device).stream_id

@@ -1,0 +1,164 @@
+"""Watchpoints: what of a gradient stops a run, and the sentence that says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from ..inspector.graph import Graph
+from .breakpoints import name_of
+from .conditions import Condition, Conditions, GradientPredicate, Output, as_conditions
+from .module_flow import ModuleFlow
+from .origin import what_is_bad
+from .places import calls_at, calls_of, tasks_at
+from .readings import Need, Reading
+
+
+@dataclass(slots=True, eq=False)
+class Watchpoint:
+    """Stops a run after a task that gave a gradient of which one of its conditions holds.
+
+    Attributes:
+        number: counts breakpoints and watchpoints of a session together, from 1.
+        text: its conditions as they were given.
+        tasks: the ids of the tasks whose gradients it watches; None: all.
+        synchronize: whether each gradient is looked at before the next task runs. None: only those on the CPU.
+        enabled: whether it stops anything.
+        needs: what has to be read of each gradient.
+        flow: what follows the norms of modules' gradients, where a ratio is watched.
+        muted_until: of what was asked for up to this count of tasks a stop has spoken: it is only counted.
+    """
+
+    number: int
+    text: str
+    tasks: frozenset[int] | None
+    conditions: Conditions = field(repr=False)
+    needs: frozenset[Need] = field(repr=False)
+    flow: ModuleFlow | None = field(default=None, repr=False)
+    synchronize: bool | None = None
+    enabled: bool = True
+    kind: Literal["watch"] = "watch"
+    muted_until: int = field(default=0, repr=False)
+    _found_at: set[int] = field(default_factory=set, repr=False)
+
+    @property
+    def hits(self) -> int:
+        """At how many tasks it found something. One that runs again, after going back, counts once."""
+        return len(self._found_at)
+
+    def watches(self, task_id: int) -> bool:
+        return self.tasks is None or task_id in self.tasks
+
+    def hit(self, *task_ids: int) -> None:
+        self._found_at.update(task_ids)
+
+
+def make_watchpoint(
+    graph: Graph,
+    needed: Collection[int] | None,
+    number: int,
+    given: tuple[str | GradientPredicate, ...],
+    at: str | int | None,
+    synchronize: bool | None,
+) -> Watchpoint:
+    """See `Verbs.watch`."""
+    conditions = as_conditions(given)
+    tasks = None if at is None else tasks_at(graph, at)
+    flow = None
+    if conditions.ratios:
+        calls = frozenset(call.id for call in graph.calls)
+        if isinstance(at, str):
+            calls = calls_at(graph, at.removeprefix("module:"))
+        elif tasks is not None:
+            calls = frozenset(call for task_id in tasks for call in calls_of(graph, task_id))
+        if not calls:
+            raise ValueError(
+                "a ratio compares the gradients that leave a module's call with those that came into it, and "
+                + ("no capture saw one: run the forward under th.capture()" if not graph.calls else f"{at!r} is none")
+            )
+        flow = ModuleFlow(graph, calls, needed)
+    text = ", ".join(each if isinstance(each, str) else name_of(each) for each in given)
+    if at is not None:
+        text = f"{text} at {at}"
+    return Watchpoint(number, text, tasks, conditions, conditions.needs, flow, synchronize)
+
+
+def say(graph: Graph, watchpoint: Watchpoint, condition: Condition, output: Output, read: Reading) -> str:
+    """`watchpoint 1 (nan): task 31 LogBackward0 (encoder.3, model.py:41) gave NaN in 3 of 64 elements, ...`."""
+    words = " and ".join(_words(term.text, output, read) for term in condition)
+    return (
+        f"{head(watchpoint)}: {graph.describe(output.task)} gave {words}{_where(graph, output.task.id, output.number)}"
+    )
+
+
+def say_late(
+    graph: Graph, watchpoint: Watchpoint, condition: Condition, task_id: int, number: int, read: Reading
+) -> str:
+    """The same where the gradient is gone."""
+    plain = {"nan": "NaN", "inf": "infinite elements", "zero": "a gradient that is all zero"}
+    words = [
+        f"a gradient of norm {read.norm:.4g}"
+        if "norm" in term.needs
+        else plain.get(term.text, f"what {term.text} means")
+        for term in condition
+    ]
+    where = _where(graph, task_id, number)
+    return f"{head(watchpoint)}: {graph.describe(task_id)} gave {' and '.join(words)}{where}"
+
+
+def say_ratio(graph: Graph, watchpoint: Watchpoint, call_id: int, came: float, left: float) -> str:
+    call = graph.calls[call_id]
+    again = f", call {call.index + 1}" if call.index else ""
+    ratio = left / came if came else math.inf
+    return (
+        f"{head(watchpoint)}: {call.path or 'the model'} ({call.class_name}{again}) made gradients of norm {left:.4g} "
+        f"out of gradients of norm {came:.4g}: {ratio:.4g} times"
+    )
+
+
+def head(watchpoint: Watchpoint) -> str:
+    return f"watchpoint {watchpoint.number} ({watchpoint.text})"
+
+
+def _where(graph: Graph, task_id: int, number: int) -> str:
+    return f", in output {number}" if len(graph.out_edges[task_id]) > 1 else ""
+
+
+def _words(term: str, output: Output, read: Reading) -> str:
+    if term in ("nan", "inf"):
+        return what_is_bad(output.gradient)
+    if term == "zero":
+        return f"a gradient that is all zero, {output.gradient.numel():,} elements"
+    if term.startswith("norm"):
+        return f"a gradient of norm {read.norm:.4g}"
+    if term == "upcast":
+        return _widening(output)
+    if term == "shape":
+        return _summing(output)
+    return f"what {term} looks for"
+
+
+def _widening(output: Output) -> str:
+    given, takes = _name(output.gradient.dtype), output.takes
+    if takes is not None and takes.dtype != output.gradient.dtype:
+        return f"a gradient of {given}, which PyTorch casts to {_name(takes.dtype)} on its way"
+    came = " and ".join(sorted({_name(meta.dtype) for meta in output.task.inputs}))
+    return f"a gradient of {given}, where {came} came in"
+
+
+def _summing(output: Output) -> str:
+    assert output.takes is not None and output.takes.shape is not None, "its shape is another"
+    small, large = _shape(output.takes.shape), _shape(output.summed_from or ())
+    return f"a gradient of shape {large}, which PyTorch sums to {small}: the forward has broadcast {small} to {large}"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
