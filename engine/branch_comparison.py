@@ -108,8 +108,8 @@ class BranchComparison:
         for row in self.rows:
             for leaf in row.different[:1]:
                 found.append(
-                    f"{row.branch.name.capitalize()}: the gradient of {leaf.name} is {_percent(leaf.relative)} away from "
-                    f"branch {self.current.branch.number}'s."
+                    f"{row.branch.name.capitalize()}: the gradient of {leaf.name} is {_percent(leaf.relative)} away "
+                    f"from that of branch {self.current.branch.number}."
                 )
         return [*found, *([f"Memory was not predicted: {self.note}"] if self.note else [])]
 

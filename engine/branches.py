@@ -1,4 +1,4 @@
-"""The ways in which a session went: going back and doing something else begins a new branch, and the old one is kept."""
+"""The ways in which a session went: doing something else after going back begins a new branch."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ class Branch:
 
     @property
     def gradient_bytes(self) -> int:
+        """Bytes of the gradients that are kept with it; several branches may keep the same."""
         return sum(each.nbytes for each in (self.gradients or {}).values() if each is not None)
 
     def describe(self) -> str:
@@ -95,7 +96,8 @@ class Branches:
 
     @property
     def gradient_bytes(self) -> int:
-        return sum(branch.gradient_bytes for branch in self._left)
+        kept = {id(each): each for branch in self._left for each in (branch.gradients or {}).values()}
+        return sum(each.nbytes for each in kept.values() if each is not None)
 
     @property
     def _left(self) -> list[Branch]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 from weakref import ref
 
 import torch
@@ -111,6 +112,13 @@ class Ran:
     version: int = -1
 
 
+class Kept(Protocol):
+    """What keeps gradients besides."""
+
+    @property
+    def gradient_bytes(self) -> int: ...
+
+
 class History:
     """How a session can go back: tasks taken back one by one, from the last on.
 
@@ -123,6 +131,7 @@ class History:
         start: how many tasks had run when it began.
         waiting, missing: the input buffers at that time, and how many gradients each task waits for.
         edits: those in force, which were made before.
+        branches: what else is kept.
         budget_bytes: for gradients.
         keeps_graph: whether nodes keep what they saved in any case (`retain_graph`).
 
@@ -135,9 +144,10 @@ class History:
         self,
         graph: Graph,
         start: int,
-        waiting: dict[int, Sequence[Tensor | None]],
+        waiting: Mapping[int, Sequence[Tensor | None]],
         missing: Sequence[int],
         edits: Sequence[Edited],
+        branches: Kept,
         budget_bytes: int,
         keeps_graph: bool,
     ) -> None:
@@ -148,6 +158,7 @@ class History:
         self.first_waiting = {task: Referenced(gradients) for task, gradients in waiting.items()}
         self.first_missing = tuple(missing)
         self._graph = graph
+        self._branches = branches
         self._keeps_graph = keeps_graph
         self._storages: dict[int, list[int]] = {}  # by address: bytes, and how many times it is kept
         self._held_bytes = 0
@@ -160,8 +171,8 @@ class History:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of gradients that it keeps alive, or that something else keeps alive, too."""
-        return self._held_bytes + self._copied_bytes
+        """Bytes of gradients that it keeps alive, those of other branches included; some live anyway."""
+        return self._held_bytes + self._copied_bytes + self._branches.gradient_bytes
 
     @property
     def saved_bytes(self) -> int:

@@ -14,6 +14,7 @@ from ..inspector.kinds import Kind
 from ..inspector.torch_internals import leaf_of, version_of
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches
+from .closing import session_over
 from .history import (
     BUDGET_BYTES,
     Edited,
@@ -58,7 +59,7 @@ class Rewinding(Verbs):
 
     @property
     def history(self) -> History | None:
-        """What going back takes: `nbytes`, and `reach`, the first position to which one can go. None: it is not kept."""
+        """What going back takes (`nbytes`), and how far one can go (`reach`); None where no history is kept."""
         return self._history
 
     @property
@@ -192,8 +193,9 @@ class Rewinding(Verbs):
     def _begin_history(self, budget_bytes: int, why: str) -> None:
         waiting = {task: tuple(buffer.gradients) for task, buffer in self._buffers.items()}
         edits = () if self._history is None else self._history.edits
-        position = len(self.order)
-        self._history = History(self.graph, position, waiting, self._missing, edits, budget_bytes, self._keep_graph)
+        self._history = History(
+            self.graph, len(self.order), waiting, self._missing, edits, self._branches, budget_bytes, self._keep_graph
+        )
         self._begins = why
         self._runner.frees = False
         self._history.watch_retained(self._made_by_tasks())
@@ -251,7 +253,16 @@ class Rewinding(Verbs):
     def _rewind(self, position: int) -> None:
         """Takes back all tasks from this position on."""
         history = self._kept()
-        self._branches.leave(self._now)
+        try:
+            self._branches.leave(self._now)
+            self._rewind_to(position, history)
+        except BaseException as error:  # an interrupt: half of it is done
+            if self._over is None:
+                self._over = f"{type(error).__name__} on the way back"
+                self._let_go()
+            raise
+
+    def _rewind_to(self, position: int, history: History) -> None:
         lost = packed = False
         callbacks = self._runner.graph_task.callbacks_left
         while len(self.order) > position:
@@ -261,7 +272,8 @@ class Rewinding(Verbs):
             lost = lost or not (_intact(entry.gradients) and _intact(entry.sums))
             if not lost:
                 self._empty_next(entry)
-        self._runner.graph_task.reopen(callbacks, another=packed)
+        again = history.ran if lost else ()
+        self._runner.graph_task.reopen(callbacks, another=packed or any(entry.packed for entry in again))
         while self._terms[-1][0] > position:
             self._terms.pop()
         self._policy = self._terms[-1][1]
@@ -311,7 +323,7 @@ class Rewinding(Verbs):
         if not all(gradients.intact for gradients in history.first_waiting.values()):
             self._over = "a gradient with which the history begins was modified in place"
             self._let_go()
-            self._check_open()
+            raise session_over(self._over)
         self._buffers.clear()
         for task_id, gradients in history.first_waiting.items():
             self._fill(task_id, gradients.tensors)
