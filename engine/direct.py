@@ -285,6 +285,7 @@ class Stepper(Rewinding):
             if watch is not None and not ask and quiet and self._is_plain:
                 self._run_bare(last, watch)
             queue = self._queue
+            waits = len(queue) > 0
             while queue and not self._stopped:
                 task_id = queue.choose()
                 if task_id == last:
@@ -295,7 +296,7 @@ class Stepper(Rewinding):
                     return
             if self._stopped and queue:
                 self.stopped = Stop("asked", None, None, "stop() was called")
-            elif stops.watches and not queue:
+            elif stops.watches and waits and not queue:
                 self.stopped = stops.found(wait=True) or stops.at_end(self.order)
 
         self.stopped = None

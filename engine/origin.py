@@ -68,7 +68,7 @@ def origin_of(graph: Graph, task: Task, inputs: Sequence[Tensor | None], output:
     slots = list(saved_slots(node))
     tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
     tensors.update((f"saved {slot.name}", slot.tensor) for slot in slots)
-    lines = [f"the forward's line is {code}"] if (code := code_of(task)) else []
+    lines = list(about(graph, task))
     told, explained = _at_first_bad(node, inputs, {slot.name: slot.tensor for slot in slots}, output)
     if told:
         lines.append(told)
@@ -80,7 +80,7 @@ def origin_of(graph: Graph, task: Task, inputs: Sequence[Tensor | None], output:
     walk = _ForwardWalk(graph)
     for slot in bad_slots:
         lines.append(f"what the forward saved as `{slot.name}` has {what_is_bad(slot.tensor)}")
-        lines += walk.back_from(slot)
+        lines += walk.back_from(slot, node)
     if came is None and not bad_slots and not explained:
         lines += _overflow(inputs, slots, output.gradient)
     return Origin(tuple(lines), tensors)
@@ -222,7 +222,7 @@ class _ForwardWalk:
         self._ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
         self._made: dict[Node, list[Tensor]] | None = None
 
-    def back_from(self, slot: SavedSlot) -> Iterator[str]:
+    def back_from(self, slot: SavedSlot, keeper: Node) -> Iterator[str]:
         """What is known of how a bad value came to be."""
         maker, graph = slot.maker, self._graph
         if maker is None or maker not in self._ids:
@@ -234,6 +234,8 @@ class _ForwardWalk:
         described = f"{graph.describe(task)}{f': {code}' if code else ''}"
         if task.is_leaf:
             yield f"{task.parameter or 'a leaf'} itself has {what_is_bad(value)}"
+        elif first is keeper:
+            yield "this task's own operation made it in the forward" + ("" if clean else "; nobody keeps what went in")
         elif first is maker:
             yield f"it was made in the forward by {described}"
         else:
@@ -242,7 +244,7 @@ class _ForwardWalk:
             index = first_bad(value)
             at = value_at(each, index, value.shape)
             where = "" if at is None else f": {f'at {_index_text(index)} ' if index else ''}it is {_number(at)}"
-            yield f"what went into that (`{name}`) is finite{where}"
+            yield f"what went into that as `{name}` is finite{where}"
 
     def _from_outside(self, slot: SavedSlot) -> str:
         if slot.modified:
@@ -293,6 +295,17 @@ class _ForwardWalk:
                     if slot.maker is not None:
                         self._made.setdefault(slot.maker, []).append(slot.tensor)
         return self._made.get(node, [])
+
+
+def about(graph: Graph, task: Task) -> Iterator[str]:
+    """The forward's line, and of a module that was called several times which call it was."""
+    if code := code_of(task):
+        yield f"the forward's line: {code}"
+    if task.call is not None:
+        call = graph.calls[task.call]
+        count = sum(each.path == call.path for each in graph.calls)
+        if count > 1:
+            yield f"it belongs to call {call.index + 1} of {count} of {call.path or 'the model'} ({call.class_name})"
 
 
 def code_of(task: Task) -> str:

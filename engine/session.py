@@ -166,7 +166,9 @@ class _Worker(Watch):
         self.stopped = stops.found() if stops.watches else None
         if self.stopped is None and stops.asks:
             self.stopped = stops.before(task_id, self.order, lambda: tuple(gradients))
-        if not self._passes(task_id):
+        if self._passes(task_id):
+            self.stopped = None
+        else:
             gradients = self._stop(task_id, gradients)
         self._begin(task_id, gradients)
         edited, self._edited = self._edited, None
@@ -527,9 +529,9 @@ class NativeSession(Verbs):
             if not (self._ended or worker.stop_asked or (current is not None and current.id == until)):
                 self._go_on(until)
                 self.stopped = worker.stopped
-            if self._ended:
-                self.stopped = self.stops.found(wait=True) or self.stops.at_end(worker.order)
-            elif worker.stop_asked and self.stopped is None:
+                if self._ended and self.stops.watches:
+                    self.stopped = self.stops.found(wait=True) or self.stops.at_end(worker.order)
+            if worker.stop_asked and self.stopped is None and not self._ended:
                 self.stopped = Stop("asked", None, None, "stop() was called")
         finally:
             worker.stop_asked = False

@@ -14,7 +14,7 @@ from ..inspector.graph import Graph, Task
 from ..inspector.torch_internals import leaf_of, unobserved
 from .breakpoints import Breakpoint, Gradients, Predicate, Where, make_breakpoint, said
 from .conditions import Condition, GradientPredicate, Output
-from .origin import Origin, code_of, origin_of
+from .origin import Origin, about, origin_of
 from .readings import FINITE, LateReadings, Need, Reading, read_now
 from .stop import Stop
 from .trace import Trace
@@ -277,7 +277,7 @@ class Stops:
             origin = origin_of(self._graph, task, inputs, output, self._known_bad)
         else:
             tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
-            origin = Origin(tuple(_about(task, inputs, condition)), tensors)
+            origin = Origin((*about(self._graph, task), *_what_came(inputs, condition)), tensors)
         tensors = {f"output {output.number}": output.gradient, **origin.tensors}
         self._add_stop(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text, origin.lines, tensors))
 
@@ -311,7 +311,7 @@ class Stops:
             return
         watchpoint.muted_until = self._ran
         since = self._ran - ran
-        lines = [code] if (code := code_of(self._graph.tasks[task_id])) else []
+        lines = list(about(self._graph, self._graph.tasks[task_id]))
         if since:
             lines.append(
                 f"{since} task{'s have' if since > 1 else ' has'} run since: the accelerator was not waited for, and "
@@ -392,10 +392,8 @@ def _at_once(watchpoint: Watchpoint, gradient: Tensor) -> bool:
     return watchpoint.synchronize
 
 
-def _about(task: Task, inputs: Sequence[Tensor | None], condition: Condition) -> Iterator[str]:
-    """What to say of a gradient that is finite."""
-    if code := code_of(task):
-        yield f"the forward's line is {code}"
+def _what_came(inputs: Sequence[Tensor | None], condition: Condition) -> Iterator[str]:
+    """Of a gradient whose size is watched, the sizes of what came in."""
     if any("norm" in term.needs for term in condition):
         for number, each in enumerate(inputs):
             read = None if each is None else read_now(each, _NORM)

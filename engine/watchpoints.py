@@ -89,7 +89,7 @@ def make_watchpoint(
 
 def say(graph: Graph, watchpoint: Watchpoint, condition: Condition, output: Output, read: Reading) -> str:
     """`watchpoint 1 (nan): task 31 LogBackward0 (encoder.3, model.py:41) gave NaN in 3 of 64 elements, ...`."""
-    words = " and ".join(_words(term.text, output, read) for term in condition)
+    words = " and ".join(dict.fromkeys(_words(term.text, output, read) for term in condition))
     return (
         f"{head(watchpoint)}: {graph.describe(output.task)} gave {words}{_where(graph, output.task.id, output.number)}"
     )
@@ -107,7 +107,7 @@ def say_late(
         for term in condition
     ]
     where = _where(graph, task_id, number)
-    return f"{head(watchpoint)}: {graph.describe(task_id)} gave {' and '.join(words)}{where}"
+    return f"{head(watchpoint)}: {graph.describe(task_id)} gave {' and '.join(dict.fromkeys(words))}{where}"
 
 
 def say_ratio(graph: Graph, watchpoint: Watchpoint, call_id: int, came: float, left: float) -> str:
