@@ -14,13 +14,25 @@ const styles = {
   },
 };
 
+/** What joins data with elements, or makes them: d3-zoom listens, and keeps its state. 8 kB that stay out of the page. */
+const UNUSED =
+  "append|attr|classed|clone|data|dispatch|empty|enter|exit|html|insert|iterator|join|lower|merge|order|raise|remove|" +
+  "selectAll|selectChild|selectChildren|size|sort|text";
+const lean = {
+  name: "lean d3-selection",
+  setup(build) {
+    const filter = new RegExp(`d3-selection[\\\\/]src[\\\\/]selection[\\\\/](${UNUSED})\\.js$`);
+    build.onLoad({ filter }, () => ({ contents: "export default undefined" }));
+  },
+};
+
 const shared = {
   absWorkingDir: import.meta.dirname,
   bundle: true,
   format: "esm",
   target: "es2022",
   charset: "utf8",
-  plugins: [styles],
+  plugins: [styles, lean],
   // d3-zoom animates with these; here the pilot does.
   alias: { "d3-transition": "./src/graph/no_transitions.ts", "d3-interpolate": "./src/graph/no_transitions.ts" },
   logLevel: "warning",

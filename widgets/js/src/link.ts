@@ -1,7 +1,8 @@
 /** The page's end of a session or a recording: what anywidget's model carries, as a store and its link. */
 
 import { readDocument, readJson } from "./model/read_document.ts";
-import { type Changed, type Link, type Progress, Store } from "./store.ts";
+import type { StopPoint } from "./model/stops.ts";
+import { type Changed, type Command, type Link, type Progress, Store } from "./store.ts";
 
 /** What anywidget gives as `model`. */
 export interface Model {
@@ -24,7 +25,7 @@ const SILENCE = 4000;
 /** The store of a model: its document, kept up to date by its messages, and what both sides may choose. */
 export function openLink(model: Model): Promise<Store> {
   const kernel = new KernelLink(model, (trouble) => {
-    later((store) => store.update({ trouble, playing: false }));
+    later((store) => store.update({ trouble, playing: false, checking: null }));
   });
   const choices = new Choices(model);
   const opening = open(model, kernel, choices);
@@ -63,9 +64,9 @@ async function take(store: Store, kernel: KernelLink, news: DataView<ArrayBuffer
   store.progress(progress);
 }
 
-const CHOICES = ["selection", "breakpoints"] as const;
+const CHOICES = ["selection", "breakpoints", "_stops"] as const;
 
-/** The selected task and the breakpoints, which the page and Python share. */
+/** The selected task and the breakpoints of tasks, which the page and Python share; all stops, which Python tells. */
 class Choices {
   /** A model tells of what is set in it, too: that is no news to the page. */
   isSharing = false;
@@ -76,7 +77,9 @@ class Choices {
   take(store: Store, name: (typeof CHOICES)[number], chosen: unknown): void {
     const isTask = (task: unknown) => Number.isInteger(task) && (task as number) in store.graph.titles;
     if (name === "selection") store.update({ selected: isTask(chosen) ? (chosen as number) : null });
-    else {
+    else if (name === "_stops") {
+      if (chosen && store.link) store.update({ stops: chosen as StopPoint[] });
+    } else {
       const breakpoints = new Set((chosen as number[]).filter(isTask));
       if (!isSame(breakpoints, store.state.breakpoints)) store.update({ breakpoints });
     }
@@ -164,7 +167,7 @@ class KernelLink implements Link {
     this.send({ kind: "inspect", task });
   }
 
-  private ask(content: unknown): void {
+  ask(content: Command | { kind: "step" | "run_to" | "run" | "policy"; [more: string]: unknown }): void {
     this.busy = true;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.silent(), SILENCE);

@@ -29,15 +29,12 @@ export class Player {
 
   private play(due: number): void {
     const { store } = this;
-    const { t, front, breakpoints } = store.state;
-    const { order } = store.replay.schedule;
-    const ran = store.isLive ? front : order.length;
-    for (let place = t + 1; place <= Math.min(t + due, ran); place++) {
-      if (breakpoints.has(order[place])) {
-        store.update({ playing: false });
-        store.go(place);
-        return;
-      }
+    const ran = store.isLive ? store.state.front : store.replay.length;
+    const place = store.nextStop(Math.min(store.state.t + due, ran));
+    if (place !== null) {
+      store.update({ playing: false });
+      store.go(place);
+      return;
     }
     store.advance(due);
     if (store.state.t >= store.limit) store.update({ playing: false });

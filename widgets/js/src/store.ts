@@ -4,6 +4,7 @@ import type { DeckDocument, Memory, Schedule, TaskRecord } from "./model/documen
 import { find } from "./model/find.ts";
 import { DeckGraph } from "./model/graph.ts";
 import { Replay } from "./model/replay.ts";
+import { endOfCall, type Marks, marksOf, ownStops, type Stopped, type StopPoint } from "./model/stops.ts";
 import type { Unreal } from "./model/when.ts";
 
 export type Theme = "light" | "dark";
@@ -23,7 +24,19 @@ export interface State {
   /** Tasks per second. */
   speed: number;
   selected: number | null;
+  /** Tasks with a breakpoint of their own. */
   breakpoints: ReadonlySet<number>;
+  stops: readonly StopPoint[];
+  /** The tasks before which any breakpoint may stop; follows from the two above. */
+  marks: Marks;
+  /** The breakpoint or watchpoint at which a live session stands. */
+  stopped: Stopped | null;
+  /** What going back would cost; null where nothing can be taken back. */
+  history: History | null;
+  branches: readonly Branch[];
+  checks: Readonly<Record<string, Check>>;
+  /** The task whose check has not been answered. */
+  checking: number | null;
   hoveredTask: number | null;
   hoveredStorage: number | null;
   /** The position under the pointer in memory or lifetimes. */
@@ -54,6 +67,42 @@ export function hasMoved(changed: Changed): boolean {
   return MOVES.some((name) => changed.has(name));
 }
 
+/** What a session's history holds, in bytes, and the first position that it can go back to. */
+export interface History {
+  bytes: number;
+  gradient_bytes: number;
+  saved_bytes: number;
+  reach: number;
+}
+
+/** A way in which a session went. All but the current one have a schedule of their own, called `branch 2`. */
+export interface Branch {
+  number: number;
+  forked_at: number;
+  /** How many of its tasks have run. */
+  ran: number;
+  current: boolean;
+  /** `branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`. */
+  text: string;
+}
+
+/** Whether a task's backward is that of its forward; `ok` is null where that could not be told. */
+export interface Check {
+  ok: boolean | null;
+  lines: string[];
+}
+
+/** What the kernel may be asked for, besides running on. */
+export type Command =
+  | { kind: "rewind"; position: number }
+  | { kind: "branch" | "delete"; number: number }
+  | { kind: "enable"; number: number; on: boolean }
+  | { kind: "break"; where: string }
+  | { kind: "watch"; condition: string }
+  | { kind: "edit"; how: "zero" | "scale" | "clip" | "restore"; value: number | null }
+  | { kind: "check"; task: number }
+  | { kind: "step_over" | "step_out" };
+
 /** What runs a live session: the kernel, or nobody in a saved page. */
 export interface Link {
   /** Whether the kernel has not answered the last command yet. */
@@ -69,6 +118,7 @@ export interface Link {
   setPolicy(policy: string): void;
   /** Asks for the gradients that wait for a task. */
   inspect(task: number): void;
+  ask(command: Command): void;
 }
 
 /** What a live session has done, as widgets/live.py tells it. */
@@ -76,11 +126,17 @@ export interface Progress {
   position: number;
   status: Status;
   trouble: string;
+  stopped: Stopped | null;
+  history: History | null;
+  /** Tasks that were taken back; `records` are newer. */
+  forgotten: number[];
   records: Record<string, TaskRecord>;
+  checks: Record<string, Check>;
   /** The session's own schedule, where it is another than before. */
   live: Schedule | null;
-  /** Those of the other policies, where they are. */
+  /** Those of the other policies, and of branches, where they are. */
   others: Schedule[] | null;
+  branches: Branch[] | null;
   metas: DeckDocument["metas"];
 }
 
@@ -110,6 +166,13 @@ export class Store {
       speed: 5,
       selected: null,
       breakpoints: new Set(),
+      stops: [],
+      marks: new Map(),
+      stopped: null,
+      history: null,
+      branches: [],
+      checks: {},
+      checking: null,
       hoveredTask: null,
       hoveredStorage: null,
       hoveredT: null,
@@ -131,6 +194,12 @@ export class Store {
   }
 
   update(patch: Partial<State>): void {
+    const { breakpoints } = patch;
+    if (breakpoints || patch.stops) {
+      const { state } = this;
+      const stops = patch.stops ?? (this.link ? state.stops : ownStops(state.stops, breakpoints ?? state.breakpoints));
+      patch = { ...patch, stops, marks: marksOf(stops, breakpoints ?? state.breakpoints) };
+    }
     const changed = new Set<keyof State>();
     for (const key of Object.keys(patch) as (keyof State)[]) {
       if (this.state[key] !== patch[key]) changed.add(key);
@@ -173,6 +242,30 @@ export class Store {
     return this.link !== null && this.state.tab === 0;
   }
 
+  /** The branch whose order is shown, one that the session has left; null for any other order. */
+  get branch(): Branch | null {
+    const { branches, tab } = this.state;
+    return (tab && branches.find(({ number }) => this.replay.schedule.policy === `branch ${number}`)) || null;
+  }
+
+  /** How many tasks of the shown order have run; of a policy's simulation none have. */
+  get reached(): number {
+    return this.branch ? this.branch.ran : this.isSimulated ? 0 : this.state.front;
+  }
+
+  /** Whether the moment that is shown is one that the session can be taken back to. */
+  get canRewind(): boolean {
+    const { t, front, history, status } = this.state;
+    const isAtRest = status === "stopped" || status === "finished" || status === "failed";
+    return this.isLive && history !== null && history.reach <= t && t < front && isAtRest;
+  }
+
+  /** Whether what waits for the task at the position can be changed. */
+  get canEdit(): boolean {
+    const { t, front, status } = this.state;
+    return this.isLive && status === "stopped" && t === front && this.shown === this.running;
+  }
+
   /** How far the shown order can be played: a session that has failed or was closed goes no further. */
   get limit(): number {
     const { status, front } = this.state;
@@ -181,7 +274,7 @@ export class Store {
 
   /** Whether what is shown is what another policy would do: nothing of it has run. */
   get isSimulated(): boolean {
-    return this.state.tab !== 0;
+    return this.state.tab !== 0 && !this.branch;
   }
 
   /** Why what is shown at the position is not what runs or has run; null where it is. */
@@ -205,15 +298,17 @@ export class Store {
 
   /** Whether what is shown at the position is only planned: the session has not come that far. */
   get isAhead(): boolean {
-    return !this.isSimulated && this.state.t > this.state.front;
+    return !this.isSimulated && this.state.t > this.reached;
   }
 
   /** How many tasks have run at the moment that is shown: none of those that are only planned. */
   get ran(): number {
-    return this.isSimulated ? 0 : Math.min(this.state.t, this.state.front);
+    return Math.min(this.state.t, this.reached);
   }
 
+  /** What was recorded of a task: in the session itself, so nothing of what a branch did alone. */
   record(task: number): TaskRecord | undefined {
+    if (this.branch && this.replay.place[task] >= this.branch.forked_at) return undefined;
     return this.document.records[task];
   }
 
@@ -256,13 +351,32 @@ export class Store {
   /** To the next breakpoint, or the end. */
   run(): void {
     this.update({ playing: false });
-    const { t, front, breakpoints } = this.state;
+    const limit = this.isLive ? this.state.front : this.replay.length;
+    const place = this.nextStop(limit);
+    if (place === null && this.link && this.isLive && this.state.status === "stopped") this.link.run();
+    else this.go(place ?? limit);
+  }
+
+  /** To the next position, up to this one, that is before a breakpoint: also where a session was stopped by it. */
+  nextStop(until: number): number | null {
     const { order } = this.replay.schedule;
-    const limit = this.isLive ? front : order.length;
-    // A session that was stopped by a breakpoint stands before it: at its front.
-    for (let place = t + 1; place <= limit; place++) if (breakpoints.has(order[place])) return this.go(place);
-    if (this.link && this.isLive && this.state.status === "stopped") this.link.run();
-    else this.go(limit);
+    for (let place = this.state.t + 1; place <= until; place++) {
+      if (this.state.marks.get(order[place])) return place;
+    }
+    return null;
+  }
+
+  /** Until all tasks of the task's module call have run; `out`: of the call around it. */
+  stepOver(out = false): void {
+    this.update({ playing: false });
+    const { t, front, status } = this.state;
+    if (this.link && this.isLive && t >= front) {
+      if (status === "stopped") this.link.ask({ kind: out ? "step_out" : "step_over" });
+      else this.go(front);
+      return;
+    }
+    const end = Math.min(endOfCall(this.replay, t, out), this.isLive ? front : this.replay.length);
+    this.go(this.nextStop(end) ?? end);
   }
 
   /** To the end, breakpoints or not, of what has run; a live session runs on to its breakpoints. */
@@ -284,6 +398,38 @@ export class Store {
     this.update({ breakpoints });
   }
 
+  enable(number: number, on: boolean): void {
+    if (this.link) return this.link.ask({ kind: "enable", number, on });
+    this.update({ stops: this.state.stops.map((each) => (each.number === number ? { ...each, enabled: on } : each)) });
+  }
+
+  /** Deletes a breakpoint or a watchpoint. */
+  remove({ number, tasks }: StopPoint): void {
+    if (this.link) this.link.ask({ kind: "delete", number });
+    else this.toggleBreakpoint(tasks[0]);
+  }
+
+  /** Takes the session back to what is shown. */
+  rewind(): void {
+    this.update({ playing: false });
+    if (this.canRewind) this.link?.ask({ kind: "rewind", position: this.state.t });
+  }
+
+  /** Has a task's backward compared with its forward. */
+  check(task: number): void {
+    this.update({ checking: task });
+    this.link?.ask({ kind: "check", task });
+  }
+
+  /** Has the session go on from where the shown branch was left. */
+  takeBranch(): void {
+    const { branch } = this;
+    if (!branch) return;
+    this.link?.ask({ kind: "branch", number: branch.number });
+    this.show(0);
+    this.go(this.state.front);
+  }
+
   /** Shows another policy at the same position. */
   show(tab: number): void {
     if (tab < 0 || tab >= this.schedules.length || tab === this.state.tab) return;
@@ -298,24 +444,31 @@ export class Store {
   /** Takes what a live session has done. */
   progress(news: Progress): void {
     const { document, state } = this;
-    const { position, status, trouble } = news;
+    const { position, status, trouble, stopped = null } = news;
     const shown = this.replay.schedule.policy;
+    for (const task of news.forgotten ?? []) delete document.records[task];
     Object.assign(document.records, news.records);
     document.metas = news.metas;
     document.position = position;
-    const atFront = this.isLive && state.t >= state.front;
+    // Who looks at what is taken back is taken along.
+    const atFront = this.isLive && (state.t >= state.front || state.t > position);
     let { tab } = state;
     if (news.live || news.others) {
       this.replan(news.live, news.others);
       tab = tab && Math.max(0, this.schedules.findIndex((schedule) => schedule.policy === shown));
     }
     const moved = atFront && position !== state.t;
-    const goesOn = status === "running" || (status === "stopped" && !this.isBreakpoint(position));
+    const goesOn = status === "running" || (status === "stopped" && !stopped && !this.isBreakpoint(position));
     this.update({
       tab,
       front: position,
       status,
       trouble,
+      stopped: stopped?.why === "asked" ? null : stopped, // who has asked for it knows
+      history: news.history ?? null,
+      branches: news.branches ?? state.branches,
+      checks: Object.keys(news.checks ?? {}).length ? { ...state.checks, ...news.checks } : state.checks,
+      checking: null,
       revision: state.revision + 1,
       playing: state.playing && (!atFront || goesOn),
       ...(moved ? { t: position, selected: null } : {}),
@@ -331,8 +484,13 @@ export class Store {
     this.replays = document.schedules.map((schedule) => known.get(schedule) ?? new Replay(graph, schedule));
   }
 
-  /** Whether a live session that has come so far stands before a breakpoint. */
+  /**
+   * Whether a live session that has come so far stands before a breakpoint of that task: `stopped` says it of the
+   * others, which need not stop each time.
+   */
   private isBreakpoint(position: number): boolean {
-    return this.state.breakpoints.has(this.schedules[0].order[position]);
+    const { breakpoints, marks } = this.state;
+    const task = this.schedules[0].order[position];
+    return breakpoints.has(task) && marks.get(task) === true;
   }
 }

@@ -121,6 +121,16 @@ test("what is chosen in Python is shown, and not told back", async () => {
   assert.equal(store.state.selected, null);
 });
 
+test("what Python says of all stops is shown, and not told back", async () => {
+  const model = new FakeModel();
+  const store = await openLink(model);
+  const row = { number: 1, kind: "break", text: "encoder", enabled: false, hits: 2, tasks: [0, 1] };
+  model.set("_stops", [row]);
+  await unpacked();
+  assert.deepEqual([store.state.stops, [...store.state.marks]], [[row], [[0, false], [1, false]]]);
+  assert.deepEqual([store.state.breakpoints.size, model.saves], [0, 0]);
+});
+
 test("a kernel that is gone is said to be so, and playing ends", async () => {
   const model = new FakeModel();
   const store = await openLink(model);

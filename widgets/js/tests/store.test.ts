@@ -27,6 +27,7 @@ function live(): { store: Store; asked: Asked } {
     stop: note("stop"),
     setPolicy: note("setPolicy"),
     inspect: note("inspect"),
+    ask: note("ask"),
   };
   const store = new Store({ ...smallDocument(), position: 0, schedules: [planOf("heap"), planOf("bfs")] }, link);
   return { store, asked };
@@ -37,7 +38,10 @@ function planOf(policy: string, order = [2, 1, 3, 0]): Schedule {
 }
 
 function news(position: number, more: Partial<Progress> = {}): Progress {
-  return { position, status: "stopped", trouble: "", records: {}, live: null, others: null, metas: [], ...more };
+  return {
+    position, status: "stopped", trouble: "", stopped: null, history: null, forgotten: [], records: {}, checks: {},
+    live: null, others: null, branches: null, metas: [], ...more,
+  };
 }
 
 test("a change is told once, with what changed, and not where nothing did", () => {
@@ -148,6 +152,101 @@ test("a live session that plays stops at breakpoints, and where it fails", () =>
     store.progress(told);
     assert.equal(store.state.playing, plays, JSON.stringify(told));
   }
+});
+
+test("what plays stops where the kernel says so, and not before each task that a breakpoint may stop at", () => {
+  const { store } = live();
+  store.update({ stops: [{ number: 1, kind: "break", text: "*", enabled: true, hits: 0, tasks: [0, 1, 3] }] });
+  store.play();
+  store.progress(news(1));
+  assert.equal(store.state.playing, true, "its condition may not hold");
+  const stopped = { text: "breakpoint 1 (*)", lines: [], task: 3, number: 1, why: "breakpoint" } as const;
+  store.progress(news(2, { stopped: { ...stopped, lines: [] } }));
+  assert.deepEqual([store.state.playing, store.state.stopped?.task], [false, 3]);
+  store.progress(news(3));
+  assert.equal(store.state.stopped, null, "it has moved on");
+});
+
+test("what has run is played up to what any enabled breakpoint may stop at", () => {
+  const { store, asked } = live();
+  const stops = [
+    { number: 1, kind: "break", text: "Relu", enabled: false, hits: 0, tasks: [3] },
+    { number: 2, kind: "break", text: "Mm", enabled: true, hits: 0, tasks: [1] },
+  ] as const;
+  store.update({ stops: stops.map((each) => ({ ...each, tasks: [...each.tasks] })) });
+  store.progress(news(3));
+  store.go(0);
+  store.run();
+  assert.equal(store.state.t, 1);
+  store.run();
+  assert.deepEqual([store.state.t, asked], [1, [["run"]]], "nothing else stops what has run: the session runs on");
+});
+
+test("a module is stepped over by the kernel at a session's front, and in what has run on the page", () => {
+  const { store, asked } = live();
+  store.stepOver();
+  store.stepOver(true);
+  assert.deepEqual(asked.splice(0), [["ask", { kind: "step_over" }], ["ask", { kind: "step_out" }]]);
+  store.progress(news(2));
+  store.go(1);
+  store.stepOver();
+  assert.deepEqual([store.state.t, asked], [2, []], "not beyond the front");
+});
+
+test("a session that is taken back forgets what was recorded, and who looks there goes along", () => {
+  const { store, asked } = live();
+  const record = { inputs: [], outputs: [], elapsed_ns: 1 };
+  const history = { bytes: 3, gradient_bytes: 2, saved_bytes: 1, reach: 1 };
+  store.progress(news(3, { records: { 2: record, 1: record, 3: record }, history }));
+  store.go(0);
+  assert.equal(store.canRewind, false, "its history begins later");
+  store.go(1);
+  store.rewind();
+  assert.deepEqual([asked, store.state.front], [[["ask", { kind: "rewind", position: 1 }]], 3]);
+  store.go(2);
+  store.progress(news(1, { forgotten: [1, 3], records: { 1: { ...record, elapsed_ns: null } }, history }));
+  assert.deepEqual([store.state.front, store.state.t, store.running], [1, 1, 1]);
+  assert.deepEqual([store.record(3), store.record(1)?.elapsed_ns, store.record(2)], [undefined, null, record]);
+  assert.equal(store.canRewind, false, "here it stands");
+});
+
+test("a branch is shown as far as it ran, with what was recorded before it parted, and can be gone on from", () => {
+  const { store, asked } = live();
+  const record = { inputs: [], outputs: [], elapsed_ns: 1 };
+  const branch = { number: 1, forked_at: 1, ran: 3, current: false, text: "branch 1, 3 tasks under heap" };
+  const others = [planOf("bfs"), planOf("branch 1", [2, 1, 0, 3])];
+  store.progress(news(2, { others, branches: [branch], records: { 2: record, 1: record } }));
+  store.show(1);
+  assert.deepEqual([store.isSimulated, store.branch, store.ran], [true, null, 0]);
+  store.show(2);
+  assert.deepEqual([store.isSimulated, store.branch, store.ran], [false, branch, 2]);
+  assert.deepEqual([store.record(2), store.record(1)], [record, undefined]);
+  store.go(4);
+  assert.deepEqual([store.unreal, store.ran], ["planned", 3]);
+  store.takeBranch();
+  assert.deepEqual([asked, store.state.tab], [[["ask", { kind: "branch", number: 1 }]], 0]);
+});
+
+test("a check waits for its answer, or for what is wrong", () => {
+  const { store } = live();
+  store.check(2);
+  assert.equal(store.state.checking, 2);
+  store.progress(news(0, { trouble: "ValueError: no" }));
+  assert.deepEqual([store.state.checking, store.state.checks], [null, {}]);
+  store.progress(news(0, { checks: { 2: { ok: true, lines: [] } } }));
+  store.progress(news(1));
+  assert.deepEqual(store.state.checks, { 2: { ok: true, lines: [] } }, "it is kept");
+});
+
+test("without a kernel breakpoints are switched off and deleted on the page", () => {
+  const store = trace();
+  store.toggleBreakpoint(3);
+  const [stop] = store.state.stops;
+  store.enable(stop.number, false);
+  store.run();
+  assert.deepEqual([store.state.t, [...store.state.marks]], [4, [[3, false]]]);
+  store.remove(stop);
+  assert.deepEqual([store.state.stops, store.state.marks.size, store.state.breakpoints.size], [[], 0, 0]);
 });
 
 test("from what has run, running on stops at the breakpoint before which the session stands", () => {

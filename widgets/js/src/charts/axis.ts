@@ -38,9 +38,9 @@ export function placeAt(axis: TimeAxis, pixel: number): number {
   return Math.max(0, Math.min(axis.places - 1, Math.floor(share * axis.places)));
 }
 
-/** Up to which time things have run: a live session's front; in a page that is played, up to the position. */
+/** Up to which time things have run: a live session's front, or a branch's; where it is played, up to the position. */
 export function hasRun(store: Store): number {
-  return store.isLive ? store.state.front : store.ran;
+  return store.isLive || store.branch ? store.reached : store.ran;
 }
 
 /** The middle of the task at a place; the end after the last one. */

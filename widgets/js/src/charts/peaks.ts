@@ -11,7 +11,8 @@ const ROW = 15;
 /** Left of it is the scale, which the sentence must not cover. */
 const SCALE_WIDTH = 56;
 const LEAST_SENTENCE = 90;
-const NARROW = 100;
+/** A gutter that is narrower has no room for names as they are. */
+export const NARROW = 100;
 
 export interface PolicyPeak {
   title: string;

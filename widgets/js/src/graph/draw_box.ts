@@ -85,7 +85,11 @@ export function drawCard(pen: Pen, colours: Colours, facts: Facts, index: number
   if (LABEL * scale < SMALLEST_TEXT) drawFarCard(pen, colours, placed, rect, scale, state);
   else drawCardText(pen, colours, facts, index, rect);
   drawProgress(pen, colours, rect, { done: done / size || 0, planned: planned / size || 0 }, state);
-  drawCardBreakpoint(pen, colours, facts, index, rect, scale);
+  const breakpoint = facts.cardBreakpoints.get(placed);
+  if (breakpoint !== undefined) {
+    const radius = 4.8 * Math.max(1, 0.9 / scale);
+    drawBreakpoint(pen, colours, rect.x - 1, rect.y + rect.height / 2, radius, breakpoint);
+  }
   pen.alpha = 1;
 }
 
@@ -100,15 +104,6 @@ function drawCardRing(pen: Pen, colours: Colours, facts: Facts, index: number, r
   if (ringed >= 0 && scene.cardAround(ringed) === scene.layout.boxes[index]) {
     const stroke = countOf(facts, index).running === ringed ? colours.accent : colours.ink;
     pen.rounded(grown(rect, 3.5 * pixel), RADIUS + 3.5 * pixel, { stroke, width: 1.5 * pixel });
-  }
-}
-
-/** One for all the breakpoints in the box. */
-function drawCardBreakpoint(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect, scale: number): void {
-  const placed = facts.scene.layout.boxes[index];
-  for (const task of facts.breakpoints) {
-    if (facts.scene.cardAround(task) !== placed) continue;
-    return drawBreakpoint(pen, colours, rect.x - 1, rect.y + rect.height / 2, 4.8 * Math.max(1, 0.9 / scale));
   }
 }
 

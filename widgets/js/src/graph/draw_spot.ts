@@ -3,7 +3,7 @@
 import type { Rect } from "../layout/placed.ts";
 import type { ShownState } from "../model/replay.ts";
 import type { Colours } from "../view.ts";
-import { type Facts, opacityOf, shareOf, stateOf } from "./facts.ts";
+import { breakpointOf, type Facts, opacityOf, shareOf, stateOf } from "./facts.ts";
 import { drawBreakpoint, drawGlyph, drawStubArrow } from "./glyphs.ts";
 import { grown } from "./grid.ts";
 import type { Paint, Pen, Span } from "./pen.ts";
@@ -64,8 +64,9 @@ function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Re
     drawGlyph(pen, colours, state, rect.x + 11, middle, 3.8, { share, place, ink });
     pen.text(rect.x + 20, middle, label(colours, spot, look));
   }
-  if (spot.tasks.some((task) => facts.breakpoints.has(task))) {
-    drawBreakpoint(pen, colours, rect.x - (spot.small ? 0 : 3), middle, spot.small ? 3.6 : 4.8);
+  const breakpoint = breakpointOf(facts, spot);
+  if (breakpoint !== undefined) {
+    drawBreakpoint(pen, colours, rect.x - (spot.small ? 0 : 3), middle, spot.small ? 3.6 : 4.8, breakpoint);
   }
 }
 
@@ -150,7 +151,7 @@ export function drawFar(
     pen.rects(rects, radius, farPaint(colours, state, scale));
   }
   pen.alpha = 1;
-  drawFarMarks(pen, colours, facts, rectOf, scale);
+  drawFarMarks(pen, colours, facts, rectOf, seen, scale);
 }
 
 const FAR_ORDER: readonly ShownState[] = ["waiting", "planned", "done", "ready", "running"];
@@ -169,6 +170,7 @@ function drawFarMarks(
   colours: Colours,
   facts: Facts,
   rectOf: (index: number) => Rect,
+  drawn: readonly number[],
   scale: number,
 ): void {
   const { spots, spotOf } = facts.scene;
@@ -185,10 +187,10 @@ function drawFarMarks(
   if (hovered) {
     pen.rounded(hovered.rect, radiusOf(hovered.spot, hovered.rect), { stroke: colours.ink, width: 1.4 / scale });
   }
-  for (const task of facts.breakpoints) {
-    const marked = far(task);
-    if (!marked) continue;
-    const { x, y, height } = marked.rect;
-    drawBreakpoint(pen, colours, x - 3 / scale, y + height / 2, Math.min(12, 3.6 / scale));
+  for (const index of facts.breakpoints.size ? drawn : []) {
+    const breakpoint = breakpointOf(facts, spots[index]);
+    if (breakpoint === undefined || spots[index].kind === "stub") continue;
+    const { x, y, height } = rectOf(index);
+    drawBreakpoint(pen, colours, x - 3 / scale, y + height / 2, Math.min(12, 3.6 / scale), breakpoint);
   }
 }

@@ -1,6 +1,8 @@
 /** What the drawing must know of the state, at one moment. */
 
+import type { PlacedBox } from "../layout/placed.ts";
 import type { Replay, ShownState } from "../model/replay.ts";
+import type { Marks } from "../model/stops.ts";
 import type { Unreal } from "../model/when.ts";
 import type { Store } from "../store.ts";
 import { type BoxCount, BoxCounts } from "./box_counts.ts";
@@ -29,7 +31,9 @@ export interface Facts {
   /** The selected task, or else the one that runs: it has the ring. -1 for none. */
   ringed: number;
   hovered: number | null;
-  breakpoints: ReadonlySet<number>;
+  /** By task, and by closed box, whether its breakpoint is enabled. */
+  breakpoints: Marks;
+  cardBreakpoints: ReadonlyMap<PlacedBox, boolean>;
   matches: Uint8Array | null;
   cardMatches: Int32Array | null;
   reach: Reach | null;
@@ -47,16 +51,19 @@ export class FactFinder {
   private counts: BoxCounts | null = null;
   private scene: Scene | null = null;
   private matches: Uint8Array | null = null;
+  private marks: Marks | null = null;
+  private cardBreakpoints = new Map<PlacedBox, boolean>();
 
   constructor(private readonly store: Store) {}
 
   at(scene: Scene): Facts {
     const { replay, state, ran, unreal } = this.store;
-    const { t, selected, hoveredTask, breakpoints, matches } = state;
+    const { t, selected, hoveredTask, marks: breakpoints, matches } = state;
     this.refresh(scene);
     const queuePlaces = new Map(replay.queue(t, LAST_NUMBERED).map((task, place) => [task, place + 1]));
     return {
       scene, replay, t, ran, unreal, queuePlaces, breakpoints, matches,
+      cardBreakpoints: this.cardBreakpoints,
       counts: this.counts as BoxCounts,
       ringed: selected ?? replay.running(t),
       hovered: hoveredTask,
@@ -80,9 +87,28 @@ export class FactFinder {
       this.wireReach = this.reach && wiresOf(this.reach, scene);
       this.cardReach = this.reach && cardsOf(this.reach, scene);
     }
+    if (moved || state.marks !== this.marks) this.cardBreakpoints = cardsWith(state.marks, scene);
+    this.marks = state.marks;
     this.scene = scene;
     this.matches = state.matches;
   }
+}
+
+/** The closed boxes with a breakpoint in them. */
+function cardsWith(marks: Marks, scene: Scene): Map<PlacedBox, boolean> {
+  const found = new Map<PlacedBox, boolean>();
+  for (const [task, enabled] of marks) {
+    const card = scene.cardAround(task);
+    if (card) found.set(card, enabled || found.get(card) === true);
+  }
+  return found;
+}
+
+/** Of a spot's breakpoints whether one is enabled; undefined where it has none. */
+export function breakpointOf({ breakpoints }: Facts, { tasks }: Spot): boolean | undefined {
+  if (!breakpoints.size) return undefined;
+  const marks = tasks.map((task) => breakpoints.get(task)).filter((mark) => mark !== undefined);
+  return marks.length ? marks.includes(true) : undefined;
 }
 
 /** The state of a spot: its task's; that of several is theirs together. */

@@ -55,10 +55,18 @@ export function drawGlyph(
   }
 }
 
-/** A breakpoint, with a rim that keeps it apart from what is below. */
-export function drawBreakpoint(pen: Pen, colours: Colours, x: number, y: number, radius: number): void {
+/** A breakpoint, hollow where it is disabled, with a rim that keeps it apart from what is below. */
+export function drawBreakpoint(
+  pen: Pen,
+  colours: Colours,
+  x: number,
+  y: number,
+  radius: number,
+  enabled: boolean,
+): void {
   pen.lines(octagon(x, y, radius * 1.33), { fill: colours.panel });
   pen.lines(octagon(x, y, radius), { fill: colours.ink });
+  if (!enabled) pen.lines(octagon(x, y, radius * 0.6), { fill: colours.panel });
 }
 
 function octagon(x: number, y: number, radius: number): number[] {

@@ -85,7 +85,8 @@ export function stateInWords(facts: Facts, spot: Spot): string {
 export function nameOfSpot(store: Store, facts: Facts, spot: Spot): string {
   const { graph } = store;
   const place = cut(graph.parameter(spot.task) || graph.module(spot.task) || graph.document.title);
-  const breakpoint = facts.breakpoints.has(spot.task) ? ", breakpoint" : "";
+  const mark = facts.breakpoints.get(spot.task);
+  const breakpoint = mark === undefined ? "" : mark ? ", breakpoint" : ", disabled breakpoint";
   return `${cut(graph.name(spot.task))} in ${place}, ${stateInWords(facts, spot)}${breakpoint}`;
 }
 

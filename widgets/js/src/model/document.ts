@@ -109,6 +109,8 @@ export interface TaskRecord {
   /** Empty as long as the task has not run. */
   outputs: (Gradient | null)[];
   elapsed_ns: number | null;
+  /** Whether what came was changed by hand. */
+  edited?: boolean;
   /** Those that ran, in words: "tensor hook double_it". Missing: none was seen. */
   hooks?: string[];
 }

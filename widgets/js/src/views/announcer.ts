@@ -10,8 +10,12 @@ export const makeAnnouncer: MakeView = ({ store }, parent) => {
   parent.append(region);
   return {
     update(changed) {
-      const { playing, trouble } = store.state;
+      const { playing, trouble, stopped, checks } = store.state;
       if (changed.has("trouble") && trouble) region.textContent = trouble;
+      else if (changed.has("stopped") && stopped) region.textContent = `stopped: ${stopped.text}`;
+      else if (changed.has("checks") && checks[store.shown]) {
+        region.textContent = ["check", ...checks[store.shown].lines].join(": ");
+      }
       else if (!playing && (changed.has("t") || changed.has("tab") || changed.has("playing"))) {
         region.textContent = changed.has("tab") ? `${store.replay.schedule.policy}: ${where(store)}` : where(store);
       } else if (!playing && changed.has("selected")) {

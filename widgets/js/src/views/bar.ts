@@ -6,7 +6,7 @@ import { icon, type IconName, mark } from "./icons.ts";
 import { makePolicyTabs } from "./policy_tabs.ts";
 import { makeSearch } from "./search.ts";
 import { nextTheme } from "./theme.ts";
-import { makeBackToNow, makePosition, makeSpeed, makeTransport } from "./transport.ts";
+import { makePast, makePosition, makeSpeed, makeTransport } from "./transport.ts";
 import { makeTrouble } from "./trouble.ts";
 
 export const makeBar: MakeView = (stage, parent) => {
@@ -16,7 +16,7 @@ export const makeBar: MakeView = (stage, parent) => {
   parent.append(bar);
   const aside = el("div", { class: "aside" });
   const lower = el("div", { class: "lower" });
-  const views = [makeTransport, makePosition, makeSpeed, makeBackToNow].map((make) => make(stage, bar));
+  const views = [makeTransport, makePosition, makeSpeed, makePast].map((make) => make(stage, bar));
   views.push(makePolicyTabs(stage, lower));
   lower.append(aside);
   bar.append(lower);
@@ -24,6 +24,10 @@ export const makeBar: MakeView = (stage, parent) => {
   return {
     update(changed) {
       for (const view of views) view.update(changed);
+    },
+    draw(now) {
+      for (const view of views) view.draw?.(now);
+      return false;
     },
     dispose() {
       for (const view of views) view.dispose();

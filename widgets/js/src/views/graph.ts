@@ -83,7 +83,10 @@ class GraphView implements View {
     this.bytes = edgeBytes(store.graph);
     this.painter = new Painter(this.canvas, this.bytes);
     this.pilot = new Pilot(this.canvas, (event) => isForCamera(this.canvas, event), () => this.freed());
-    this.map = new Minimap((x, y) => this.lookAt(x, y), () => !this.crumbs.isEmpty);
+    this.map = new Minimap(
+      (x, y) => this.lookAt(x, y),
+      (corner) => (corner === "left top" && !this.crumbs.isEmpty) || (store.state.stopped !== null && corner.endsWith("top")),
+    );
     this.mirror = new Mirror(store, {
       select: (task) => store.select(task),
       toggle: (box) => this.toggle(box),

@@ -6,12 +6,15 @@ import type { MakeView } from "../view.ts";
 import { readyBefore } from "../model/waiting.ts";
 import { NEVER } from "../model/replay.ts";
 import { when } from "../model/when.ts";
+import { makeEdits } from "./edits.ts";
 import { glyph, icon } from "./icons.ts";
+import { checkSection } from "./inspector_check.ts";
 import { gradientSections } from "./inspector_gradients.ts";
 import { savedSection } from "./inspector_saved.ts";
 import { sourceSection } from "./inspector_source.ts";
 import { LongText } from "./long_text.ts";
 import { paced } from "./paced.ts";
+import { followLinks } from "./task_links.ts";
 
 /** Kinds of nodes that most graphs don't have, in the words of inspector/kinds.py. */
 const UNUSUAL: Record<string, string> = {
@@ -34,8 +37,12 @@ export const makeInspector: MakeView = (stage, parent) => {
   breakpoint.addEventListener("click", () => store.toggleBreakpoint(store.shown));
   const runTo = el("button", { class: "sm", "data-act": "run-to" });
   runTo.addEventListener("click", () => goTo(store, store.shown));
-  const acts = el("div", { class: "acts" }, breakpoint, runTo);
-  const top = el("div", { class: "top" }, el("div", { class: "ttl" }, sign, name.element), place.element, facts, acts);
+  const check = el("button", { class: "sm", "data-act": "check" }, "check");
+  check.title = "Compare its backward with finite differences of its forward";
+  const acts = el("div", { class: "acts" }, breakpoint, runTo, check);
+  const edits = makeEdits(store);
+  const title = el("div", { class: "ttl" }, sign, name.element);
+  const top = el("div", { class: "top" }, title, place.element, facts, acts, edits.element);
   const body = el("div");
   const view = el("section", { class: "insp", "aria-label": "task", tabindex: "0" }, top, body);
   parent.append(view);
@@ -51,12 +58,14 @@ export const makeInspector: MakeView = (stage, parent) => {
     link.inspect(task);
   };
 
+  check.addEventListener("click", () => store.check(store.shown));
+
   const slow = paced(stage, (changed) => {
     const { state, shown: task } = store;
-    if (changed.has("breakpoints") || changed.has("t") || changed.has("selected") || changed.has("tab")) {
+    if (changed.has("marks") || changed.has("breakpoints") || changed.has("t") || changed.has("selected") || changed.has("tab")) {
       breakpoint.setAttribute("aria-pressed", String(state.breakpoints.has(task)));
     }
-    if (!hasMoved(changed) && !changed.has("selected")) return;
+    if (!hasMoved(changed) && !changed.has("selected") && !changed.has("checking")) return;
     view.hidden = task < 0;
     if (task < 0) return;
     if (changed.has("selected") && state.selected !== null) view.scrollTop = 0;
@@ -66,15 +75,19 @@ export const makeInspector: MakeView = (stage, parent) => {
     runTo.hidden = !says;
     runTo.textContent = says;
     runTo.title = title;
+    check.hidden = !store.isLive || (state.status !== "stopped" && state.status !== "finished");
+    edits.update();
     const focused = body.matches(":focus-within");
-    body.replaceChildren(...sourceSection(store, task), ...gradientSections(store, task), ...savedSection(store, task));
+    body.replaceChildren(
+      ...checkSection(store, task),
+      ...sourceSection(store, task),
+      ...gradientSections(store, task),
+      ...savedSection(store, task),
+    );
     if (focused) view.focus({ preventScroll: true });
     ask(task);
   });
-  body.addEventListener("click", (event) => {
-    const task = (event.target as HTMLElement).closest<HTMLElement>("[data-go]")?.dataset.go;
-    if (task !== undefined) store.select(Number(task));
-  });
+  followLinks(body, store);
   return { ...slow, dispose: () => view.remove() };
 };
 

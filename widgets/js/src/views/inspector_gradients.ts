@@ -17,7 +17,12 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
   const isHere = stands !== "waiting";
   const note = isHere ? `input buffer ${size(graph.bufferBytes[task])}` : "expected";
   const arriving = items(store, task, "inputs", takes(store, task), isHere);
-  const sections = [section("Gradients in", note, arriving)];
+  const first = section("Gradients in", note, arriving);
+  const sections = [first];
+  if (isHere && store.record(task)?.edited) {
+    first.dataset.edited = "true";
+    first.querySelector("h4")?.append(el("b", { class: "chip", title: "Changed by hand" }, "edited"));
+  }
   if (graph.leaf[task]) return sections;
   const given = gives(store, task, store.record(task)?.outputs.length ?? 0);
   const edges = graph.outEdges.starts[task + 1] - graph.outEdges.starts[task];
@@ -73,6 +78,7 @@ function gives({ graph, document }: Store, task: number, least: number): (number
 /** Why there is no record of a gradient that has been computed. */
 function absent(store: Store, task: number, input: boolean): string {
   const { state } = store;
+  if (store.branch) return "kept with the branch";
   const place = store.replayOf(0).place[task];
   if (place < state.front) return "not recorded";
   const waits = input && store.replayOf(0).readyAt[task] <= state.front;

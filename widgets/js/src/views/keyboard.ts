@@ -5,6 +5,7 @@ import { levelsOfMemory } from "../model/memory.ts";
 import type { Store } from "../store.ts";
 import type { Stage } from "../view.ts";
 import { toggleHelp } from "./help.ts";
+import { toggleStops } from "./stops.ts";
 import { nextTheme } from "./theme.ts";
 import { playOrStop } from "./transport.ts";
 
@@ -23,7 +24,9 @@ const ACTIONS: Record<string, Action> = {
   Home: ({ store }) => store.back(store.state.t),
   End: ({ store }) => store.end(),
   b: ({ store }) => store.toggleBreakpoint(store.shown),
+  o: ({ store }, shift) => store.stepOver(shift),
   r: ({ store }) => store.run(),
+  s: (stage) => toggleStops(stage),
   f: ({ store }) => store.update({ camera: "fit" }),
   g: ({ store }) => store.update({ camera: "follow" }),
   p: ({ store }) => goToPeak(store),

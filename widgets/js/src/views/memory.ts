@@ -1,13 +1,14 @@
 /** Memory over the backward: a stack by category, the peak, other policies as thin lines, and the playhead. */
 
 import { bindScrubbing, drawCursor, drawTaskNumbers, hasRun, readAxis, type TimeAxis, x } from "../charts/axis.ts";
-import { drawPeak, drawPeaks, peakWords, type Rectangle } from "../charts/peaks.ts";
+import { drawPeak, drawPeaks, NARROW, peakWords, type Rectangle } from "../charts/peaks.ts";
 import { ABOVE, BELOW, type DrawnStack, drawStack, heightOf, type StackPicture } from "../charts/stack.ts";
 import { fit } from "../charts/surface.ts";
 import { el } from "../dom.ts";
 import { CATEGORIES, type Memory } from "../model/document.ts";
 import { levelsOfMemory, type MemoryLevels } from "../model/memory.ts";
 import { hasMoved, type Store } from "../store.ts";
+import { grouped, size } from "../text.ts";
 import type { Colours, MakeView, Stage } from "../view.ts";
 import { dashes } from "./dashes.ts";
 import { basisWords, chartWords, makeLegend } from "./memory_legend.ts";
@@ -34,6 +35,7 @@ export const makeMemory: MakeView = (stage, parent) => {
   const { store } = stage;
   const heading = el("span", { class: "sub" });
   const scale = el("button", { class: "sm", title: "Scale of memory: to the highest of all policies, or to this one (Y)" });
+  const held = el("span", { class: "held" });
   const legend = makeLegend();
   const note = el("p", { class: "unknown" });
   const still = el("div", { class: "still", "aria-hidden": "true" });
@@ -42,7 +44,7 @@ export const makeMemory: MakeView = (stage, parent) => {
   const view = el(
     "section",
     { class: "strip memory", "aria-label": "memory" },
-    el("div", { class: "head" }, el("h3", {}, "Memory"), heading, scale),
+    el("div", { class: "head" }, el("h3", {}, "Memory"), heading, held, scale),
     wrap,
   );
   parent.append(view);
@@ -83,6 +85,7 @@ export const makeMemory: MakeView = (stage, parent) => {
   return {
     update(changed) {
       if (changed.has("tab") || changed.has("revision") || changed.has("ownScale")) describe();
+      if (changed.has("history")) showHistory(held, store);
       if (READ_AFTER.some((name) => changed.has(name))) read(store, legend);
       return hasMoved(changed) || changed.has("hoveredT") || changed.has("ownScale");
     },
@@ -159,6 +162,16 @@ function title(heading: HTMLElement, store: Store): void {
   heading.title = reasons;
 }
 
+/** What going back costs. */
+function showHistory(held: HTMLElement, { state: { history } }: Store): void {
+  held.hidden = !history;
+  if (!history) return;
+  const { bytes, gradient_bytes: gradients, saved_bytes: saved, reach } = history;
+  held.textContent = `history holds ${size(bytes)}`;
+  const back = reach ? `task ${grouped(reach + 1)}` : "the start";
+  held.title = `To go back, as far as ${back}, it keeps\ngradients: ${size(gradients)}\nsaved tensors: ${size(saved)}`;
+}
+
 function sentence(text: string): string {
   const first = `${text[0].toUpperCase()}${text.slice(1)}`;
   return /[.!?…]$/.test(first) ? first : `${first}.`;
@@ -197,11 +210,13 @@ function drawSolid(context: CanvasRenderingContext2D, solid: HTMLCanvasElement, 
 
 function policyPeaks(store: Store, picture: StackPicture) {
   const patterns = dashes(store.schedules.map((each) => each.policy));
+  const isNarrow = picture.width - picture.axis.right < NARROW;
   return store.schedules.flatMap(({ policy, memory }, tab) => {
     if (!memory) return [];
     const { bytes } = levelsOfMemory(memory).peak;
     const isShown = tab === store.state.tab;
-    return [{ title: policyTitle(policy), bytes, dash: patterns[tab], shown: isShown, y: heightOf(picture, bytes) }];
+    const title = policyTitle(policy).replace(/^branch /, isNarrow ? "br. " : "$&");
+    return [{ title, bytes, dash: patterns[tab], shown: isShown, y: heightOf(picture, bytes) }];
   });
 }
 

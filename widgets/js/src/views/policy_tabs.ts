@@ -1,4 +1,4 @@
-/** One tab a policy, with its line pattern and its peak; in a live session also which of them runs. */
+/** One tab a policy, with its line pattern and its peak; in a live session also which of them runs, and its branches. */
 
 import { el, svg } from "../dom.ts";
 import { levelsOfMemory } from "../model/memory.ts";
@@ -7,6 +7,7 @@ import type { Store } from "../store.ts";
 import { size } from "../text.ts";
 import type { MakeView } from "../view.ts";
 import { dashes } from "./dashes.ts";
+import { icon } from "./icons.ts";
 
 export const makePolicyTabs: MakeView = ({ store }, parent) => {
   const list = el("div", { class: "tabs", role: "tablist", "aria-label": "policy" });
@@ -29,8 +30,9 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
   let marked = "";
   return {
     update(changed) {
-      if (!changed.has("revision") && !changed.has("tab") && !changed.has("status")) return;
-      const marks = JSON.stringify(store.schedules.map((each) => [each.policy, peak(each)]));
+      if (!changed.has("revision") && !changed.has("branches") && !changed.has("tab") && !changed.has("status")) return;
+      const said = store.schedules.map((each) => [each.policy, peak(each)]);
+      const marks = JSON.stringify([said, store.state.branches]);
       if (marks !== marked) {
         const focused = tabs.some((each) => each.matches(":focus"));
         build();
@@ -49,11 +51,16 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
 };
 
 function tabOf(store: Store, schedule: Schedule, tab: number, pattern: readonly number[]): HTMLElement {
-  const title = `${schedule.policy}: ${schedule.title}`;
+  const branch = store.state.branches.find(({ number }) => tab && schedule.policy === `branch ${number}`);
+  const title = branch ? branch.text : `${schedule.policy}: ${schedule.title}`;
   const button = el("button", { role: "tab", title, "aria-controls": "main", "data-policy": schedule.policy });
   button.append(swatch(pattern), el("b", {}, shown(schedule.policy)));
   const bytes = peak(schedule);
   if (bytes) button.append(el("i", {}, bytes));
+  if (branch) {
+    button.dataset.branch = String(branch.number);
+    button.prepend(icon("branch", 14));
+  }
   if (store.link && tab === 0) button.append(el("span", { class: "live" }, "live"));
   button.addEventListener("click", () => store.show(tab));
   return button;

@@ -43,7 +43,7 @@ export const makeQueue: MakeView = (stage, parent) => {
 
   const slow = paced(stage, (changed) => {
     if (changed.has("hoveredTask")) list.mark(store.state.hoveredTask);
-    if (!hasMoved(changed) && !changed.has("selected")) return;
+    if (!hasMoved(changed) && !changed.has("selected") && !changed.has("marks")) return;
     const { state, replay } = store;
     const ready = grouped(Math.max(0, replay.queueLengths[state.t] - 1));
     sub.textContent = `${ready} ready · ${size(waitingBytes(replay)[state.t])} in the queue · ${devices.join(", ")}`;

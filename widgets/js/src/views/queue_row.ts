@@ -3,6 +3,7 @@
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
 import { size } from "../text.ts";
+import { icon } from "./icons.ts";
 
 /** As in the style sheet, pixels. */
 export const ROW_HEIGHT = 28;
@@ -12,6 +13,7 @@ export class QueueRow {
   index = -1;
   private readonly place = el("span", { class: "p" });
   private readonly key = el("span", { class: "k" });
+  private readonly mark = el("span", { class: "bp", title: "breakpoint" }, icon("octagon", 10));
   private readonly button: HTMLButtonElement;
 
   constructor(
@@ -30,6 +32,7 @@ export class QueueRow {
     this.button = el(
       "button",
       { class: "row", title: `${title}\n${where}`.slice(0, 600) },
+      this.mark,
       this.place,
       name,
       bytes,
@@ -44,6 +47,7 @@ export class QueueRow {
     if (this.key.textContent !== key) this.key.textContent = key;
     if (this.index !== index) this.place.textContent = String(index + 1);
     this.index = index;
+    showMark(this.mark, this.store, this.task);
     this.button.setAttribute("aria-pressed", String(selected));
   }
 
@@ -59,4 +63,11 @@ export class QueueRow {
   focus(): void {
     this.button.focus({ preventScroll: true });
   }
+}
+
+/** Shows the octagon of a task that has a breakpoint. */
+export function showMark(mark: HTMLElement, { state }: Store, task: number): void {
+  const enabled = state.marks.get(task);
+  mark.hidden = enabled === undefined;
+  mark.classList.toggle("off", enabled === false);
 }

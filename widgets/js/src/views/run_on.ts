@@ -1,15 +1,18 @@
-/** On another policy's tab of a live session: that it is simulated, and the way to make it real. */
+/** On the tab of another policy, or of a branch, of a live session: what it is, and the way to make it real. */
 
 import { el } from "../dom.ts";
+import { grouped } from "../text.ts";
 import type { MakeView } from "../view.ts";
 import { shown } from "./policy_tabs.ts";
 
 export const makeRunOn: MakeView = ({ store }, parent) => {
+  const says = el("span");
   const button = el("button", { class: "sm" }, "run on");
-  const view = el("div", { class: "run-on" }, el("span", {}, "simulated from the start"), button);
+  const view = el("div", { class: "run-on" }, says, button);
   view.hidden = true;
   parent.append(view);
   button.addEventListener("click", () => {
+    if (store.branch) return store.takeBranch();
     store.link?.setPolicy(store.replay.schedule.policy);
     store.show(0); // what runs on is the session's own order
     store.go(store.state.front);
@@ -17,13 +20,16 @@ export const makeRunOn: MakeView = ({ store }, parent) => {
   return {
     update(changed) {
       if (!changed.has("tab") && !changed.has("status") && !changed.has("revision")) return;
+      const { branch } = store;
       const { status } = store.state;
-      view.hidden = !(store.link && store.isSimulated && (status === "stopped" || status === "running"));
+      const goesOn = status === "stopped" || status === "running" || (branch && status === "finished");
+      view.hidden = !(store.link && store.state.tab && goesOn);
       if (view.hidden) return;
       const { policy, title } = store.replay.schedule;
       button.disabled = status === "running";
-      button.textContent = `run on under ${shown(policy)}`;
-      button.title = `The session goes on by this rule: ${title}`;
+      says.textContent = branch ? `left after ${grouped(branch.ran)}, forked after ${grouped(branch.forked_at)}` : "simulated from the start";
+      button.textContent = branch ? "go on from this branch" : `run on under ${shown(policy)}`;
+      button.title = branch ? branch.text : `The session goes on by this rule: ${title}`;
     },
     dispose: () => view.remove(),
   };

@@ -13,6 +13,8 @@ const HEIGHT = 12;
 const INSET = 8;
 const MIDDLE = 6.5;
 const TRACK = 3;
+/** Breakpoints nearer than that are drawn as one that goes on, pixels. */
+const CLOSE = 9;
 
 export const makeScrub: MakeView = (stage, parent) => {
   const { store } = stage;
@@ -26,7 +28,7 @@ export const makeScrub: MakeView = (stage, parent) => {
   });
   return {
     update(changed) {
-      if (!hasMoved(changed)) return changed.has("breakpoints");
+      if (!hasMoved(changed)) return changed.has("marks");
       if (changed.has("tab") || changed.has("revision")) slider.max = String(store.replay.length);
       slider.value = String(store.state.t);
       slider.setAttribute("aria-valuetext", positionWords(store));
@@ -52,9 +54,9 @@ function positionWords(store: Store): string {
 }
 
 function drawLine(context: CanvasRenderingContext2D, store: Store, colours: Colours, width: number): void {
-  const { length, place } = store.replay;
+  const { length } = store.replay;
   const x = (position: number) => INSET + ((width - 2 * INSET) * position) / Math.max(length, 1);
-  const { t, breakpoints } = store.state;
+  const { t } = store.state;
   const ran = x(Math.min(hasRun(store), length));
   const now = x(Math.min(t, length));
   bar(context, 0, width, colours.line);
@@ -65,8 +67,7 @@ function drawLine(context: CanvasRenderingContext2D, store: Store, colours: Colo
     context.fillStyle = colours.ink2;
     context.fillRect(x(Math.max(0, Math.min(peak.place, length))) - 0.75, 2.5, 1.5, 8);
   }
-  context.fillStyle = colours.ink;
-  for (const task of breakpoints) if (place[task] !== NEVER) octagon(context, x(place[task]), 4);
+  drawBreakpoints(context, store, colours, x);
   disc(context, now, 6, colours.panel);
   disc(context, now, 4.5, colours.accent);
   if (now > ran) disc(context, now, 2.7, colours.panel);
@@ -87,6 +88,33 @@ function hollow(context: CanvasRenderingContext2D, from: number, to: number, col
   context.beginPath();
   context.roundRect(from, MIDDLE - TRACK / 2, to - from, TRACK, TRACK / 2);
   context.stroke();
+}
+
+/** Where they are close together the first of them is drawn, and how far they go on. */
+function drawBreakpoints(
+  context: CanvasRenderingContext2D,
+  { state, replay }: Store,
+  colours: Colours,
+  x: (position: number) => number,
+): void {
+  const pixels = new Map<number, boolean>();
+  for (const [task, enabled] of state.marks) {
+    if (replay.place[task] === NEVER) continue;
+    const at = Math.round(2 * x(replay.place[task])) / 2;
+    pixels.set(at, enabled || pixels.get(at) === true);
+  }
+  let first = { at: -Infinity, enabled: false };
+  let last = -Infinity;
+  for (const [at, enabled] of [...pixels].sort(([one], [other]) => one - other)) {
+    const isNear = at - last < CLOSE && (enabled === first.enabled || at - first.at < 2);
+    if (isNear) bar(context, first.at, at + 1, colours.ink);
+    else first = { at, enabled };
+    last = at;
+    context.fillStyle = colours.ink;
+    octagon(context, first.at, 4);
+    context.fillStyle = colours.panel;
+    if (!first.enabled) octagon(context, first.at, 2.4);
+  }
 }
 
 function octagon(context: CanvasRenderingContext2D, x: number, radius: number): void {

@@ -1,15 +1,17 @@
-/** Start, back, play, step, to the breakpoint, end; where the deck stands; how fast it plays. */
+/** Start, back, play, step, over and out of a module, to the breakpoint, end; the stops; where the deck stands; how fast it plays. */
 
 import { el } from "../dom.ts";
 import { hasMoved, type Store } from "../store.ts";
 import type { MakeView } from "../view.ts";
 import { icon, type IconName } from "./icons.ts";
-import { grouped } from "../text.ts";
+import { makeStops } from "./stops.ts";
+import { count, grouped } from "../text.ts";
 
 /** A live run shorter than this does not turn the play button into a stop button, milliseconds. */
 const SETTLE = 150;
 
-export const makeTransport: MakeView = ({ store }, parent) => {
+export const makeTransport: MakeView = (stage, parent) => {
+  const { store } = stage;
   const button = (name: IconName, title: string, act: () => void) => {
     const made = el("button", { class: "ib", title, "aria-label": title, "data-act": name }, icon(name));
     made.addEventListener("click", act);
@@ -20,6 +22,8 @@ export const makeTransport: MakeView = ({ store }, parent) => {
   const play = button("play", "Play (Space)", () => playOrStop(store));
   play.classList.add("play");
   const step = button("step", "Step (→)", () => store.step());
+  const over = button("over", "Step over this module (O)", () => store.stepOver());
+  const out = button("out", "Step out of this module (⇧O)", () => store.stepOver(true));
   const run = button("breakpoint", "Run to the next breakpoint (R)", () => store.run());
   const end = button("end", "To the end (End)", () => store.end());
   const group = el(
@@ -29,10 +33,13 @@ export const makeTransport: MakeView = ({ store }, parent) => {
     back,
     play,
     step,
+    over,
+    out,
     run,
     end,
   );
   parent.append(group);
+  const stops = makeStops(stage, group);
 
   let shown: MainAction = "play";
   const showMain = () => {
@@ -48,6 +55,7 @@ export const makeTransport: MakeView = ({ store }, parent) => {
   let timer: ReturnType<typeof setTimeout> | undefined;
   return {
     update(changed) {
+      stops.update(changed);
       if (changed.has("status") || changed.has("playing") || changed.has("tab")) {
         clearTimeout(timer);
         if (mainAction(store) === "stop") timer = setTimeout(showMain, SETTLE);
@@ -61,12 +69,16 @@ export const makeTransport: MakeView = ({ store }, parent) => {
       quiet(start, t === 0);
       quiet(play, !store.canPlay);
       quiet(back, t === 0);
-      quiet(step, !onward);
-      quiet(run, !onward);
+      for (const each of [step, over, out, run]) quiet(each, !onward);
       quiet(end, atEnd);
+    },
+    draw(now) {
+      stops.draw?.(now);
+      return false;
     },
     dispose() {
       clearTimeout(timer);
+      stops.dispose();
       group.remove();
     },
   };
@@ -109,25 +121,32 @@ export const makePosition: MakeView = ({ store }, parent) => {
   };
 };
 
-/** Leads back to where a live session stands. It keeps its place while it is not there: the bar must not jump. */
-export const makeBackToNow: MakeView = ({ store }, parent) => {
+/** Leads back to where a live session stands, or takes it back to what is shown. Both keep their place: no jumping. */
+export const makePast: MakeView = ({ store }, parent) => {
   if (!store.link) return { update() {}, dispose() {} };
-  const button = el("button", { class: "sm back-to-now" }, "back to now");
-  button.addEventListener("click", () => {
+  const now = el("button", { class: "sm", "aria-label": "back to now" }, el("span", {}, "back to "), "now");
+  const rewind = el("button", { class: "sm rewind", "aria-label": "take back to here" }, icon("rewind", 14));
+  rewind.append(el("span", {}, "take back to here"));
+  const view = el("div", { class: "past" }, now, rewind);
+  now.addEventListener("click", () => {
     store.update({ playing: false });
     store.go(store.state.front);
   });
-  parent.append(button);
+  rewind.addEventListener("click", () => store.rewind());
+  parent.append(view);
   return {
     update(changed) {
-      if (!hasMoved(changed)) return;
-      const { t, front } = store.state;
-      button.classList.toggle("idle", !store.isLive || t === front);
-      button.title = store.isAhead
+      if (!hasMoved(changed) && !changed.has("history")) return;
+      const { t, front, history } = store.state;
+      view.classList.toggle("idle", !store.isLive || t === front);
+      now.title = store.isAhead
         ? "What is shown is planned: to where the session stands"
         : "To where the session stands";
+      rewind.classList.toggle("idle", !store.canRewind);
+      rewind.hidden = !history;
+      rewind.title = `Take back to here: ${count(front - t, "task")} will not have run`;
     },
-    dispose: () => button.remove(),
+    dispose: () => view.remove(),
   };
 };
 

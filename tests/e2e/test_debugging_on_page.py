@@ -1,0 +1,313 @@
+"""The debugger's verbs on the page: what it asks of a kernel, and how it shows what the kernel says.
+
+The kernel is the test, see `posed.py`; `test_deck_in_lab.py` has the real one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+import tapehead as th
+from tapehead.engine.dry_run import dry_run
+from tapehead.engine.schedule import schedule
+from tapehead.engine.simulate import simulate
+from tapehead.engine.workloads import workload
+from tapehead.widgets.document import Document, schedule_content
+
+from .chromium import trouble_of
+from .posed import PosedDeck
+from .test_deck_page import CONTROLS, OUTSIDE, OVERLAPS, UNNAMED
+
+pytestmark = pytest.mark.e2e
+
+AT = 12  # the position at which most tests stand
+BRANCH = {"number": 1, "parent": None, "forked_at": 5, "ran": 20, "policy": "bfs", "edits": 1, "current": False}
+HISTORY = {"bytes": 3 << 20, "gradient_bytes": 2 << 20, "saved_bytes": 1 << 20, "reach": 4}
+
+
+class Graph:
+    """A small GPT, the order in which it runs, and what was recorded. At `crowded` two tasks wait besides the next."""
+
+    def __init__(self) -> None:
+        with th.capture():
+            loss = workload("gpt2").build(layers=2)[1]()
+        self.graph = th.graph(loss)
+        self.order = list(schedule(self.graph, "heap"))
+        footprints = dry_run(self.graph)
+        self.document = Document(self.graph, "small GPT", "direct")
+        for policy in ("heap", "bfs"):
+            order = schedule(self.graph, policy)
+            timeline = simulate(self.graph, order, footprints)
+            content = schedule_content(self.graph, th.POLICIES[policy], order, timeline=timeline)
+            self.document.content["schedules"].append(content)
+        with th.debug(loss, trace="full") as session:
+            while len(session.ready) < 3:
+                session.step()
+            self.crowded = len(session.order)
+            session.run()
+            self.records = self.document.records(session.trace, range(len(session.trace)))
+
+    def module(self, path: str) -> list[int]:
+        """The tasks of a module's calls, and of the calls in them."""
+        paths = {call.id: call.path for call in self.graph.calls}
+        inside = re.compile(rf"{re.escape(path)}(\.|$)")
+        return [each.id for each in self.graph.tasks if each.call is not None and inside.match(paths[each.call])]
+
+    def others(self) -> list[Any]:
+        """BFS, and the branch, which ran as BFS."""
+        _, bfs = self.document.content["schedules"]
+        return [bfs, {**bfs, "policy": "branch 1", "title": "branch 1"}]
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Graph:
+    return Graph()
+
+
+@pytest.fixture
+def deck(browser: Browser, gpt: Graph, tmp_path: Path) -> Iterator[PosedDeck]:
+    """A live deck at its start."""
+    page = browser.new_page(viewport={"width": 1360, "height": 1100})
+    trouble = trouble_of(page)
+    deck = PosedDeck(page, tmp_path / "posed.html", gpt.document.packed(), gpt.document.metas)
+    yield deck
+    page.close()
+    assert trouble == []
+
+
+def stand(deck: PosedDeck, gpt: Graph, position: int = AT, **news: Any) -> None:
+    """So many tasks have run."""
+    ran = {str(task): gpt.records[str(task)] for task in gpt.order[:position]}
+    deck.tell(position=position, current=gpt.order[position], records=ran, **news)
+    deck.expect(t=position)
+
+
+def test_what_stops_a_run_is_listed_and_can_be_switched_off_and_deleted(deck: PosedDeck, gpt: Graph) -> None:
+    block = gpt.module("h.1")
+    deck.stops(
+        {"number": 1, "kind": "break", "text": "h.1", "tasks": block, "hits": 2},
+        {"number": 4, "kind": "watch", "text": "nan"},
+    )
+    deck.expect(stops=2)
+    deck.root.get_by_role("button", name="stops: 2").click()
+    panel = deck.root.get_by_role("dialog", name="stops")
+    module, watch = panel.locator("[data-stop='1']"), panel.locator("[data-stop='4']")
+    expect(module).to_contain_text(f"before {len(block)} tasks, hit 2 times")
+    expect(watch).to_contain_text("nan")
+    module.get_by_role("checkbox").uncheck()
+    panel.get_by_role("button", name="delete watchpoint 4").click()
+    assert deck.asked() == [{"kind": "enable", "number": 1, "on": False}, {"kind": "delete", "number": 4}]
+    deck.stops({"number": 1, "kind": "break", "text": "h.1", "tasks": block, "enabled": False})
+    expect(module).to_have_attribute("data-enabled", "false")
+    expect(watch).to_have_count(0)
+    module.get_by_role("button", name="show").click()
+    expect(deck.inspector).to_have_attribute("data-task", str(min(block, key=gpt.order.index)))
+
+
+def test_a_breakpoint_is_made_from_a_name_that_is_offered_and_what_is_wrong_is_said(deck: PosedDeck) -> None:
+    deck.key("s")
+    panel = deck.root.get_by_role("dialog", name="stops")
+    field = panel.get_by_role("combobox", name="where")
+    expect(field).to_be_focused()
+    deck.page.keyboard.type("h.1.ml")
+    expect(panel.locator(".place").first).to_have_attribute("data-where", "h.1.mlp")
+    for key in ("ArrowDown", "Enter", "Enter"):
+        deck.page.keyboard.press(key)
+    assert deck.asked() == [{"kind": "break", "where": "h.1.mlp"}]
+    deck.tell(trouble='ValueError: nothing in this graph is called "h.1.mlp"')
+    expect(panel.get_by_role("alert")).to_have_text('nothing in this graph is called "h.1.mlp"')
+    expect(deck.root.locator(".trouble")).to_be_hidden()
+    panel.get_by_role("combobox", name="kind").select_option("watch")
+    field.fill("norm>1e3")
+    panel.get_by_role("button", name="add").click()
+    assert deck.asked() == [{"kind": "watch", "condition": "norm>1e3"}]
+    deck.stops({"number": 1, "kind": "watch", "text": "norm>1e3"})
+    expect(field).to_have_value("")
+    field.press("Escape")
+    field.press("Escape")
+    expect(panel).to_have_count(0)
+    expect(deck.root.get_by_role("button", name="stops: 1")).to_be_focused()
+
+
+def test_a_task_by_its_number_is_a_breakpoint_of_that_task(deck: PosedDeck) -> None:
+    deck.key("s")
+    deck.page.keyboard.type("#7")
+    deck.page.keyboard.press("Enter")
+    assert deck.value("breakpoints") == [7]
+    assert deck.asked() == []
+
+
+def test_tasks_at_which_a_run_may_stop_are_marked_where_they_are_listed(deck: PosedDeck, gpt: Graph) -> None:
+    stand(deck, gpt, gpt.crowded)
+    next_one = deck.queue[0]
+    entry = {"number": 1, "kind": "break", "text": "some", "tasks": [next_one]}
+    for enabled, said in ((True, ", breakpoint"), (False, ", disabled breakpoint")):
+        deck.stops({**entry, "enabled": enabled})
+        mark = deck.root.locator(f".queue [data-task='{next_one}'] .bp")
+        expect(mark).to_be_visible()
+        expect(mark).to_have_class("bp" if enabled else "bp off")
+        deck.key("f")
+        expect(deck.task(next_one)).to_have_text(re.compile(f"{said}$"))
+    deck.stops()
+    expect(mark).to_be_hidden()
+
+
+def test_a_stop_says_why_until_it_moves_on(deck: PosedDeck, gpt: Graph) -> None:
+    task, origin = gpt.order[AT], gpt.order[3]
+    stop = {"text": f"watchpoint 2 (nan): output 0 of #{task}", "task": task, "number": 2, "why": "watchpoint"}
+    stand(deck, gpt, stopped={**stop, "lines": [f"it came from #{origin} MulBackward0", "and #99999 is no task"]})
+    deck.expect(stopped="watchpoint")
+    banner = deck.root.get_by_role("group", name="why it has stopped")
+    expect(banner).to_contain_text(f"watchpoint 2 (nan): output 0 of #{task}")
+    expect(deck.root.get_by_role("status").first).to_contain_text("stopped: watchpoint 2")
+    how = banner.get_by_role("button", name="how it came")
+    expect(banner.get_by_role("listitem")).to_have_count(0)
+    how.click()
+    expect(how).to_have_attribute("aria-expanded", "true")
+    expect(banner.get_by_role("listitem").nth(1)).to_have_text("and #99999 is no task")
+    banner.get_by_role("button", name=f"#{origin}", exact=True).click()
+    expect(deck.inspector).to_have_attribute("data-task", str(origin))
+    banner.get_by_role("button", name="show", exact=True).click()
+    expect(deck.inspector).to_have_attribute("data-task", str(task))
+    banner.get_by_role("button", name="dismiss").click()
+    deck.tell()  # the same again: it stays dismissed
+    expect(banner).to_be_hidden()
+    deck.tell(position=AT + 1, stopped={**stop, "lines": [], "why": "breakpoint"})
+    deck.expect(stopped="breakpoint")
+    expect(banner).to_be_visible()
+    deck.tell(position=AT + 2, stopped=None)
+    deck.expect(stopped="")
+    expect(banner).to_be_hidden()
+
+
+def test_who_looks_back_may_take_the_session_back(deck: PosedDeck, gpt: Graph) -> None:
+    stand(deck, gpt, history=HISTORY)
+    held = deck.root.get_by_text("history holds 3.0 MiB")
+    assert "gradients: 2.0 MiB\nsaved tensors: 1.0 MiB" in held.get_attribute("title")
+    take_back = deck.root.get_by_role("button", name="take back to here")
+    expect(take_back).to_be_hidden()
+    deck.scrub(HISTORY["reach"] - 1)
+    expect(take_back).to_be_hidden()
+    deck.scrub(6)
+    take_back.click()
+    assert deck.asked() == [{"kind": "rewind", "position": 6}]
+    gone = gpt.order[7]
+    deck.tell(position=6, current=gpt.order[6], forgotten=gpt.order[6:AT], history=HISTORY)
+    expect(take_back).to_be_hidden()
+    deck.expect(t=6, running=gpt.order[6])
+    deck.search(f"#{gone}").first.click()
+    expect(deck.inspector).to_contain_text("not computed yet")
+
+
+def test_a_kept_branch_has_a_tab_and_can_be_gone_on_from(deck: PosedDeck, gpt: Graph) -> None:
+    stand(deck, gpt, others=gpt.others(), branches=[{**BRANCH, "text": "branch 1, 20 tasks under bfs, 1 edit"}])
+    tab = deck.root.locator("[role=tab][data-branch='1']")
+    expect(tab).to_have_attribute("title", "branch 1, 20 tasks under bfs, 1 edit")
+    tab.click()
+    deck.expect(policy="branch 1")
+    ran = gpt.others()[1]["order"][AT - 1]
+    deck.key("f")
+    deck.settles(lambda shown: shown.state(ran), "done")
+    deck.root.get_by_role("button", name="go on from this branch").click()
+    assert deck.asked() == [{"kind": "branch", "number": 1}]
+    deck.expect(policy="heap")
+
+
+def test_the_gradients_that_wait_can_be_changed_where_the_session_stands(deck: PosedDeck, gpt: Graph) -> None:
+    stand(deck, gpt)
+    edits = deck.inspector.get_by_role("group", name="change the gradients that wait")
+    restore = edits.get_by_role("button", name="restore")
+    expect(restore).to_be_hidden()
+    edits.get_by_role("button", name="zero").click()
+    edits.get_by_label("factor").fill("0.5")
+    edits.get_by_role("button", name="×").click()
+    edits.get_by_label("largest norm").fill("2")
+    edits.get_by_label("largest norm").press("Enter")
+    task = str(gpt.order[AT])
+    deck.tell(records={task: {**gpt.records[task], "outputs": [], "edited": True}})
+    expect(deck.inspector.locator("[data-edited]")).to_contain_text("edited")
+    restore.click()
+    assert [(each["how"], each["value"]) for each in deck.asked()] == [
+        ("zero", None), ("scale", 0.5), ("clip", 2), ("restore", None),
+    ]  # fmt: skip
+    deck.key("ArrowLeft")
+    expect(edits).to_be_hidden()
+
+
+@pytest.mark.parametrize(("ok", "verdict"), [(True, "ok"), (False, "wrong"), (None, "unknown")])
+def test_a_task_is_checked_and_the_answer_is_read(deck: PosedDeck, gpt: Graph, ok: bool | None, verdict: str) -> None:
+    stand(deck, gpt)
+    task = gpt.order[AT]
+    deck.inspector.get_by_role("button", name="check").click()
+    section = deck.inspector.locator("[data-check]")
+    expect(section).to_have_attribute("data-check", "pending")
+    assert deck.asked() == [{"kind": "check", "task": task}]
+    deck.tell(checks={str(task): {"ok": ok, "lines": [f"compared with #{gpt.order[0]}"]}})
+    expect(section).to_have_attribute("data-check", verdict)
+    section.get_by_role("button", name=f"#{gpt.order[0]}").click()
+    expect(deck.inspector).to_have_attribute("data-task", str(gpt.order[0]))
+
+
+def test_stepping_over_and_out_of_a_module_is_the_kernels_at_the_front_and_the_pages_before(
+    deck: PosedDeck, gpt: Graph
+) -> None:
+    last = max(gpt.order.index(task) for task in gpt.module("h.1"))
+    first = min(gpt.order.index(task) for task in gpt.module("h.1.mlp"))
+    stand(deck, gpt, last + 5)
+    deck.key("o")
+    deck.key("Shift+O")
+    deck.press("over")
+    assert [each["kind"] for each in deck.asked()] == ["step_over", "step_out", "step_over"]
+    deck.scrub(first)
+    deck.key("Shift+O")
+    innermost = gpt.graph.calls[gpt.graph.tasks[gpt.order[first]].call]
+    around = gpt.module(gpt.graph.calls[innermost.parent].path)
+    deck.expect(t=1 + max(gpt.order.index(task) for task in around))
+    assert deck.asked() == []
+
+
+@pytest.mark.parametrize("width", [700, 1100, 1420, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_at_every_width_nothing_of_it_is_cut_or_overlaps(deck: PosedDeck, gpt: Graph, width: int, scheme: str) -> None:
+    deck.page.set_viewport_size({"width": width, "height": 2200})
+    deck.page.emulate_media(color_scheme=scheme)
+    stop = {"text": "breakpoint 1 (h.1)", "lines": ["one"], "task": gpt.order[AT], "number": 1, "why": "breakpoint"}
+    stand(deck, gpt, history=HISTORY, others=gpt.others(), branches=[{**BRANCH, "text": "branch 1"}], stopped=stop)
+    height = deck.evaluate("deck => deck.querySelector('.bar').offsetHeight")
+    deck.scrub(6)
+    assert deck.evaluate("deck => deck.querySelector('.bar').offsetHeight") == height, "to look back moves nothing"
+    assert deck.evaluate(OUTSIDE) == []
+    assert deck.evaluate(OVERLAPS, f"{CONTROLS}, .stopped button, .insp button") == []
+    deck.stops(*({"number": n, "kind": "break", "text": f"h.{n}." * 30, "tasks": [n]} for n in range(1, 9)))
+    deck.key("s")
+    assert deck.evaluate(OUTSIDE) == []
+    assert deck.evaluate(OVERLAPS, ".panel h3 button, .panel .add button, .panel li:first-child button") == []
+    assert deck.evaluate(UNNAMED) == []
+
+
+def test_a_saved_page_stops_before_tasks_alone(browser: Browser, gpt: Graph, tmp_path: Path) -> None:
+    page = browser.new_page()
+    deck = PosedDeck(page, tmp_path / "saved.html", gpt.document.packed(), [], is_live=False)
+    deck.key("s")
+    panel = deck.root.get_by_role("dialog", name="stops")
+    expect(panel.get_by_role("combobox", name="kind").get_by_role("option")).to_have_count(1)
+    field = panel.get_by_role("combobox", name="where")
+    field.fill("h.1.mlp")
+    field.press("ArrowDown")
+    field.press("Enter")
+    task = int(field.input_value().removeprefix("#"))
+    assert task in gpt.module("h.1.mlp")
+    field.press("Enter")
+    field.fill("no such module")
+    panel.get_by_role("button", name="add").click()
+    expect(panel.get_by_role("alert")).to_contain_text("Without a kernel breakpoints are tasks")
+    panel.get_by_role("button", name="close").click()
+    deck.key("r")
+    deck.expect(t=gpt.order.index(task), running=task)
+    page.close()

@@ -1,0 +1,77 @@
+/** Breakpoints and watchpoints, and before which tasks they may stop a run. */
+
+import type { DeckGraph } from "./graph.ts";
+import { NEVER, type Replay } from "./replay.ts";
+
+/** As widgets/deck.py tells it. */
+export interface StopPoint {
+  number: number;
+  kind: "break" | "watch";
+  /** How it was given. */
+  text: string;
+  enabled: boolean;
+  hits: number;
+  /** Those that it may stop at; empty: any. */
+  tasks: number[];
+}
+
+/** Why a live session has stopped. */
+export interface Stopped {
+  text: string;
+  /** What else is known: of a bad gradient the way back to its origin. */
+  lines: string[];
+  task: number | null;
+  number: number | null;
+  why: "breakpoint" | "watchpoint" | "asked";
+}
+
+/** By task that has one whether it is enabled. */
+export type Marks = ReadonlyMap<number, boolean>;
+
+/** `breakpoints`: those of tasks, which the kernel may not have made stops of yet. */
+export function marksOf(stops: readonly StopPoint[], breakpoints: ReadonlySet<number>): Marks {
+  const marks = new Map<number, boolean>();
+  for (const { kind, tasks, enabled } of stops) {
+    if (kind === "break") for (const task of tasks) marks.set(task, enabled || marks.get(task) === true);
+  }
+  for (const task of breakpoints) if (!marks.has(task)) marks.set(task, true);
+  return marks;
+}
+
+/** The stops of a page without a kernel: one a breakpoint, numbered as they were set. */
+export function ownStops(before: readonly StopPoint[], breakpoints: ReadonlySet<number>): StopPoint[] {
+  const kept = before.filter(({ tasks }) => breakpoints.has(tasks[0]));
+  let number = before.at(-1)?.number ?? 0;
+  for (const task of breakpoints) {
+    if (kept.some(({ tasks }) => tasks[0] === task)) continue;
+    kept.push({ number: ++number, kind: "break", text: `task ${task}`, enabled: true, hits: 0, tasks: [task] });
+  }
+  return kept;
+}
+
+/** The task that a breakpoint was set at by its number; -1 for one that means a place. */
+export function taskOf({ kind, text, tasks }: StopPoint): number {
+  return kind === "break" && tasks.length === 1 && /^(task\W*)?\d+$/.test(text) ? tasks[0] : -1;
+}
+
+/**
+ * The position at which all tasks of a task's module call have run, the calls in it included; `out`: of the call around
+ * it. One task on where no capture saw the call, the end where there is none around it, as engine/verbs.py has it.
+ */
+export function endOfCall({ graph, place, length, schedule }: Replay, t: number, out: boolean): number {
+  const { tasks, calls } = graph.document;
+  const call = tasks.call[schedule.order[t]] ?? -1;
+  const around = out ? (calls.parent[call] ?? -1) : call;
+  if (around < 0) return out ? length : Math.min(t + 1, length);
+  let last = t;
+  for (let task = 0; task < graph.count; task++) {
+    if (place[task] > last && place[task] !== NEVER && isInside(graph, task, around)) last = place[task];
+  }
+  return last + 1;
+}
+
+function isInside({ document }: DeckGraph, task: number, around: number): boolean {
+  let call = document.tasks.call[task];
+  while (call >= 0 && call !== around) call = document.calls.parent[call];
+  return call === around;
+}

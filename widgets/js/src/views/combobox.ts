@@ -1,0 +1,87 @@
+/** A text field with a list of what may be meant: arrows go through it, Enter or a click takes one. */
+
+import { el } from "../dom.ts";
+
+export interface Offers {
+  options: HTMLElement[];
+  /** Said below them. */
+  notes: string[];
+}
+
+export interface ComboboxActions {
+  /** What is offered for what stands in the field; null: no list. */
+  offers(): Offers | null;
+  take(index: number): void;
+  /** Enter, where no offer is marked. */
+  enter(): void;
+  /** Escape. `wasOpen`: the list was shown, and is now closed. */
+  leave(wasOpen: boolean): void;
+}
+
+/** `first`: the offer that is marked before an arrow is pressed, -1 for none. Returns what brings the list up to date. */
+export function bindCombobox(input: HTMLInputElement, list: HTMLElement, first: number, acts: ComboboxActions) {
+  const described = { role: "combobox", "aria-autocomplete": "list", "aria-controls": list.id, autocomplete: "off" };
+  for (const [name, value] of Object.entries(described)) input.setAttribute(name, value);
+  input.spellcheck = false;
+  list.role = "listbox";
+  let active = first;
+  let open = false;
+  let count = 0;
+  const show = () => {
+    const offers = open ? acts.offers() : null;
+    list.hidden = !offers;
+    input.ariaExpanded = String(!list.hidden);
+    input.removeAttribute("aria-activedescendant");
+    count = offers?.options.length ?? 0;
+    if (!offers) return;
+    const notes = offers.notes.map((note) => el("li", { class: "note", role: "presentation" }, note));
+    list.replaceChildren(...offers.options, ...notes);
+    offers.options.forEach((option, index) => {
+      option.role = "option";
+      option.id = `${list.id}-${index}`;
+      option.ariaSelected = String(index === active);
+      option.addEventListener("click", () => take(index));
+    });
+    const marked = offers.options[active];
+    if (!marked) return;
+    input.setAttribute("aria-activedescendant", marked.id);
+    const { offsetTop: top, offsetHeight: height } = marked;
+    list.scrollTop = Math.max(Math.min(list.scrollTop, top - 4), top + height + 4 - list.clientHeight);
+  };
+  const set = (isOpen: boolean) => {
+    open = isOpen;
+    active = first;
+    show();
+  };
+  const take = (index: number) => {
+    set(false);
+    acts.take(index);
+  };
+  const move = (by: number) => {
+    if (!open || !count) return set(true);
+    active = (Math.max(active, by < 0 ? 0 : -1) + by + count) % count;
+    show();
+  };
+  const keys: Record<string, () => void> = {
+    ArrowDown: () => move(1),
+    ArrowUp: () => move(-1),
+    Enter: () => (open && active >= 0 && active < count ? take(active) : acts.enter()),
+    Escape: () => {
+      const wasOpen = !list.hidden;
+      set(false);
+      acts.leave(wasOpen);
+    },
+  };
+  input.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (!keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+  input.addEventListener("focus", () => set(true));
+  input.addEventListener("blur", () => set(false));
+  // A click on the list must not take the focus away before it chooses.
+  list.addEventListener("pointerdown", (event) => event.preventDefault());
+  list.hidden = true;
+  return { show, open: () => set(true) };
+}

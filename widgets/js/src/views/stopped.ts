@@ -1,0 +1,54 @@
+/** At which breakpoint or watchpoint a live session stands, over the graph, until it moves on or this is dismissed. */
+
+import { el } from "../dom.ts";
+import type { MakeView } from "../view.ts";
+import { icon } from "./icons.ts";
+import { followLinks, withLinks } from "./task_links.ts";
+
+export const makeStopped: MakeView = ({ store, root }, parent) => {
+  const sign = el("span");
+  const text = el("p");
+  const lines = el("ol");
+  const how = el("button", { class: "sm" }, "how it came");
+  const show = el("button", { class: "sm" }, "show");
+  const dismiss = el("button", { class: "ib", title: "Dismiss", "aria-label": "dismiss" }, icon("close"));
+  const banner = el("div", { class: "stopped", role: "group", "aria-label": "why it has stopped" });
+  banner.append(sign, el("div", { class: "said" }, text, lines), how, show, dismiss);
+  banner.hidden = true;
+  parent.append(banner);
+  let shown = "";
+  const unfold = (open: boolean) => {
+    lines.hidden = !open;
+    how.ariaExpanded = String(open);
+  };
+  followLinks(banner, store);
+  how.addEventListener("click", () => unfold(lines.hidden !== false));
+  show.addEventListener("click", () => {
+    store.show(0);
+    store.update({ selected: store.state.stopped?.task ?? null });
+  });
+  dismiss.addEventListener("click", () => {
+    banner.hidden = true;
+    root.focus({ preventScroll: true });
+  });
+  return {
+    update(changed) {
+      if (!changed.has("stopped")) return;
+      const { stopped, front } = store.state;
+      root.dataset.stopped = stopped?.why ?? "";
+      const key = stopped ? `${front} ${stopped.text}` : ""; // told again it may have been dismissed, or folded out
+      if (key === shown) return;
+      shown = key;
+      banner.hidden = !key;
+      if (!key || !stopped) return;
+      banner.dataset.why = stopped.why;
+      sign.replaceChildren(icon(stopped.why === "breakpoint" ? "octagon" : "warning"));
+      text.replaceChildren(el("b", {}, "Stopped: "), ...withLinks(stopped.text, store));
+      lines.replaceChildren(...stopped.lines.map((line) => el("li", {}, ...withLinks(line, store))));
+      how.hidden = !stopped.lines.length;
+      show.hidden = stopped.task === null;
+      unfold(false);
+    },
+    dispose: () => banner.remove(),
+  };
+};
