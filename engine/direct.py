@@ -260,6 +260,7 @@ class Stepper(Rewinding):
         self._buffers.clear()
         self.graph = replace(self.graph, nodes=())
         vars(self).pop("_runner", None)
+        vars(self).pop("_branches", None)  # their traces have the graph with its nodes
         self._queue = ready_queue(self.graph, self._policy, self.order)
         if self._recorder is not None:
             self._recorder.graph = self.graph
