@@ -1,0 +1,87 @@
+"""Tracebacks as the user should see them."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+HERE = Path(__file__).parents[1]
+OWN = tuple(HERE / name for name in ("inspector", "engine", "widgets", "script.py"))
+TORCH = str(Path(torch.__file__).parent)
+LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback as Python prints it, less the frames of Python's library, of installed packages and of tapehead."""
+    report = traceback.TracebackException.from_exception(error)
+    reports: list[traceback.TracebackException | None] = [report]
+    while reports:
+        if each := reports.pop():
+            own = [frame for frame in each.stack if _is_users(frame.filename)]
+            each.stack = traceback.StackSummary.from_list(own)
+            reports += [each.__cause__, each.__context__]
+    return "".join(report.format())
+
+
+def without_own_frames(error: BaseException, start: Callable[..., object]) -> None:
+    """Takes tapehead's frames from an error's traceback, and from those behind it: as if the user had run the script.
+
+    Args:
+        start: the function that called the user's code; what led to it goes, too.
+    """
+    seen: set[int] = set()
+    errors: list[BaseException | None] = [error]
+    while errors:
+        each = errors.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _trimmed(each.__traceback__, start)
+        errors += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            errors += each.exceptions
+
+
+def _trimmed(frames: TracebackType | None, start: Callable[..., object]) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    after_own = False
+    while frames is not None:
+        code = frames.tb_frame.f_code
+        own = _is_own(code.co_filename)
+        if code is start.__code__:
+            kept.clear()
+        elif not own:
+            if after_own:
+                _leave_out_detour(kept, frames)
+            kept.append(frames)
+        after_own = own
+        frames = frames.tb_next
+    below: TracebackType | None = None
+    for each in reversed(kept):
+        below = TracebackType(below, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return below
+
+
+def _leave_out_detour(kept: list[TracebackType], frame: TracebackType) -> None:
+    """torch asked tapehead, a function mode or who stands in for the engine, which called the same function again."""
+    for place in reversed(range(len(kept))):
+        if not kept[place].tb_frame.f_code.co_filename.startswith(TORCH):
+            return
+        if kept[place].tb_frame.f_code is frame.tb_frame.f_code:
+            del kept[place:]
+            return
+
+
+def _is_users(filename: str) -> bool:
+    return (
+        not filename.startswith("<") and not _is_own(filename) and not any(map(Path(filename).is_relative_to, LIBRARY))
+    )
+
+
+def _is_own(filename: str) -> bool:
+    return any(map(Path(filename).is_relative_to, OWN))
