@@ -1,0 +1,457 @@
+"""`th.find_unused`: which parameters get no gradient from a loss, and where the path to each of them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import UninitializedParameter
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.scatter_gather import scatter_kwargs
+
+from ..inspector.dataflow import Cut, Dataflow, Taken, follow
+from ..inspector.facts import Operation
+from ..inspector.graph import Graph, Task, module_name
+from ..inspector.kinds import Kind
+from ..inspector.source import Source
+from ..inspector.torch_internals import keep_compiler_out
+from ..inspector.walk import graph
+from .findings import findings_rich, findings_text
+from .make_loss import MakeLoss, loss_of, same_random_numbers
+from .storage_words import joined, operation_title, ordinal
+from .zero_gradients import Arrived, Origin, arrived_at
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Why = Literal["never used", "not seen", "path cut", "led nowhere", "no gradient", "zero gradient"]
+
+CUTS = {
+    Cut.FROZEN: "{operation} took it while its requires_grad was False",
+    Cut.DETACH: "{operation} takes what comes of it out of the graph",
+    Cut.DATA: "{operation} leaves the graph behind",
+    Cut.PYTHON: "{operation} makes Python's numbers of what comes of it, and no gradient comes back from those",
+    Cut.COPY: "{operation} copies its numbers alone",
+    Cut.INTEGER: "{operation} gives whole numbers or truth values, which have no gradient",
+    Cut.INFERENCE: "{operation} runs under torch.inference_mode()",
+    Cut.NO_GRAD: "{operation} runs under torch.no_grad(){off}",
+    Cut.ALIAS: "{writer} writes outside of the graph, through .data or a detached tensor, and {operation} reads that",
+    Cut.FUNCTION: "{operation} marks its result as not differentiable",
+    Cut.OTHER: "{operation} passes no gradient on to it",
+}
+"""What is said of each way in which a path is cut."""
+
+_OUTSIDE_RANGE = "every element was outside the range in which it passes gradients"
+_FACTOR = "what the gradient is multiplied with was all zero"
+_MASKED = "every element was masked"
+_FLAT = "its derivative is zero everywhere"
+_OVERWRITTEN = "the value was overwritten"
+ZEROS = {
+    "Relu": "every element was zero or below (a dead ReLU)",
+    **dict.fromkeys(("Clamp", "ClampMin", "ClampMax", "Hardtanh", "Hardsigmoid", "Threshold"), _OUTSIDE_RANGE),
+    **dict.fromkeys(("Mul", "Mm", "Bmm", "Addmm", "Baddbmm", "Mv", "Addmv", "Dot", "Convolution"), _FACTOR),
+    **dict.fromkeys(("MaskedFill", "Where", "MaskedScatter", "NativeDropout", "MaskedSelect"), _MASKED),
+    **dict.fromkeys(("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn", "Heaviside"), _FLAT),
+    **dict.fromkeys(("Zero", "Fill", "Copy", "CopySlices"), _OVERWRITTEN),
+}
+"""Why a task gives zeros, by its node's short name, where its kind tells."""
+
+_SHOWN = {
+    "torch.Tensor.data.__get__": ".data",
+    "torch.Tensor.data.__set__": ".data =",
+    "torch.Tensor.__setitem__": "tensor[...] =",
+    "torch.Tensor.__bool__": "bool()",
+    "torch.Tensor.__float__": "float()",
+    "torch.Tensor.__int__": "int()",
+    "torch.Tensor.__index__": "int()",
+    "torch.Tensor.__array__": "numpy.asarray()",
+}
+_NAMES = 3  # of parameters with the same story, in a row
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedParameter:
+    """A parameter that gets no gradient, or none but zeros.
+
+    Attributes:
+        name: in the model. `also`: its other names, where it is shared.
+        shape: None of a lazy module's that has not run.
+        why: "never used": no operation took it; "not seen": none that could be seen. "path cut": what came of it is in
+            the loss, or went to Python, and between them is what no gradient comes back through. "led nowhere": the
+            loss does not have what came of it. "no gradient", "zero gradient": it is in the graph, and this is what a
+            backward brings.
+        story: the rest, in a sentence.
+        cut: how the path is cut.
+        operation, module, source: where; of what led nowhere, its last operation. None where there is none, or where
+            that is not known.
+        task: the id of the task where the zeros begin, if it is in the graph.
+    """
+
+    name: str
+    also: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    why: Why
+    story: str
+    cut: Cut | None = None
+    operation: str | None = None
+    module: str | None = None
+    source: Source | None = None
+    task: int | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UnusedReport:
+    """Which parameters get no gradient from a loss, and why. In a notebook the table shows itself.
+
+    It is true where there are any: `assert not th.find_unused(make_loss, model)`.
+
+    Attributes:
+        parameters: those without, in the model's order.
+        count: how many of the model's parameters require gradients; shared ones count once.
+        frozen: the names of those that do not (`requires_grad=False`), and are not looked for.
+        graph: the loss's graph without its nodes; None where it has none.
+    """
+
+    parameters: tuple[UnusedParameter, ...]
+    count: int
+    frozen: tuple[str, ...]
+    graph: Graph | None
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    def __iter__(self) -> Iterator[UnusedParameter]:
+        return iter(self.parameters)
+
+    def __getitem__(self, name: str) -> UnusedParameter:
+        """That of a name.
+
+        Raises:
+            KeyError: this parameter gets a gradient, or the model has none of this name.
+        """
+        for parameter in self.parameters:
+            if name == parameter.name or name in parameter.also:
+                return parameter
+        raise KeyError(f"{name!r} is not among the parameters without a gradient")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(parameter.name for parameter in self.parameters)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, in words."""
+        return tuple(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        if not self.count:
+            yield "The model has no parameter that requires a gradient."
+        elif not self.parameters:
+            yield (
+                f"All {self.count:,} parameters get a gradient." if self.count > 1 else "The parameter gets a gradient."
+            )
+        else:
+            gets = "gets" if len(self) == 1 else "get"
+            yield f"{len(self):,} of {_parameters(self.count)} {gets} no gradient, or one of zeros."
+        if self.frozen:
+            yield f"{_parameters(len(self.frozen))} with requires_grad=False left out: {joined(self.frozen)}."
+        if self.parameters and self.graph is None:
+            yield "The loss has no graph at all: a backward from it raises."
+        elif unreached := [each for each in self.parameters if each.why not in ("no gradient", "zero gradient")]:
+            which = "the one" if len(unreached) == 1 else f"the {len(unreached):,}"
+            yield (
+                f"With {which} outside of the graph, DistributedDataParallel needs find_unused_parameters=True: "
+                "without, its next forward raises."
+            )
+
+    @cached_property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first. Parameters with the same story share a row."""
+        rows: dict[tuple[str, str], list[str]] = {}
+        for each in self.parameters:
+            rows.setdefault((each.why, each.story), []).append(" = ".join((each.name, *each.also)))
+        return [
+            ["parameter", "why", "what happened"],
+            *([joined(names, _NAMES), why, story] for (why, story), names in rows.items()),
+        ]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per parameter, for `pandas.DataFrame(report.records())`."""
+        return [
+            {
+                "parameter": each.name,
+                "also": ", ".join(each.also),
+                "shape": each.shape,
+                "why": each.why,
+                "story": each.story,
+                "cut": each.cut and each.cut.value,
+                "operation": each.operation,
+                "module": each.module,
+                "source": each.source and each.source.short,
+                "task": each.task,
+            }
+            for each in self.parameters
+        ]
+
+    def __repr__(self) -> str:
+        return findings_text(self.sentences, self.cells)
+
+    def __rich__(self) -> RenderableType:
+        return findings_rich(self.sentences, self.cells)
+
+    def _repr_html_(self) -> str:
+        from ..widgets.report_html import cells_html
+
+        return cells_html(self.cells, self.sentences)
+
+
+def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
+    """Finds the parameters that get no gradient from a loss, and for each the place where the path to it ends.
+
+    Follows all that depends on a parameter through one forward, also where gradients don't: past a detach, an argmax,
+    no_grad. Then it runs a backward of that loss, and looks at what comes to the parameters that are in its graph.
+
+    No .grad changes, and the state of torch's random numbers is put back; what else the forward changes (the running
+    statistics of a BatchNorm), it changes. In the backward hooks of tensors run, those that wait for .grad do not; with
+    a reentrant checkpoint in the graph they do. DistributedDataParallel reduces nothing, and its next forward does not
+    miss this backward; each rank can do this by itself.
+
+    Args:
+        make_loss: runs the forward and returns the loss, one element.
+        model: whose parameters are meant.
+
+    Known limitations: what a custom Function, a compiled region or a scripted module does inside is not looked into.
+    Numbers that went to Python can't be followed: that they are in the loss is not known, and so not said.
+
+    Raises:
+        TypeError: `make_loss` can't be called, or returns no tensor; `model` is no module.
+        ValueError: the loss has more than one element.
+    """
+    if not callable(make_loss):
+        raise TypeError(
+            f"make_loss must be a function that runs the forward and returns the loss, not a {type(make_loss).__name__}"
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be the module whose parameters are meant, not a {type(model).__name__}")
+    names: dict[Tensor, list[str]] = {}
+    for name, each in model.named_parameters(remove_duplicate=False):
+        names.setdefault(each, []).append(name)
+    with same_random_numbers():
+        with _nothing_reduced(), follow(model, names) as flow:
+            loss = loss_of(make_loss())
+            ends = [step for step, _ in flow.steps_of(Taken.now(loss))]
+        drawn = graph(loss, {of[0]: each for each, of in names.items()}) if loss.requires_grad else None
+        wanted = [parameter for parameter in flow.parameters if parameter.requires_grad]
+        arrived = [Arrived(None)] * len(wanted) if drawn is None else arrived_at(loss, drawn, wanted)
+    inside = set() if drawn is None else set(map(id, drawn.leaves.values()))
+    without = {id(each): come for each, come in zip(wanted, arrived, strict=True) if not come.state}
+    paths = _Paths(flow, ends, [id(each) in without and id(each) not in inside for each in flow.parameters])
+    found = []
+    for number, parameter in enumerate(flow.parameters):
+        name, *also = names[parameter]
+        if (come := without.get(id(parameter))) is None:
+            continue
+        shape = None if isinstance(parameter, UninitializedParameter) else tuple(parameter.shape)
+        told = (name, tuple(also), shape)
+        if drawn is not None and id(parameter) in inside:
+            found.append(_of_graph(told, drawn, come))
+        else:
+            found.append(paths.story(number, told) or _never_used(told, model, flow))
+    frozen = tuple(names[parameter][0] for parameter in flow.parameters if not parameter.requires_grad)
+    return UnusedReport(tuple(found), len(wanted), frozen, drawn and replace(drawn, nodes=()))
+
+
+keep_compiler_out(find_unused)
+
+_Told = tuple[str, tuple[str, ...], tuple[int, ...] | None]
+"""Name, other names and shape of a parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CutAt:
+    """A step at which the path of some parameters (bits) is cut."""
+
+    parameters: int
+    number: int
+    taken: int  # the step whose result it took
+    how: Cut
+
+
+class _Paths:
+    """Where the paths of parameters end that are not in the graph."""
+
+    def __init__(self, flow: Dataflow, ends: Sequence[int], asked: Sequence[bool]) -> None:
+        self._steps = flow.steps
+        # Bits by step: the parameters, of those asked for, to which gradients could come back from its result.
+        carried = [is_asked << number for number, is_asked in enumerate(asked)] + [0] * (len(flow.steps) - len(asked))
+        goes_on: set[int] = set()
+        self._cuts: list[_CutAt] = []
+        for number, step in enumerate(flow.steps):
+            for taken, cut in step.takes:
+                if cut is None:
+                    carried[number] |= carried[taken]
+                    goes_on.add(taken)
+                elif carried[taken]:
+                    self._cuts.append(_CutAt(carried[taken], number, taken, cut))
+        self._ends = [
+            (bits, number)
+            for number, bits in enumerate(carried)
+            if bits and number not in goes_on | set(range(len(asked)))
+        ]
+        self._in_loss = set(ends)
+        self._python: dict[int, int] = {}  # by step, the one at which what came of it goes to Python
+        for number in range(len(flow.steps) - 1, -1, -1):
+            if flow.steps[number].to_python:
+                self._python[number] = number
+            for taken, _ in flow.steps[number].takes:
+                if number in self._in_loss:
+                    self._in_loss.add(taken)
+                if number in self._python:
+                    self._python[taken] = self._python[number]
+
+    def story(self, parameter: int, told: _Told) -> UnusedParameter | None:
+        """Where the path of a parameter ends; None if no operation took it."""
+        bit = 1 << parameter
+        cuts = [cut for cut in self._cuts if cut.parameters & bit]
+        in_loss = [cut for cut in cuts if cut.number in self._in_loss]
+        to_python = [cut for cut in cuts if cut.number in self._python]
+        if in_loss or to_python:
+            return self._cut(told, in_loss or to_python)
+        ends = [number for bits, number in self._ends if bits & bit]
+        if not ends:
+            return self._cut(told, cuts) if cuts else None
+        last = self._steps[max(ends)]
+        number, count = last.result
+        which = f"{ordinal(number + 1)} of the {count} results of" if count > 1 else "result of"
+        story = f"the {which} {_of(last.operation)} is not in the loss"
+        return UnusedParameter(*told, "led nowhere", story, None, *_where(last.operation))
+
+    def _cut(self, told: _Told, cuts: Sequence[_CutAt]) -> UnusedParameter:
+        cut = cuts[0]
+        step, writer = self._steps[cut.number], self._steps[cut.taken]
+        off = f", entered at {step.off.source.short}" if step.off is not None and step.off.source else ""
+        story = CUTS[cut.how].format(operation=_of(step.operation), writer=_of(writer.operation), off=off)
+        python = self._python.get(cut.number)
+        if cut.number in self._in_loss:
+            pass
+        elif python is None:
+            story += "; what came of it is not in the loss either"
+        elif python != cut.number:
+            story += f"; then {_of(self._steps[python].operation)} gives its numbers to Python"
+        others = len({each.number for each in cuts}) - 1
+        story += f"; and so at {others:,} more place{'s' if others > 1 else ''}" if others else ""
+        culprit = writer if cut.how is Cut.ALIAS else step
+        return UnusedParameter(*told, "path cut", story, cut.how, *_where(culprit.operation))
+
+
+def _never_used(told: _Told, model: nn.Module, flow: Dataflow) -> UnusedParameter:
+    """Says whether its module was called, else which is the outermost one around it that was not."""
+    path = told[0].rpartition(".")[0]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    while path and _is_container(modules[path]):
+        path = path.rpartition(".")[0]
+    called = {part for part, module in modules.items() if flow.calls[module]}
+    if isinstance(modules[path], torch.jit.ScriptModule) or modules[path] in flow.unseen:
+        inside = "a custom Function or a reentrant checkpoint" if modules[path] in flow.unseen else "torch.jit"
+        story = f"{_title(path, modules[path])} ran inside of {inside}, where operations are not seen"
+        return UnusedParameter(*told, "not seen", story, module=path)
+    if path in called:
+        calls = flow.calls[modules[path]]
+        times = "once" if calls == 1 else f"{calls:,} times"
+        story = f"{_title(path, modules[path])} was called {times}, and no operation took it"
+        return UnusedParameter(*told, "never used", story, module=path)
+    while path:
+        around = path.rpartition(".")[0]
+        if any(not around or part == around or part.startswith(f"{around}.") for part in called):
+            break
+        path = around
+    story = f"{_title(path, modules[path])} was never called"
+    return UnusedParameter(*told, "never used", story, module=path)
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Whether it is one that can't be called: nn.ModuleList, nn.ParameterDict, ..."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
+
+
+def _of_graph(told: _Told, drawn: Graph, arrived: Arrived) -> UnusedParameter:
+    why: Why = "no gradient" if arrived.state is None else "zero gradient"
+    if not arrived.origins:
+        return UnusedParameter(*told, why, "the loss's own gradient is already")
+    stories = [_origin(drawn, origin) for origin in arrived.origins]
+    task = drawn.tasks[arrived.origins[0].task]
+    name = None if task.operation is None else task.operation.name
+    return UnusedParameter(*told, why, joined(stories, 2), None, name, drawn.module(task), task.source, task.id)
+
+
+def _origin(drawn: Graph, origin: Origin) -> str:
+    task = drawn.tasks[origin.task]
+    where = drawn.describe(task)
+    if origin.how == "sum" and origin.gradients > 1:
+        return f"the {origin.gradients:,} gradients that come to {where} cancel each other"
+    if origin.how == "sum":
+        return f"a hook made zeros of what comes to {where}"
+    if origin.undefined:
+        what = "the backward of " if task.kind is Kind.FUNCTION else ""
+        return f"{what}{where} returns None for it"
+    return f"{where} makes zeros of a gradient that is not zero{_because(task)}"
+
+
+def _because(task: Task) -> str:
+    reason = ZEROS.get(task.short_name)
+    return f": {reason}" if reason else ""
+
+
+def _of(operation: Operation | None) -> str:
+    """`.detach()` in encoder at model.py:12."""
+    if operation is None:
+        return "something that no capture sees"
+    _, module, source = _where(operation)
+    call = operation.call
+    shown = _SHOWN.get(operation.name)
+    if shown is None:
+        title = operation_title(operation.name)
+        shown = f".{title}()" if operation.name.startswith("torch.Tensor.") and not title.startswith("__") else title
+    inside = "" if call is None else f" in {module_name(module or '') or call.module_class.__name__}"
+    return f"{shown}{inside}{f' at {source.short}' if source else ''}"
+
+
+def _where(operation: Operation | None) -> tuple[str | None, str | None, Source | None]:
+    """An operation's name, its module's path and its line."""
+    if operation is None:
+        return None, None, None
+    return operation.name, None if operation.call is None else operation.call.full_path, operation.source
+
+
+def _title(path: str, module: nn.Module) -> str:
+    return f"{module_name(path)} ({type(module).__name__})" if path else type(module).__name__
+
+
+def _parameters(count: int) -> str:
+    return f"{count:,} parameter{'' if count == 1 else 's'}"
+
+
+@contextmanager
+def _nothing_reduced() -> Iterator[None]:
+    """Meanwhile DistributedDataParallel's forward is that of its module: no reduction is prepared, which would wait for
+    a backward, and no rank waits for another. It would even raise, after a backward that left parameters out."""
+    original, thread = DistributedDataParallel.forward, get_ident()
+
+    def forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+        if get_ident() != thread:
+            return original(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if self.device_ids:
+            (inputs,), (kwargs,) = scatter_kwargs(inputs, kwargs, self.device_ids)
+        return self.module(*inputs, **kwargs)
+
+    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DistributedDataParallel.forward = original  # type: ignore[method-assign]

@@ -1,0 +1,514 @@
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.engine.find_unused import CUTS
+from tapehead.inspector.dataflow import Cut
+
+
+class Heads(nn.Module):
+    """A trunk and two heads; `use` says what becomes of the second one's result."""
+
+    def __init__(self, use: Callable[[Tensor], Tensor | float]) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.use = use
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.trunk(x).tanh()
+        found: Tensor = self.first(hidden) + self.use(self.second(hidden))
+        return found
+
+
+def line_of(function: Callable[..., Any], text: str) -> str:
+    """`test_find_unused.py:40`: the only line of a function which has this text."""
+    lines, first = inspect.getsourcelines(function)
+    (number,) = [number for number, line in enumerate(lines, first) if text in line]
+    return f"{Path(__file__).name}:{number}"
+
+
+def unused_of(model: nn.Module, *shape: int) -> th.UnusedReport:
+    x = torch.randn(*(shape or (3, 4)))
+    return th.find_unused(lambda: model(x).square().sum(), model)
+
+
+def without_gradient(model: nn.Module, make_loss: Callable[[], Tensor]) -> set[str]:
+    """What PyTorch itself says: the parameters whose .grad is None or zero after a backward."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss = make_loss()
+    if loss.requires_grad:
+        loss.backward()
+    found = {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (parameter.grad is None or not parameter.grad.any())
+    }
+    for parameter in model.parameters():
+        parameter.grad = None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of what copies and converts tensors that require gradients
+        yield
+
+
+def test_one_detach_in_a_model_of_several_heads_is_found_with_its_line() -> None:
+    def use(out: Tensor) -> Tensor:
+        scaled = out * 2
+        return scaled.detach()  # the culprit
+
+    model = Heads(use)
+    report = unused_of(model)
+    assert report.names == ("second.weight", "second.bias")
+    found = report["second.weight"]
+    assert (found.why, found.cut, found.module) == ("path cut", Cut.DETACH, "")
+    assert found.source is not None and found.source.short == line_of(use, "the culprit")
+    assert found.story == f".detach() in Heads at {line_of(use, 'the culprit')} takes what comes of it out of the graph"
+    assert repr(report).startswith("2 of 6 parameters get no gradient, or one of zeros.\n")
+    assert re.search(r"second\.weight and second\.bias +path cut +\.detach\(\) in Heads at", repr(report))
+
+
+def leave_through_numpy(out: Tensor) -> Tensor:
+    return torch.from_numpy(out.detach().numpy())
+
+
+def overwrite_behind_its_back(out: Tensor) -> Tensor:
+    kept = torch.zeros(3, 4)
+    kept.data.copy_(out)
+    return kept
+
+
+class Marked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = x * 2
+        ctx.mark_non_differentiable(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def written_outside(out: Tensor) -> Tensor:
+    with torch.no_grad():
+        return out * 2
+
+
+def decorated(out: Tensor) -> Tensor:
+    double = torch.no_grad()(torch.mul)
+    return double(out, 2)
+
+
+def inferred(out: Tensor) -> Tensor:
+    with torch.inference_mode():
+        doubled = out * 2
+    return doubled.clone()
+
+
+def detached_in_place(out: Tensor) -> Tensor:
+    twice = out * 2
+    twice.detach_()
+    return twice
+
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor | float], Cut, str]] = {
+    "detach": (lambda out: out.detach(), Cut.DETACH, "torch.Tensor.detach"),
+    "detach_": (detached_in_place, Cut.DETACH, "torch.Tensor.detach_"),
+    "data": (lambda out: out.data, Cut.DATA, "torch.Tensor.data.__get__"),
+    "item": (lambda out: out.mean().item(), Cut.PYTHON, "torch.Tensor.item"),
+    "float": (lambda out: float(out.mean()), Cut.PYTHON, "torch.Tensor.__float__"),
+    "tolist": (lambda out: torch.tensor(out.tolist()), Cut.PYTHON, "torch.Tensor.tolist"),
+    "numpy": (leave_through_numpy, Cut.DETACH, "torch.Tensor.detach"),
+    "torch.tensor": (lambda out: torch.tensor(out), Cut.COPY, "torch.tensor"),
+    "new_tensor": (lambda out: out.new_tensor(out), Cut.COPY, "torch.Tensor.new_tensor"),
+    "no_grad": (written_outside, Cut.NO_GRAD, "torch.Tensor.mul"),
+    "decorated no_grad": (decorated, Cut.NO_GRAD, "torch.mul"),
+    "inference_mode": (inferred, Cut.INFERENCE, "torch.Tensor.mul"),
+    "argmax": (lambda out: one_hot(out.argmax(-1), 4), Cut.INTEGER, "torch.Tensor.argmax"),
+    "comparison": (lambda out: (out > 0).float(), Cut.INTEGER, "torch.Tensor.gt"),
+    "long": (lambda out: out.long().float(), Cut.INTEGER, "torch.Tensor.long"),
+    "topk": (lambda out: out.topk(1).indices, Cut.INTEGER, "torch.Tensor.topk"),
+    "custom Function": (lambda out: Marked.apply(out), Cut.FUNCTION, "Marked"),
+    "alias": (overwrite_behind_its_back, Cut.ALIAS, "torch.Tensor.copy_"),
+    "branch": (lambda out: 1.0 if (out.sum() > 0).item() else 2.0, Cut.INTEGER, "torch.Tensor.gt"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_way_of_cutting_a_path_is_told_from_the_others(case: str) -> None:
+    use, cut, operation = CASES[case]
+    model = Heads(use)
+    x = torch.randn(3, 4)
+    report = th.find_unused(lambda: model(x).sum(), model)
+    assert set(report.names) == {"second.weight", "second.bias"} == without_gradient(model, lambda: model(x).sum())
+    for found in report:
+        assert (found.why, found.cut, found.operation) == ("path cut", cut, operation)
+        assert found.source is not None and found.source.file == __file__
+
+
+def test_every_way_of_cutting_a_path_has_its_words() -> None:
+    assert set(CUTS) == set(Cut)
+    for words in CUTS.values():
+        words.format(operation="f", writer="g", off="")
+
+
+def test_a_no_grad_block_is_named_with_the_line_at_which_it_begins() -> None:
+    def use(out: Tensor) -> Tensor:
+        with torch.no_grad():  # off
+            shifted = out + 1
+            return shifted * 2
+
+    story = unused_of(Heads(use))["second.bias"].story
+    assert story == (
+        f".add() in Heads at {line_of(use, 'out + 1')} runs under torch.no_grad(), entered at {line_of(use, '# off')}"
+    )
+
+
+def test_where_gradients_were_switched_on_again_nothing_is_cut() -> None:
+    def use(out: Tensor) -> Tensor:
+        with torch.no_grad(), torch.enable_grad():
+            return out * 2
+
+    assert not unused_of(Heads(use))
+
+
+def test_a_module_that_is_never_called_is_named_once_for_all_that_is_in_it() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(4, 4), "heads": nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])})
+    model["aux"] = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    x = torch.randn(3, 4)
+    report = th.find_unused(lambda: model["heads"][0](model["used"](x)).sum(), model)
+    assert [each.why for each in report] == ["never used"] * 6
+    assert report["heads.1.bias"].story == "heads.1 (Linear) was never called"
+    assert report["aux.2.weight"].story == "aux (Sequential) was never called"
+    assert report.cells[1:] == [
+        ["heads.1.weight and heads.1.bias", "never used", "heads.1 (Linear) was never called"],
+        ["aux.0.weight, aux.0.bias, aux.2.weight and 1 more", "never used", "aux (Sequential) was never called"],
+    ]
+
+
+def test_a_parameter_that_its_called_module_does_not_use_says_so() -> None:
+    class Gated(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.gate = nn.Parameter(torch.ones(4))
+
+    model = nn.Sequential(Gated(), nn.Linear(4, 4))
+    (found,) = unused_of(model)
+    assert (found.name, found.story) == ("0.gate", "module 0 (Gated) was called once, and no operation took it")
+
+
+def test_a_head_whose_output_is_dropped_is_named_with_its_last_operation() -> None:
+    def use(out: Tensor) -> float:
+        out.exp().sum()  # dropped
+        return 1.0
+
+    found = unused_of(Heads(use))["second.weight"]
+    assert (found.why, found.operation, found.cut) == ("led nowhere", "torch.Tensor.sum", None)
+    assert found.story == f"the result of .sum() in Heads at {line_of(use, '# dropped')} is not in the loss"
+
+
+def test_of_an_output_that_is_only_logged_both_is_said() -> None:
+    logged = []
+
+    def use(out: Tensor) -> float:
+        score = out.mean()
+        logged.append(score.item())
+        return 1.0
+
+    found = unused_of(Heads(use))["second.weight"]
+    assert (found.why, found.cut) == ("path cut", Cut.PYTHON)
+
+    def watch(out: Tensor) -> float:
+        logged.append(out.detach())
+        return 1.0
+
+    found = unused_of(Heads(watch))["second.weight"]
+    assert (found.why, found.module) == ("led nowhere", "second")
+
+
+def test_one_of_several_results_that_is_dropped_is_told_from_the_one_that_is_used() -> None:
+    attention = nn.MultiheadAttention(4, 2)
+    query = torch.randn(3, 2, 4)
+    report = th.find_unused(lambda: attention(query, query, query)[1].square().sum(), attention)
+    assert report.names == ("out_proj.weight", "out_proj.bias")
+    assert {each.why for each in report} == {"led nowhere"}
+    assert "the 1st of the 2 results of multi_head_attention_forward" in report["out_proj.bias"].story
+
+
+def test_what_is_written_into_a_part_of_a_tensor_is_followed() -> None:
+    def use(out: Tensor) -> Tensor:
+        canvas = torch.zeros(3, 8)
+        canvas[:, 4:] = out
+        return canvas.view(3, 2, 4)[:, 1].detach()
+
+    found = unused_of(Heads(use))["second.weight"]
+    assert (found.why, found.cut) == ("path cut", Cut.DETACH)
+
+    def kept(out: Tensor) -> Tensor:
+        canvas = torch.zeros(3, 8)
+        canvas[:, 4:] = out
+        return canvas.view(3, 2, 4)[:, 1]
+
+    assert not unused_of(Heads(kept))
+
+
+def test_a_parameter_frozen_while_it_was_taken_says_where() -> None:
+    model = Heads(lambda out: out)
+    x = torch.randn(3, 4)
+
+    def make_loss() -> Tensor:
+        model.second.requires_grad_(False)
+        model.trunk.requires_grad_(False)
+        hidden = model.trunk(x)
+        loss: Tensor = model.first(hidden).sum() + model.second(hidden).sum()
+        model.requires_grad_(True)
+        return loss
+
+    report = th.find_unused(make_loss, model)
+    assert {each.cut for each in report} == {Cut.FROZEN}
+    assert "took it while its requires_grad was False" in report["second.weight"].story
+
+
+def test_frozen_parameters_are_left_out_and_counted() -> None:
+    model = Heads(lambda out: out.detach())
+    model.trunk.requires_grad_(False)
+    report = unused_of(model)
+    assert report.frozen == ("trunk.weight", "trunk.bias")
+    assert report.count == 4 and report.names == ("second.weight", "second.bias")
+    assert "2 parameters with requires_grad=False left out: trunk.weight and trunk.bias." in report.sentences
+
+
+class NoneForWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def test_a_function_that_returns_none_for_a_parameter_is_named() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    model = Heads(lambda out: NoneForWeight.apply(out, weight))
+    model.weight = weight
+    (found,) = unused_of(model)
+    assert (found.name, found.why) == ("weight", "no gradient")
+    assert found.story.startswith("the backward of task ") and "NoneForWeightBackward" in found.story
+    assert found.story.endswith("returns None for it")
+
+
+def dead(out: Tensor) -> Tensor:
+    return (out - 1000).relu()
+
+
+ZERO_CASES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
+    "dead ReLU": (dead, "Relu", "every element was zero or below (a dead ReLU)"),
+    "times zero": (lambda out: out * 0, "Mul", "what the gradient is multiplied with was all zero"),
+    "round": (lambda out: out.round(), "Round", "its derivative is zero everywhere"),
+    "clamp": (
+        lambda out: out.clamp(50, 60),
+        "Clamp",
+        "every element was outside the range",
+    ),
+    "masked": (lambda out: out.masked_fill(torch.ones(3, 4, dtype=torch.bool), 0.0), "MaskedFill", "masked"),
+    "overwritten": (lambda out: out.mul(1).zero_(), "Zero", "the value was overwritten"),
+}
+
+
+@pytest.mark.parametrize("case", ZERO_CASES)
+def test_a_gradient_of_zeros_is_traced_to_the_task_where_they_begin(case: str) -> None:
+    use, kind, reason = ZERO_CASES[case]
+    model = Heads(use)
+    x = torch.randn(3, 4)
+    report = th.find_unused(lambda: model(x).sum(), model)
+    assert set(report.names) == {"second.weight", "second.bias"} == without_gradient(model, lambda: model(x).sum())
+    for found in report:
+        assert found.why == "zero gradient" and found.task is not None and report.graph is not None
+        assert report.graph.tasks[found.task].short_name == kind
+        assert reason in found.story
+
+
+def test_gradients_that_cancel_and_a_hook_that_makes_zeros_are_told_from_tasks_that_do() -> None:
+    report = unused_of(Heads(lambda out: out - out))
+    assert "the 2 gradients that come to task " in report["second.weight"].story
+    assert report["second.weight"].story.endswith("cancel each other")
+
+    def hooked(out: Tensor) -> Tensor:
+        doubled = out * 2
+        doubled.register_hook(torch.zeros_like)
+        return doubled
+
+    assert unused_of(Heads(hooked))["second.weight"].story.startswith("a hook made zeros of what comes to task ")
+
+
+def test_a_shared_parameter_is_listed_once_with_both_names() -> None:
+    model = Heads(lambda out: out.detach())
+    model.tied = model.second
+    report = unused_of(model)
+    assert report.names == ("second.weight", "second.bias") and report.count == 6
+    assert report["tied.weight"] is report["second.weight"] and report["tied.weight"].also == ("tied.weight",)
+    assert "second.weight = tied.weight" in repr(report)
+
+
+def test_a_loss_without_a_graph_says_so_and_still_where_each_path_was_cut() -> None:
+    model = nn.LSTM(4, 4)
+    report = th.find_unused(lambda: model(torch.randn(3, 2, 4))[0].detach().sum(), model)
+    assert len(report) == report.count == 4 and report.graph is None
+    assert {each.cut for each in report} == {Cut.DETACH}
+    assert "The loss has no graph at all: a backward from it raises." in report.sentences
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_counts(reentrant: bool) -> None:
+    class Checkpointed(Heads):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=reentrant)  # type: ignore[no-any-return]
+
+    model = Checkpointed(lambda out: out.detach())
+    x = torch.randn(3, 4, requires_grad=True)
+    report = th.find_unused(lambda: model(x).sum(), model)
+    assert set(report.names) == {"second.weight", "second.bias"} == without_gradient(model, lambda: model(x).sum())
+    assert {each.why for each in report} == {"not seen" if reentrant else "path cut"}
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_scripted_module_is_said_not_to_be_seen() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.dropped = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x) + self.dropped(x).detach()  # type: ignore[no-any-return]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(Inner())
+    report = unused_of(nn.Sequential(scripted, nn.Linear(4, 4)))
+    assert report.names == ("0.dropped.weight", "0.dropped.bias")
+    assert {each.why for each in report} == {"not seen"}
+
+
+def test_gradients_random_numbers_and_functions_are_left_as_they_were() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), Heads(lambda out: out.detach()))
+    x = torch.randn(3, 4)
+    model(x).sum().backward()
+    before = [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+    grads = [each.grad for each in model.parameters()]
+    state, apply = torch.get_rng_state(), torch.autograd.Function.__dict__["apply"]
+    forward = DistributedDataParallel.forward
+    fired = []
+    hook = model[0].weight.register_post_accumulate_grad_hook(fired.append)
+    th.find_unused(lambda: model(x).sum(), model)
+    hook.remove()
+    assert not fired
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.autograd.Function.__dict__["apply"] is apply and DistributedDataParallel.forward is forward
+    for parameter, grad, value in zip(model.parameters(), grads, before, strict=True):
+        assert parameter.grad is grad
+        assert grad is None or torch.equal(grad, value)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "lstm_lm", "recommender"])
+def test_a_healthy_model_has_none(name: str) -> None:
+    from tapehead.engine.workloads import workload
+
+    model, make_loss = workload(name).build()
+    report = th.find_unused(make_loss, model)
+    assert not report and report.count == len(list(model.parameters()))
+    assert repr(report) == f"All {report.count:,} parameters get a gradient."
+
+
+@pytest.fixture
+def alone_in_a_group(tmp_path: Path) -> Iterator[None]:
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("needs gloo")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_those_of_distributed_data_parallel_are_the_ones_it_complains_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "INFO")
+    torch.distributed.set_debug_level_from_env()
+    model = DistributedDataParallel(Heads(lambda out: out.detach()))
+    x = torch.randn(3, 4)
+    early = th.find_unused(lambda: model(x).sum(), model)
+    model(x).sum().backward()
+    with pytest.raises(RuntimeError, match="find_unused_parameters=True") as error:
+        model(x)
+    said = re.search(r"did not receive grad for rank 0: ([\w., ]+)", str(error.value))
+    assert said is not None
+    late = th.find_unused(lambda: model(x).sum(), model)  # where such a forward raises
+    for report in (early, late):
+        assert {name.removeprefix("module.") for name in report.names} == set(said[1].replace(" ", "").split(","))
+        assert any("DistributedDataParallel needs find_unused_parameters=True" in each for each in report.sentences)
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
+def test_distributed_data_parallel_trains_on_as_if_nothing_had_been_looked_for(options: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Heads(lambda out: out.detach()), **options)
+    torch.manual_seed(0)
+    other = Heads(lambda out: out.detach())
+    x = torch.randn(3, 4)
+    for _ in range(3):
+        assert len(th.find_unused(lambda: model(x).sum(), model)) == 2
+        model(x).sum().backward()
+        other(x).sum().backward()
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None)
+        assert theirs.grad is None or torch.allclose(mine.grad, theirs.grad)
+
+
+def test_what_cannot_be_meant_is_refused_in_a_sentence() -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(TypeError, match="make_loss must be a function that runs the forward and returns the loss"):
+        th.find_unused(model(torch.ones(1, 4)).sum(), model)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="model must be the module whose parameters are meant, not a list"):
+        th.find_unused(lambda: model(torch.ones(1, 4)).sum(), list(model.parameters()))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected one element"):
+        th.find_unused(lambda: model(torch.ones(1, 4)), model)
+    with pytest.raises(KeyError, match="'weight' is not among the parameters without a gradient"):
+        th.find_unused(lambda: model(torch.ones(1, 4)).sum(), model)["weight"]
+
+
+def test_the_report_is_a_data_frame_a_table_in_a_terminal_and_escaped_html() -> None:
+    model = Heads(lambda out: out.detach())
+    model.register_parameter("<script>alert(1)</script>", nn.Parameter(torch.ones(1)))
+    report = unused_of(model)
+    frame = pd.DataFrame(report.records())
+    assert list(frame["parameter"]) == list(report.names) and len(frame) == len(report) == 3
+    assert frame["cut"].tolist()[1:] == ["detach", "detach"]
+    page = report._repr_html_()
+    assert "<script>" not in page and "&lt;script&gt;" in page and "second.weight" in page
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(report)
+    assert "path cut" in capture.get() and report.sentences[0] in capture.get()
