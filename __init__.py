@@ -3,6 +3,7 @@
 from .engine.backward import backward
 from .engine.compare import Comparison, compare
 from .engine.direct import Stepper
+from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.install import install, policy, uninstall
 from .engine.peak import PeakReport, peak_report
 from .engine.policies import POLICIES, Policy
@@ -47,10 +48,13 @@ __all__ = [
     "TaskRecord",
     "Timeline",
     "Trace",
+    "UnusedParameter",
+    "UnusedReport",
     "backward",
     "capture",
     "compare",
     "debug",
+    "find_unused",
     "graph",
     "install",
     "load",

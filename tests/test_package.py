@@ -157,7 +157,8 @@ def imported_package(path: Path, level: int, name: str) -> str:
 
 
 FORBIDDEN = {"inspector": {"engine", "widgets", ""}, "engine": {"widgets", ""}, "widgets": set[str]()}
-SHOWN_BY_WIDGETS = {Path(f"engine/{name}.py") for name in ("compare", "peak", "run", "verbs")}  # figure(), interact()
+SHOWN_BY_WIDGETS = {Path(f"engine/{name}.py") for name in ("compare", "find_unused", "peak", "run", "verbs")}
+"""Where a report shows itself, draws a figure, or interacts."""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
