@@ -16,6 +16,8 @@ from .run import Engine
 from .session import NativeSession
 from .statistics import Level
 
+AnyHistory = bool | int | Literal["auto"]
+
 
 @overload
 def debug(
@@ -28,6 +30,7 @@ def debug(
     policy: AnyPolicy = "heap",
     engine: Literal["direct"] = "direct",
     trace: Level | None = "off",
+    history: AnyHistory = "auto",
 ) -> Stepper: ...
 
 
@@ -42,6 +45,7 @@ def debug(
     policy: AnyPolicy = "heap",
     engine: Literal["native"],
     trace: Level | None = "off",
+    history: AnyHistory = "auto",
 ) -> NativeSession: ...
 
 
@@ -56,6 +60,7 @@ def debug(
     policy: AnyPolicy = "heap",
     engine: Engine,
     trace: Level | None = "off",
+    history: AnyHistory = "auto",
 ) -> Stepper | NativeSession: ...
 
 
@@ -69,6 +74,7 @@ def debug(
     policy: AnyPolicy = "heap",
     engine: Engine = "direct",
     trace: Level | None = "off",
+    history: AnyHistory = "auto",
 ) -> Stepper | NativeSession:
     """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
 
@@ -79,7 +85,20 @@ def debug(
     session.ready           # the ready queue in the order in which it will pop, with keys
     session.step()          # runs the next task; session.step(task) runs any other ready one
     session.run()           # runs the rest; the gradients are where loss.backward() puts them
+
+    Args:
+        history: whether tasks can be taken back (`Stepper.back`), or how many bytes of gradients may be kept for that.
+            "auto" is yes in a deck and in a terminal's prompt, else no.
+
+    Raises:
+        NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back.
     """
     check_choices(engine, trace)
-    kind = Stepper if engine == "direct" else NativeSession
-    return kind(tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, trace=trace)
+    given = tensors, grad_tensors, retain_graph, create_graph, inputs
+    if engine == "direct":
+        return Stepper(*given, policy=policy, trace=trace, history=False if history == "auto" else history)
+    if history not in ("auto", False):
+        raise NotImplementedError(
+            "PyTorch's engine can't take back a task that has run, so it has no history; use engine=\"direct\""
+        )
+    return NativeSession(*given, policy=policy, trace=trace)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from ..engine.debug import AnyHistory
 from ..engine.debug import debug as debug_in_python
 from ..engine.direct import Stepper
 from ..engine.needed import Inputs
@@ -34,6 +35,7 @@ def debug(
     policy: AnyPolicy = "heap",
     engine: Engine = "direct",
     trace: Level | Literal["auto"] | None = "auto",
+    history: AnyHistory = "auto",
 ) -> Stepper | NativeSession | Deck:
     """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
 
@@ -51,12 +53,28 @@ def debug(
     Args:
         trace: how much of the gradients is recorded. "auto": in a notebook their statistics and, on the CPU, histograms
             ("full"; on accelerators, where those would wait for each task, "cheap"); else nothing of them ("off").
+        history: whether tasks can be taken back with `back` and `goto`, or how many bytes of gradients may be kept for
+            that. "auto": in a deck with engine="direct", which says what it takes; else not. Nodes then keep what they
+            saved until the end, and gradients are kept by reference, up to 1 GiB.
+
+    Raises:
+        NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back.
     """
     shown = in_notebook()
+    if history == "auto" and shown and engine == "direct":
+        history = True
     level = _usual_level(tensors, shown) if trace == "auto" else trace
     with collector_paused():
         session = debug_in_python(
-            tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, engine=engine, trace=level
+            tensors,
+            grad_tensors,
+            retain_graph,
+            create_graph,
+            inputs,
+            policy=policy,
+            engine=engine,
+            trace=level,
+            history=history,
         )
         return _deck(session, policy, retain_graph, create_graph) if shown else session
 

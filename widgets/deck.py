@@ -9,27 +9,39 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import ipywidgets
 import traitlets
 from torch import Tensor
 
+from ..engine.branch_comparison import BranchComparison
+from ..engine.breakpoints import Breakpoint, Predicate, Where
 from ..engine.closing import session_over
 from ..engine.direct import Stepper
+from ..engine.history import History
 from ..engine.policies import AnyPolicy
 from ..engine.ready_queue import ReadyTask
 from ..engine.run import Run
 from ..engine.session import NativeSession
+from ..engine.stop import Stop
 from ..engine.trace import Trace
+from ..engine.verbs import AnyTask
 from ..inspector.graph import Graph, Task
 from .display import forget
-from .document import packed, title_of
-from .live import Live, News
+from .document import Json, packed, title_of
+from .live import Live
+from .news import News
 from .page import save_page
 from .played import Played
 from .prediction import Prediction
 from .still import Moment
+from .stop_tables import BranchesView, StopsView
+
+if TYPE_CHECKING:
+    from ..engine.check_task import Check
+    from ..engine.conditions import GradientPredicate
+    from ..engine.watchpoints import Watchpoint
 
 T = TypeVar("T")
 
@@ -48,13 +60,15 @@ class Deck(Played):
     status: "stopped", "running", "finished", "failed" or "closed".
     policy*: the name of the policy that picks; setting it lets another one go on from here.
     selection*: the id of the task that is looked at, or None.
-    breakpoints*: the ids of the tasks before which `run` stops.
+    breakpoints*: the ids of the tasks that have a breakpoint of their own. These and all others are in `stops`.
+    why_stopped: why the last run ended before its end, in a sentence; "" where it did not. `stopped` has the rest.
 
     Observers are called in the deck's thread: there the deck can be looked at, stopped and closed, but runs nothing.
 
-    Known limitations. `back` shows an earlier position; what has run stays run. Memory is predicted, not measured:
-    `th.profile` measures. A backward whose hooks use thread-local state of the user's sees the deck's thread. A user's
-    policy is asked for whole orders ahead, to show them; one that draws lots shows what it drew.
+    Known limitations. Memory is predicted, not measured: `th.profile` measures. With the native engine no task can be
+    taken back, and the current task's gradients alone be seen and edited. A backward whose hooks use thread-local state
+    of the user's sees the deck's thread. A user's policy is asked for whole orders ahead, to show them; one that draws
+    lots shows what it drew.
 
     Args:
         session: of either engine, nothing run yet. The deck runs it from now on, and closes it.
@@ -67,6 +81,8 @@ class Deck(Played):
     current_task = traitlets.Int(None, allow_none=True, read_only=True).tag(sync=True)
     status = traitlets.Unicode(read_only=True).tag(sync=True)
     policy = traitlets.Unicode().tag(sync=True)
+    why_stopped = traitlets.Unicode(read_only=True).tag(sync=True)
+    _stops = traitlets.List(traitlets.Dict()).tag(sync=True)
 
     def __init__(
         self,
@@ -80,6 +96,9 @@ class Deck(Played):
         found = title or title_of(session.graph)
         self._live = Live(session, policy, found, retain_graph, create_graph, self._take)
         self._told = self._live.news()
+        self._forgotten: set[int] = set()
+        self._checks: Json = {}
+        self._branches: list[Json] = []
         self._telling = Lock()
         super().__init__(session.graph, found, _is_live=True, policy=session.policy)
         self.set_trait("current_task", self._told.current)
@@ -136,10 +155,60 @@ class Deck(Played):
         """
         return self._look(lambda: self._live.session.waiting(task))
 
-    def step(self, task: Task | ReadyTask | int | None = None, *, count: int = 1) -> Task:
+    @property
+    def stops(self) -> StopsView:
+        """The breakpoints and watchpoints: a table; `deck.stops.disable(2)` and the like change them."""
+        return StopsView(self._live.session.stops, self._now)
+
+    @property
+    def stopped(self) -> Stop | None:
+        """Why the last run ended before its end: a breakpoint, a watchpoint, or somebody called `stop`."""
+        return self._live.stopped
+
+    @property
+    def branches(self) -> BranchesView:
+        """The ways in which the session went, those that were left included: a table of `Branch`."""
+        return BranchesView(self._look(lambda: self._live.branches.all))
+
+    @property
+    def history(self) -> History | None:
+        """What going back costs, in bytes, and how far it can go; None where no task can be taken back."""
+        return self._live.history
+
+    def break_at(self, where: Where, *, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
+        """Makes what runs stop before a task, also while it runs. A run never stops where it begins.
+
+        Args:
+            where: a task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path
+                ("encoder.layer.3": its calls and those in them); a parameter's name (before its gradient is
+                accumulated); a line ("model.py:120"). Names may be patterns ("encoder.layer.*"). What more than one of
+                these could be is the first of: task, line, kind, module, parameter; a prefix ("task:", "line:",
+                "kind:", "module:", "grad:") says which is meant. Or a function (task, gradients) -> bool.
+            hit: only at the n-th task that matches, in the order in which they run.
+            when: only where this function (task, gradients) -> bool says so.
+
+        Raises:
+            ValueError: nothing is there by that name; it has the nearest ones.
+        """
+        return self._now(lambda: self._live.session.break_at(where, hit=hit, when=when))
+
+    def watch(
+        self, *conditions: str | GradientPredicate, at: str | None = None, synchronize: bool | None = None
+    ) -> Watchpoint:
+        """Makes what runs stop after a task that gives a gradient of this kind; see `Verbs.watch` for the conditions.
+
+        deck.watch("nan", "inf")                        # any of them
+        deck.watch("norm>1e3 and upcast", at="encoder.*")
+
+        Raises:
+            ValueError: it is none of the conditions; or nothing is there by the name `at`.
+        """
+        return self._now(lambda: self._live.session.watch(*conditions, at=at, synchronize=synchronize))
+
+    def step(self, task: AnyTask | None = None, *, count: int = 1) -> Task:
         """Runs one task, or `count`: the given one (with the direct engine any ready task), or the policy's choice.
 
-        Stops early at a breakpoint. Returns the last task that ran.
+        Stops early at what stops a run. Returns the last task that ran.
 
         Raises:
             ValueError: the given task is not ready.
@@ -149,7 +218,7 @@ class Deck(Played):
         return self._ask(lambda: self._live.step(count, None if task is None else _task(task)))
 
     def run(self) -> Run:
-        """Runs to the next breakpoint, or to the end. Returns what has run so far.
+        """Runs to the next breakpoint, to what a watchpoint finds, or to the end. Returns what has run so far.
 
         Raises:
             RuntimeError: the session is over. And what a task raises.
@@ -161,8 +230,8 @@ class Deck(Played):
 
         return self._ask(run)
 
-    def run_to(self, task: Task | ReadyTask | int) -> Task | None:
-        """Runs what comes before a task, or up to a breakpoint. Returns the current task.
+    def run_to(self, task: AnyTask) -> Task | None:
+        """Runs what comes before a task, or up to what stops a run. Returns the current task.
 
         Raises:
             ValueError: it has run, or is not going to.
@@ -170,31 +239,97 @@ class Deck(Played):
         self._ask(lambda: self._live.run_to(_task(task)))
         return self.current
 
+    def step_over(self) -> Task | None:
+        """Runs until all tasks of the current task's innermost module call have run, the calls in it included; one task
+        where no capture saw the call. Stops early at what stops a run. Returns the current task.
+
+        Raises:
+            RuntimeError: no task is left, or the session is over. And what a task raises.
+        """
+        self._ask(self._live.step_over)
+        return self.current
+
+    def step_out(self) -> Task | None:
+        """The same for the call around it: at the top to the end."""
+        self._ask(lambda: self._live.step_over(out=1))
+        return self.current
+
     def stop(self) -> None:
         """Makes what runs, or waits to, end before the next task. May be called from anywhere, hooks included."""
         self._live.stop()
 
-    def back(self, count: int = 1) -> None:
-        """Shows the deck as it was so many tasks before. What has run stays run; `step` goes on from the front.
+    def back(self, count: int = 1) -> Task | None:
+        """Takes back the last tasks that ran: their gradients wait again, leaves' .grad is what it was. Returns the
+        current task. What is then done differently begins a new branch, see `branches`.
 
         Raises:
-            ValueError: count is less than 1.
-            RuntimeError: the deck is closed.
+            NotImplementedError: it is a session of PyTorch's engine, which can't.
+            ValueError: fewer tasks have run than that, or history does not reach so far.
+            RuntimeError: the session is over.
         """
-        if count < 1:
-            raise ValueError(f"back({count}): the number of tasks to go back must be at least 1")
-        if self.status == "closed":
-            raise session_over("closed")
-        self.send({"kind": "back", "count": count})
+        return self._moved(lambda: self._live.jump(lambda session: session.back(count)))
 
-    def replace(self, gradients: Tensor | Sequence[Tensor | None] | None) -> None:
-        """Gives the current task these gradients, one per input number.
+    def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
+        """Goes to where a task is the current one, back or on; or to where a branch was left. Returns the current task.
+
+        Raises:
+            NotImplementedError: with PyTorch's engine one can only go on.
+            ValueError: the task is not going to run, or history does not reach so far; or there is no such branch.
+            RuntimeError: the session is over.
+        """
+        if (task is None) == (branch is None):
+            raise ValueError("goto takes either a task or branch=, the number of a branch")
+        return self._moved(lambda: self._live.goto(None if task is None else _task(task), branch))
+
+    def compare_branches(self) -> BranchComparison:
+        """What the branches made differently: their orders, their gradients, and the memory they would take.
+
+        Raises:
+            NotImplementedError: it is a session of PyTorch's engine, which has none.
+        """
+        return self._ask(self._live.compare_branches)
+
+    def replace(self, gradients: Tensor | Sequence[Tensor | None] | None, task: AnyTask | None = None) -> None:
+        """Gives a waiting task these gradients, one per input number; the current task if none is given.
 
         Raises:
             ValueError: their number, shape, dtype, device or layout differs, or one is given where none came.
             TypeError: one is no tensor.
+            NotImplementedError: with the native engine only those of the current task can be replaced.
         """
-        self._ask(lambda: self._live.replace(gradients))
+        self._edit(lambda session: session.replace(gradients, task), task)
+
+    def scale(self, factor: float, task: AnyTask | None = None) -> None:
+        """Multiplies the gradients that wait for a task, by default the current one."""
+        self._edit(lambda session: session.scale(factor, task), task)
+
+    def zero(self, task: AnyTask | None = None) -> None:
+        """Makes the gradients that wait for a task zero, by default for the current one."""
+        self._edit(lambda session: session.zero(task), task)
+
+    def clip(self, max_norm: float, task: AnyTask | None = None) -> None:
+        """Scales the gradients that wait for a task, by default for the current one, so that the norm of them all is at
+        most `max_norm`.
+
+        Raises:
+            ValueError: the norm is NaN or infinite, so that nothing could bring it down.
+        """
+        self._edit(lambda session: session.clip(max_norm, task), task)
+
+    def restore(self, task: AnyTask | None = None) -> None:
+        """Gives a waiting task the gradients again which it had before they were edited.
+
+        Raises:
+            NotImplementedError: it is a session of PyTorch's engine, which doesn't keep them.
+        """
+        self._ask(lambda: self._live.restore(task))
+
+    def check(self, task: AnyTask | None = None) -> Check:
+        """Compares a task's backward with finite differences of its forward operation; see `Check`.
+
+        The forward's inputs must be there: `th.capture(keep_inputs=True)` keeps them.
+        """
+        return self._ask(lambda: self._live.check(task))
 
     def switch(self, policy: AnyPolicy) -> None:
         """Lets another policy pick from here on: a name, a `Policy` or a callable.
@@ -262,6 +397,21 @@ class Deck(Played):
     def moment(self) -> Moment:
         return Moment(self.policy, self.position, len(self._live.plan), self._live.timelines())
 
+    def _edit(self, change: Callable[[Stepper | NativeSession], object], task: AnyTask | None) -> None:
+        self._ask(lambda: self._live.edit(lambda: change(self._live.session), task))
+
+    def _moved(self, command: Callable[[], object]) -> Task | None:
+        self._ask(command)
+        return self.current
+
+    def _now(self, change: Callable[[], T]) -> T:
+        """Changes breakpoints or watchpoints, in the driver's thread, between two tasks if one runs."""
+        __tracebackhide__ = True
+        live = self._live
+        if live.is_current_thread:
+            return live.change_stops(change)
+        return self._wait(live.driver.soon(lambda: live.change_stops(change)))
+
     def _ask(self, command: Callable[[], T]) -> T:
         """Has the driver run a command and waits for the result."""
         __tracebackhide__ = True
@@ -295,19 +445,26 @@ class Deck(Played):
         What an observer of the user's raises, is raised when all traits are set.
         """
         with self._telling:
-            self._told = replace(news, records={}, live=None, others=None)
-            self._live.document.take(news.position, news.records, news.live, news.others)
+            self._forgotten.update(news.forgotten)
+            self._checks.update(news.checks)
+            self._branches = self._branches if news.branches is None else news.branches
+            self._told = replace(news, records={}, forgotten=(), live=None, others=None, checks={}, branches=None)
+            self._live.document.take(news.position, news.records, news.live, news.others, news.forgotten)
             self._send_news(news)
         raised: list[Exception] = []
         # Not under hold_sync, which would hold back, and may lose, what another thread sets meanwhile.
+        # Each value as it is then: an observer of one before it may have changed it.
         for name, value in (
-            ("position", news.position),
-            ("current_task", news.current),
-            ("status", news.status),
-            ("policy", self._live.session.policy),
+            ("position", lambda: news.position),
+            ("current_task", lambda: news.current),
+            ("status", lambda: news.status),
+            ("policy", lambda: self._live.session.policy),
+            ("why_stopped", lambda: "" if news.stopped is None else news.stopped["text"]),
+            ("_stops", lambda: self._live.stops.rows),
+            ("breakpoints", self._breakpoints_now),
         ):
             try:
-                self.set_trait(name, value)
+                self.set_trait(name, value())
             except Exception as error:
                 raised.append(error)
         if news.others is not None:
@@ -325,8 +482,10 @@ class Deck(Played):
             content, news = self._live.document.content, self._told
             if content["revision"] != revision:
                 live, *others = content["schedules"]
-                news = replace(news, records=content["records"].copy(), live=live, others=others)
-            self._send_news(news)
+                forgotten = tuple(sorted(self._forgotten))
+                records = content["records"].copy()
+                news = replace(news, forgotten=forgotten, records=records, live=live, others=others)
+            self._send_news(replace(news, checks=self._checks.copy(), branches=self._branches))
 
     @traitlets.validate("policy")
     def _check_policy(self, proposal: Any) -> str:
@@ -343,13 +502,34 @@ class Deck(Played):
         if not told and self.comm is not None:
             self._try(partial(self._live.switch, change["new"]))
 
+    def _breakpoints_now(self) -> list[int]:
+        """Those of the session; as the trait has them already, in whatever order, if it has."""
+        found, known = self._live.stops.breakpoints, self.breakpoints
+        return known if set(known) == set(found) else found
+
+    @traitlets.validate("breakpoints")
+    def _check_breakpoints(self, proposal: Any) -> list[int]:
+        found: list[int] = proposal["value"]
+        count = len(self.graph)
+        for task_id in found:
+            if not 0 <= task_id < count:
+                raise ValueError(f"there is no task {task_id}; this graph has tasks 0 to {count - 1}")
+        return found
+
     @traitlets.observe("breakpoints")
     def _set_breakpoints(self, change: Any) -> None:
-        self._live.breakpoints = frozenset(change["new"])
+        live, new, old = self._live, set(change["new"]), set(change["old"])
+        if self.comm is not None and new != set(live.stops.breakpoints):
+            live.stops.ask([each for each in change["new"] if each not in old], old - new)
+            self._try_now(live.stops.take)
 
     def _try(self, command: Callable[[], object]) -> None:
         """Queues a command for whose result nobody waits."""
         self._live.driver.do(partial(self._live.attempt, command))
+
+    def _try_now(self, change: Callable[[], object]) -> None:
+        live = self._live
+        live.driver.soon(partial(live.attempt, partial(live.change_stops, change)))
 
     def _hear(self, widget: ipywidgets.Widget, message: Any, buffers: object) -> None:
         """A message of the page. Only queues what it asks for: this may run in any thread."""
@@ -373,10 +553,41 @@ class Deck(Played):
                 command = partial(live.switch, policy)
             case {"kind": "inspect", "task": int(task)}:
                 command = partial(live.inspect, task)
+            case {"kind": "step_over"}:
+                command = live.step_over
+            case {"kind": "step_out"}:
+                command = partial(live.step_over, out=1)
+            case {"kind": "rewind", "position": int(position)}:
+                command = partial(live.rewind, position)
+            case {"kind": "branch", "number": int(number)}:
+                command = partial(live.goto, None, number)
+            case {"kind": "edit", "how": str(how), "value": value}:
+                command = partial(live.edit_as_told, how, value)
+            case {"kind": "check", "task": int(task)}:
+                command = partial(live.check, task)
+            case {"kind": "break" | "watch" | "enable" | "delete"}:
+                self._hear_of_stops(message)
+                return
             case _:
                 super()._hear(widget, message, buffers)
                 return
         self._try(command)
+        self.send({"kind": "heard"})
+
+    def _hear_of_stops(self, message: Any) -> None:
+        live, stops = self._live, self._live.session.stops
+        match message:
+            case {"kind": "break", "where": str(where)}:
+                change: Callable[[], object] = partial(live.break_where, where)
+            case {"kind": "watch", "condition": str(condition)}:
+                change = partial(live.watch_for, condition)
+            case {"kind": "enable", "number": int(number), "on": bool(on)}:
+                change = partial(stops.enable if on else stops.disable, number)
+            case {"kind": "delete", "number": int(number)}:
+                change = partial(stops.delete, number)
+            case _:
+                return
+        self._try_now(change)
         self.send({"kind": "heard"})
 
 

@@ -46,6 +46,7 @@ class Driver:
             ) from None
         self._context = contextvars.copy_context()
         self._commands: deque[_Command] = deque()
+        self._small: deque[_Command] = deque()
         self._lock = Lock()
         self._thread: Thread | None = None
         self._stops = 0
@@ -59,18 +60,31 @@ class Driver:
     def do(self, call: Callable[[], T]) -> Future[T]:
         """Queues a command. Never waits."""
         with self._lock:
-            return self._queue(call)
+            return self._queue(self._commands, call)
+
+    def soon(self, call: Callable[[], T]) -> Future[T]:
+        """Queues a command that takes no time, before all others. One under way does it where it gives way."""
+        with self._lock:
+            return self._queue(self._small, call)
+
+    def give_way(self) -> None:
+        """In a command: does what is to be done soon."""
+        while self._small:
+            with self._lock:
+                command = self._small.popleft() if self._small else None
+            if command is not None:
+                _run(command)
 
     def finish(self, call: Callable[[], T]) -> Future[T]:
         """Stops what is under way, drops what waits, and queues a last command, all at once."""
         with self._lock:
             self._drop()
             self._stops += 1
-            return self._queue(call)
+            return self._queue(self._commands, call)
 
-    def _queue(self, call: Callable[[], T]) -> Future[T]:
+    def _queue(self, queue: deque[_Command], call: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
-        self._commands.append(_Command(future, call, self._stops))
+        queue.append(_Command(future, call, self._stops))
         if self._thread is None or not self._thread.is_alive():  # an interrupt may have kept it from starting
             self._start()
         return future
@@ -99,9 +113,10 @@ class Driver:
             self._drop()
 
     def _drop(self) -> None:
-        for command in self._commands:
-            command.future.cancel()
-        self._commands.clear()
+        for queue in (self._small, self._commands):
+            for command in queue:
+                command.future.cancel()
+            queue.clear()
 
     def _main(self) -> None:
         try:
@@ -113,36 +128,46 @@ class Driver:
         __tracebackhide__ = True  # IPython leaves such frames out of what it shows
         with self._state.entered():
             while (command := self._next()) is not None:
-                if not command.future.set_running_or_notify_cancel():
-                    continue
                 self._under_way = command
-                try:
-                    result = command.call()
-                except BaseException as error:
-                    self._under_way = None
-                    command.future.set_exception(error)
-                else:
-                    self._under_way = None
-                    command.future.set_result(result)
-                    del result
+                _run(command, self._done)
                 del command  # nobody keeps what it refers to while the next one runs
+
+    def _done(self) -> None:
+        self._under_way = None
 
     def _next(self) -> _Command | None:
         with self._lock:
             if not self.is_current_thread:  # another one was started in its place
                 return None
-            if not self._commands:
+            queue = self._small or self._commands
+            if not queue:
                 self._thread = None
                 return None
-            return self._commands.popleft()
+            return queue.popleft()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             if self.is_current_thread:
                 self._thread = None
-            for command in self._commands:
-                command.future.set_exception(error)
-            self._commands.clear()
+            for queue in (self._small, self._commands):
+                for command in queue:
+                    command.future.set_exception(error)
+                queue.clear()
+
+
+def _run(command: _Command, done: Callable[[], None] = lambda: None) -> None:
+    """Whoever waits for it gets what it returns, or raises. `done` is called before he hears of it."""
+    __tracebackhide__ = True
+    if not command.future.set_running_or_notify_cancel():
+        return
+    try:
+        result = command.call()
+    except BaseException as error:
+        done()
+        command.future.set_exception(error)
+    else:
+        done()
+        command.future.set_result(result)
 
 
 _drivers: WeakSet[Driver] = WeakSet()

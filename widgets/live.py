@@ -2,74 +2,50 @@
 
 from __future__ import annotations
 
-import os
 import time
-import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from torch import Tensor
-
+from ..engine.branch_comparison import BranchComparison
+from ..engine.breakpoints import Breakpoint
 from ..engine.direct import Stepper
-from ..engine.dry_run import dry_run
-from ..engine.footprint import Footprints
-from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
+from ..engine.history import History
+from ..engine.places import calls_of
+from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, policy_name
+from ..engine.ready_queue import ReadyTask
 from ..engine.run import Engine
-from ..engine.schedule import schedule
 from ..engine.session import NativeSession
-from ..engine.simulate import simulate
 from ..engine.statistics import form_of, statistics
+from ..engine.stop import Stop
 from ..engine.timeline import Timeline
 from ..engine.trace import RecordedGradient
+from ..engine.verbs import AnyTask
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Task
-from ..inspector.source import Source, innermost_user_line
-from .document import Document, Json, numbered, schedule_content
+from .document import Document, Json, numbered
 from .driver import Driver
+from .foresight import Foresight
+from .live_branches import LiveBranches
+from .live_stops import LiveStops
+from .news import News, Status
 from .prediction import Prediction
+from .stop_words import place, watched
+from .trouble import in_trouble
 
-Status = Literal["stopped", "running", "finished", "failed", "closed"]
+if TYPE_CHECKING:
+    from ..engine.check_task import Check
+    from ..engine.watchpoints import Watchpoint
 
-_OURS = tuple(f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("engine", "widgets"))
-_NOTED = "tapehead: raised "
+T = TypeVar("T")
+
 _REPORT_EVERY_S = 0.1
-_MOST_UNASKED = 5_000  # tasks: to ask more of them what they allocate takes more than about half a second
-_LARGE = (
-    "Predicting the memory of {count:,} tasks takes some {seconds:.0f} s, in which no task can run. "
-    "deck.predict_memory() or %tapehead predict does it."
-)
-_DRY_RUN_S = 120e-6  # a task
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What has changed in a live session.
-
-    Attributes:
-        position: how many tasks have run.
-        current: the id of the task that runs next; None: none is left, or the policy fails to choose.
-        status: see `Deck.status`.
-        trouble: why it failed, in words.
-        records: what was recorded of tasks since the last news, by id.
-        live: the session's own schedule, where it is another than before: what has run, and what is planned.
-        others: what other policies would do, where that is something else than before.
-    """
-
-    position: int
-    current: int | None
-    status: Status
-    trouble: str = ""
-    records: Json = field(default_factory=dict)
-    live: Json | None = None
-    others: list[Json] | None = None
 
 
 class Live:
-    """Runs a session task by task. All but `stop` and `close` belong in the driver's thread.
+    """Runs a session task by task. All but `stop`, `change` and `close` belong in the driver's thread.
 
     Args:
         session: of either engine, nothing run yet.
@@ -77,6 +53,11 @@ class Live:
         title: what is run.
         retain_graph, create_graph: as given to the backward.
         tell: is called with `News`, in the driver's thread.
+
+    Attributes:
+        stopped: why the last run ended early; None where it did not.
+        stops: the session's breakpoints and watchpoints.
+        branches: the ways in which it went.
     """
 
     def __init__(
@@ -90,24 +71,19 @@ class Live:
     ) -> None:
         self.session = session
         self.driver = Driver()
-        self.breakpoints: Collection[int] = ()
         self.status: Status = "stopped"
         self.trouble = ""
+        self.stopped: Stop | None = None
         self._policy = find_policy(policy)
         self._known: dict[str, Policy | Choice] = dict(POLICIES)
         self._know(self._policy)
         self._terms = [(0, self._policy)]
-        self._retain_graph = retain_graph
-        self._create_graph = create_graph
         self._tell = tell
-        self._footprints: Footprints | None = None
-        self._note = "" if self.is_small else _large(len(self.graph))
         self._reported = 0
-        self._simulated: dict[str, tuple[Json, Timeline | None]] = {}
-        self._timeline: Timeline | None = None
-        if self.is_small:
-            with suppress(Exception, SystemExit):  # the note says why there is none
-                self._ask_tasks()
+        self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
+        self.stops = LiveStops(session)
+        self.foresight = Foresight(session, retain_graph, create_graph)
+        self.branches = LiveBranches(session, self.foresight)
         with collector_paused():
             self.plan = self._planned()
             self.document = Document(self.graph, title, self.engine)
@@ -125,8 +101,7 @@ class Live:
 
     @property
     def is_small(self) -> bool:
-        """Whether all that can be said of the graph ahead is said at once."""
-        return len(self.graph) <= _MOST_UNASKED
+        return self.foresight.is_small
 
     @property
     def is_current_thread(self) -> bool:
@@ -144,35 +119,17 @@ class Live:
         Raises:
             ValueError: that can't be, since a task has run, or since the backward gets a graph of its own.
         """
-        if self._footprints is not None:
+        if self.foresight.is_known:
             return
         try:
-            self._ask_tasks()
+            self.foresight.ask_tasks()
         finally:
-            self._simulated.clear()
+            self.foresight.forget()
+            self.branches.forget()
             self._tell(self.news(live=self._own_schedule(), others=self._others()))
 
-    def _ask_tasks(self) -> None:
-        """Never while the user's own thread may run: a dry run reads leaves' .grad and takes it away meanwhile."""
-        try:
-            self._footprints = self._asked()
-            self._note = ""
-        except BaseException as error:  # any node's own code may raise; a debugger goes on without the prediction
-            self._note = f"Memory was not predicted: {_why(error, self.graph)}"
-            raise
-
-    def _asked(self) -> Footprints:
-        if self.session.over is not None:
-            raise ValueError(f"the session is over ({self.session.over})")
-        if self.session.order:
-            raise ValueError("it can only be before the first task has run")
-        if self._create_graph:
-            raise ValueError("with create_graph=True the backward's own graph keeps tensors of which nothing is known")
-        footprints = dry_run(self.graph)
-        return replace(footprints, graph=replace(footprints.graph, nodes=()))  # a prediction outlives the session
-
-    def step(self, count: int = 1, task: Task | int | None = None) -> Task:
-        """Runs so many tasks, or this one. Returns the last. Stops early at a breakpoint, or where `stop` asks for it.
+    def step(self, count: int = 1, task: AnyTask | None = None) -> Task:
+        """Runs so many tasks, or this one. Returns the last. Stops early as `run` does.
 
         Raises:
             ValueError, NotImplementedError, RuntimeError: as `Stepper.step` and `NativeSession.step`.
@@ -182,24 +139,60 @@ class Live:
         return self._go(count, task)
 
     def run(self) -> None:
-        """Runs up to the next breakpoint, or the end."""
+        """Runs to the next breakpoint, to what a watchpoint finds, to a stop that is asked for, or to the end."""
         if not (self._has_ended or self.driver.stop_asked):
-            self._go(None)
+            self._go()
 
-    def run_to(self, task: Task | int) -> None:
+    def run_to(self, task: AnyTask) -> None:
         """Runs what comes before a task.
 
         Raises:
             ValueError: it has run, or is not going to.
         """
-        target = self.graph.task(task).id
+        target = self._id(task)
         needed = self.session.needed
         if target in set(self.session.order):
             raise ValueError(f"{self.graph.describe(target)} has run already")
         if needed is not None and target not in needed:
             raise ValueError(f"{self.graph.describe(target)} is not going to run: inputs= makes it needless")
         if not (self._current() == target or self.driver.stop_asked):
-            self._go(None, until=target)
+            self._go(until=lambda last, current: current == target)
+
+    def step_over(self, out: int = 0) -> None:
+        """Runs until all tasks of the current task's innermost module call have run, or of the call `out` around it."""
+        current = self._current()
+        calls = [] if current is None else calls_of(self.graph, current)
+        if not calls and not out:
+            self._go(1)
+        elif len(calls) <= out:
+            self._go()
+        else:
+            left = self.session.tasks_of_call(calls[out]).difference(self.session.order)
+
+            def all_ran(last: Task, current: int | None) -> bool:
+                left.discard(last.id)
+                return not left
+
+            self._go(until=all_ran)
+
+    def goto(self, task: AnyTask | None, branch: int | None = None) -> None:
+        """Goes to where a task is the current one, back or on; or to where a branch was left.
+
+        Raises:
+            NotImplementedError: PyTorch's engine can't take a task back.
+        """
+        if task is not None and branch is None and self._id(task) not in set(self.session.order):
+            self.run_to(task)
+        else:
+            self.jump(lambda session: session.goto(None if task is None else self._id(task), branch=branch))
+
+    def rewind(self, position: int) -> None:
+        """Takes back what has run since so many tasks had run."""
+        count = len(self.session.order) - position
+        if position < 0 or count < 0:
+            raise ValueError(f"there is no position {position} to go back to: {len(self.session.order)} tasks have run")
+        if count:
+            self.jump(lambda session: session.back(count))
 
     def compare(self, policies: Sequence[AnyPolicy]) -> Prediction:
         """The memory from the start on under each policy.
@@ -209,25 +202,11 @@ class Live:
         """
         if not policies:
             raise ValueError("compare which policies? Give at least one")
-        if self._footprints is None:
-            raise ValueError(self._note)
-        found = {}
-        for policy in map(self.find, policies):
-            if is_dynamic(policy):
-                raise ValueError(
-                    f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet"
-                )
-            order = schedule(self._footprints.graph, policy, self.session.needed)
-            found[policy_name(policy)] = self._simulate(order, self._footprints)
-        return Prediction(found)
+        return self.foresight.compare([self.find(policy) for policy in policies])
 
     def timelines(self) -> dict[str, Timeline]:
         """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
-        if self._timeline is None:
-            return {}
-        live = self._own_name
-        others = {name: timeline for name, (_, timeline) in list(self._simulated.items()) if timeline is not None}
-        return {live: self._timeline} | {name: each for name, each in others.items() if name != live}
+        return self.foresight.timelines(self._own_name)
 
     def attempt(self, command: Callable[[], object]) -> None:
         """Runs a command where nobody waits for what it raises: it is told."""
@@ -235,7 +214,7 @@ class Live:
             command()
         except Exception as error:
             if self.status != "failed":
-                self._tell(replace(self.news(), trouble=_in_trouble(error, self.graph)))
+                self._tell(replace(self.news(), trouble=in_trouble(error, self.graph)))
 
     def stop(self) -> None:
         """Makes what is under way end before the next task. May be called from anywhere."""
@@ -263,16 +242,89 @@ class Live:
         self.plan = self._planned()
         self._tell(self.news(live=self._own_schedule(), others=self._others()))
 
-    def replace(self, gradients: Tensor | Sequence[Tensor | None] | None) -> None:
-        """Puts other gradients into the current task's input buffer."""
-        self.session.replace(gradients)
-        self.inspect(None)
+    def edit(self, change: Callable[[], object], task: AnyTask | None = None) -> None:
+        """Changes what waits for a task, for the current one if none is given, and tells of it."""
+        change()
+        self.inspect(None if task is None else self._id(task))
+
+    def edit_as_told(self, how: str, value: object) -> None:
+        """Changes what waits for the current task, in the words of the page."""
+        session = self.session
+        if how == "restore":
+            return self.restore(None)
+        if how == "zero":
+            return self.edit(session.zero)
+        change = {"scale": session.scale, "clip": session.clip}.get(how)
+        if change is None:
+            raise ValueError(f"there is no way to edit called {how!r}; there are zero, scale, clip and restore")
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"{how} takes a number, not {value!r}")
+        return self.edit(partial(change, value))
+
+    def restore(self, task: AnyTask | None) -> None:
+        """Undoes edits of what waits for a task."""
+        session = self._stepper("keeps no gradients that were replaced, so they can't be restored")
+        self.edit(partial(session.restore, task), task)
+
+    def compare_branches(self) -> BranchComparison:
+        """How the branches differ."""
+        return self.foresight.compare_branches(self._stepper("goes one way, so there are no branches to compare"))
+
+    def _stepper(self, why_not: str) -> Stepper:
+        """The session, for what only the direct engine can do."""
+        if isinstance(self.session, Stepper):
+            return self.session
+        raise NotImplementedError(f'PyTorch\'s engine {why_not}; th.debug(..., engine="direct") can')
 
     def inspect(self, task: int | None) -> None:
         """Tells of the gradients that wait for a task that has not run, the current one if none is given."""
         found = self._waiting(task)
         if found:
             self._tell(self.news(records=found))
+
+    def check(self, task: AnyTask | None) -> Check:
+        """Compares a task's backward with finite differences of its forward, and tells what was found."""
+        found = self.session.check(task)
+        said = {"ok": found.ok, "lines": [numbered(line, self.graph) for line in found.lines]}
+        self._tell(replace(self.news(), checks={str(found.task): said}))
+        return found
+
+    def break_where(self, text: str) -> Breakpoint:
+        """Makes a breakpoint where a person has typed."""
+        return self.session.break_at(place(text))
+
+    def watch_for(self, text: str) -> Watchpoint:
+        """Makes a watchpoint of what a person has typed."""
+        conditions, at = watched(text)
+        return self.session.watch(*conditions, at=at)
+
+    def change_stops(self, change: Callable[[], T]) -> T:
+        """Changes breakpoints or watchpoints, and tells of it."""
+        try:
+            return change()
+        finally:
+            self._tell(self.news())
+
+    def jump(self, leap: Callable[[Stepper], T]) -> T:
+        """Takes tasks back, or runs others in their place: the session then stands elsewhere.
+
+        Raises:
+            NotImplementedError: it is a session of PyTorch's engine.
+        """
+        session = self._stepper("can't take back a task that has run (the page's arrow keys show earlier positions)")
+        before = list(self._started())
+        try:
+            return leap(session)
+        except BaseException as error:
+            if session.over is not None and self.status != "closed":
+                self.status, self.trouble = "failed", in_trouble(error, self.graph)
+            raise
+        finally:
+            if session.over is not None or before != list(self._started()):
+                self.stopped = None
+                if session.over is None:
+                    self.status = "finished" if self._has_ended else "stopped"
+                self._tell(self._arrived(before))
 
     def close(self, then: Callable[[], object]) -> Future[None]:
         """Ends the session after the task under way, lets the graph's nodes go, and then calls `then`.
@@ -283,18 +335,31 @@ class Live:
 
     def _end(self, then: Callable[[], object]) -> None:
         self.session.close()
-        self._footprints = self._timeline = None
-        self._simulated.clear()
+        self.foresight.let_go()
+        self.branches.forget()
+        self._let_tensors_go()
         self.status = "closed"
         try:
             self._tell(self.news())
         finally:
             then()
 
-    def _go(self, count: int | None, task: Task | int | None = None, until: int | None = None) -> Task:
+    def _go(
+        self,
+        count: int | None = None,
+        task: AnyTask | None = None,
+        until: Callable[[Task, int | None], bool] = lambda last, current: False,
+    ) -> Task:
+        """Runs tasks, the first of which may be given, until something stops it. Returns the last.
+
+        Args:
+            count: how many; None: all.
+            until: whether to stop, from the task that ran last and the id of the current one.
+        """
         session = self.session
         ran = 0
         told = time.monotonic()
+        self.stopped = None
         try:
             if count != 1 and session.over is None:  # the first task may take its time
                 self.status = "running"
@@ -302,10 +367,16 @@ class Live:
             while True:
                 last = session.step(task if ran == 0 else None)
                 ran += 1
-                current = self._current()
-                if ran == count or self.driver.stop_asked or session.over is not None or self._has_ended:
+                if session.over is not None:
                     break
-                if current is not None and (current == until or current in self.breakpoints):
+                self.driver.give_way()  # a breakpoint may come while it runs
+                self.stopped = session.stop_here()
+                if self.stopped is not None or ran == count or self._has_ended:
+                    break
+                if until(last, self._current()):
+                    break
+                if self.driver.stop_asked:
+                    self.stopped = self._asked_to_stop()
                     break
                 if time.monotonic() - told > _REPORT_EVERY_S:
                     self._tell(self._progress())
@@ -323,12 +394,30 @@ class Live:
         if self.session.over is None:
             self.status = "finished" if self._has_ended else "stopped"
         else:
-            self.status, self.trouble = "failed", _in_trouble(error, self.graph)
+            self.status, self.trouble = "failed", in_trouble(error, self.graph)
+            self._let_tensors_go()
         self._tell(self._progress())
+
+    def _let_tensors_go(self) -> None:
+        """What the last stop spoke of may be looked at as long as the session goes on, and keeps nothing alive then."""
+        if self.stopped is not None:
+            self.stopped = replace(self.stopped, tensors={})
+
+    def _asked_to_stop(self) -> Stop:
+        current = self._current()
+        return Stop(
+            "asked",
+            None,
+            current,
+            "stopped, as asked" if current is None else f"stopped, as asked, before {self.graph.describe(current)}",
+        )
 
     @property
     def _has_ended(self) -> bool:
         return self.session.over is None and not self.session.left
+
+    def _id(self, task: AnyTask) -> int:
+        return self.graph.task(task.task if isinstance(task, ReadyTask) else task).id
 
     def _current(self) -> int | None:
         try:
@@ -346,12 +435,7 @@ class Live:
         ran = [*self._started(), *([] if current is None else [current])]
         if isinstance(session, NativeSession) and list(session.planned[: len(ran)]) == ran:
             return list(session.planned)  # a user's policy asked again might say something else
-        if not is_dynamic(self._policy):
-            try:
-                return schedule(self.graph, self._policy, session.needed, ran)
-            except Exception:  # a user's policy fails to choose: it may do better when its turn comes
-                pass
-        return schedule(self.graph, "heap", session.needed, ran)
+        return self.foresight.completed(self._policy, ran)
 
     def _started(self) -> Sequence[int]:
         """What has run, and the task that raised, if one did."""
@@ -361,7 +445,7 @@ class Live:
     def _own_schedule(self) -> Json:
         trace = self.session.trace
         by_hand = () if trace is None else trace.by_hand
-        content, self._timeline = self._schedule(self._policy, self.plan, by_hand)
+        content = self.foresight.own_schedule(self._policy, self.plan, by_hand)
         return content if self._own_name == policy_name(self._policy) else content | self._mixed()
 
     @property
@@ -377,37 +461,55 @@ class Live:
         return {"policy": self._own_name, "title": f"from task {begun + 1:,} on {rule}"}
 
     def _others(self) -> list[Json]:
-        """What the other policies that are known would do from the start."""
-        mine = self._own_name
-        for name, policy in self._known.items():
-            if name == mine or name in self._simulated or is_dynamic(policy):
-                continue
-            try:
-                order = schedule(self.graph, policy, self.session.needed)
-            except Exception:  # a user's policy fails to choose
-                continue
-            self._simulated[name] = self._schedule(policy, order)
-        return [self._simulated[name][0] for name in self._known if name in self._simulated and name != mine]
-
-    def _schedule(
-        self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int] = ()
-    ) -> tuple[Json, Timeline | None]:
-        footprints, note = self._footprints, self._note
-        timeline = None
-        if footprints is not None:
-            try:
-                timeline = self._simulate(order, footprints)
-            except Exception as error:  # the deck goes on without
-                note = f"Memory was not predicted: {_in_words(error, self.graph)}"
-        return schedule_content(self.graph, policy, order, by_hand=by_hand, timeline=timeline, note=note), timeline
-
-    def _simulate(self, order: Sequence[int], footprints: Footprints) -> Timeline:
-        return simulate(footprints.graph, order, footprints, retain_graph=self._retain_graph)
+        """What the other policies that are known would do from the start, and what the branches that were left did."""
+        return [*self.foresight.others(self._known, self._own_name), *self.branches.schedules]
 
     def news(self, records: Json | None = None, live: Json | None = None, others: list[Json] | None = None) -> News:
         """How things are, with this that is new."""
-        position = len(self.session.order)
-        return News(position, self._current(), self.status, self.trouble, records or {}, live, others)
+        branches, left_others = self.branches.news()
+        if others is None and left_others:
+            others = self._others()
+        return News(
+            len(self.session.order),
+            self._current(),
+            self.status,
+            self.trouble,
+            self._stopped_content(),
+            self._history_content(),
+            records=records or {},
+            live=live,
+            others=others,
+            branches=branches,
+        )
+
+    def _stopped_content(self) -> Json | None:
+        stop, graph = self.stopped, self.graph
+        if stop is None:
+            return None
+        return {
+            "why": stop.why,
+            "number": stop.number,
+            "task": stop.task,
+            "text": numbered(stop.text, graph),
+            "lines": [numbered(line, graph) for line in stop.lines],
+        }
+
+    def _history_content(self) -> Json | None:
+        history = self.history
+        if history is None:
+            return None
+        return {
+            "bytes": history.nbytes,
+            "gradient_bytes": history.gradient_bytes,
+            "saved_bytes": history.saved_bytes,
+            "reach": history.reach,
+        }
+
+    @property
+    def history(self) -> History | None:
+        """What going back costs; None where no task can be taken back."""
+        session = self.session
+        return session.history if isinstance(session, Stepper) and session.over is None else None
 
     def _progress(self) -> News:
         """What has run since the last news; the plan is made again where something else ran than planned."""
@@ -419,7 +521,26 @@ class Live:
             self.plan = self._planned()
             live = self._own_schedule()
         self._reported = len(started)
+        self._looked_at.difference_update(started)
         return self.news(records | self._waiting(current), live)
+
+    def _arrived(self, before: Sequence[int]) -> News:
+        """What has changed by going back, and on again maybe, from where these had run."""
+        started = self._started()
+        common = next(
+            (place for place, pair in enumerate(zip(before, started, strict=False)) if pair[0] != pair[1]),
+            min(len(before), len(started)),
+        )
+        forgotten = {*before[common:], *self._looked_at}
+        self._looked_at.clear()
+        self._reported = min(self._reported, common)
+        branch = self.branches.current
+        if branch is not None:
+            self._terms = list(branch.terms)
+            self._policy = self._terms[-1][1]
+        self.plan = self._planned()
+        live = self._own_schedule()
+        return replace(self._progress(), forgotten=tuple(sorted(forgotten)), live=live, others=self._others())
 
     def _waiting(self, task: int | None) -> Json:
         """The statistics of a waiting task's input buffer, where it can be looked at."""
@@ -440,31 +561,5 @@ class Live:
             else:
                 form = form_of(gradient)
                 found.append(RecordedGradient(form.meta, form.layout, statistics(gradient, trace.level)))
+        self._looked_at.add(task)
         return {str(task): self.document.record(found)}
-
-
-def _why(error: BaseException, graph: Graph) -> str:
-    """Our own reasons are sentences without a type."""
-    return numbered(str(error), graph) if type(error) is ValueError else _in_words(error, graph)
-
-
-def _in_trouble(error: BaseException, graph: Graph) -> str:
-    """What was raised, and the user's line that did it, if one did."""
-    line = _users_line(error)
-    return _in_words(error, graph) + ("" if line is None else f"\nat {line.short}")
-
-
-def _in_words(error: BaseException, graph: Graph) -> str:
-    """What was raised. In the words of others numbers of tasks stay as they are."""
-    ours = _users_line(error) is None
-    lines = "".join(traceback.format_exception_only(error)).strip().split("\n")
-    return "\n".join(numbered(each, graph) if ours or each.startswith(_NOTED) else each for each in lines)
-
-
-def _users_line(error: BaseException) -> Source | None:
-    frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
-    return innermost_user_line(frame for frame in frames if not frame.filename.startswith(_OURS))
-
-
-def _large(count: int) -> str:
-    return _LARGE.format(count=count, seconds=count * _DRY_RUN_S)

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +21,16 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import display
 from torch import Tensor, nn
 
-from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy
+from ..engine.policies import POLICIES
 from ..inspector.capture import capture
 from ..inspector.tape import Tape
 from ..inspector.torch_internals import first_freed, warm_up_fakes
 from .debug import debug, in_notebook
-from .display import latest_deck
+from .magic_verbs import VERBS, Told, complete_verb, policy_of
 
 ENGINES = ("direct", "native")
 OPTIONS = ("policy", "engine", "names")
-VERBS = ("step", "back", "run", "stop", "compare", "predict", "export")
+FLAGS = ("keep-inputs",)
 
 _NEAR = 50  # nodes
 
@@ -54,6 +53,7 @@ class Options:
     policy: str = "heap"
     engine: str = "direct"
     names: str | None = None
+    keep_inputs: bool = False
 
 
 def parse(line: str) -> Options:
@@ -62,13 +62,20 @@ def parse(line: str) -> Options:
     Raises:
         UsageError: an unknown option, or one without its value.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     rest = line.strip()
     while rest.startswith("--"):
         word, _, rest = rest.partition(" ")
+        rest = rest.strip()
         name, given, value = word[2:].partition("=")
+        if name in FLAGS and not given:
+            found[name.replace("-", "_")] = True
+            continue
         if name not in OPTIONS:
-            raise UsageError(f"%tapehead has no option --{name}; it has --policy, --engine and --names")
+            raise UsageError(
+                f"%tapehead has no option --{name}; it has --policy, --engine and --names, which take a value, and "
+                "--keep-inputs"
+            )
         if not given:
             value, _, rest = rest.strip().partition(" ")
         if not value:
@@ -88,14 +95,41 @@ class DeckMagics(Magics):
     def tapehead(self, line: str, cell: str | None = None) -> Any:
         """Steps through a backward and shows it: PyTorch's autograd graph, ready queue, gradients and memory.
 
-        %%tapehead [--policy P] [--engine E] [--names MODEL] LOSS
+        %%tapehead [--policy P] [--engine E] [--names MODEL] [--keep-inputs] LOSS
                             run the cell, watch its forward, and open the deck on LOSS
         %tapehead [--policy P] [--engine E] LOSS
                             open the deck on a loss that is there already; deck = %tapehead loss keeps it
+
+        Run:
         %tapehead step [N]  run one task, or N
-        %tapehead run       run to the next breakpoint, or the end
+        %tapehead run       run to the next breakpoint, to what a watchpoint finds, or to the end; also: continue
+        %tapehead over      run until all of the module call has run to which the next task belongs
+        %tapehead out       the same for the module call around it
         %tapehead stop      make what runs end before its next task
-        %tapehead back [N]  show the deck as it was one task before, or N
+
+        Stop:
+        %tapehead break WHERE [if EXPRESSION]
+                            stop before tasks: #12, Addmm, encoder.layer.*, head.weight, model.py:120. The expression
+                            has the names task and gradients; "hit N" in its place: only at the n-th of the tasks
+        %tapehead watch CONDITION ... [at MODULE]
+                            stop where a gradient is: nan, inf, zero, norm>1e3, norm<1e-8, ratio>100, ratio<0.01,
+                            upcast, shape, missing; "nan and upcast" for both at once
+        %tapehead stops     the breakpoints and watchpoints
+        %tapehead enable N, disable N, delete N
+                            change number N of them
+
+        Go back, and change what happens (E "direct"):
+        %tapehead back [N]  take back the last task that ran, or N
+        %tapehead goto TASK go to where this task is next, back or on
+        %tapehead branch [N]
+                            the ways in which it went so far; or go to the end of one of them
+        %tapehead zero, scale X, clip X
+                            change the gradients that wait for the next task; clip: to a norm of at most X
+        %tapehead restore   undo that
+
+        Ask:
+        %tapehead check [TASK]
+                            is the task's backward that of its forward? Needs %%tapehead --keep-inputs
         %tapehead compare P P ...
                             the memory that the graph would take under these policies
         %tapehead predict   ask each task of a large graph what it will allocate; on others it is done unasked
@@ -105,7 +139,8 @@ class DeckMagics(Magics):
         P is "heap" (PyTorch's own), "bfs", "dfs", or the name of a variable with a policy or function of yours.
         E is "direct" (any ready task may run next; the default) or "native" (PyTorch's own engine runs, and stops).
         LOSS is an expression, looked at when the cell has run. MODEL is the module below which parameters are named;
-        without it, each outermost module that the cell calls. The verbs are those of the deck shown last.
+        without it, each outermost module that the cell calls. --keep-inputs keeps what operations were called with.
+        The verbs are those of the deck shown last.
 
         Examples:
 
@@ -117,7 +152,7 @@ class DeckMagics(Magics):
         verb, _, rest = line.strip().partition(" ")
         if verb in VERBS and not (_is_expression(line) and _is_loss(self.shell.user_ns.get(verb))):
             try:
-                return getattr(self, f"_{verb}")(rest.split())
+                return VERBS[verb](Told(self.shell, verb, rest.strip()))
             except UsageError:
                 raise
             except BaseException as error:  # of a task: a hook, a custom Function
@@ -137,7 +172,9 @@ class DeckMagics(Magics):
             raise UsageError("which tensor? Give the loss: %%tapehead loss")
         if options.engine not in ENGINES:
             raise UsageError(f"there is no engine {options.engine!r}; known are {', '.join(ENGINES)}")
-        policy = self._policy(options.policy)
+        policy = policy_of(self.shell, options.policy)
+        if cell is None and options.keep_inputs:
+            raise UsageError("--keep-inputs is for a cell that computes the loss: %%tapehead --keep-inputs loss")
         if cell is not None:
             module = None if options.names is None else self._value(options.names, "--names")
             if not isinstance(module, nn.Module | None):
@@ -145,7 +182,7 @@ class DeckMagics(Magics):
             before = self.shell.user_ns.get(options.loss)
             from_before = ref(before) if isinstance(before, Tensor) else None
             del before  # the cell's forward may need its memory
-            run_captured(self.shell, line, cell, module)
+            run_captured(self.shell, line, cell, module, options.keep_inputs)
         loss = self._value(options.loss, "the loss")
         if isinstance(loss, Tensor) and _is_freed(loss):
             if from_before is not None and from_before() is loss:
@@ -169,80 +206,10 @@ class DeckMagics(Magics):
             verbs = f"; the verbs are {', '.join(VERBS)}" if isinstance(error, NameError) else ""
             raise UsageError(f"{what}, {expression!r}, raised {type(error).__name__}: {error}{verbs}") from None
 
-    def _policy(self, name: str) -> AnyPolicy:
-        if name in POLICIES:
-            return name
-        found = self.shell.user_ns.get(name)
-        if isinstance(found, Policy):
-            return found
-        if callable(found):
-            choice: Choice = found
-            return choice
-        raise UsageError(f"there is no policy {name!r}; known are {', '.join(POLICIES)}, and policies in variables")
 
-    def _step(self, words: list[str]) -> Any:
-        count, deck = _count("step", words), latest_deck()
-        if deck.status == "finished":
-            raise UsageError(f"no task is left: all {deck.position} have run")
-        return deck.step(count=count)
-
-    def _back(self, words: list[str]) -> None:
-        count = _count("back", words)
-        latest_deck().back(count)
-
-    def _run(self, words: list[str]) -> Any:
-        _no_words("run", words)
-        return latest_deck().run()
-
-    def _stop(self, words: list[str]) -> None:
-        _no_words("stop", words)
-        latest_deck().stop()
-
-    def _compare(self, words: list[str]) -> Any:
-        policies = [self._policy(word) for word in words] or list(POLICIES)
-        try:
-            return latest_deck().compare(policies)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-
-    def _predict(self, words: list[str]) -> None:
-        _no_words("predict", words)
-        try:
-            latest_deck().predict_memory()
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-
-    def _export(self, words: list[str]) -> Path:
-        if len(words) != 1:
-            raise UsageError("%tapehead export takes one file name, ending in .svg, .html or .json")
-        deck, path = latest_deck(), Path(words[0]).expanduser()
-        save: dict[str, Callable[[Path], Path]] = {
-            ".html": deck.save_html,
-            ".json": deck.save_trace,
-            ".svg": deck.graph.save_svg,
-        }
-        if path.suffix not in save:
-            raise UsageError(f"{path.name}: %tapehead export writes .svg, .html and .json files")
-        try:
-            return save[path.suffix](path)
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror or error}") from None
-
-
-def _count(verb: str, words: list[str]) -> int:
-    if not words:
-        return 1
-    if len(words) > 1 or not words[0].isdecimal() or not int(words[0]):
-        raise UsageError(f"%tapehead {verb} takes a number of tasks, not {' '.join(words)!r}")
-    return int(words[0])
-
-
-def _no_words(verb: str, words: list[str]) -> None:
-    if words:
-        raise UsageError(f"%tapehead {verb} takes nothing else, not {' '.join(words)!r}")
-
-
-def run_captured(shell: InteractiveShell, line: str, cell: str, module: nn.Module | None) -> None:
+def run_captured(
+    shell: InteractiveShell, line: str, cell: str, module: nn.Module | None, keep_inputs: bool = False
+) -> None:
     """Runs a cell's code under capture. If it raises, shows the graph that had been built, and raises it again.
 
     Args:
@@ -261,7 +228,7 @@ def run_captured(shell: InteractiveShell, line: str, cell: str, module: nn.Modul
         if isinstance(error, SyntaxError):  # IPython would show the frames of the magic with it
             show(kind, error, lines)
 
-    with suppress(BaseException), capture(module) as tape:
+    with suppress(BaseException), capture(module, keep_inputs=keep_inputs) as tape:
         vars(shell)["_showtraceback"] = keep  # run_cell would print it, and the magic would end as if all were well
         count = shell.execution_count
         shell.execution_count = _prompt(shell)
@@ -331,8 +298,10 @@ def complete(shell: InteractiveShell, event: Any) -> list[str]:
         return list(POLICIES)
     if option == "--engine":
         return list(ENGINES)
+    if words[1:2] and words[1] in VERBS:
+        return complete_verb(shell, words[1], last, event.line)
     tensors = [name for name, value in shell.user_ns.items() if not name.startswith("_") and _is_loss(value)]
-    return [*(VERBS if len(words) == 1 else ()), *(f"--{name}" for name in OPTIONS), *tensors]
+    return [*(VERBS if len(words) == 1 else ()), *(f"--{name}" for name in (*OPTIONS, *FLAGS)), *tensors]
 
 
 def _is_loss(value: object) -> bool:

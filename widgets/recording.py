@@ -20,6 +20,7 @@ class Recording(Played):
         others = list(other_policies(run))
         document = run_document(run, title, others)
         self._timelines = {name: timeline for name, _, timeline in others if timeline is not None}
+        self._planned = len(document.content["schedules"][0]["order"])
         self._packed = document.packed()
         super().__init__(run.graph, document.content["title"], _is_live=False)
 
@@ -30,7 +31,7 @@ class Recording(Played):
         return self._packed
 
     def moment(self) -> Moment:
-        """As it ended."""
+        """As it ended, or was left."""
         run = self._run
         timelines = {} if run.timeline is None else {run.policy: run.timeline, **self._timelines}
-        return Moment(run.policy, len(run.order), len(run.order), timelines)
+        return Moment(run.policy, len(run.order), self._planned, timelines)

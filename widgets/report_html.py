@@ -6,6 +6,7 @@ to be read is said in its cells. Where JupyterLab leaves it in, its own has colu
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,11 @@ from .glossary import CATEGORIES, COLUMNS
 from .theme import CATEGORY_COLOURS, LIGHT
 
 if TYPE_CHECKING:
+    from ..engine.branch_comparison import BranchComparison
     from .prediction import Prediction
 
+_PEAKS = ("peak", "predicted peak")
+_BOLD = (*_PEAKS, "policy", "number", "branch")
 _MOST_GROUPS = 5  # of each category
 STYLE = """
 .th-report{font-variant-numeric:tabular-nums;max-width:100%;overflow-x:auto}
@@ -61,36 +65,57 @@ def peak_html(report: PeakReport) -> str:
     return f'<div class="th-report"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
-def table_html(comparison: Comparison | Prediction) -> str:
+def table_html(comparison: Comparison | Prediction | BranchComparison) -> str:
     """The rows of a comparison and what they say. It brings its own style."""
-    headings, *rows = comparison.cells
-    right = {"peak", "predicted", "dry run", "longest queue", "time"}
+    peaks = [row.peak_bytes for row in comparison.rows]
+    most = max((peak for peak in peaks if peak), default=1)
+    bars = [None if peak is None else 100 * peak / most for peak in peaks]
+    right = ("peak", "predicted", "predicted peak", "dry run", "longest queue", "time", "ran", "edits")
+    return cells_html(comparison.cells, comparison.sentences, right, bars)
+
+
+def cells_html(
+    cells: Sequence[Sequence[str]],
+    sentences: Iterable[str] = (),
+    right: Collection[str] = (),
+    bars: Sequence[float | None] = (),
+) -> str:
+    """A table of text, its headings first, below what it says. It brings its own style.
+
+    Args:
+        right: the headings of columns of numbers.
+        bars: for each row the length of the bar below its peak, in percent.
+    """
+    headings, *rows = cells
     head = "".join(
         f"<th{_cell(heading in right)}{_title(COLUMNS.get(heading, ''))}>{escape(heading)}</th>" for heading in headings
     )
     body = []
-    peaks = [row.peak_bytes for row in comparison.rows]
-    for peak, cells in zip(peaks, rows, strict=True):
-        share = 100 * peak / (comparison.highest.peak_bytes or 1)
-        bar = f'<span class="bar" style="width:{share:.1f}%"></span>'
-        texts = [
-            f"<b>{escape(_unbroken(cell))}</b>{bar}"
-            if heading == "peak"
-            else f"<b>{escape(cell)}</b>"
-            if heading == "policy"
-            else escape(_unbroken(cell) if heading in right else cell)
-            for heading, cell in zip(headings, cells, strict=True)
+    for row, texts in enumerate(rows):
+        bar = bars[row] if row < len(bars) else None
+        found = [
+            _text(heading, text, heading in right, bar if heading in _PEAKS else None)
+            for heading, text in zip(headings, texts, strict=True)
         ]
-        body.append(
-            "<tr>"
-            + "".join(
-                f"<td{_cell(heading in right)}>{text}</td>" for heading, text in zip(headings, texts, strict=True)
-            )
-            + "</tr>"
-        )
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in comparison.sentences)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        body.append(f"<tr>{''.join(found)}</tr>")
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>" if rows else ""
     return f'<div class="th-report"><style>{STYLE}</style>{said}{table}</div>'
+
+
+def cells_text(cells: Sequence[Sequence[str]]) -> str:
+    """The same as text, in columns."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
+def _text(heading: str, text: str, right: bool, bar: float | None) -> str:
+    shown = escape(_unbroken(text) if right else text)
+    if heading in _BOLD:
+        shown = f"<b>{shown}</b>"
+    if bar is not None:
+        shown += f'<span class="bar" style="width:{bar:.1f}%"></span>'
+    return f"<td{_cell(right)}>{shown}</td>"
 
 
 def category_html(category: Category) -> str:

@@ -47,6 +47,7 @@ def gradients(model: nn.Module) -> list[Tensor]:
 def deck_on(loss: Tensor, *, engine: Engine = "direct", policy: object = "heap", **more: object) -> Deck:
     """A deck as `th.debug` makes it in a notebook."""
     given = {name: more.pop(name) for name in ("retain_graph", "create_graph", "inputs") if name in more}
+    given["history"] = more.pop("history", engine == "direct")
     session = debug(loss, policy=policy, engine=engine, trace="full", **given)  # type: ignore[call-overload]
-    kept = {name: bool(value) for name, value in given.items() if name != "inputs"}
+    kept = {name: bool(value) for name, value in given.items() if name not in ("inputs", "history")}
     return Deck(session, policy=policy, **kept, **more)  # type: ignore[arg-type]

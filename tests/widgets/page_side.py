@@ -56,6 +56,8 @@ class Page:
 
     def _take(self, news: dict[str, Any]) -> None:
         document = self.document
+        for task in news["forgotten"]:
+            document["records"].pop(str(task), None)
         document["records"] |= news["records"]
         document["metas"] = news["metas"]
         document["position"] = news["position"]

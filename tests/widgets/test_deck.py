@@ -781,18 +781,6 @@ def test_two_decks_run_side_by_side(page: Page) -> None:
         deck.close()
 
 
-def test_back_asks_the_page_and_runs_nothing() -> None:
-    deck = deck_on(forward(Branches()))
-    deck.step(count=2)
-    with mock.patch.object(Deck, "send") as send:
-        deck.back(2)
-    send.assert_called_once_with({"kind": "back", "count": 2})
-    assert deck.position == 2
-    with pytest.raises(ValueError, match="must be at least 1"):
-        deck.back(0)
-    deck.close()
-
-
 def test_a_closed_deck_says_that_its_session_is_over() -> None:
     deck = deck_on(forward(Branches()))
     deck.close()

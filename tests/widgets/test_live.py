@@ -12,7 +12,7 @@ from torch import Tensor
 import tapehead as th
 from tapehead.engine.dry_run import dry_run
 from tapehead.engine.simulate import simulate
-from tapehead.widgets import live
+from tapehead.widgets import foresight
 from tapehead.widgets.deck import Deck
 from tapehead.widgets.document import packed
 
@@ -110,7 +110,7 @@ def test_a_dry_run_that_fails_is_told_and_breaks_nothing(page: Page, monkeypatch
     def fail(graph: object) -> None:
         raise ZeroDivisionError("no luck")
 
-    monkeypatch.setattr(live, "dry_run", fail)
+    monkeypatch.setattr(foresight, "dry_run", fail)
     deck = deck_on(forward(Branches()))
     page.open(deck)
     settle(page)
@@ -128,7 +128,7 @@ def test_a_simulation_that_fails_is_told_and_breaks_nothing(page: Page, monkeypa
     def fail(*given: object, **more: object) -> None:
         raise ZeroDivisionError("no luck")
 
-    monkeypatch.setattr(live, "simulate", fail)
+    monkeypatch.setattr(foresight, "simulate", fail)
     deck = deck_on(forward(Branches()))
     page.open(deck)
     settle(page)
@@ -141,7 +141,7 @@ def test_a_simulation_that_fails_is_told_and_breaks_nothing(page: Page, monkeypa
 
 
 def test_after_a_step_memory_can_not_be_predicted_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_MOST_UNASKED", 0)
+    monkeypatch.setattr(foresight, "_MOST_UNASKED", 0)
     with deck_on(forward(Branches())) as deck:
         deck.step()
         with pytest.raises(ValueError, match="it can only be before the first task has run"):
@@ -236,7 +236,7 @@ def chain(length: int) -> Tensor:
 
 
 def test_a_large_graph_opens_with_its_own_schedule_and_gets_the_others_later(page: Page) -> None:
-    loss = chain(live._MOST_UNASKED)
+    loss = chain(foresight._MOST_UNASKED)
     first: list[int] = []
     deck = deck_on(loss)
     first.append(len(deck._live.document.content["schedules"]))

@@ -250,8 +250,12 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
         ("%tapehead predict", "no deck is open"),
         ("%tapehead predict all", "%tapehead predict takes nothing else, not 'all'"),
         ("%tapehead compare", "no deck is open"),
+        ("%tapehead break 0.weight", "no deck is open"),
+        ("%tapehead watch nan", "no deck is open"),
+        ("%tapehead branch", "no deck is open"),
         ("%tapehead step x", "%tapehead step takes a number of tasks, not 'x'"),
         ("%tapehead run fast", "%tapehead run takes nothing else, not 'fast'"),
+        ("%tapehead --keep-inputs model(x).sum()", "--keep-inputs is for a cell that computes the loss"),
         ("%tapehead export", "%tapehead export takes one file name, ending in .svg, .html or .json"),
     ],
 )
@@ -259,6 +263,127 @@ def test_what_is_wrong_is_one_sentence(fresh: Kernel, line: str, said: str) -> N
     ran = fresh.run(line)
     assert ran.status == "error" and ran.errors == []
     assert ran.printed.startswith("UsageError: ") and said in ran.printed and ran.printed.count("\n") == 1
+
+
+@pytest.fixture
+def seen(fresh: Kernel) -> Kernel:
+    """A deck whose forward was captured."""
+    fresh.run("%%tapehead --keep-inputs loss\nloss = model(x).sum()")
+    fresh.run("from tapehead.widgets.display import latest_deck")
+    return fresh
+
+
+def test_breakpoints_by_magic_stop_runs_and_are_a_table(seen: Kernel) -> None:
+    table = seen.run("%tapehead break 0.weight").results[0]
+    assert "<table" in table["text/html"] and "before 0.weight" in table["text/plain"]
+    seen.run("%tapehead break TanhBackward0 if any(g.norm() > 0 and task.name for g in gradients)")
+    ran = seen.run("%tapehead continue")
+    assert ran.printed.startswith(
+        "breakpoint 2 (TanhBackward0 when any(g.norm() > 0 and task.name for g in gradients))"
+    )
+    assert "<Run of " in ran.results[0]["text/plain"]
+    assert seen.value("latest_deck().current.name") == "TanhBackward0"
+    seen.run("%tapehead disable 1")
+    assert seen.value("[each.enabled for each in latest_deck().stops]") == "[False, True]"
+    assert " no " in seen.run("%tapehead stops").results[0]["text/plain"]
+    seen.run("%tapehead enable 1")
+    assert "before 0.weight" in seen.run("%tapehead run").printed
+    seen.run("%tapehead delete 1")
+    assert seen.value("[each.number for each in latest_deck().stops]") == "[2]"
+
+
+def test_an_expression_sees_the_users_variables_as_they_are_when_it_is_asked(seen: Kernel) -> None:
+    seen.run("limit = 1e9")
+    seen.run("%tapehead break * if max(g.abs().max() for g in gradients if g is not None) > limit")
+    seen.run("limit = -1")
+    seen.run("%tapehead run")
+    assert seen.value("latest_deck().position") == "1"
+    seen.run("%tapehead break * if hit 4")
+    assert seen.value("[each.hit for each in latest_deck().stops]") == "[None, 4]"
+
+
+def test_watchpoints_by_magic_stop_where_the_gradient_is_bad(seen: Kernel) -> None:
+    seen.run("%%tapehead bad\nbad = (model(x) * 0).log().mul(0).sum()")
+    seen.run("%tapehead watch nan inf")
+    seen.run("%tapehead watch norm > 1e30 and upcast at 0")
+    assert seen.value("[each.text for each in latest_deck().stops]") == "['nan, inf', 'norm>1e30 and upcast at 0']"
+    ran = seen.run("%tapehead run")
+    assert ran.printed.startswith("watchpoint 1 (nan, inf): ") and "LogBackward0" in ran.printed
+
+
+def test_going_back_and_branches_by_magic(seen: Kernel) -> None:
+    seen.run("before = [p.grad for p in model.parameters()]")
+    seen.run("%tapehead step 6")
+    assert seen.run("%tapehead back 2").results[0]["text/plain"].startswith("<Task")
+    assert seen.value("latest_deck().position") == "4"
+    assert seen.run("%tapehead branch").results[0]["text/plain"].splitlines()[1].split()[:3] == [
+        "1",
+        "(current)",
+        "heap",
+    ]
+    seen.run("%tapehead scale -2.5")
+    seen.run("%tapehead out")
+    assert seen.value("[branch.number for branch in latest_deck().branches]") == "[1, 2]"
+    assert "<table" in seen.run("%tapehead branch").results[0]["text/html"]
+    seen.run("%tapehead branch 1")
+    assert seen.value("latest_deck().position, [b.is_current for b in latest_deck().branches]") == "6 [True, False]"
+    first = seen.value("latest_deck().order[0]")
+    assert f"<Task {first} " in seen.run(f"%tapehead goto #{first}").results[0]["text/plain"]
+    assert seen.value("latest_deck().position") == "0"
+    seen.run("%tapehead over")
+    assert seen.value("latest_deck().position") == "1"
+
+
+def test_edits_by_magic_are_undone_by_restore(seen: Kernel) -> None:
+    seen.run("%tapehead step 2")
+    norm = seen.value("latest_deck().gradients[0].norm().item()")
+    for line, expected in (("scale 2", 2 * float(norm)), ("clip 1e-3", 1e-3), ("zero", 0.0), ("restore", float(norm))):
+        assert seen.run(f"%tapehead {line}").status == "ok"
+        assert float(seen.value("latest_deck().gradients[0].norm().item()")) == pytest.approx(expected, rel=1e-4), line
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("break", "break where?"),
+        ("break 0.wieght", "the nearest names are 0.weight"),
+        ("break 0 if task.id >", "'task.id >' is no expression: "),
+        ("watch", "watch for what?"),
+        ("watch nana", "nan"),
+        ("stops all", "%tapehead stops takes nothing else, not 'all'"),
+        ("enable x", "%tapehead enable takes a number, not 'x'"),
+        ("delete 7", "there is no breakpoint or watchpoint 7"),
+        ("goto", "%tapehead goto takes a task, as #12, not ''"),
+        ("goto #999", "there is no task 999"),
+        ("back 99", "back(99): "),
+        ("branch 9", "there is no branch 9"),
+        ("scale much", "%tapehead scale takes a number, not 'much'"),
+        ("zero 3", "%tapehead zero takes nothing else, not '3'"),
+        ("restore", "were not edited"),
+        ("check x", "%tapehead check takes a task, as #12, not 'x'"),
+    ],
+)
+def test_what_is_wrong_with_a_verb_is_one_sentence(seen: Kernel, line: str, said: str) -> None:
+    ran = seen.run(f"%tapehead {line}")
+    assert ran.status == "error" and ran.errors == []
+    assert ran.printed.startswith("UsageError: ") and said in ran.printed and ran.printed.count("\n") == 1
+
+
+def test_what_pytorchs_engine_can_not_is_one_sentence(fresh: Kernel) -> None:
+    fresh.run("%tapehead --engine native model(x).sum()")
+    fresh.run("%tapehead step")
+    for line in ("back", "branch 1", "restore"):
+        ran = fresh.run(f"%tapehead {line}")
+        assert ran.printed.startswith("UsageError: PyTorch's engine "), line
+
+
+def test_a_tensor_named_as_a_verb_is_a_loss(fresh: Kernel) -> None:
+    assert len(fresh.run("%%tapehead out\nout = model(x).sum()").decks) == 1
+    assert len(fresh.run("%tapehead out").decks) == 1
+    fresh.run("del out")
+    fresh.run("%tapehead out")
+    fresh.run("from tapehead.widgets.display import latest_deck")
+    assert fresh.value("latest_deck().status") == "finished"
 
 
 def test_export_writes_three_kinds_of_files(fresh: Kernel, tmp_path: Path) -> None:
@@ -302,6 +427,12 @@ def test_completion_offers_what_fits(fresh: Kernel) -> None:
     assert {"step", "stop"} <= set(fresh.completes("%tapehead st"))
     assert fresh.completes("%tapehead --pol") == ["--policy"]
     assert "native" in fresh.completes("%tapehead --engine na")
+    fresh.run("%%tapehead --names model loss\nloss = model(x).sum()")
+    assert fresh.completes("%tapehead break 0.w") == ["0.weight"]
+    assert "norm>" in fresh.completes("%tapehead watch no")
+    fresh.run("%tapehead break 0")
+    assert fresh.completes("%tapehead disable ") == ["1"]
+    assert fresh.completes("%%tapehead --keep") == ["--keep-inputs"]
 
 
 def test_closing_the_output_closes_a_deck_that_nobody_holds(fresh: Kernel) -> None:
@@ -402,6 +533,11 @@ def test_in_ipython_without_a_kernel_it_is_the_session(shell: InteractiveShell) 
 def test_options_with_and_without_an_equals_sign(line: str) -> None:
     found = parse(line)
     assert (found.loss, found.policy, found.engine, found.names) == ("loss", "bfs", "direct", "model")
+
+
+def test_a_flag_takes_no_value() -> None:
+    found = parse("--keep-inputs --policy bfs loss")
+    assert (found.keep_inputs, found.policy, found.loss) == (True, "bfs", "loss")
 
 
 def test_an_expression_is_kept_whole() -> None:

@@ -1,0 +1,168 @@
+"""What a deck shows of what has not run: the schedules of policies and branches, and the memory that goes with each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from ..engine.branch_comparison import BranchComparison, compare_branches
+from ..engine.direct import Stepper
+from ..engine.dry_run import dry_run
+from ..engine.footprint import Footprints
+from ..engine.policies import Choice, Policy, is_dynamic, policy_name
+from ..engine.schedule import schedule
+from ..engine.session import NativeSession
+from ..engine.simulate import simulate
+from ..engine.timeline import Timeline
+from .document import Json, schedule_content
+from .prediction import Prediction
+from .trouble import in_words, why
+
+_MOST_UNASKED = 5_000  # tasks: to ask more of them what they allocate takes more than about half a second
+_LARGE = (
+    "Predicting the memory of {count:,} tasks takes some {seconds:.0f} s, in which no task can run. "
+    "deck.predict_memory() or %tapehead predict does it."
+)
+_DRY_RUN_S = 120e-6  # a task
+
+
+class Foresight:
+    """The schedules of one session. What was asked of its tasks before the first ran, all of them are predicted from.
+
+    Args:
+        session: nothing run yet.
+        retain_graph, create_graph: as given to the backward.
+
+    Attributes:
+        own: the memory of the session's own order, where it is known.
+    """
+
+    def __init__(self, session: Stepper | NativeSession, retain_graph: bool, create_graph: bool) -> None:
+        self._session = session
+        self._retain_graph = retain_graph
+        self._create_graph = create_graph
+        self._footprints: Footprints | None = None
+        self._note = "" if self.is_small else _large(len(session.graph))
+        self._simulated: dict[str, tuple[Json, Timeline | None]] = {}
+        self.own: Timeline | None = None
+        if self.is_small:
+            with suppress(Exception, SystemExit):  # the note says why there is none
+                self.ask_tasks()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all that can be said of the graph ahead is said at once."""
+        return len(self._session.graph) <= _MOST_UNASKED
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the tasks have been asked what they allocate."""
+        return self._footprints is not None
+
+    def ask_tasks(self) -> None:
+        """Never while the user's own thread may run: a dry run reads leaves' .grad and takes it away meanwhile."""
+        try:
+            self._footprints = self._asked()
+            self._note = ""
+        except BaseException as error:  # any node's own code may raise; a debugger goes on without the prediction
+            self._note = f"Memory was not predicted: {why(error, self._session.graph)}"
+            raise
+
+    def forget(self) -> None:
+        """What was predicted is predicted anew."""
+        self._simulated.clear()
+
+    def let_go(self) -> None:
+        """The session is over."""
+        self._footprints = self.own = None
+        self._simulated.clear()
+
+    def _asked(self) -> Footprints:
+        session = self._session
+        if session.over is not None:
+            raise ValueError(f"the session is over ({session.over})")
+        if session.order:
+            raise ValueError("it can only be before the first task has run")
+        if self._create_graph:
+            raise ValueError("with create_graph=True the backward's own graph keeps tensors of which nothing is known")
+        footprints = dry_run(session.graph)
+        return replace(footprints, graph=replace(footprints.graph, nodes=()))  # a prediction outlives the session
+
+    def own_schedule(self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int]) -> Json:
+        """The session's own: what has run, and what is planned."""
+        content, self.own = self.schedule(policy, order, by_hand)
+        return content
+
+    def others(self, known: dict[str, Policy | Choice], mine: str) -> list[Json]:
+        """What the other policies that are known would do from the start."""
+        for name, policy in known.items():
+            if name == mine or name in self._simulated or is_dynamic(policy):
+                continue
+            try:
+                order = schedule(self._session.graph, policy, self._session.needed)
+            except Exception:  # a user's policy fails to choose
+                continue
+            self._simulated[name] = self.schedule(policy, order)
+        return [self._simulated[name][0] for name in known if name in self._simulated and name != mine]
+
+    def timelines(self, mine: str) -> dict[str, Timeline]:
+        """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
+        if self.own is None:
+            return {}
+        others = {name: timeline for name, (_, timeline) in list(self._simulated.items()) if timeline is not None}
+        return {mine: self.own} | {name: each for name, each in others.items() if name != mine}
+
+    def compare(self, policies: Collection[Policy | Choice]) -> Prediction:
+        """The memory from the start on under each policy.
+
+        Raises:
+            ValueError: it was not predicted; or the order of one of them is only known while the backward runs.
+        """
+        if self._footprints is None:
+            raise ValueError(self._note)
+        found = {}
+        for policy in policies:
+            if is_dynamic(policy):
+                raise ValueError(
+                    f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet"
+                )
+            order = schedule(self._footprints.graph, policy, self._session.needed)
+            found[policy_name(policy)] = self._simulate(order, self._footprints)
+        return Prediction(found)
+
+    def compare_branches(self, session: Stepper) -> BranchComparison:
+        """How the branches differ, and the memory that each would take from the start on."""
+        if self._footprints is None or session.history is None:
+            return session.compare_branches()
+        return compare_branches(session.graph, session.branches, session.needed, self._retain_graph, self._footprints)
+
+    def completed(self, policy: Policy | Choice, ran: Sequence[int]) -> list[int]:
+        """What has run, and the order from there on. A policy that decides as it runs has none: shown is PyTorch's."""
+        session = self._session
+        if not is_dynamic(policy):
+            try:
+                return schedule(session.graph, policy, session.needed, ran)
+            except Exception:  # a user's policy fails to choose: it may do better when its turn comes
+                pass
+        return schedule(session.graph, "heap", session.needed, ran)
+
+    def schedule(
+        self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int] = ()
+    ) -> tuple[Json, Timeline | None]:
+        """An order as the page's data, and its memory where that is known."""
+        footprints, note, graph = self._footprints, self._note, self._session.graph
+        timeline = None
+        if footprints is not None:
+            try:
+                timeline = self._simulate(order, footprints)
+            except Exception as error:  # the deck goes on without
+                note = f"Memory was not predicted: {in_words(error, graph)}"
+        return schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note), timeline
+
+    def _simulate(self, order: Sequence[int], footprints: Footprints) -> Timeline:
+        return simulate(footprints.graph, order, footprints, retain_graph=self._retain_graph)
+
+
+def _large(count: int) -> str:
+    return _LARGE.format(count=count, seconds=count * _DRY_RUN_S)

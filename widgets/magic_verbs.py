@@ -1,0 +1,276 @@
+"""What `%tapehead VERB ...` does with the deck shown last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy
+from ..inspector.graph import Task
+from .deck import Deck
+from .display import latest_deck
+from .prompt_completion import offered
+from .prompt_stops import Test, read_break
+from .stop_tables import BranchesView, StopsView
+from .stop_words import watched
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A line of `%tapehead`: the verb, and the text behind it."""
+
+    shell: InteractiveShell
+    verb: str
+    text: str
+
+    @property
+    def count(self) -> int:
+        """A number of tasks; 1 where none is given."""
+        if not self.text:
+            return 1
+        if not self.text.isdecimal() or not int(self.text):
+            raise UsageError(f"%tapehead {self.verb} takes a number of tasks, not {self.text!r}")
+        return int(self.text)
+
+    @property
+    def number(self) -> int:
+        """Of a breakpoint, a watchpoint or a branch."""
+        if not self.text.isdecimal():
+            raise UsageError(f"%tapehead {self.verb} takes a number, not {self.text!r}")
+        return int(self.text)
+
+    @property
+    def factor(self) -> float:
+        try:
+            return float(self.text)
+        except ValueError:
+            raise UsageError(f"%tapehead {self.verb} takes a number, not {self.text!r}") from None
+
+    @property
+    def task(self) -> int:
+        """The id of a task, as #12 or 12."""
+        number = self.text.removeprefix("#")
+        if not number.isdecimal():
+            raise UsageError(f"%tapehead {self.verb} takes a task, as #12, not {self.text!r}")
+        return int(number)
+
+    def nothing(self) -> None:
+        if self.text:
+            raise UsageError(f"%tapehead {self.verb} takes nothing else, not {self.text!r}")
+
+
+def policy_of(shell: InteractiveShell, name: str) -> AnyPolicy:
+    """The policy of this name, or in a variable of this name."""
+    if name in POLICIES:
+        return name
+    found = shell.user_ns.get(name)
+    if isinstance(found, Policy):
+        return found
+    if callable(found):
+        choice: Choice = found
+        return choice
+    raise UsageError(f"there is no policy {name!r}; known are {', '.join(POLICIES)}, and policies in variables")
+
+
+@contextmanager
+def _usage() -> Iterator[None]:
+    """What is wrong with what was asked for needs no traceback; what a task raises does, and has a note of it."""
+    try:
+        yield
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        if getattr(error, "__notes__", None):
+            raise
+        raise UsageError(str(error)) from None
+
+
+def _why_stopped(deck: Deck) -> None:
+    stop = deck.stopped
+    if stop is not None and stop.why != "asked":
+        print(stop)
+
+
+def _step(told: Told) -> Task:
+    count, deck = told.count, latest_deck()
+    if deck.status == "finished":
+        raise UsageError(f"no task is left: all {deck.position} have run")
+    task = deck.step(count=count)
+    _why_stopped(deck)
+    return task
+
+
+def _run(told: Told) -> Any:
+    told.nothing()
+    deck = latest_deck()
+    run = deck.run()
+    _why_stopped(deck)
+    return run
+
+
+def _over(told: Told, out: bool = False) -> Task | None:
+    told.nothing()
+    deck = latest_deck()
+    with _usage():
+        current = deck.step_out() if out else deck.step_over()
+    _why_stopped(deck)
+    return current
+
+
+def _stop(told: Told) -> None:
+    told.nothing()
+    latest_deck().stop()
+
+
+def _break(told: Told) -> StopsView:
+    deck = latest_deck()
+    with _usage():
+        make = read_break(told.text, partial(_test, told.shell))
+        make(deck)
+    return deck.stops
+
+
+def _test(shell: InteractiveShell, expression: str) -> Test:
+    """A function of a task and its gradients. The user's own variables are global to it, so that loops see all."""
+    try:
+        compile(expression.strip(), "<tapehead>", "eval")
+    except (SyntaxError, ValueError) as error:
+        message = error.msg if isinstance(error, SyntaxError) else error
+        raise ValueError(f"{expression.strip()!r} is no expression: {message}") from None
+    test: Test = eval(f"lambda task, gradients: (\n{expression.strip()}\n)", shell.user_ns)
+    return test
+
+
+def _watch(told: Told) -> StopsView:
+    deck = latest_deck()
+    with _usage():
+        conditions, at = watched(told.text)
+        deck.watch(*conditions, at=at)
+    return deck.stops
+
+
+def _stops(told: Told) -> StopsView:
+    told.nothing()
+    return latest_deck().stops
+
+
+def _change(told: Told, change: Callable[[StopsView, int], None]) -> StopsView:
+    deck = latest_deck()
+    with _usage():
+        change(deck.stops, told.number)
+    return deck.stops
+
+
+def _back(told: Told) -> Task | None:
+    count = told.count
+    with _usage():
+        return latest_deck().back(count)
+
+
+def _goto(told: Told) -> Task | None:
+    deck, task = latest_deck(), told.task
+    with _usage():
+        current = deck.goto(task)
+    _why_stopped(deck)
+    return current
+
+
+def _branch(told: Told) -> BranchesView | Task | None:
+    deck = latest_deck()
+    with _usage():
+        return deck.goto(branch=told.number) if told.text else deck.branches
+
+
+def _edit(told: Told, edit: Callable[[Deck, Told], None]) -> None:
+    with _usage():
+        edit(latest_deck(), told)
+
+
+def _zero(deck: Deck, told: Told) -> None:
+    told.nothing()
+    deck.zero()
+
+
+def _restore(deck: Deck, told: Told) -> None:
+    told.nothing()
+    deck.restore()
+
+
+def _check(told: Told) -> Any:
+    with _usage():
+        return latest_deck().check(told.task if told.text else None)
+
+
+def _compare(told: Told) -> Any:
+    policies = [policy_of(told.shell, word) for word in told.text.split()] or list(POLICIES)
+    with _usage():
+        return latest_deck().compare(policies)
+
+
+def _predict(told: Told) -> None:
+    told.nothing()
+    with _usage():
+        latest_deck().predict_memory()
+
+
+def _export(told: Told) -> Path:
+    if len(told.text.split()) != 1:
+        raise UsageError("%tapehead export takes one file name, ending in .svg, .html or .json")
+    deck, path = latest_deck(), Path(told.text).expanduser()
+    save: dict[str, Callable[[Path], Path]] = {
+        ".html": deck.save_html,
+        ".json": deck.save_trace,
+        ".svg": deck.graph.save_svg,
+    }
+    if path.suffix not in save:
+        raise UsageError(f"{path.name}: %tapehead export writes .svg, .html and .json files")
+    try:
+        return save[path.suffix](path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+
+
+VERBS: dict[str, Callable[[Told], Any]] = {
+    "step": _step,
+    "run": _run,
+    "continue": _run,
+    "over": _over,
+    "out": partial(_over, out=True),
+    "stop": _stop,
+    "break": _break,
+    "watch": _watch,
+    "stops": _stops,
+    "enable": partial(_change, change=StopsView.enable),
+    "disable": partial(_change, change=StopsView.disable),
+    "delete": partial(_change, change=StopsView.delete),
+    "back": _back,
+    "goto": _goto,
+    "branch": _branch,
+    "zero": partial(_edit, edit=_zero),
+    "scale": partial(_edit, edit=lambda deck, told: deck.scale(told.factor)),
+    "clip": partial(_edit, edit=lambda deck, told: deck.clip(told.factor)),
+    "restore": partial(_edit, edit=_restore),
+    "check": _check,
+    "compare": _compare,
+    "predict": _predict,
+    "export": _export,
+}
+
+
+def complete_verb(shell: InteractiveShell, verb: str, word: str, line: str) -> list[str]:
+    """What may come next behind a verb."""
+    if verb == "compare":
+        return list(POLICIES)
+    if verb not in ("break", "watch", "enable", "disable", "delete", "goto", "check"):
+        return []
+    try:
+        deck = latest_deck()
+    except UsageError:
+        return []
+    before = line[: len(line) - len(word)].partition(verb)[2]
+    return offered(verb, deck, deck.stops, lambda: shell.user_ns, word, before)
