@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..inspector.graph import Graph, Task
 from ..inspector.source import Source
-from .places import tasks_at
+from .places import outermost_calls, tasks_at
 from .ready_queue import ReadyTask
 from .stop import Stop
 
@@ -19,7 +19,7 @@ Predicate = Callable[[Task, Gradients], object]
 Where = str | int | Task | ReadyTask | Predicate
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Breakpoint:
     """Stops a run before a task.
 
@@ -27,6 +27,7 @@ class Breakpoint:
         number: counts breakpoints and watchpoints of a session together, from 1.
         text: how it was given.
         tasks: the ids of the tasks before which it may stop; None: any.
+        calls: of a breakpoint on modules: by task the call of one of them. It stops where a call's first task is next.
         hit: it stops only at the n-th task that it meets, counted in the order in which the tasks run.
         when: it stops only where this says so.
         enabled: whether it stops anything.
@@ -39,7 +40,12 @@ class Breakpoint:
     when: tuple[Predicate, ...] = ()
     enabled: bool = True
     kind: Literal["break"] = "break"
+    calls: Mapping[int, int] | None = None
     _met: set[int] = field(default_factory=set, repr=False)
+
+    def __repr__(self) -> str:
+        at = "any task" if self.tasks is None else f"{len(self.tasks):,} task{'' if len(self.tasks) == 1 else 's'}"
+        return f"<Breakpoint {self.number} {self.text}, {at}{'' if self.enabled else ', disabled'}>"
 
     @property
     def hits(self) -> int:
@@ -52,6 +58,8 @@ class Breakpoint:
         """The stop before this task, if it is one. A predicate that raises stops, too: the backward must not end."""
         if self.tasks is not None and task_id not in self.tasks:
             return None
+        if self.calls is not None and self._is_inside(task_id, order):
+            return None
         task = graph.tasks[task_id]
         for predicate in self.when:
             try:
@@ -62,9 +70,7 @@ class Breakpoint:
                 return Stop("breakpoint", self.number, task_id, text)
         self._met.add(task_id)
         if self.hit is not None:
-            matching = self._met if self.tasks is None or self.when else self.tasks
-            before = len(matching.intersection(order))
-            if before + 1 != self.hit:
+            if self._matched(order) + 1 != self.hit:
                 return None
         nth = "" if self.hit is None else f", hit {self.hit}"
         return Stop(
@@ -73,6 +79,20 @@ class Breakpoint:
             task_id,
             f"breakpoint {self.number} ({self.text}){nth}, before {graph.describe(task)}",
         )
+
+    def _is_inside(self, task_id: int, order: Sequence[int]) -> bool:
+        """Whether the backward has entered this task's call before."""
+        calls = self.calls or {}
+        call = calls[task_id]
+        return bool(order) and (calls.get(order[-1]) == call or any(calls.get(ran) == call for ran in order))
+
+    def _matched(self, order: Sequence[int]) -> int:
+        """At how many of the tasks that have run it would have stopped."""
+        if self.tasks is None or self.when:
+            return len(self._met.intersection(order))
+        if self.calls is not None:
+            return len({self.calls[ran] for ran in order if ran in self.calls})
+        return len(self.tasks.intersection(order))
 
 
 def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, when: Predicate | None) -> Breakpoint:
@@ -88,7 +108,7 @@ def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, wh
     text = where if isinstance(where, str) else f"task {min(tasks)}"
     if when is not None:
         text = f"{text} when {name_of(when)}"
-    return Breakpoint(number, text, tasks, hit, predicates)
+    return Breakpoint(number, text, tasks, hit, predicates, calls=outermost_calls(graph, where))
 
 
 def name_of(predicate: Callable[..., object]) -> str:

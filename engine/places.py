@@ -28,10 +28,28 @@ def tasks_at(graph: Graph, where: str | int | Task | ReadyTask) -> frozenset[int
         ValueError: nothing is there by that name; it has the nearest ones.
         TypeError: it is none of these.
     """
+    return _found(graph, where)[1]
+
+
+def outermost_calls(graph: Graph, where: str | int | Task | ReadyTask) -> dict[int, int] | None:
+    """Where a person means modules: by task the outermost of their calls that made it. None: something else is meant.
+
+    Raises:
+        ValueError, TypeError: as `tasks_at`.
+    """
+    meaning, tasks = _found(graph, where)
+    if meaning != "module":
+        return None
+    calls = calls_at(graph, str(where).strip().removeprefix("module:").strip())
+    return {task_id: [call for call in calls_of(graph, task_id) if call in calls][-1] for task_id in tasks}
+
+
+def _found(graph: Graph, where: str | int | Task | ReadyTask) -> tuple[str, frozenset[int]]:
+    """Which of its meanings a place has, and the ids of its tasks."""
     if isinstance(where, ReadyTask):
         where = where.task
     if isinstance(where, Task | int) and not isinstance(where, bool):
-        return frozenset((graph.task(where).id,))
+        return "task", frozenset((graph.task(where).id,))
     if not isinstance(where, str):
         raise TypeError(
             "a place in the backward is a task, its number, or a text (the name of a node, a module, a parameter, or a "
@@ -44,7 +62,7 @@ def tasks_at(graph: Graph, where: str | int | Task | ReadyTask) -> frozenset[int
         meanings, text = (prefix,), rest.strip()
     for meaning in meanings:
         if found := frozenset(_MEANINGS[meaning](graph, text)):
-            return found
+            return meaning, found
     raise ValueError(_nothing_there(graph, where, text, meanings))
 
 

@@ -84,7 +84,7 @@ class Verbs(Closing):
 
         Args:
             where: a task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path
-                ("encoder.layer.3": its calls and those in them); a parameter's name (before its gradient is
+                ("encoder.layer.3": where the backward enters a call of it); a parameter's name (before its gradient is
                 accumulated); a line ("model.py:120"). Names may be patterns ("encoder.layer.*"). What more than one of
                 these could be is the first of: task, line, kind, module, parameter; a prefix ("task:", "line:",
                 "kind:", "module:", "grad:") says which is meant. Or a function (task, gradients) -> bool.
