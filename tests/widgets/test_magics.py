@@ -287,7 +287,7 @@ def test_breakpoints_by_magic_stop_runs_and_are_a_table(seen: Kernel) -> None:
     assert seen.value("[each.enabled for each in latest_deck().stops]") == "[False, True]"
     assert " no " in seen.run("%tapehead stops").results[0]["text/plain"]
     seen.run("%tapehead enable 1")
-    assert "before 0.weight" in seen.run("%tapehead run").printed
+    assert seen.run("%tapehead run").printed.startswith("breakpoint 1 (0.weight), before task ")
     seen.run("%tapehead delete 1")
     assert seen.value("[each.number for each in latest_deck().stops]") == "[2]"
 
@@ -431,7 +431,7 @@ def test_completion_offers_what_fits(fresh: Kernel) -> None:
     assert fresh.completes("%tapehead break 0.w") == ["0.weight"]
     assert "norm>" in fresh.completes("%tapehead watch no")
     fresh.run("%tapehead break 0")
-    assert fresh.completes("%tapehead disable ") == ["1"]
+    assert "1" in fresh.completes("%tapehead disable ")
     assert fresh.completes("%%tapehead --keep") == ["--keep-inputs"]
 
 
