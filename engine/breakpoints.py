@@ -69,9 +69,8 @@ class Breakpoint:
                 text = f"the predicate of breakpoint {self.number} raised {said(error)} before {graph.describe(task)}"
                 return Stop("breakpoint", self.number, task_id, text)
         self._met.add(task_id)
-        if self.hit is not None:
-            if self._matched(order) + 1 != self.hit:
-                return None
+        if self.hit is not None and self._matched(order) + 1 != self.hit:
+            return None
         nth = "" if self.hit is None else f", hit {self.hit}"
         return Stop(
             "breakpoint",
