@@ -182,22 +182,26 @@ class Document:
         outputs: Iterable[RecordedGradient | None] = (),
         elapsed_ns: int | None = None,
         hooks: Iterable[Hook] = (),
+        edited: bool = False,
     ) -> Json:
-        """What is known of a task's gradients, and of the hooks that ran, if any did."""
+        """What is known of a task's gradients, of edits of what came, and of the hooks that ran, if any did."""
         found: Json = {
             "inputs": [self._gradient(each) for each in inputs],
             "outputs": [self._gradient(each) for each in outputs],
             "elapsed_ns": elapsed_ns,
         }
         ran = [f"{_HOOKS.get(hook.kind, hook.kind)} {hook.name}".strip() for hook in hooks]
-        return found | {"hooks": ran} if ran else found
+        return found | ({"hooks": ran} if ran else {}) | ({"edited": True} if edited else {})
 
     def records(self, trace: Trace, places: Iterable[int]) -> dict[str, Json]:
         """By task what a trace has of it."""
-        found = {}
+        found, edited = {}, {edit.task for edit in trace.edits}
         for place in places:
             record = trace[place]
-            found[str(record.task.id)] = self.record(record.inputs, record.outputs, record.elapsed_ns, record.hooks)
+            task_id = record.task.id
+            found[str(task_id)] = self.record(
+                record.inputs, record.outputs, record.elapsed_ns, record.hooks, task_id in edited
+            )
         return found
 
     def _gradient(self, gradient: RecordedGradient | None) -> Json | None:

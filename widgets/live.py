@@ -562,4 +562,5 @@ class Live:
                 form = form_of(gradient)
                 found.append(RecordedGradient(form.meta, form.layout, statistics(gradient, trace.level)))
         self._looked_at.add(task)
-        return {str(task): self.document.record(found)}
+        edited = any(edit.task == task for edit in trace.edits)
+        return {str(task): self.document.record(found, edited=edited)}

@@ -98,8 +98,6 @@ def test_line_magics_drive_the_deck_shown_last(lab_page: Notebook) -> None:
     shown = ShownDeck(lab_page.run("%tapehead --engine native loss").element)
     lab_page.run("%tapehead step 3")
     shown.expect(t=3)
-    lab_page.run("%tapehead back 2")
-    shown.expect(t=1)
     said = lab_page.run("%tapehead compare bfs dfs heap")
     assert "text/html" in said.kinds[0] and all(name in said.text for name in ("bfs", "dfs", "heap"))
     lab_page.run("%tapehead run")
@@ -149,13 +147,14 @@ def test_a_step_on_the_page_and_one_in_python_drive_the_same_session(lab_page: N
     assert lab_page.value(GRADIENTS_AGREE)
 
 
-def test_back_looks_back_and_leaves_what_has_run(lab_page: Notebook, shown: ShownDeck) -> None:
+def test_arrows_look_back_and_leave_what_has_run(lab_page: Notebook, shown: ShownDeck) -> None:
     lab_page.kernel("deck.step(count=5)")
     shown.expect(t=5)
     shown.press("back")
     shown.key("ArrowLeft")
     shown.expect(t=3, running=lab_page.value("deck.order[3]"))
-    lab_page.kernel("deck.back(2)")
+    shown.key("ArrowLeft")
+    shown.key("ArrowLeft")
     shown.expect(t=1)
     assert lab_page.value("[deck.position, len(deck.order)]") == [5, 5]
     shown.press("step")

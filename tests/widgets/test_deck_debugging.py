@@ -479,10 +479,14 @@ def test_edits_of_the_page_change_the_gradients_and_what_it_shows(page: Page, en
     deck.step(count=2)
     (before,) = (each.clone() for each in deck.gradients if each is not None)
 
-    def told() -> float:
+    def told(edited: bool = True) -> float:
         settle(deck)
-        (found,) = (each for each in page.document["records"][str(deck.current_task)]["inputs"] if each is not None)
+        record = page.document["records"][str(deck.current_task)]
+        assert record.get("edited", False) is edited
+        (found,) = (each for each in record["inputs"] if each is not None)
         return found["norm"]
+
+    assert told(edited=False) == pytest.approx(before.norm().item(), rel=1e-4)
 
     page.send(kind="edit", how="scale", value=3)
     assert told() == pytest.approx(3 * before.norm().item(), rel=1e-4)
@@ -493,11 +497,12 @@ def test_edits_of_the_page_change_the_gradients_and_what_it_shows(page: Page, en
     assert told() == 0.0
     if engine == "direct":
         page.send(kind="edit", how="restore", value=None)
-        assert told() == pytest.approx(before.norm().item(), rel=1e-4)
+        assert told(edited=False) == pytest.approx(before.norm().item(), rel=1e-4)
         assert torch.equal(deck.gradients[0], before)
     else:
         deck.step()
         assert deck.trace is not None and deck.trace.of(deck.order[-1]).edits
+        assert page.document["records"][str(deck.order[-1])]["edited"] is True
 
 
 # What the page may get wrong
