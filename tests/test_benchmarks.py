@@ -17,7 +17,7 @@ import torch
 FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
-    *("memory", "memory_cuda", "prediction", "deck"),
+    *("memory", "memory_cuda", "prediction", "deck", "watching"),
 )
 
 
@@ -42,6 +42,14 @@ def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: s
     assert len(found) == rows
     assert sum(row.goal is not None for row in found) == goals
     assert all(len(row.values) == 1 and row.values[0] > 0 for row in found)
+
+
+def test_watching_is_measured_beside_anomaly_mode(benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    anomaly, native, *others = benchmarks.BENCHMARKS["watching"](benchmarks.Effort(repetitions=1, tiny=True))
+    assert "detect_anomaly" in anomaly.what and anomaly.goal is None
+    assert native.what.startswith('native session, watch("nan")') and native.goal == 1.3
+    assert len(others) == 4 and all(len(row.values) == 1 for row in (anomaly, native, *others))
 
 
 def test_predictions_are_held_against_measurements(benchmarks: ModuleType) -> None:

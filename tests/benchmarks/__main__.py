@@ -17,6 +17,7 @@ import prediction
 import stepping
 import tracing
 import walking
+import watching
 from measure import Effort, Row
 from rich.console import Console
 from table import as_json, render, this_machine
@@ -27,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "drawing": drawing.rows,
     "walking": walking.rows,
     "tracing": tracing.rows,
+    "watching": watching.rows,
     "memory": memory.rows,
     "memory_cuda": memory_cuda.rows,
     "prediction": prediction.rows,
