@@ -3,6 +3,7 @@
 from .engine.backward import backward
 from .engine.compare import Comparison, compare
 from .engine.direct import Stepper
+from .engine.find_nan import NanReport, find_nan
 from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.install import install, policy, uninstall
 from .engine.peak import PeakReport, peak_report
@@ -36,6 +37,7 @@ __all__ = [
     "Edge",
     "Graph",
     "Histogram",
+    "NanReport",
     "NativeSession",
     "PeakReport",
     "Policy",
@@ -54,6 +56,7 @@ __all__ = [
     "capture",
     "compare",
     "debug",
+    "find_nan",
     "find_unused",
     "graph",
     "install",

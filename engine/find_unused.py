@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import UninitializedParameter
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.scatter_gather import scatter_kwargs
 
 from ..inspector.dataflow import Cut, Dataflow, Taken, follow
 from ..inspector.facts import Operation
@@ -23,7 +19,7 @@ from ..inspector.source import Source
 from ..inspector.torch_internals import keep_compiler_out
 from ..inspector.walk import graph
 from .findings import findings_rich, findings_text
-from .make_loss import MakeLoss, loss_of, same_random_numbers
+from .make_loss import MakeLoss, loss_of, nothing_reduced, same_random_numbers
 from .storage_words import joined, operation_title, ordinal
 from .zero_gradients import Arrived, Origin, arrived_at
 
@@ -243,7 +239,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
     for name, each in model.named_parameters(remove_duplicate=False):
         names.setdefault(each, []).append(name)
     with same_random_numbers():
-        with _nothing_reduced(), follow(model, names) as flow:
+        with nothing_reduced(), follow(model, names) as flow:
             loss = loss_of(make_loss())
             ends = [step for step, _ in flow.steps_of(Taken.now(loss))]
         drawn = graph(loss, {of[0]: each for each, of in names.items()}) if loss.requires_grad else None
@@ -435,23 +431,3 @@ def _title(path: str, module: nn.Module) -> str:
 
 def _parameters(count: int) -> str:
     return f"{count:,} parameter{'' if count == 1 else 's'}"
-
-
-@contextmanager
-def _nothing_reduced() -> Iterator[None]:
-    """Meanwhile DistributedDataParallel's forward is that of its module: no reduction is prepared, which would wait for
-    a backward, and no rank waits for another. It would even raise, after a backward that left parameters out."""
-    original, thread = DistributedDataParallel.forward, get_ident()
-
-    def forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-        if get_ident() != thread:
-            return original(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
-        if self.device_ids:
-            (inputs,), (kwargs,) = scatter_kwargs(inputs, kwargs, self.device_ids)
-        return self.module(*inputs, **kwargs)
-
-    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        DistributedDataParallel.forward = original  # type: ignore[method-assign]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.scatter_gather import scatter_kwargs
 
 MakeLoss = Callable[[], Tensor]
 
@@ -49,3 +53,23 @@ def same_random_numbers() -> Iterator[None]:
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         yield
+
+
+@contextmanager
+def nothing_reduced() -> Iterator[None]:
+    """Meanwhile DistributedDataParallel's forward is that of its module: no reduction is prepared, which would wait for
+    a backward, and no rank waits for another. It would even raise, after a backward that left parameters out."""
+    original, thread = DistributedDataParallel.forward, get_ident()
+
+    def forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+        if get_ident() != thread:
+            return original(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if self.device_ids:
+            (inputs,), (kwargs,) = scatter_kwargs(inputs, kwargs, self.device_ids)
+        return self.module(*inputs, **kwargs)
+
+    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DistributedDataParallel.forward = original  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ from torch.autograd.graph import Node
 from ..inspector.graph import Graph, Task
 from ..inspector.torch_internals import SavedSlot, computes_itself, leaf_of, saved_numbers, saved_slots, storage_of
 from .conditions import Output
+from .readings import PLAIN
 
 FORMULAS: dict[str, tuple[str, ...]] = {
     "Acos": ("-gradient / sqrt(1 - self²)",),
@@ -88,7 +89,7 @@ def origin_of(graph: Graph, task: Task, inputs: Sequence[Tensor | None], output:
 
 def is_bad(tensor: Tensor) -> bool:
     """Whether an element is NaN or infinite. What can't be read is not."""
-    if not _readable(tensor):
+    if not has_element(tensor):
         return False
     total = tensor.sum()
     return not bool(total.isfinite()) and not bool(tensor.isfinite().all())
@@ -96,13 +97,15 @@ def is_bad(tensor: Tensor) -> bool:
 
 def what_is_bad(tensor: Tensor | None) -> str:
     """`NaN in 3 of 64 elements, first at [0, 2]`; `-inf at [3]`; `NaN` of a scalar."""
-    if tensor is None or not _readable(tensor):
+    if tensor is None or not has_element(tensor):
         return "NaN or infinite elements"
-    nan, inf = int(tensor.isnan().sum()), int(tensor.isinf().sum())
     if not tensor.dim():
-        return _number(tensor.item())
-    parts = [f"{word} in {count:,}" for word, count in (("NaN", nan), ("inf", inf)) if count]
-    return f"{' and '.join(parts)} of {tensor.numel():,} elements, first at {_index_text(first_bad(tensor))}"
+        return number_text(tensor.item())
+    counts = [("NaN", int(tensor.isnan().sum())), ("inf", int(tensor.isinf().sum()))]
+    if counts[1][1] and not tensor.is_complex() and (below := int(tensor.isneginf().sum())):
+        counts[1:] = [("inf", counts[1][1] - below), ("-inf", below)]
+    parts = [f"{word} in {count:,}" for word, count in counts if count]
+    return f"{listed(parts)} of {tensor.numel():,} elements, first at {index_text(first_bad(tensor))}"
 
 
 def first_bad(tensor: Tensor) -> tuple[int, ...]:
@@ -111,13 +114,14 @@ def first_bad(tensor: Tensor) -> tuple[int, ...]:
     return tuple(int(each) for each in torch.unravel_index(torch.tensor(place), tensor.shape))
 
 
-def _readable(tensor: Tensor) -> bool:
+def has_element(tensor: Tensor) -> bool:
+    """Whether there are values that can be looked at."""
     return (
         tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_quantized
         and tensor.device.type != "meta"
-        and (tensor.is_floating_point() or tensor.is_complex())
+        and tensor.dtype in (*PLAIN, torch.complex64, torch.complex128)
         and not computes_itself(tensor)
         and tensor.numel() > 0
     )
@@ -129,28 +133,28 @@ def _at_first_bad(
     """What stood at the place of the first bad element, where shapes allow to say so; and whether that explains it."""
     bad = output.gradient
     gradient = next((each for each in inputs if each is not None), None)
-    if gradient is None or not _readable(bad):
+    if gradient is None or not has_element(bad):
         return "", False
     index = first_bad(bad)
     found = value_at(gradient, index, bad.shape)
     if found is None:
         return "", False
     values = {"gradient": found, **saved_numbers(node)}
-    said = [f"the incoming gradient is {_number(found)}"]
+    said = [f"the incoming gradient is {number_text(found)}"]
     for name, each in saved.items():
         value = value_at(each, index, bad.shape)
         if value is not None:
             values[name] = value
-            said.append(f"saved `{name}` is {_number(value)}")
+            said.append(f"saved `{name}` is {number_text(value)}")
     formulas = FORMULAS.get(output.task.short_name, ())
     formula = formulas[output.number] if output.number < len(formulas) else None
     told = formula is not None and all(word in values for word in _words(formula) if word in _NAMES)
     if len(said) == 1 and not told:
         return "", False
-    text = f"{f'at {_index_text(index)} ' if index else ''}{_listed(said)}"
+    text = f"{f'at {index_text(index)} ' if index else ''}{listed(said)}"
     if formula is None or not told:
         return text, False
-    return f"{text}: {formula} = {_filled(formula, values)} = {_number(bad[index].item())}", True
+    return f"{text}: {formula} = {_filled(formula, values)} = {number_text(bad[index].item())}", True
 
 
 def _words(formula: str) -> list[str]:
@@ -169,13 +173,15 @@ def _filled(formula: str, values: Mapping[str, object]) -> str:
 
 
 def _factor(value: object) -> str:
-    text = _number(value)
+    text = number_text(value)
     return f"({text})" if text.startswith("-") else text
 
 
 def value_at(tensor: Tensor, index: tuple[int, ...], shape: torch.Size) -> object | None:
     """The element that stands at this index of a tensor of `shape`, if the tensor is of it or broadcasts to it."""
-    if not _readable(tensor) and (tensor.layout is not torch.strided or not tensor.numel() or tensor.dtype.is_complex):
+    if not has_element(tensor) and (
+        tensor.layout is not torch.strided or not tensor.numel() or tensor.dtype.is_complex
+    ):
         return None
     if tensor.dim() > len(shape):
         return None
@@ -209,7 +215,7 @@ def _where_it_came_from(graph: Graph, task: Task, known: Known) -> Iterator[str]
         return
     if current == task.id and givers and all(known(giver) is False for giver in givers):
         made = "the sum overflowed, or a hook made it" if len(givers) > 1 else "a hook made it"
-        yield f"what {_listed([graph.describe(giver) for giver in givers])} gave was finite: {made}"
+        yield f"what {listed([graph.describe(giver) for giver in givers])} gave was finite: {made}"
     elif any(known(giver) is None for giver in givers):
         yield 'nobody looked at the gradients before that: watch from the start, or record them (trace="cheap")'
 
@@ -243,7 +249,7 @@ class _ForwardWalk:
         for name, each in clean:
             index = first_bad(value)
             at = value_at(each, index, value.shape)
-            where = "" if at is None else f": {f'at {_index_text(index)} ' if index else ''}it is {_number(at)}"
+            where = "" if at is None else f": {f'at {index_text(index)} ' if index else ''}it is {number_text(at)}"
             yield f"what went into that as `{name}` is finite{where}"
 
     def _from_outside(self, slot: SavedSlot) -> str:
@@ -280,7 +286,7 @@ class _ForwardWalk:
         clean = [
             (slot.name, slot.tensor)
             for slot in saved_slots(first)
-            if slot.maker is not first and _readable(slot.tensor) and not is_bad(slot.tensor)
+            if slot.maker is not first and has_element(slot.tensor) and not is_bad(slot.tensor)
         ]
         return first, value, clean
 
@@ -316,21 +322,22 @@ def code_of(task: Task) -> str:
 
 def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], output: Tensor) -> Iterator[str]:
     """All that went in is finite, and nothing shows how it could become infinite but its size."""
-    if not _readable(output) or not bool(output.isinf().any()):
+    if not has_element(output) or not bool(output.isinf().any()):
         return
     sizes = []
     for name, each in [("the incoming gradient", inputs[0] if inputs else None)] + [
         (f"saved `{slot.name}`", slot.tensor) for slot in slots
     ]:
-        if each is not None and _readable(each):
-            sizes.append(f"{name} up to {_number(float(each.abs().max()))}")
+        if each is not None and has_element(each):
+            sizes.append(f"{name} up to {number_text(float(each.abs().max()))}")
     if sizes:
         dtype = str(output.dtype).removeprefix("torch.")
-        limit = _number(torch.finfo(output.dtype).max)
-        yield f"all that went in is finite ({_listed(sizes)}): {dtype} holds at most {limit}"
+        limit = number_text(torch.finfo(output.dtype).max)
+        yield f"all that went in is finite ({listed(sizes)}): {dtype} holds at most {limit}"
 
 
-def _number(value: object) -> str:
+def number_text(value: object) -> str:
+    """A value in six digits."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):
@@ -340,9 +347,10 @@ def _number(value: object) -> str:
     return str(value)
 
 
-def _index_text(index: tuple[int, ...]) -> str:
+def index_text(index: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, index))}]"
 
 
-def _listed(parts: Sequence[str]) -> str:
+def listed(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

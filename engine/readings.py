@@ -19,6 +19,9 @@ Need = Literal["finite", "inf", "zero", "norm"]
 zero; the 2-norm."""
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""What torch can sum as it is; float8 it can't."""
+
 _TOGETHER = 32  # readings that come from a device in one copy
 
 
@@ -41,7 +44,7 @@ def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
     A sum that is finite says that all elements are: one pass at the speed of the memory. Only what is not is looked at
     more closely, also because sums overflow: those of 16-bit gradients, and of large numbers.
     """
-    if type(gradient) is not Tensor or gradient.layout is not torch.strided or not gradient.is_floating_point():
+    if type(gradient) is not Tensor or gradient.layout is not torch.strided or gradient.dtype not in PLAIN:
         return _read_exotic(gradient)
     nan = inf = zero = False
     norm = math.nan
@@ -54,6 +57,9 @@ def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
             zero = not gradient.count_nonzero()
     if "norm" in needs:
         norm = float(torch.linalg.vector_norm(gradient, dtype=_wide(gradient.dtype)))
+        if norm == 0 or math.isinf(norm):  # of squares that left the range of the numbers
+            exact = _read_exotic(gradient)
+            norm = norm if exact is None else exact.norm
     return Reading(nan, inf, zero, norm)
 
 
@@ -180,14 +186,17 @@ def _plain_values(gradient: Tensor) -> Tensor | None:
         gradient = stored_values(gradient)
     elif gradient.layout is not torch.strided:
         return None
-    floating = gradient.is_floating_point() or gradient.is_complex()
-    return gradient if floating else gradient.to(torch.float32)
+    plain = gradient.dtype in (*PLAIN, torch.complex64, torch.complex128)
+    return gradient if plain else gradient.to(torch.complex64 if gradient.is_complex() else torch.float32)
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:
-    """In what norms of this dtype are summed. Of complex tensors torch wants them complex, and gives them real."""
+    """In what norms of this dtype are summed. Of complex tensors torch wants them complex, and gives them real.
+
+    Known limitation: what is beyond 1e19, or below 1e-19, has squares that float32 does not hold.
+    """
     if dtype.is_complex:
-        return torch.complex64 if dtype.itemsize <= 8 else dtype
+        return dtype
     return _wide(dtype)
 
 

@@ -199,6 +199,8 @@ class Stops:
         """Sorts out what is asked for each task: the engine may look at any time."""
         self._breakpoints = tuple(each for each in self if isinstance(each, Breakpoint) and each.enabled)
         self._watchpoints = tuple(each for each in self if isinstance(each, Watchpoint) and each.enabled)
+        if not self._watchpoints:
+            self._found = None  # the next task would not make it forgotten: nobody looks at that
 
     def _look(self, task: Task, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
         flows = [each for each in self._watchpoints if each.flow is not None]

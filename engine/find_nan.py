@@ -1,0 +1,243 @@
+"""`th.find_nan`: the first NaN or infinite value of a forward and its backward, and what made it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from ..inspector.capture import capture
+from ..inspector.graph import Graph, Task
+from ..inspector.kinds import Kind
+from ..inspector.source import Source
+from ..inspector.torch_internals import keep_compiler_out, unobserved
+from ..inspector.walk import graph as graph_of
+from .direct import Stepper
+from .findings import findings_rich, findings_text
+from .forward_watch import ForwardFind, ForwardWatch
+from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers
+from .origin import is_bad, number_text
+from .policies import Policy
+from .run import Engine
+from .session import NativeSession
+from .stop import Stop
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LEAVES_LAST = Policy("leaves last", "leaves last, else last created first", lambda task, _: _leaf_last(task))
+"""So that all gradients are there before one is put into a .grad."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NanReport:
+    """Where a forward and its backward first go wrong. It is true where they do: `assert not th.find_nan(make_loss)`.
+
+    Attributes:
+        where: "forward" or "backward"; None if all is finite.
+        sentences: what was found: first what it is, then how it came about.
+        operation: what made it: of the forward, or the name of the task's node.
+        module: the path of the module it belongs to.
+        source: the user's line.
+        loss: the loss's value.
+        finds: the first NaN and infinite values of the forward, whatever became of them.
+        stop: of the backward what a watchpoint stopped at; holds the tensors it speaks of.
+        graph: the backward's graph without its nodes; None where the loss has none.
+    """
+
+    where: Literal["forward", "backward"] | None
+    sentences: tuple[str, ...]
+    operation: str | None
+    module: str | None
+    source: Source | None
+    loss: float
+    finds: tuple[ForwardFind, ...]
+    stop: Stop | None
+    graph: Graph | None
+
+    def __bool__(self) -> bool:
+        return self.where is not None
+
+    @property
+    def task(self) -> int | None:
+        """The id of the task that gave the first bad gradient."""
+        return None if self.stop is None else self.stop.task
+
+    def __repr__(self) -> str:
+        return findings_text(self.sentences, [[]])
+
+    def __rich__(self) -> RenderableType:
+        return findings_rich(self.sentences, [[]])
+
+    def _repr_html_(self) -> str:
+        from ..widgets.report_html import cells_html
+
+        return cells_html([[]], self.sentences)
+
+
+def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
+    """Finds the first NaN or infinite value of a forward and its backward, and says what made it.
+
+    The forward is watched operation by operation. If the loss comes out finite, its backward runs with a watchpoint on
+    NaN and infinite gradients, which walks back to the values that made them.
+
+    No .grad changes, no hook stays, and the state of torch's random numbers is put back; what else the forward changes
+    (the running statistics of a BatchNorm), it changes. Hooks of tensors and nodes run; those of leaves, which wait for
+    a .grad, do not, but inside of a reentrant checkpoint. DistributedDataParallel reduces nothing.
+
+    Args:
+        make_loss: runs the forward and returns the loss, one element.
+        engine: "direct"; what it refuses runs with "native".
+
+    Known limitations: what a compiled region or a scripted module does inside is not looked into, nor a value that went
+    to Python. An infinite value that was written down (`masked_fill(..., -inf)`) is taken to be meant.
+
+    Raises:
+        TypeError: `make_loss` can't be called, or returns no tensor.
+        ValueError: the loss has more than one element.
+    """
+    if not callable(make_loss):
+        raise TypeError(
+            f"make_loss must be a function that runs the forward and returns the loss, not a {type(make_loss).__name__}"
+        )
+    watch = ForwardWatch()
+    with same_random_numbers(), nothing_reduced(), _modules_called() as called:
+        try:
+            with capture(observer=watch):
+                loss = loss_of(make_loss())
+        except Exception as error:
+            for find in watch.finds:
+                error.add_note(f"tapehead: before that, {_said(find)}")
+            raise
+        with unobserved():
+            value, bad = float(loss.real), is_bad(loss)
+        graph = graph_of(loss) if loss.requires_grad else None
+        if bad or graph is None:
+            return _of_forward(watch.finds, value, bad, graph)
+        leaves: dict[int, Tensor] = {}
+        if any(task.kind is Kind.CHECKPOINT for task in graph.tasks):  # runs a backward of its own, which accumulates
+            leaves = {id(each): each for module in called for each in module.parameters(recurse=False)}
+            leaves.update((id(leaf), leaf) for leaf in graph.leaves.values())
+        with own_gradients(list(leaves.values())):
+            graph, stop = _run_backward(loss, engine)
+    return _of_backward(watch.finds, value, graph, stop)
+
+
+keep_compiler_out(find_nan)
+
+
+def _run_backward(loss: Tensor, engine: Engine) -> tuple[Graph, Stop | None]:
+    """Runs all tasks but the leaves', or up to the first bad gradient."""
+    with _session(loss, engine) as session:
+        session.watch("nan", "inf", synchronize=True)
+        if any(task.is_leaf for task in session.graph.tasks):
+            session.break_at("kind:AccumulateGrad")
+        if session.current is not None and not session.current.is_leaf:
+            session.run()
+        stop = session.stopped
+    return session.graph, stop if stop is not None and stop.why == "watchpoint" else None
+
+
+def _session(loss: Tensor, engine: Engine) -> Stepper | NativeSession:
+    if engine == "direct":
+        try:
+            return Stepper(loss, policy=LEAVES_LAST)
+        except NotImplementedError:
+            pass
+    return NativeSession(loss, policy=LEAVES_LAST)
+
+
+def _leaf_last(task: Task) -> tuple[int, int]:
+    return (1, task.id) if task.is_leaf else (0, -task.sequence_nr)
+
+
+@contextmanager
+def _modules_called() -> Iterator[Collection[nn.Module]]:
+    """The modules whose forward is called meanwhile."""
+    called: dict[nn.Module, None] = {}
+
+    def note(module: nn.Module, args: object) -> None:
+        if not is_dynamo_compiling():
+            called[module] = None
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield called.keys()
+    finally:
+        handle.remove()
+
+
+def _of_forward(finds: list[ForwardFind], loss: float, bad: bool, graph: Graph | None) -> NanReport:
+    bare = None if graph is None else _without_nodes(graph)
+    if not bad:
+        sentences = (f"The loss is {number_text(loss)} and has no graph: no backward can run.", *_passing(finds))
+        return NanReport(None, sentences, None, None, None, loss, tuple(finds), None, bare)
+    first = _culprit(finds)
+    if first is None:
+        sentences = (f"The loss is {number_text(loss)}, and no operation was seen to make it so.",)
+        return NanReport("forward", sentences, None, None, None, loss, (), None, bare)
+    others = [each for each in finds if each is not first and each.how != "put"]
+    sentences = (
+        f"The loss is {number_text(loss)}: {_said(first)}.",
+        *_code(first.source),
+        *(f"{line[0].upper()}{line[1:]}." for line in first.lines),
+        *(f"Then {_said(each)}." if _after(finds, first, each) else f"Before that, {_said(each)}." for each in others),
+    )
+    return NanReport("forward", sentences, first.operation, first.module, first.source, loss, tuple(finds), None, bare)
+
+
+def _of_backward(finds: list[ForwardFind], loss: float, graph: Graph, stop: Stop | None) -> NanReport:
+    bare = _without_nodes(graph)
+    if stop is None or stop.task is None:
+        said = f"The loss is {number_text(loss)}, and all gradients of its {len(graph)} tasks are finite."
+        return NanReport(None, (said, *_passing(finds)), None, None, None, loss, tuple(finds), stop, bare)
+    task = graph.tasks[stop.task]
+    _, _, found = stop.text.partition(": ")
+    sentences = (
+        f"The loss is {number_text(loss)}; in the backward, {found}.",
+        *(f"{line[0].upper()}{line[1:]}." for line in stop.lines),
+        *_passing(finds),
+    )
+    return NanReport("backward", sentences, task.name, graph.module(task), task.source, loss, tuple(finds), stop, bare)
+
+
+def _culprit(finds: list[ForwardFind]) -> ForwardFind | None:
+    """What to blame: the first NaN, or, where that came of an infinite value, what made the first of those."""
+    made = [each for each in finds if each.how != "put"]
+    nan = next((each for each in made if each.what == "nan"), None)
+    inf = next((each for each in made if each.what == "inf"), None)
+    if nan is None or (nan.from_infinite and inf is not None and finds.index(inf) < finds.index(nan)):
+        return inf or nan or next(iter(finds), None)
+    return nan
+
+
+def _after(finds: list[ForwardFind], first: ForwardFind, other: ForwardFind) -> bool:
+    return finds.index(other) > finds.index(first)
+
+
+def _passing(finds: list[ForwardFind]) -> Iterator[str]:
+    """What was seen in the forward and did not get into the loss."""
+    for each in finds:
+        if each.how == "made":
+            yield f"In the forward {_said(each)}; it did not get into the loss."
+
+
+def _said(find: ForwardFind) -> str:
+    """A find in words: `log (blocks.3, model.py:41) made inf in 3 of 64 elements, first at [0, 2]`."""
+    if find.how == "given":
+        return f"{find.place} was given what was bad before any operation, and gave {find.text}"
+    return f"{find.place} {'made' if find.how == 'made' else 'put'} {find.text}"
+
+
+def _code(source: Source | None) -> Iterator[str]:
+    code = () if source is None else source.code()
+    if source is not None and code and code[0].strip():
+        yield f"The line, in {source.function}: {code[0].strip()}"
+
+
+def _without_nodes(graph: Graph) -> Graph:
+    return replace(graph, nodes=())
