@@ -498,10 +498,12 @@ class Live:
         history = self.history
         if history is None:
             return None
+        gradient_bytes = history.gradient_bytes + self.branches.gradient_bytes
+        saved_bytes = history.saved_bytes  # this is counted
         return {
-            "bytes": history.nbytes,
-            "gradient_bytes": history.gradient_bytes,
-            "saved_bytes": history.saved_bytes,
+            "bytes": gradient_bytes + saved_bytes,
+            "gradient_bytes": gradient_bytes,
+            "saved_bytes": saved_bytes,
             "reach": history.reach,
         }
 

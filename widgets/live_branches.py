@@ -18,11 +18,15 @@ class LiveBranches:
 
     A branch that was left is a schedule of its own: what ran on it, and what its policy would have run next, with the
     memory which that takes.
+
+    Attributes:
+        gradient_bytes: of the gradients that are kept to compare branches, as of the last news.
     """
 
     def __init__(self, session: Stepper | NativeSession, foresight: Foresight) -> None:
         self._session = session
         self._foresight = foresight
+        self.gradient_bytes = 0
         self._told: list[Json] = []
         self._told_left: list[_Key] = []
         self._simulated: dict[_Key, Json] = {}
@@ -44,6 +48,7 @@ class LiveBranches:
         if self._session.over is not None:
             return None, False
         branches = self.all
+        self.gradient_bytes = sum(branch.gradient_bytes for branch in branches)
         rows = [] if len(branches) < 2 else [_row(branch) for branch in branches]
         if rows == self._told:
             return None, False
