@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from threading import get_ident
 from types import TracebackType
 from typing import Any
@@ -16,14 +17,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from .facts import CallRecord, Facts, Operation
+from .kept_inputs import KeptInputs, keep_inputs
 from .marks import mark, mark_foreign, mark_result, nodes_of, tensors_of, unmarked_nodes
 from .tape import Tape
 from .torch_internals import (
-    ApplyWatcher,
+    AroundApply,
+    around_function_apply,
     base_of,
     capture_traceback,
+    is_generated,
     sequence_nr,
-    watch_function_apply,
 )
 
 Paths = dict[nn.Module, str]
@@ -42,17 +45,24 @@ class capture:
             called. Give it where the forward calls parts of a model and never the model itself.
         observer: called after each operation that gave a tensor or None, and after each module call that gave something
             else than its last operation did: with it, its result and its arguments.
+        keep_inputs: keeps what each operation was called with, so that `session.check(task)` can replay it. That costs
+            memory: all those tensors live as long as the graph does, also those that no backward needs and those which
+            a checkpoint would have let go, and what is written in place is copied before. The graph goes when the loss
+            does, not when a backward has run. Other objects than tensors, numbers and texts are not kept alive.
 
     Known limitations: another thread's forward is not seen (open a capture there), nor a custom Function whose `apply`
     was put into a variable before. A compiled region is one node with the module call around it; each capture makes
     torch.compile compile a module once more, until its limit.
     """
 
-    def __init__(self, module: nn.Module | None = None, observer: Observer | None = None) -> None:
+    def __init__(
+        self, module: nn.Module | None = None, observer: Observer | None = None, *, keep_inputs: bool = False
+    ) -> None:
         if not isinstance(module, nn.Module | None):
             raise TypeError(f"th.capture() takes the module to name things after, not a {type(module).__name__}")
         self._module = module
         self._observer = observer
+        self._keep_inputs = keep_inputs
         self._exits = ExitStack()
         self._recording: tuple[_CallWatcher, Tape] | None = None  # while it is open
 
@@ -65,8 +75,8 @@ class capture:
             calls = _CallWatcher(facts, self._module, self._observer)
             for handle in calls.register():
                 stack.callback(handle.remove)
-            stack.enter_context(_OperationWatcher(calls, self._observer))
-            stack.enter_context(watch_function_apply(_apply_watcher(calls, self._observer)))
+            stack.enter_context(_OperationWatcher(calls, self._observer, self._keep_inputs))
+            stack.enter_context(around_function_apply(_around_apply(calls, self._observer, self._keep_inputs)))
             stack.push(tape.note_error)
             self._exits = stack.pop_all()
         self._recording = calls, tape
@@ -186,10 +196,11 @@ class _CallWatcher:
 class _OperationWatcher(TorchFunctionMode):
     """Sees each call of torch from Python, and marks the nodes it made."""
 
-    def __init__(self, calls: _CallWatcher, observer: Observer | None) -> None:
+    def __init__(self, calls: _CallWatcher, observer: Observer | None, keep: bool) -> None:
         super().__init__()
         self._calls = calls
         self._observer = observer
+        self._keep = keep
 
     def __torch_function__(
         self,
@@ -200,6 +211,7 @@ class _OperationWatcher(TorchFunctionMode):
     ) -> Any:
         if is_dynamo_compiling():
             return function(*args, **(kwargs or {}))
+        kept = keep_inputs(function, args, kwargs or {}) if self._keep else None
         start = sequence_nr()
         result = function(*args, **kwargs) if kwargs else function(*args)
         end = sequence_nr()
@@ -208,7 +220,9 @@ class _OperationWatcher(TorchFunctionMode):
                 operation = Operation(self._calls.facts, function, start, end, self._calls.current, capture_traceback())
                 self._observer(operation, result, args)
         else:
-            operation = Operation(self._calls.facts, function, start, end, self._calls.current, capture_traceback())
+            inputs = kept and kept.close()
+            call = self._calls.current
+            operation = Operation(self._calls.facts, function, start, end, call, capture_traceback(), inputs)
             mark_result(result, operation)
             self._calls.note_result(result)
             if operation.writes_in_place and args and isinstance(args[0], Tensor):
@@ -219,17 +233,26 @@ class _OperationWatcher(TorchFunctionMode):
         return result
 
 
-def _apply_watcher(calls: _CallWatcher, observer: Observer | None) -> ApplyWatcher:
-    """Marks the nodes of custom Functions, which the function mode doesn't see."""
+def _around_apply(calls: _CallWatcher, observer: Observer | None, keep: bool) -> AroundApply:
+    """Marks the nodes of custom Functions, which the function mode doesn't see. What torch.library makes, it sees."""
 
-    def watch(function: type[Function], start: int, arguments: object, result: object) -> None:
+    def before(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+        if get_ident() != calls.facts.thread or is_generated(function):
+            return _ignore
+        return partial(after, function, sequence_nr(), keep_inputs(function, args, kwargs) if keep else None)
+
+    def after(function: type[Function], start: int, kept: KeptInputs | None, result: object) -> None:
         end = sequence_nr()
-        facts = calls.facts
-        if get_ident() == facts.thread and end != start:
-            operation = Operation(facts, function, start, end, calls.current, capture_traceback())
+        if end != start:
+            inputs = kept and kept.close()
+            operation = Operation(calls.facts, function, start, end, calls.current, capture_traceback(), inputs)
             mark_result(result, operation)
             calls.note_result(result)
             if observer is not None:
                 observer(operation, result, ())
 
-    return watch
+    return before
+
+
+def _ignore(result: object) -> None:
+    pass

@@ -12,6 +12,7 @@ from weakref import WeakSet, ref
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 
+from .kept_inputs import KeptInputs, writes_first_argument
 from .source import Source, first_user_line
 from .torch_internals import Traceback, frames_of, sequence_nr
 
@@ -43,9 +44,13 @@ class Operation:
 
     It made the nodes whose sequence numbers lie in [start, end) of its thread. Of its traceback nothing is resolved
     until `source` is asked for.
+
+    Attributes:
+        function: what was called; a class for a custom Function or a module.
+        inputs: what it was called with, where the capture kept that.
     """
 
-    __slots__ = ("_function", "_source", "_traceback", "call", "created_ns", "end", "facts", "start")
+    __slots__ = ("_source", "_traceback", "call", "created_ns", "end", "facts", "function", "inputs", "start")
 
     def __init__(
         self,
@@ -55,13 +60,15 @@ class Operation:
         end: int,
         call: CallRecord | None,
         traceback: Traceback | None,
+        inputs: KeptInputs | None = None,
     ) -> None:
         self.facts = facts
         self.start = start
         self.end = end
         self.created_ns = time.perf_counter_ns()
         self.call = call
-        self._function = function
+        self.function = function
+        self.inputs = inputs
         self._traceback = traceback
         self._source: Source | None = None
 
@@ -71,14 +78,13 @@ class Operation:
     @property
     def name(self) -> str:
         """`torch.nn.functional.linear`, `torch.Tensor.add`; the class of a custom Function or module."""
-        function = self._function
+        function = self.function
         return function.__qualname__ if isinstance(function, type) else _function_name(function)
 
     @property
     def writes_in_place(self) -> bool:
         """Whether it changes its first argument."""
-        name = getattr(self._function, "__name__", "")
-        return name.endswith("_") and (name == "__setitem__" or not name.endswith("__") or name.startswith("__i"))
+        return writes_first_argument(getattr(self.function, "__name__", ""))
 
     @property
     def source(self) -> Source | None:

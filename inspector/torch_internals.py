@@ -876,6 +876,16 @@ def packed_by_user(saved: Sequence[Any]) -> bool:
     return False
 
 
+def is_packed(node: Node) -> bool:
+    """`packed_by_user` of all that a C++ or custom Function's node keeps."""
+    if isinstance(node, BackwardCFunction):
+        try:
+            return packed_by_user([each for each in node._raw_saved_tensors if each is not None])
+        except RuntimeError:  # freed
+            return False
+    return packed_by_user(saved_variables(node))
+
+
 def hides_saved(node: Node) -> bool:
     """Whether Python can't see what the node keeps: the one inside a CopySlices, and C++ nodes of extensions."""
     kind = type(node)
@@ -1392,6 +1402,39 @@ class FakeOperations(TorchDispatchMode):
             self.events.append(~self._numbers.pop(address))
 
 
+_DOUBLE = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
+}
+
+
+class InFloat64(TorchDispatchMode):
+    """While it is open, operations that are told to make numbers of less precision make float64 or complex128."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch loads its compiler, a second's work: `keep_compiler_out` does what is needed
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = [_DOUBLE.get(each, each) if type(each) is torch.dtype else each for each in args]
+        kwargs = {
+            name: _DOUBLE.get(each, each) if type(each) is torch.dtype else each
+            for name, each in (kwargs or {}).items()
+        }
+        return operator(*args, **kwargs)
+
+
+keep_compiler_out(InFloat64.__torch_dispatch__)
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """A copy without a graph; of whole numbers and truth values as they are."""
+    return tensor.detach().to(_DOUBLE.get(tensor.dtype, tensor.dtype), copy=True)
+
+
 def saved_facts(node: Node) -> tuple[Any, ...] | None:
     """What a C++ node keeps, as values that can be compared: layouts of tensors, and what else it shows.
 
@@ -1417,6 +1460,10 @@ def _fact(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple([_fact(each) for each in value])
     return type(value), value
+
+
+SAVED_FOR_FORWARD = "saved_for_forward"
+"""Where a custom Function's `save_for_forward` puts its tensors, among the attributes."""
 
 
 def attributes_of(node: Node) -> Mapping[str, object]:

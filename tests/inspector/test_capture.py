@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
+from tapehead.inspector.facts import Operation
+from tapehead.inspector.kept_inputs import KeptInputs
 from tapehead.inspector.kinds import Kind
 
 
@@ -613,3 +615,133 @@ def test_a_renewed_capture_keeps_no_module_alive() -> None:
         del model
         gc.collect()
         assert gone() is None
+
+
+def inputs_of(graph: th.Graph, name: str) -> KeptInputs:
+    operation = next(task.operation for task in graph.tasks if task.name == name)
+    assert isinstance(operation, Operation) and operation.inputs is not None
+    return operation.inputs
+
+
+def test_what_operations_were_called_with_is_kept_when_asked_for_and_not_otherwise() -> None:
+    x, linear = torch.randn(2, 4, requires_grad=True), nn.Linear(4, 3)
+    with th.capture():
+        plain = linear(x).sum()
+    assert all(task.operation.inputs is None for task in th.graph(plain).tasks)
+    with th.capture(keep_inputs=True):
+        loss = linear(x).sum()
+    kept = inputs_of(th.graph(loss), "AddmmBackward0").tensors
+    assert [each.name for each in kept] == ["input", "weight", "bias"]
+    assert [each.tensor.data_ptr() for each in kept] == [
+        x.data_ptr(),
+        *(each.data_ptr() for each in linear.parameters()),
+    ]
+    assert all(each.requires_grad and not each.modified and each.tensor.grad_fn is None for each in kept)
+    with torch.no_grad():
+        linear.weight.mul_(2)
+    assert [each.modified for each in kept] == [False, True, False]
+
+
+def test_what_is_written_in_place_is_kept_as_it_was() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with th.capture(keep_inputs=True):
+        y = x * 2
+        y.mul_(y)
+        y[:2] = y[2:]
+        loss = nn.functional.relu(y, True).sum()
+    graph = th.graph(loss)
+    assert [each.tensor.tolist() for each in inputs_of(graph, "MulBackward0").tensors] == [[1.0] * 4]
+    square = next(
+        task.operation for task in graph.tasks if task.operation and task.operation.name == "torch.Tensor.mul_"
+    )
+    assert [each.tensor.tolist() for each in square.inputs.tensors] == [[2.0] * 4] * 2
+    assert all(each.is_copy and not each.modified for each in inputs_of(graph, "ReluBackward0").tensors)
+
+
+def test_a_custom_function_is_kept_with_the_names_of_its_forward() -> None:
+    class Old(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, values, power, *others):
+            return values**power
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise AssertionError("is not run")
+
+    class New(torch.autograd.Function):
+        @staticmethod
+        def forward(values, factor=2.0):
+            return values * factor
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise AssertionError("is not run")
+
+    x = torch.ones(2, requires_grad=True)
+    with th.capture(keep_inputs=True):
+        loss = New.apply(Old.apply(x, 2, x)).sum()
+    graph = th.graph(loss)
+    assert [each.name for each in inputs_of(graph, "OldBackward").tensors] == ["values", "others[0]"]
+    assert [each.name for each in inputs_of(graph, "NewBackward").tensors] == ["values"]
+
+
+def test_kept_inputs_go_with_the_graph_and_hold_nothing_of_it() -> None:
+    """No collector runs: a node hides from it what it refers to, so that a cycle would stay for ever."""
+    gc.collect()
+    gc.disable()
+    try:
+        x = torch.ones(64, requires_grad=True)
+        parts: list[Tensor] = []
+        box = type("Box", (), {})()
+        with th.capture(keep_inputs=True):
+            y = x * 1
+            z = y.exp()
+            y.add_(z)  # from here on y, which `exp` was given, leads to the node of `exp`
+            parts += [y, z]
+            out = Attach.apply(torch.cat(parts), box)
+            box.kept = out  # so does an object that a Function was given
+            parts.append(out)  # and a list
+        storage = weakref.ref(y.untyped_storage())
+        gone = [weakref.ref(each) for each in (y, z, out)]
+        kept = weakref.ref(inputs_of(th.graph(out.sum()), "CatBackward0").tensors[0].tensor)
+        assert kept() is not None and storage() is not None
+        del y, z, out, parts, box
+        assert [each() for each in gone] == [None] * 3 and kept() is None
+    finally:
+        gc.enable()
+
+
+class Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, box):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def test_keeping_inputs_changes_no_gradient_and_no_error() -> None:
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(8, 4)
+    model(x).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    with th.capture(keep_inputs=True):
+        loss = model(x)
+    loss.backward()
+    assert all(torch.equal(one.grad, other) for one, other in zip(model.parameters(), expected, strict=True))
+    with th.capture(keep_inputs=True):
+        gradient = torch.func.grad(lambda x: (x**3).sum())(torch.full((2,), 2.0))
+        with torch.no_grad():
+            torch.ones(2).add_(1)
+        y = torch.ones(2, requires_grad=True).exp()
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        y.sum().backward()
+    assert torch.equal(gradient, torch.full((2,), 12.0))
+    assert_nothing_left_behind()
