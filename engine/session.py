@@ -539,7 +539,7 @@ class NativeSession(Verbs):
     def _go_on(self, until: int) -> None:
         """Lets the engine run until it stops, or ends."""
         worker = self._worker
-        worker.until = until
+        worker.until, worker.stopped = until, None
         try:
             if worker.begun:
                 worker.go_on()
