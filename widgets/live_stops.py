@@ -21,22 +21,17 @@ class LiveStops:
     def __init__(self, session: Stepper | NativeSession) -> None:
         self._session = session
         self._asked: deque[tuple[Collection[int], Collection[int]]] = deque()
-        self._tasks: dict[int, list[int]] = {}
+        self._places: dict[int, tuple[list[int], list[int]]] = {}
 
     @property
     def rows(self) -> list[Json]:
         """What the page is told of each."""
-        return [
-            {
-                "number": entry.number,
-                "kind": entry.kind,
-                "text": entry.text,
-                "enabled": entry.enabled,
-                "hits": entry.hits,
-                "tasks": self._ids(entry),
-            }
-            for entry in self._session.stops
-        ]
+        rows = []
+        for entry in self._session.stops:
+            tasks, calls = self._tasks_and_calls(entry)
+            facts = {"number": entry.number, "kind": entry.kind, "text": entry.text, "enabled": entry.enabled}
+            rows.append(facts | {"hits": entry.hits, "tasks": tasks, "calls": calls})
+        return rows
 
     @property
     def breakpoints(self) -> list[int]:
@@ -79,12 +74,15 @@ class LiveStops:
     def _enabled(self) -> list[Entry]:
         return [entry for entry in self._session.stops if entry.enabled]
 
-    def _ids(self, entry: Entry) -> list[int]:
+    def _tasks_and_calls(self, entry: Entry) -> tuple[list[int], list[int]]:
+        """Where it may stop, and of a breakpoint on modules the call of each: it stops at a call's first task alone."""
         if entry.tasks is None:
-            return []
-        if entry.number not in self._tasks:
-            self._tasks[entry.number] = sorted(entry.tasks)
-        return self._tasks[entry.number]
+            return [], []
+        if entry.number not in self._places:
+            tasks = sorted(entry.tasks)
+            calls = entry.calls if entry.kind == "break" else None
+            self._places[entry.number] = tasks, [] if calls is None else [calls[task_id] for task_id in tasks]
+        return self._places[entry.number]
 
 
 def _own_task(entry: Entry) -> int | None:

@@ -72,7 +72,7 @@ class PosedDeck(ShownDeck):
 
     def stops(self, *entries: dict[str, Any]) -> None:
         """The breakpoints and watchpoints that Python has."""
-        filled = [{"enabled": True, "hits": 0, "tasks": [], **each} for each in entries]
+        filled = [{"enabled": True, "hits": 0, "tasks": [], "calls": [], **each} for each in entries]
         self.page.evaluate("stops => window.put('_stops', stops)", filled)
 
     def asked(self) -> list[dict[str, Any]]:

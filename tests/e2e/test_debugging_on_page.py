@@ -90,20 +90,21 @@ def stand(deck: PosedDeck, gpt: Graph, position: int = AT, **news: Any) -> None:
 
 def test_what_stops_a_run_is_listed_and_can_be_switched_off_and_deleted(deck: PosedDeck, gpt: Graph) -> None:
     block = gpt.module("h.1")
+    entry = {"number": 1, "kind": "break", "text": "h.1", "tasks": block, "calls": [7] * len(block)}
     deck.stops(
-        {"number": 1, "kind": "break", "text": "h.1", "tasks": block, "hits": 2},
+        {**entry, "hits": 2},
         {"number": 4, "kind": "watch", "text": "nan"},
     )
     deck.expect(stops=2)
     deck.root.get_by_role("button", name="stops: 2").click()
     panel = deck.root.get_by_role("dialog", name="stops")
     module, watch = panel.locator("[data-stop='1']"), panel.locator("[data-stop='4']")
-    expect(module).to_contain_text(f"before {len(block)} tasks, hit 2 times")
+    expect(module).to_contain_text("before the first task of 1 call, hit 2 times")
     expect(watch).to_contain_text("nan")
     module.get_by_role("checkbox").uncheck()
     panel.get_by_role("button", name="delete watchpoint 4").click()
     assert deck.asked() == [{"kind": "enable", "number": 1, "on": False}, {"kind": "delete", "number": 4}]
-    deck.stops({"number": 1, "kind": "break", "text": "h.1", "tasks": block, "enabled": False})
+    deck.stops({**entry, "enabled": False})
     expect(module).to_have_attribute("data-enabled", "false")
     expect(watch).to_have_count(0)
     module.get_by_role("button", name="show").click()

@@ -91,6 +91,7 @@ def test_a_run_stops_before_a_modules_tasks_and_says_why(page: Page, engine: Eng
     (row,) = deck._stops
     told = {"number": 1, "kind": "break", "text": "down", "enabled": True, "hits": 1, "tasks": sorted(made.tasks)}
     assert row | told == row
+    assert row["calls"] == [deck.current.call] * len(made.tasks), "before its first task, the page can tell"
     agree(page)
     deck.stops.disable(made.number)
     deck.run()
@@ -272,6 +273,17 @@ def test_what_a_stop_speaks_of_lives_until_it_goes_on(page: Page) -> None:
     gc.collect()
     assert not any(each() is not None and not each().is_leaf for each in tensors)
     assert deck.stopped is None
+
+
+def test_a_watchpoint_that_is_switched_off_stops_nothing_any_more(page: Page) -> None:
+    deck = deck_on(nan_loss())
+    page.open(deck)
+    made = deck.watch("nan")
+    deck.run()
+    assert deck.stopped is not None
+    deck.stops.disable(made.number)
+    deck.run()
+    assert deck.status == "finished" and deck.stopped is None
 
 
 # Going back

@@ -15,7 +15,6 @@ import { makeLifetimes } from "./views/lifetimes.ts";
 import { makeMemory } from "./views/memory.ts";
 import { makeQueue } from "./views/queue.ts";
 import { makeScrub } from "./views/scrub.ts";
-import { makeStopped } from "./views/stopped.ts";
 import { followTheme, readColours } from "./views/theme.ts";
 import { makeTip } from "./views/tip.ts";
 
@@ -69,7 +68,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   const main = el("div", { class: "main", id: "main", role: "tabpanel", "aria-label": "the shown policy" });
   views.push(makeBar(stage, panels), makeScrub(stage, panels));
   panels.append(main);
-  views.push(makeGraph(stage, main), makeStopped(stage, main), makeQueue(stage, main), makeInspector(stage, main));
+  views.push(makeGraph(stage, main), makeQueue(stage, main), makeInspector(stage, main));
   views.push(makeMemory(stage, panels), makeLifetimes(stage, panels), makeFooter(stage, panels));
   views.push(makeAnnouncer(stage, root));
 

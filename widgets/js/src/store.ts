@@ -147,6 +147,8 @@ export class Store {
   readonly state: State;
   readonly speeds = SPEEDS;
   private replays: Replay[];
+  /** Whose order `marks` are of. */
+  private markedFor: Replay;
   private readonly listeners = new Set<(changed: Changed) => void>();
 
   constructor(
@@ -155,6 +157,7 @@ export class Store {
   ) {
     this.graph = new DeckGraph(document);
     this.replays = document.schedules.map((schedule) => new Replay(this.graph, schedule));
+    [this.markedFor] = this.replays;
     const whole = document.schedules[0].order.length;
     this.state = {
       t: document.position < whole || link ? document.position : 0,
@@ -194,11 +197,13 @@ export class Store {
   }
 
   update(patch: Partial<State>): void {
-    const { breakpoints } = patch;
-    if (breakpoints || patch.stops) {
-      const { state } = this;
-      const stops = patch.stops ?? (this.link ? state.stops : ownStops(state.stops, breakpoints ?? state.breakpoints));
-      patch = { ...patch, stops, marks: marksOf(stops, breakpoints ?? state.breakpoints) };
+    const replay = this.replays[patch.tab ?? this.state.tab];
+    if (patch.breakpoints || patch.stops || replay !== this.markedFor) {
+      const breakpoints = patch.breakpoints ?? this.state.breakpoints;
+      const { stops: before } = this.state;
+      const stops = patch.stops ?? (this.link ? before : ownStops(before, breakpoints));
+      patch = { ...patch, stops, marks: marksOf(stops, breakpoints, replay) };
+      this.markedFor = replay;
     }
     const changed = new Set<keyof State>();
     for (const key of Object.keys(patch) as (keyof State)[]) {

@@ -124,7 +124,7 @@ test("what is chosen in Python is shown, and not told back", async () => {
 test("what Python says of all stops is shown, and not told back", async () => {
   const model = new FakeModel();
   const store = await openLink(model);
-  const row = { number: 1, kind: "break", text: "encoder", enabled: false, hits: 2, tasks: [0, 1] };
+  const row = { number: 1, kind: "break", text: "encoder", enabled: false, hits: 2, tasks: [0, 1], calls: [] };
   model.set("_stops", [row]);
   await unpacked();
   assert.deepEqual([store.state.stops, [...store.state.marks]], [[row], [[0, false], [1, false]]]);

@@ -6,11 +6,11 @@ import type { DeckDocument } from "../src/model/document.ts";
 import { DeckGraph } from "../src/model/graph.ts";
 import { suggestPlaces } from "../src/model/places.ts";
 import { Replay } from "../src/model/replay.ts";
-import { endOfCall, marksOf, ownStops, type StopPoint, taskOf } from "../src/model/stops.ts";
+import { endOfCall, marksOf, ownStops, type StopPoint, stopsBefore, taskOf } from "../src/model/stops.ts";
 import { smallDocument } from "./small_document.ts";
 
 function stop(number: number, more: Partial<StopPoint> = {}): StopPoint {
-  return { number, kind: "break", text: "Mm", enabled: true, hits: 0, tasks: [], ...more };
+  return { number, kind: "break", text: "Mm", enabled: true, hits: 0, tasks: [], calls: [], ...more };
 }
 
 /** Relu in net.body, Mm in net, in this order; the parameter belongs to no call. */
@@ -30,7 +30,18 @@ test("a task is marked by any breakpoint that may stop before it, hollow where a
     stop(2, { tasks: [2] }),
     stop(3, { kind: "watch", tasks: [0] }),
   ];
-  assert.deepEqual([...marksOf(stops, new Set([3]))], [[1, false], [2, true], [3, true]]);
+  const graph = new DeckGraph(smallDocument());
+  const replay = new Replay(graph, graph.document.schedules[0]);
+  assert.deepEqual([...marksOf(stops, new Set([3]), replay)], [[1, false], [2, true], [3, true]]);
+});
+
+test("a breakpoint on modules is before the first task of each call, in the order that is shown", () => {
+  const graph = new DeckGraph(smallDocument());
+  const [schedule] = graph.document.schedules;
+  const modules = stop(1, { tasks: [0, 1, 2, 3], calls: [7, 7, 8, 8] });
+  const first = (order: number[]) => stopsBefore(modules, new Replay(graph, { ...schedule, order })).sort();
+  assert.deepEqual(first([2, 1, 3, 0]), [1, 2]);
+  assert.deepEqual(first([0, 3, 1, 2]), [0, 3]);
 });
 
 test("a page without a kernel numbers its breakpoints in the order in which they were set", () => {

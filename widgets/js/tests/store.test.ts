@@ -156,7 +156,7 @@ test("a live session that plays stops at breakpoints, and where it fails", () =>
 
 test("what plays stops where the kernel says so, and not before each task that a breakpoint may stop at", () => {
   const { store } = live();
-  store.update({ stops: [{ number: 1, kind: "break", text: "*", enabled: true, hits: 0, tasks: [0, 1, 3] }] });
+  store.update({ stops: [{ number: 1, kind: "break", text: "*", enabled: true, hits: 0, tasks: [0, 1, 3], calls: [] }] });
   store.play();
   store.progress(news(1));
   assert.equal(store.state.playing, true, "its condition may not hold");
@@ -173,13 +173,24 @@ test("what has run is played up to what any enabled breakpoint may stop at", () 
     { number: 1, kind: "break", text: "Relu", enabled: false, hits: 0, tasks: [3] },
     { number: 2, kind: "break", text: "Mm", enabled: true, hits: 0, tasks: [1] },
   ] as const;
-  store.update({ stops: stops.map((each) => ({ ...each, tasks: [...each.tasks] })) });
+  store.update({ stops: stops.map((each) => ({ ...each, tasks: [...each.tasks], calls: [] })) });
   store.progress(news(3));
   store.go(0);
   store.run();
   assert.equal(store.state.t, 1);
   store.run();
   assert.deepEqual([store.state.t, asked], [1, [["run"]]], "nothing else stops what has run: the session runs on");
+});
+
+test("another policy enters a module elsewhere, and is stopped there", () => {
+  const { store } = live();
+  store.update({ stops: [{ number: 1, kind: "break", text: "net", enabled: true, hits: 0, tasks: [0, 1], calls: [4, 4] }] });
+  assert.deepEqual([...store.state.marks.keys()], [1]);
+  const { marks } = store.state;
+  store.progress(news(1, { others: [planOf("bfs", [2, 0, 3, 1])] }));
+  assert.equal(store.state.marks, marks, "as long as its order is the same, so that little is drawn anew");
+  store.show(1);
+  assert.deepEqual([...store.state.marks.keys()], [0]);
 });
 
 test("a module is stepped over by the kernel at a session's front, and in what has run on the page", () => {

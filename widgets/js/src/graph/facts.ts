@@ -106,9 +106,12 @@ function cardsWith(marks: Marks, scene: Scene): Map<PlacedBox, boolean> {
 
 /** Of a spot's breakpoints whether one is enabled; undefined where it has none. */
 export function breakpointOf({ breakpoints }: Facts, { tasks }: Spot): boolean | undefined {
-  if (!breakpoints.size) return undefined;
-  const marks = tasks.map((task) => breakpoints.get(task)).filter((mark) => mark !== undefined);
-  return marks.length ? marks.includes(true) : undefined;
+  let found: boolean | undefined;
+  for (const task of breakpoints.size ? tasks : []) {
+    const mark = breakpoints.get(task);
+    if (mark !== undefined) found = mark || found === true;
+  }
+  return found;
 }
 
 /** The state of a spot: its task's; that of several is theirs together. */

@@ -45,10 +45,10 @@ export class Minimap {
     this.size = { width: box.inlineSize, height: box.blockSize };
   });
 
-  /** `taken` says whether something else is in a corner. `look` moves the camera's middle to a point of the picture. */
+  /** `taken` says whether something else is in the left top corner. `look` moves the camera's middle to a point of the picture. */
   constructor(
     look: (x: number, y: number) => void,
-    private readonly taken: (corner: Corner) => boolean,
+    private readonly taken: () => boolean,
   ) {
     this.canvas.hidden = true;
     this.observer.observe(this.canvas);
@@ -106,7 +106,7 @@ export class Minimap {
     const boxes = scene.layout.boxes.filter(({ rect, closed }) =>
       touch(closed ? rect : { ...rect, width: HEADER_WIDTH, height: HEADER_HEIGHT }, area),
     );
-    if (this.taken(corner)) return Infinity;
+    if (corner === "left top" && this.taken()) return Infinity;
     const card = ringed < 0 ? null : scene.cardAround(ringed);
     const shown = found.some((index) => scene.spots[index].tasks.includes(ringed)) || boxes.some((box) => box === card);
     return found.length + WEIGHT_OF_BOX * boxes.length + (shown ? WEIGHT_OF_SHOWN : 0);

@@ -3,10 +3,13 @@
 import { NONE } from "./document.ts";
 import { type DeckGraph, shortName } from "./graph.ts";
 
+/** In this order they are offered. */
+const OFFERED = ["kind", "module", "line", "parameter"] as const;
+
 export interface Place {
   /** What is typed. */
   where: string;
-  what: "line" | "kind" | "module" | "parameter";
+  what: (typeof OFFERED)[number];
   /** How many tasks it means. */
   tasks: number;
 }
@@ -17,6 +20,7 @@ const known = new WeakMap<DeckGraph, Place[]>();
 function placesOf(graph: DeckGraph): Place[] {
   let places = known.get(graph);
   if (places) return places;
+  // In the order in which Python tries what a name may mean.
   const found = { line: new Map(), kind: new Map(), module: new Map(), parameter: new Map() };
   const add = (names: Map<string, number>, name: string) => name && names.set(name, (names.get(name) ?? 0) + 1);
   const paths = new Map<number, Set<string>>();
@@ -36,6 +40,7 @@ function placesOf(graph: DeckGraph): Place[] {
       return { where, what: what as Place["what"], tasks };
     }),
   );
+  places.sort((one, other) => OFFERED.indexOf(one.what) - OFFERED.indexOf(other.what));
   known.set(graph, places);
   return places;
 }

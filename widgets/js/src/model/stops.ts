@@ -13,6 +13,8 @@ export interface StopPoint {
   hits: number;
   /** Those that it may stop at; empty: any. */
   tasks: number[];
+  /** Of a breakpoint on modules the call of each of them: it stops before the first task of a call. Else empty. */
+  calls: number[];
 }
 
 /** Why a live session has stopped. */
@@ -29,13 +31,25 @@ export interface Stopped {
 export type Marks = ReadonlyMap<number, boolean>;
 
 /** `breakpoints`: those of tasks, which the kernel may not have made stops of yet. */
-export function marksOf(stops: readonly StopPoint[], breakpoints: ReadonlySet<number>): Marks {
+export function marksOf(stops: readonly StopPoint[], breakpoints: ReadonlySet<number>, replay: Replay): Marks {
   const marks = new Map<number, boolean>();
-  for (const { kind, tasks, enabled } of stops) {
-    if (kind === "break") for (const task of tasks) marks.set(task, enabled || marks.get(task) === true);
+  for (const stop of stops) {
+    if (stop.kind === "watch") continue;
+    for (const task of stopsBefore(stop, replay)) marks.set(task, stop.enabled || marks.get(task) === true);
   }
   for (const task of breakpoints) if (!marks.has(task)) marks.set(task, true);
   return marks;
+}
+
+/** The tasks before which it may stop, in this order of tasks. */
+export function stopsBefore({ tasks, calls }: StopPoint, { place }: Replay): number[] {
+  if (!calls.length) return tasks;
+  const firsts = new Map<number, number>();
+  tasks.forEach((task, at) => {
+    const first = firsts.get(calls[at]);
+    if (first === undefined || place[task] < place[first]) firsts.set(calls[at], task);
+  });
+  return [...firsts.values()];
 }
 
 /** The stops of a page without a kernel: one a breakpoint, numbered as they were set. */
@@ -44,7 +58,7 @@ export function ownStops(before: readonly StopPoint[], breakpoints: ReadonlySet<
   let number = before.at(-1)?.number ?? 0;
   for (const task of breakpoints) {
     if (kept.some(({ tasks }) => tasks[0] === task)) continue;
-    kept.push({ number: ++number, kind: "break", text: `task ${task}`, enabled: true, hits: 0, tasks: [task] });
+    kept.push({ number: ++number, kind: "break", text: `task ${task}`, enabled: true, hits: 0, tasks: [task], calls: [] });
   }
   return kept;
 }

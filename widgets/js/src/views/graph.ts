@@ -24,6 +24,7 @@ import { bindPointer, isForCamera } from "../graph/pointer.ts";
 import { reachedFrom } from "../graph/reach.ts";
 import { Scene } from "../graph/scene.ts";
 import { Strip } from "../graph/strip.ts";
+import { makeStopped } from "./stopped.ts";
 import styles from "./graph.css";
 
 /** A large graph opens folded to about so many things. */
@@ -58,6 +59,7 @@ class GraphView implements View {
   private readonly mirror: Mirror;
   private readonly ring = new FocusRing();
   private readonly strip: Strip;
+  private readonly stopped: View;
   private readonly finder: FactFinder;
   private readonly bytes: Float64Array;
   private readonly ending = new AbortController();
@@ -83,10 +85,7 @@ class GraphView implements View {
     this.bytes = edgeBytes(store.graph);
     this.painter = new Painter(this.canvas, this.bytes);
     this.pilot = new Pilot(this.canvas, (event) => isForCamera(this.canvas, event), () => this.freed());
-    this.map = new Minimap(
-      (x, y) => this.lookAt(x, y),
-      (corner) => (corner === "left top" && !this.crumbs.isEmpty) || (store.state.stopped !== null && corner.endsWith("top")),
-    );
+    this.map = new Minimap((x, y) => this.lookAt(x, y), () => !this.crumbs.isEmpty);
     this.mirror = new Mirror(store, {
       select: (task) => store.select(task),
       toggle: (box) => this.toggle(box),
@@ -109,8 +108,10 @@ class GraphView implements View {
     const { canvas, map, crumbs, ring, mirror } = this;
     const host = el("div", { class: "view" }, canvas, mirror.list, map.canvas, crumbs.element, hint, ring.element);
     const style = el("style", {}, styles);
-    this.section = el("section", { class: "graph", "aria-label": "graph" }, style, host, this.strip.element);
+    this.section = el("section", { class: "graph", "aria-label": "graph" }, style, host);
     parent.append(this.section);
+    this.stopped = makeStopped(stage, this.section);
+    this.section.append(this.strip.element);
     const toggle = (box: PlacedBox) => this.toggle(box);
     const facts = () => this.finder.at(this.scene);
     const { pilot, painter } = this;
@@ -122,6 +123,7 @@ class GraphView implements View {
 
   update(changed: Changed): boolean {
     const { selected, matches } = this.store.state;
+    this.stopped.update(changed);
     if (changed.has("open")) this.relayout();
     if (changed.has("selected") && selected !== null && matches?.[selected] && this.scene.cardAround(selected)) {
       this.store.update({ open: opened(this.tree, this.store.state.open, selected) });
@@ -198,13 +200,14 @@ class GraphView implements View {
   }
 
   private resize({ width, height }: Size): void {
+    const isLower = width === this.size.width; // why it stopped is said below the picture, which stays where it is
     this.size = { width, height };
     if (!width || !height) return;
     const first = !this.begun;
     this.begun = true;
     this.pilot.resize(width, height);
     this.pilot.allow(fitView(this.scene.layout, this.size).k);
-    this.aim(true, first);
+    this.aim(!isLower || first, first);
     if (first) this.describe();
     this.stage.redraw(this);
   }

@@ -1,7 +1,7 @@
 /** On the tab of another policy, or of a branch, of a live session: what it is, and the way to make it real. */
 
 import { el } from "../dom.ts";
-import { grouped } from "../text.ts";
+import { count, grouped } from "../text.ts";
 import type { MakeView } from "../view.ts";
 import { shown } from "./policy_tabs.ts";
 
@@ -27,7 +27,8 @@ export const makeRunOn: MakeView = ({ store }, parent) => {
       if (view.hidden) return;
       const { policy, title } = store.replay.schedule;
       button.disabled = status === "running";
-      says.textContent = branch ? `left after ${grouped(branch.ran)}, forked after ${grouped(branch.forked_at)}` : "simulated from the start";
+      const ways = branch && `${count(branch.ran, "task")} ran, forked after ${grouped(branch.forked_at)}`;
+      says.textContent = ways ?? "simulated from the start";
       button.textContent = branch ? "go on from this branch" : `run on under ${shown(policy)}`;
       button.title = branch ? branch.text : `The session goes on by this rule: ${title}`;
     },

@@ -103,17 +103,18 @@ function drawBreakpoints(
     const at = Math.round(2 * x(replay.place[task])) / 2;
     pixels.set(at, enabled || pixels.get(at) === true);
   }
-  let first = { at: -Infinity, enabled: false };
-  let last = -Infinity;
+  const runs: { from: number; to: number; enabled: boolean }[] = [];
   for (const [at, enabled] of [...pixels].sort(([one], [other]) => one - other)) {
-    const isNear = at - last < CLOSE && (enabled === first.enabled || at - first.at < 2);
-    if (isNear) bar(context, first.at, at + 1, colours.ink);
-    else first = { at, enabled };
-    last = at;
+    const last = runs.at(-1);
+    if (last && at - last.to < CLOSE && enabled === last.enabled) last.to = at;
+    else runs.push({ from: at, to: at, enabled });
+  }
+  for (const { from, to, enabled } of runs) {
+    if (to > from) bar(context, from, to, colours.ink);
     context.fillStyle = colours.ink;
-    octagon(context, first.at, 4);
+    octagon(context, from, 4);
     context.fillStyle = colours.panel;
-    if (!first.enabled) octagon(context, first.at, 2.4);
+    if (!enabled) octagon(context, from, 2.4);
   }
 }
 

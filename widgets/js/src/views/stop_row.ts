@@ -1,7 +1,7 @@
 /** One breakpoint or watchpoint in the list of all. */
 
 import { el } from "../dom.ts";
-import { type StopPoint, taskOf } from "../model/stops.ts";
+import { type StopPoint, stopsBefore, taskOf } from "../model/stops.ts";
 import type { Store } from "../store.ts";
 import { count } from "../text.ts";
 import { icon } from "./icons.ts";
@@ -37,11 +37,12 @@ export class StopRow {
 
   show(stop: StopPoint): void {
     this.stop = stop;
-    const { kind, tasks, hits, enabled } = stop;
+    const { kind, tasks, calls, hits, enabled } = stop;
     this.check.checked = enabled;
     this.element.dataset.enabled = String(enabled);
     const any = kind === "break" ? "any task" : "every gradient";
-    const extent = tasks.length ? count(tasks.length, "task") : any;
+    const several = calls.length ? `the first task of ${count(new Set(calls).size, "call")}` : count(tasks.length, "task");
+    const extent = tasks.length ? several : any;
     const hit = hits ? `, hit ${count(hits, "time")}` : "";
     this.facts.textContent = `${kind === "break" ? "before" : "of"} ${extent}${hit}`;
   }
@@ -55,10 +56,11 @@ export class StopRow {
   /** The next of its tasks from here on, or the first of all. */
   private select(): void {
     const { replay, state } = this.store;
-    const places = this.stop.tasks.map((task) => replay.place[task]).sort((one, other) => one - other);
+    const before = stopsBefore(this.stop, replay);
+    const places = before.map((task) => replay.place[task]).sort((one, other) => one - other);
     const next = places.find((place) => place > state.t) ?? places[0];
     const task = replay.running(next);
-    this.store.update({ selected: task < 0 ? this.stop.tasks[0] : task });
+    this.store.update({ selected: task < 0 ? before[0] : task });
   }
 }
 

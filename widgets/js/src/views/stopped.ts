@@ -1,4 +1,4 @@
-/** At which breakpoint or watchpoint a live session stands, over the graph, until it moves on or this is dismissed. */
+/** At which breakpoint or watchpoint a live session stands, below the graph, until it moves on or this is dismissed. */
 
 import { el } from "../dom.ts";
 import type { MakeView } from "../view.ts";

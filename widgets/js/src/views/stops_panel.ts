@@ -8,24 +8,25 @@ import type { Store } from "../store.ts";
 import { count } from "../text.ts";
 import { bindCombobox, type Offers } from "./combobox.ts";
 import { icon } from "./icons.ts";
+import { lineName } from "./line_name.ts";
 import { itemOf } from "./search.ts";
 import { StopRow } from "./stop_row.ts";
 
 /** So many places are offered. */
 const MOST = 10;
 
-/** What may be watched for, as engine/watchpoints.py has it. */
+/** What may be watched for, as engine/conditions.py has it. */
 const CONDITIONS: readonly (readonly [condition: string, says: string])[] = [
   ["nan", "an element is not a number"],
   ["inf", "an element is infinite"],
   ["zero", "all elements are zero"],
   ["norm>1e3", "the norm is above a bound"],
   ["norm<1e-8", "the norm is below a bound"],
-  ["ratio>100", "a module makes it so much larger"],
-  ["ratio<0.01", "a module makes it so much smaller"],
-  ["upcast", "another dtype than what came in"],
-  ["shape", "another shape than expected"],
-  ["missing", "a parameter has none at the end"],
+  ["ratio>100", "a module's call makes it so much larger"],
+  ["ratio<0.01", "a module's call makes it so much smaller"],
+  ["upcast", "its dtype gets wider"],
+  ["shape", "a broadcast widened it"],
+  ["missing", "a parameter got none, at the end"],
 ];
 
 export class StopsPanel {
@@ -144,7 +145,7 @@ export class StopsPanel {
   private hint(): void {
     const { store, watches, input } = this;
     if (watches) input.placeholder = "nan, norm>1e3, …";
-    else input.placeholder = store.link ? "Addmm, encoder.layer.3, model.py:120, #57" : "#57, or words to find a task by";
+    else input.placeholder = store.link ? "Addmm, layer.3, model.py:120" : "#57, or words of its name";
   }
 
   private offers(): Offers {
@@ -187,6 +188,7 @@ export class StopsPanel {
 function option(where: string, what: string, more = ""): HTMLElement {
   const kind = el("span", { class: "k" }, what);
   const extent = more ? [el("span", { class: "m" }, more)] : [];
-  return el("li", { class: "place", "data-where": where }, el("span", { class: "n" }, where), kind, ...extent);
+  const name = what === "line" ? lineName(where) : el("span", { class: "n" }, where);
+  return el("li", { class: "place", "data-where": where }, name, kind, ...extent);
 }
 
