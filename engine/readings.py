@@ -44,7 +44,8 @@ def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
     A sum that is finite says that all elements are: one pass at the speed of the memory. Only what is not is looked at
     more closely, also because sums overflow: those of 16-bit gradients, and of large numbers.
     """
-    if type(gradient) is not Tensor or gradient.layout is not torch.strided or gradient.dtype not in PLAIN:
+    plain = type(gradient) is Tensor and gradient.layout is torch.strided and gradient.dtype in PLAIN
+    if not plain or gradient.is_meta:
         return _read_exotic(gradient)
     nan = inf = zero = False
     norm = math.nan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -305,15 +305,16 @@ class Stops:
         for watchpoint, condition in asked:
             if all(term.holds is None or term.holds(read) for term in condition):
                 text = say_late(self._graph, watchpoint, condition, task_id, number, read)
-                self._add_late(watchpoint, task_id, text, ran)
+                self._add_late(watchpoint, task_id, text, about(self._graph, self._graph.tasks[task_id]), ran)
 
-    def _add_late(self, watchpoint: Watchpoint, task_id: int, text: str, ran: int) -> None:
-        if ran <= watchpoint.muted_until:
+    def _add_late(self, watchpoint: Watchpoint, task_id: int, text: str, known: Iterable[str], ran: int) -> None:
+        told = self._found is not None and self._found.task == task_id
+        if ran <= watchpoint.muted_until and not told:
             watchpoint.hit(task_id)
             return
         watchpoint.muted_until = self._ran
         since = self._ran - ran
-        lines = list(about(self._graph, self._graph.tasks[task_id]))
+        lines = list(known)
         if since:
             lines.append(
                 f"{since} task{'s have' if since > 1 else ' has'} run since: the accelerator was not waited for, and "
@@ -343,8 +344,7 @@ class Stops:
         for call, came, left in (watchpoint.flow.came if entered else watchpoint.flow.left)(port, read.norm):
             ratio = left / came if came else float("inf") if left else float("nan")
             if any(bound.beyond(ratio) for bound in watchpoint.conditions.ratios):
-                text = say_ratio(self._graph, watchpoint, call, came, left)
-                self._add_late(watchpoint, port[0], text, ran)
+                self._add_late(watchpoint, port[0], say_ratio(self._graph, watchpoint, call, came, left), (), ran)
 
     def _add_stop(self, watchpoint: Watchpoint, stop: Stop) -> None:
         """Of several that one task brings the first is the stop; the others are mentioned."""
@@ -352,7 +352,7 @@ class Stops:
             watchpoint.hit(stop.task)
         if self._found is None:
             self._found = stop
-        elif self._found.number != stop.number:
+        else:
             self._found = replace(self._found, lines=(*self._found.lines, f"also {stop.text}"))
 
     def _known_bad(self, task_id: int) -> bool | None:

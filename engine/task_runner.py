@@ -94,7 +94,10 @@ class TaskRunner:
         node = self.graph_task.node = self._graph.nodes[task.id]
         on_hook = self.on_hook
         if task.kind is Kind.ACCUMULATE_GRAD:
-            return self._accumulate(node, gradients, hooks, on_hook)
+            nothing = self._accumulate(node, gradients, hooks, on_hook)
+            if self.on_outputs is not None:
+                self.on_outputs(task.id, gradients, nothing, node)
+            return nothing
         python = task.kind in APPLIED
         saved = saved_variables(node) if self.frees and not python else []
         hidden = self.frees and (hides_saved(node) or packed_by_user(saved))
