@@ -76,15 +76,15 @@ class ForwardWatch:
             bad = [each for each in tensors_of(result) if is_bad(each)]
             if not bad:
                 return
-            given = [each for each in tensors_of(tuple(arguments)) if all(each is not own for own in bad)]
             if isinstance(operation, Operation):
-                self._note(operation, bad, given)
+                self._note(operation, bad, arguments)
             elif not self.finds:  # a module whose inside nobody sees: scripted or compiled
                 self._add("nan" if _has_nan(bad) else "inf", "made", operation, bad, (), False)
             for each in bad:
                 self._known[id(each)] = ref(each)
 
-    def _note(self, operation: Operation, bad: list[Tensor], given: list[Tensor]) -> None:
+    def _note(self, operation: Operation, bad: list[Tensor], arguments: Sequence[object]) -> None:
+        given = [each for each in tensors_of(tuple(arguments)) if all(each is not own for own in bad)]
         wrote = [each for each in bad if self._is_known(each)]  # in place, into what was bad before
         before = [*given, *wrote]
         had_nan, had_inf = _has_nan(before), _has_inf(before)
@@ -102,7 +102,7 @@ class ForwardWatch:
                     continue  # it came from an operation that was seen
             elif operation_title(operation.name).rsplit(".", 1)[-1] in _PUTS:
                 how = "put"
-            self._add(what, how, operation, bad, given, had_inf and not had_nan)
+            self._add(what, how, operation, bad, arguments, had_inf and not had_nan)
 
     def _is_known(self, tensor: Tensor) -> bool:
         found = self._known.get(id(tensor))
@@ -114,7 +114,7 @@ class ForwardWatch:
         how: How,
         operation: Operation | CallRecord,
         bad: Sequence[Tensor],
-        given: Sequence[Tensor],
+        arguments: Sequence[object],
         from_infinite: bool,
     ) -> None:
         if any(each.what == what and each.how == how for each in self.finds):
@@ -130,7 +130,7 @@ class ForwardWatch:
                 None if call is None else call.full_path or call.module_class.__name__,
                 None if isinstance(operation, CallRecord) else operation.source,
                 what_is_bad(bad[0]),
-                tuple(_given(operation.facts, given, bad[0])),
+                tuple(_given(operation.facts, arguments, bad)),
                 from_infinite,
             )
         )
@@ -144,23 +144,29 @@ def _has_inf(tensors: Sequence[Tensor]) -> bool:
     return any(is_bad(each) and bool(each.isinf().any()) for each in tensors)
 
 
-def _given(facts: Facts, given: Sequence[Tensor], bad: Tensor) -> Iterator[str]:
-    """What the arguments were like, and what stood at the place of the first bad element."""
+def _given(facts: Facts, arguments: Sequence[object], bad: Sequence[Tensor]) -> Iterator[str]:
+    """What the arguments were like. What the operation wrote into is not as it was."""
+    for number, argument in enumerate(arguments):
+        if isinstance(argument, int | float) and len(arguments) == 2:
+            yield f"argument {number} was {number_text(argument)}"
+        for each in tensors_of(argument):
+            if all(each is not own for own in bad):
+                name = facts.leaf_name(each)
+                meta = TensorMeta(tuple(each.shape), each.dtype, each.device)
+                yield f"argument {number} ({f'{name}, ' if name else ''}{meta}){_state(each, bad[0])}"
+
+
+def _state(given: Tensor, bad: Tensor) -> str:
+    """What was in an argument, and what stood in it at the place of the first bad element."""
     index = first_bad(bad)
-    at_index = f"at {index_text(index)} " if index else ""
-    for number, each in enumerate(given):
-        name = facts.leaf_name(each)
-        meta = TensorMeta(tuple(each.shape), each.dtype, each.device)
-        which = f"argument {number} ({f'{name}, ' if name else ''}{meta})"
-        if not has_element(each) or each.is_complex():
-            yield which
-        elif is_bad(each):
-            yield f"{which} had {what_is_bad(each)}{_whole_line(each, index) if each.shape == bad.shape else ''}"
-        else:
-            at = value_at(each, index, bad.shape)
-            where = "" if at is None else f", and {at_index}it was {number_text(at)}"
-            low, high = (number_text(bound.item()) for bound in each.aminmax())
-            yield f"{which} was finite, from {low} to {high}{where}"
+    if not has_element(given) or given.is_complex():
+        return ""
+    if is_bad(given):
+        return f" had {what_is_bad(given)}{_whole_line(given, index) if given.shape == bad.shape else ''}"
+    at = value_at(given, index, bad.shape)
+    where = "" if at is None else f", and {f'at {index_text(index)} ' if index else ''}it was {number_text(at)}"
+    low, high = (number_text(bound.item()) for bound in given.aminmax())
+    return f" was finite, from {low} to {high}{where}"
 
 
 def _whole_line(given: Tensor, index: tuple[int, ...]) -> str:
