@@ -448,6 +448,7 @@ class Deck(Played):
             self._forgotten.update(news.forgotten)
             self._checks.update(news.checks)
             self._branches = self._branches if news.branches is None else news.branches
+            self._live.document.content |= {"branches": self._branches, "checks": self._checks.copy()}
             self._told = replace(news, records={}, forgotten=(), live=None, others=None, checks={}, branches=None)
             self._live.document.take(news.position, news.records, news.live, news.others, news.forgotten)
             self._send_news(news)

@@ -121,6 +121,7 @@ def test_a_breakpoint_is_made_from_a_name_that_is_offered_and_what_is_wrong_is_s
     for key in ("ArrowDown", "Enter", "Enter"):
         deck.page.keyboard.press(key)
     assert deck.asked() == [{"kind": "break", "where": "h.1.mlp"}]
+    expect(panel.get_by_role("listbox")).to_have_count(0)
     deck.tell(trouble='ValueError: nothing in this graph is called "h.1.mlp"')
     expect(panel.get_by_role("alert")).to_have_text('nothing in this graph is called "h.1.mlp"')
     expect(deck.root.locator(".trouble")).to_be_hidden()

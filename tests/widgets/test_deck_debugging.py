@@ -21,7 +21,7 @@ from tapehead.engine.simulate import simulate
 from tapehead.widgets.deck import Deck
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
-from .page_side import Page, listening
+from .page_side import Page, listening, unpacked
 
 
 @pytest.fixture
@@ -446,6 +446,7 @@ def test_what_is_done_differently_is_a_branch_and_the_old_one_a_schedule(page: P
     ]
     assert page.last["branches"][1]["parent"] == 1 and page.last["branches"][1]["forked_at"] == 3
     assert page.last["branches"][1]["edits"] == 1
+    assert unpacked(deck.packed())["branches"] == page.last["branches"], "a saved page has them, too"
     kept = page.document["schedules"][-1]
     assert (kept["policy"], kept["title"]) == ("branch 1", deck.branches[0].describe())
     assert kept["order"] == planned, "what ran, and what its policy would have run"

@@ -1,6 +1,6 @@
 /** The one state of a deck's page, shared by all of its views, and what changes it. */
 
-import type { DeckDocument, Memory, Schedule, TaskRecord } from "./model/document.ts";
+import type { Branch, Check, DeckDocument, Memory, Schedule, TaskRecord } from "./model/document.ts";
 import { find } from "./model/find.ts";
 import { DeckGraph } from "./model/graph.ts";
 import { Replay } from "./model/replay.ts";
@@ -73,23 +73,6 @@ export interface History {
   gradient_bytes: number;
   saved_bytes: number;
   reach: number;
-}
-
-/** A way in which a session went. All but the current one have a schedule of their own, called `branch 2`. */
-export interface Branch {
-  number: number;
-  forked_at: number;
-  /** How many of its tasks have run. */
-  ran: number;
-  current: boolean;
-  /** `branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`. */
-  text: string;
-}
-
-/** Whether a task's backward is that of its forward; `ok` is null where that could not be told. */
-export interface Check {
-  ok: boolean | null;
-  lines: string[];
 }
 
 /** What the kernel may be asked for, besides running on. */
@@ -173,8 +156,8 @@ export class Store {
       marks: new Map(),
       stopped: null,
       history: null,
-      branches: [],
-      checks: {},
+      branches: document.branches ?? [],
+      checks: document.checks ?? {},
       checking: null,
       hoveredTask: null,
       hoveredStorage: null,

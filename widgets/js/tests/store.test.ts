@@ -224,7 +224,7 @@ test("a session that is taken back forgets what was recorded, and who looks ther
 test("a branch is shown as far as it ran, with what was recorded before it parted, and can be gone on from", () => {
   const { store, asked } = live();
   const record = { inputs: [], outputs: [], elapsed_ns: 1 };
-  const branch = { number: 1, forked_at: 1, ran: 3, current: false, text: "branch 1, 3 tasks under heap" };
+  const branch = { number: 1, parent: null, forked_at: 1, ran: 3, current: false, text: "branch 1, 3 tasks under heap" };
   const others = [planOf("bfs"), planOf("branch 1", [2, 1, 0, 3])];
   store.progress(news(2, { others, branches: [branch], records: { 2: record, 1: record } }));
   store.show(1);
@@ -236,6 +236,15 @@ test("a branch is shown as far as it ran, with what was recorded before it parte
   assert.deepEqual([store.unreal, store.ran], ["planned", 3]);
   store.takeBranch();
   assert.deepEqual([asked, store.state.tab], [[["ask", { kind: "branch", number: 1 }]], 0]);
+});
+
+test("what a saved page has of a branch has run, as far as it came", () => {
+  const branches = [{ number: 1, parent: null, forked_at: 0, ran: 3, current: false, text: "branch 1" }];
+  const schedules = [planOf("heap"), planOf("branch 1", [2, 1, 0, 3])];
+  const store = new Store({ ...smallDocument(), position: 1, schedules, branches }, null);
+  store.show(1);
+  store.go(4);
+  assert.deepEqual([store.isSimulated, store.ran, store.unreal], [false, 3, "planned"]);
 });
 
 test("a check waits for its answer, or for what is wrong", () => {

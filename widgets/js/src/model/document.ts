@@ -64,6 +64,28 @@ export interface DeckDocument {
   revision?: number;
   /** What has been recorded of tasks, by task id. */
   records: Record<string, TaskRecord>;
+  /** Of a session that went back, and of checks of tasks, by task id. */
+  branches?: Branch[];
+  checks?: Record<string, Check>;
+}
+
+/** A way in which a session went. All but the current one have a schedule of their own, called `branch 2`. */
+export interface Branch {
+  number: number;
+  /** The one that it parted from, and after how many tasks; null for the first of all. */
+  parent: number | null;
+  forked_at: number;
+  /** How many of its tasks have run. */
+  ran: number;
+  current: boolean;
+  /** `branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`. */
+  text: string;
+}
+
+/** Whether a task's backward is that of its forward; `ok` is null where that could not be told. */
+export interface Check {
+  ok: boolean | null;
+  lines: string[];
 }
 
 export interface Schedule {

@@ -29,7 +29,7 @@ export function bindCombobox(input: HTMLInputElement, list: HTMLElement, first: 
   let count = 0;
   const show = () => {
     const offers = open ? acts.offers() : null;
-    list.hidden = !offers;
+    list.hidden = !offers || !(offers.options.length || offers.notes.length);
     input.ariaExpanded = String(!list.hidden);
     input.removeAttribute("aria-activedescendant");
     count = offers?.options.length ?? 0;
@@ -65,7 +65,11 @@ export function bindCombobox(input: HTMLInputElement, list: HTMLElement, first: 
   const keys: Record<string, () => void> = {
     ArrowDown: () => move(1),
     ArrowUp: () => move(-1),
-    Enter: () => (open && active >= 0 && active < count ? take(active) : acts.enter()),
+    Enter: () => {
+      if (open && active >= 0 && active < count) return take(active);
+      set(false);
+      acts.enter();
+    },
     Escape: () => {
       const wasOpen = !list.hidden;
       set(false);

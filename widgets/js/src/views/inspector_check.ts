@@ -1,7 +1,8 @@
 /** Whether a task's backward is that of its forward, where somebody has asked. */
 
 import { el } from "../dom.ts";
-import type { Check, Store } from "../store.ts";
+import type { Check } from "../model/document.ts";
+import type { Store } from "../store.ts";
 import { icon } from "./icons.ts";
 import { withLinks } from "./task_links.ts";
 

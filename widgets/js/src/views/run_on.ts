@@ -27,8 +27,8 @@ export const makeRunOn: MakeView = ({ store }, parent) => {
       if (view.hidden) return;
       const { policy, title } = store.replay.schedule;
       button.disabled = status === "running";
-      const ways = branch && `${count(branch.ran, "task")} ran, forked after ${grouped(branch.forked_at)}`;
-      says.textContent = ways ?? "simulated from the start";
+      const forked = branch?.parent ? `, forked after ${grouped(branch.forked_at)}` : "";
+      says.textContent = branch ? `${count(branch.ran, "task")} ran${forked}` : "simulated from the start";
       button.textContent = branch ? "go on from this branch" : `run on under ${shown(policy)}`;
       button.title = branch ? branch.text : `The session goes on by this rule: ${title}`;
     },
