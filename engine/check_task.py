@@ -1,0 +1,350 @@
+"""Whether a task's backward is right: `session.check(task)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from math import isnan
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+from ..inspector.facts import Operation
+from ..inspector.graph import Graph, Task
+from ..inspector.kept_inputs import KeptInputs
+from ..inspector.kinds import Kind
+from ..inspector.torch_internals import InFloat64
+from .derivative import ALLOWED, DIRECTIONS, STEP, FiniteDifferences, is_symmetric
+from .function_backward import Returned, ask_backward, gradients_for, same_values, wrong_form, wrong_gradients
+from .kept_on_ctx import kept_as_attributes, modified_since, others_kept
+from .operation_replay import OperationReplay, Outcome, UncheckableError, accelerators_of, in_a_clean_thread
+from .own_backward import compare_own
+
+_WORDS = {True: "right", False: "wrong", None: "not checked"}
+_ATTEMPTS = 3
+_OTHER_NUMBERS = 2  # a seed that no replay has
+_NOTHING_TO_CHECK = {
+    Kind.ACCUMULATE_GRAD: "it adds its gradient to the .grad of its leaf, which is the derivative of nothing",
+    Kind.COMPILED: "it is a whole region that torch.compile made; check the tasks of the module without compiling it",
+    Kind.CHECKPOINT: "it is a checkpoint, which runs a backward of its own; check the tasks without it",
+    Kind.MODULE_HOOK: "it calls a module's full backward hooks and passes the gradients on",
+    Kind.ERROR: "it raises whenever it runs",
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Check:
+    """What a look at a task's backward has found.
+
+    Attributes:
+        task: the id of the task.
+        what: the task in one phrase.
+        ok: whether it is right; None where that can't be told.
+        lines: what is wrong, what was compared and how far apart it is, or why it can't be. One sentence each.
+    """
+
+    task: int
+    what: str
+    ok: bool | None
+    lines: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<Check of {self.what}: {_WORDS[self.ok]}>"
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.what}: {_WORDS[self.ok]}", *(f"  {line}" for line in self.lines)])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<li>{escape(line)}</li>" for line in self.lines)
+        return f"<div><p><b>{escape(self.what)}: {_WORDS[self.ok]}</b></p><ul>{lines}</ul></div>"
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What is wrong, and what else there is to say; sentences without their capitals and full stops."""
+
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check_task(graph: Graph, task: Task | int, gradients: Sequence[Tensor | None] | None = None) -> Check:
+    """Compares a task's backward with finite differences of its forward operation, and its numbers with float64's.
+
+    The operation is replayed in float64 on the inputs that a capture kept (`th.capture(keep_inputs=True)`), with the
+    same random numbers each time. Its derivative is compared with finite differences along random directions, and if it
+    is small element by element too, by `torch.autograd.gradcheck`. Then the task's own node is called, and compared
+    with the node that stands for it in the replay. No hook is called, nothing freed, no random number used up, and
+    .grad stays as it is. A custom Function's forward and backward do run, with whatever else they do.
+
+    Of a custom Function it is found which gradient is wrong and how, in the wrong place, missing, or of a wrong shape;
+    what it keeps past `save_for_backward`; and whether its backward goes by something else than what it saved.
+
+    Args:
+        gradients: what waits for the task. Random ones stand in where that is nothing.
+    """
+    task = graph.task(task)
+    findings = _Findings()
+    compared = False
+    try:
+        operation, inputs = _what_to_replay(graph, task, findings)
+        _compare_apart(graph, task, operation, inputs, gradients, findings)
+        compared = True
+    except UncheckableError as reason:
+        findings.notes.insert(0, f"its derivative is not checked: {reason}")
+    ok = False if findings.faults else True if compared else None
+    lines = tuple(map(_sentence, [*findings.faults, *findings.notes]))
+    return Check(task.id, graph.describe(task), ok, lines)
+
+
+def _sentence(line: str) -> str:
+    """With a capital and a full stop; a name keeps its own first letter."""
+    first = line.partition(" ")[0]
+    return f"{line if '.' in first else line[0].upper() + line[1:]}."
+
+
+def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Operation, KeptInputs]:
+    """The operation and what it was called with. What the node itself shows is found on the way."""
+    if task.kind in _NOTHING_TO_CHECK:
+        raise UncheckableError(_NOTHING_TO_CHECK[task.kind])
+    if not graph.nodes:
+        raise UncheckableError("this graph has no nodes: it is from a file, or its session is over")
+    node, operation = graph.nodes[task.id], task.operation
+    inputs = operation.inputs if isinstance(operation, Operation) else None
+    findings.faults += modified_since(node, inputs)
+    if task.kind is Kind.FUNCTION:
+        findings.faults += kept_as_attributes(node, inputs)
+        others = [f"ctx.{name}" for name in others_kept(node, inputs)]
+        if others:
+            findings.notes.append(
+                f"it keeps tensors of its own as {' and '.join(others)}: they stay in memory as long as a graph does"
+            )
+    if not isinstance(operation, Operation):
+        raise UncheckableError(
+            "no capture saw its forward; run that under `with th.capture(model, keep_inputs=True):` and debug its loss"
+        )
+    if isinstance(operation.function, type) and not issubclass(operation.function, Function):
+        raise UncheckableError(
+            f"it was made inside a {operation.name} where captures can't look: scripted or compiled code, or a "
+            "function of torch's that calls modules"
+        )
+    if inputs is None:
+        raise UncheckableError(
+            "the capture did not keep what the operation was called with; run the forward under "
+            "`with th.capture(model, keep_inputs=True):`"
+        )
+    return operation, inputs
+
+
+def _compare_apart(
+    graph: Graph,
+    task: Task,
+    operation: Operation,
+    inputs: KeptInputs,
+    gradients: Sequence[Tensor | None] | None,
+    findings: _Findings,
+) -> None:
+    """Compares in a thread of its own. A custom Function may run a backward inside: what that adds to .grad goes."""
+    leaves = [(leaf, leaf.grad) for leaf in graph.leaves.values()] if task.kind is Kind.FUNCTION else []
+
+    def compare() -> None:
+        with InFloat64():
+            replay = OperationReplay(operation, inputs)
+        comparison = _Comparison(replay, findings)
+        try:
+            with InFloat64():
+                comparison.compare()
+            _say_what_was_replayed(graph, task, replay, findings)
+        finally:
+            if not findings.faults:
+                own = compare_own(graph, task, replay, gradients)
+                is_fault = own.ok is False and not comparison.at_kink
+                (findings.faults if is_fault else findings.notes).append(own.line)
+
+    try:
+        for leaf, _ in leaves:
+            leaf.grad = None
+        in_a_clean_thread(compare, accelerators_of(inputs))
+    finally:
+        for leaf, gradient in leaves:
+            leaf.grad = gradient
+
+
+def _say_what_was_replayed(graph: Graph, task: Task, replay: OperationReplay, findings: _Findings) -> None:
+    operation = replay.operation
+    made = [each.name for each in graph.tasks if each.operation is operation and not each.is_leaf]
+    if len(made) > 1:
+        findings.notes.append(
+            f"{operation.name} made {len(made)} tasks ({', '.join(made[:5])}{', ...' if len(made) > 5 else ''}); what "
+            "is compared with finite differences is the derivative of it all"
+        )
+    if replay.random:
+        findings.notes.append("it draws random numbers, which are the same in each replay")
+    if replay.written:
+        findings.notes.append(
+            f"it wrote into {' and '.join(replay.written)} itself, so it is replayed on what it left there"
+        )
+
+
+class _Comparison:
+    """One operation's derivative against finite differences.
+
+    Attributes:
+        at_kink: whether the operation has none where it is.
+    """
+
+    def __init__(self, replay: OperationReplay, findings: _Findings) -> None:
+        self._replay = replay
+        self._findings = findings
+        function = replay.operation.function
+        name = function.__name__ if isinstance(function, type) else replay.operation.name
+        self.at_kink = False
+        self._subject = f"{name}.backward" if replay.is_function else f"the backward of {name}"
+
+    def compare(self) -> None:
+        """Looks for faults."""
+        here = FiniteDifferences(self._replay, self._replay.points)
+        gradients, returned = self._gradients(here)
+        if returned is not None and self._is_bad_on_its_own(here, returned):
+            return
+        off = _apart(here, gradients)
+        if all(each <= ALLOWED for each in off):
+            self._is_right(here, max(off), "")
+            return
+        if not self._replay.is_function and any(map(is_symmetric, self._replay.points)):
+            symmetric = FiniteDifferences(self._replay, self._replay.points, symmetric=True)
+            off = _apart(symmetric, gradients)
+            if all(each <= ALLOWED for each in off):
+                self._findings.notes.append("it takes its input for symmetric, and so does its derivative")
+                self._is_right(symmetric, max(off), " in symmetric directions")
+                return
+        for number in range(_ATTEMPTS):  # among many elements some are close to a kink, so the steps get smaller
+            nearby = FiniteDifferences(self._replay, here.nearby(number), step=STEP / 10**number)
+            near_gradients, near_returned = self._gradients(nearby)
+            near_off = _apart(nearby, near_gradients)
+            if all(each <= ALLOWED for each in near_off):
+                self._is_right_but_here(here, gradients, off, nearby, max(near_off))
+                return
+        if any(each > ALLOWED for each in near_off):
+            self._is_wrong(nearby, near_gradients, near_returned)
+            return
+        raise UncheckableError("finite differences of it are NaN or infinite at these inputs")
+
+    def _gradients(self, at: FiniteDifferences) -> tuple[list[Tensor | None], Returned | None]:
+        """What the backward gives for each varied input; and as a custom Function returned it."""
+        leaves = [each.detach().requires_grad_() for each in at.points]
+        outcome = self._replay.run_on(leaves)
+        try:
+            returned = ask_backward(self._replay, outcome, at.cotangents)
+            if returned is not None:
+                return gradients_for(self._replay, returned), returned
+            found = torch.autograd.grad(outcome.outputs, leaves, at.cotangents, allow_unused=True)
+        except Exception as error:
+            message = str(error).partition("\n")[0].rstrip(".")
+            raise UncheckableError(
+                f"{self._subject} does not run in float64: {type(error).__name__}: {message}"
+            ) from error
+        return list(found), None
+
+    def _is_bad_on_its_own(self, at: FiniteDifferences, returned: Returned) -> bool:
+        """Whether what a custom Function's backward returned can't be compared as it is, which is then said."""
+        faults = [f"{self._subject} {fault}" for fault in wrong_form(returned, self._outcome(at).args)]
+        again = self._asked_after_another_forward(at)
+        if again is not None and not same_values(*again):
+            faults.append(
+                f"{self._subject} returns something else when another forward has run in between: it goes by something "
+                "that is not on its ctx (a global or an attribute of the class), or by random numbers"
+            )
+        elif faults:
+            faults += self._named(at, gradients_for(self._replay, returned), returned)
+        if returned.wrote:
+            self._findings.faults.append(
+                f"{self._subject} writes into the gradient that it is given, which others may use, too"
+            )
+        self._findings.faults += faults
+        return bool(faults)
+
+    def _outcome(self, at: FiniteDifferences) -> Outcome:
+        return self._replay.run(at.points)
+
+    def _asked_after_another_forward(self, at: FiniteDifferences) -> tuple[Returned, Returned] | None:
+        """What the backward returns at once, and when another forward has run."""
+        outcome = self._outcome(at)
+        first = ask_backward(self._replay, outcome, at.cotangents)
+        self._replay.run(at.nearby())
+        self._replay.draw_from(_OTHER_NUMBERS)
+        second = ask_backward(self._replay, outcome, at.cotangents)
+        return None if first is None or second is None else (first, second)
+
+    def _named(self, at: FiniteDifferences, gradients: Sequence[Tensor | None], returned: Returned | None) -> list[str]:
+        doubled = [2 * each for each in at.cotangents]
+        twice = None if returned is None else ask_backward(self._replay, self._outcome(at), doubled)
+        ignores = returned is not None and twice is not None and same_values(returned, twice)
+        named = wrong_gradients(self._replay, at, gradients, returned, ignores)
+        return [f"{self._subject} {each}" for each in named]
+
+    def _is_wrong(self, at: FiniteDifferences, gradients: Sequence[Tensor | None], returned: Returned | None) -> None:
+        self._findings.faults += self._named(at, gradients, returned)
+        self._findings.notes.append(self._how(at, ""))
+
+    def _is_right(self, at: FiniteDifferences, off: float, where: str) -> None:
+        fault = at.each_element()
+        if fault is not None and not self.at_kink:
+            nearby = FiniteDifferences(self._replay, at.nearby())
+            if nearby.takes_each_element and nearby.each_element() is None:
+                self._note_kink()
+                fault = None
+        if fault is not None:
+            self._findings.faults.append(f"torch.autograd.gradcheck finds {self._subject} wrong: {fault}")
+        self._findings.notes.append(
+            f"its derivative is at most {off:.1g} away from finite differences{where}, relatively (up to {ALLOWED:g} "
+            "is allowed)"
+        )
+        each = "element by element, by torch.autograd.gradcheck, and " if at.takes_each_element else ""
+        self._findings.notes.append(self._how(at, each))
+
+    def _is_right_but_here(
+        self,
+        here: FiniteDifferences,
+        gradients: Sequence[Tensor | None],
+        off: Sequence[float],
+        nearby: FiniteDifferences,
+        near_off: float,
+    ) -> None:
+        """Right a small step away, and not here: a fault where it is smooth."""
+        smooth = [
+            place
+            for place, each in enumerate(off)
+            if not each <= ALLOWED
+            and not here.left_out
+            and here.is_defined(place)
+            and not here.has_kink(place, gradients[place])
+        ]
+        for place in smooth:
+            name = self._replay.varied[place].name
+            what = "NaN or Inf" if isnan(off[place]) else f"a gradient {off[place]:.2g} away from finite differences"
+            self._findings.faults.append(
+                f"{self._subject} gives {what} for {name} at these very inputs, though it is right a small step away"
+            )
+        if not smooth:
+            self._note_kink()
+        self._is_right(nearby, near_off, " there")
+
+    def _note_kink(self) -> None:
+        self.at_kink = True
+        self._findings.notes.append(
+            "it has no derivative at these very inputs (a kink, as relu has at 0 and max where two are equal, or the "
+            "edge of where it is defined), so it is compared a thousandth of their size away"
+        )
+
+    def _how(self, at: FiniteDifferences, each: str) -> str:
+        left_out = f"; {at.left_out:,} of {at.count:,} outputs are NaN or infinite and left out" if at.left_out else ""
+        return (
+            f"{self._replay.operation.name} was replayed in float64 on {self._replay.described_inputs}, and compared "
+            f"{each}along {DIRECTIONS} random directions for each{left_out}"
+        )
+
+
+def _apart(at: FiniteDifferences, gradients: Sequence[Tensor | None]) -> list[float]:
+    return [at.apart(place, gradient) for place, gradient in enumerate(gradients)]

@@ -1,0 +1,207 @@
+"""A derivative, compared with finite differences of what it is the derivative of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError, gradcheck
+
+from .operation_replay import OperationReplay
+
+ALLOWED = 1e-3  # as in gradcheck: so far apart, relatively, may a derivative and a finite difference be
+DIRECTIONS = 5
+STEP = 2e-7
+_NOISE = 5e-5  # a derivative below this part of the output's own size drowns in the rounding of finite differences
+_MOST_FOR_EACH = 256  # elements of all inputs, and of all outputs, up to which gradcheck takes one after the other
+
+
+class FiniteDifferences:
+    """Finite differences of an operation at one place, along random directions.
+
+    Instead of the outputs, their product with random `cotangents` is followed: its gradients are what a backward gives
+    for these. An input is moved by parts of its elements' own sizes, so that a tensor of small numbers isn't left where
+    the operation is another one.
+
+    Why not `torch.autograd.gradcheck` alone: it takes all elements of inputs and outputs, one by one; its fast mode
+    allows an absolute difference which grows with the sizes (from 10,000 elements on, a gradient of the wrong sign
+    passes), and where it finds one it computes the whole Jacobian to say so. `each_element` calls it where it can.
+
+    Args:
+        symmetric: moves symmetric matrices in directions in which they stay symmetric.
+        step: by which part of its size an element is moved.
+
+    Attributes:
+        cotangents: one for each output.
+        left_out: how many elements of the outputs are NaN or infinite, and so not followed.
+        count: how many elements the outputs have.
+    """
+
+    def __init__(
+        self, replay: OperationReplay, points: Sequence[Tensor], symmetric: bool = False, step: float = STEP
+    ) -> None:
+        self._replay = replay
+        self._symmetric = symmetric
+        self._step = step
+        self.points = points
+        self._scales = [_sizes(each) for each in points]
+        self._outputs = [each.detach() for each in replay.run(points).outputs]
+        self._finite = [each.isfinite() for each in self._outputs]
+        self.count = sum(each.numel() for each in self._outputs)
+        self.left_out = self.count - sum(int(each.sum()) for each in self._finite)
+        self.cotangents = [
+            torch.where(finite, _random(output, number), torch.zeros_like(output))
+            for number, (output, finite) in enumerate(zip(self._outputs, self._finite, strict=True))
+        ]
+        sizes = [
+            torch.where(finite, cotangent * output, torch.zeros_like(output)).norm().item()
+            for finite, cotangent, output in zip(self._finite, self.cotangents, self._outputs, strict=True)
+        ]
+        self._noise = _NOISE * sqrt(sum(size**2 for size in sizes))
+        self._found: dict[int, _Slopes] = {}
+
+    def slopes(self, place: int) -> _Slopes:
+        """The slopes along each direction of one input."""
+        found = self._found.get(place)
+        if found is None:
+            found = self._found[place] = self._slopes(place)
+        return found
+
+    def along(self, place: int, gradient: Tensor) -> list[float]:
+        """What the slopes should be if this is the gradient for that input."""
+        scale = self._scales[place]
+        gradient = torch.where(scale == 0, torch.zeros_like(gradient), gradient)
+        return [_inner(gradient, scale * self._direction(place, number)) for number in range(DIRECTIONS)]
+
+    def apart(self, place: int, gradient: Tensor | None) -> float:
+        """How far the gradient for that input is from finite differences, relative to the larger. NaN if either is."""
+        expected = self.slopes(place).middle
+        return _apart(expected, [0.0] * DIRECTIONS if gradient is None else self.along(place, gradient), self._noise)
+
+    def factor(self, place: int, gradient: Tensor) -> float | None:
+        """By what the gradient has to be multiplied to be right; None if no number does it."""
+        expected, given = self.slopes(place).middle, self.along(place, gradient)
+        size = sum(each * each for each in given)
+        if not isfinite(size) or size == 0:
+            return None
+        factor = sum(one * other for one, other in zip(expected, given, strict=True)) / size
+        right = factor != 0 and _apart(expected, [factor * each for each in given], self._noise) <= ALLOWED
+        return factor if right else None
+
+    def is_defined(self, place: int) -> bool:
+        """Whether the operation gives numbers on both sides of here."""
+        return all(map(isfinite, self.slopes(place).middle))
+
+    def has_kink(self, place: int, gradient: Tensor | None) -> bool:
+        """Whether the slopes on the two sides differ by so much that this gradient is off for that."""
+        slopes = self.slopes(place)
+        given = [0.0] * DIRECTIONS if gradient is None else self.along(place, gradient)
+        gap = max(abs(after - before) for before, after in zip(slopes.before, slopes.after, strict=True))
+        off = max(abs(one - other) for one, other in zip(slopes.middle, given, strict=True))
+        smooth = 1e-4 * max(map(abs, slopes.middle)) + ALLOWED * self._noise
+        return gap > smooth and gap > 0.2 * off
+
+    @property
+    def takes_each_element(self) -> bool:
+        """Whether it is small enough for gradcheck, and what it gives is finite."""
+        elements = max(self.count, sum(each.numel() for each in self.points))
+        simple = not self.left_out and not self._symmetric
+        return elements <= _MOST_FOR_EACH and simple and all(bool((each > 0).all()) for each in self._scales)
+
+    def each_element(self) -> str | None:
+        """What gradcheck says against the operation's backward; None if nothing, or if there are too many elements."""
+        if not self.takes_each_element:
+            return None
+        largest = max(
+            (abs(slope) for place in range(len(self.points)) for slope in self.slopes(place).middle), default=0
+        )
+        unit = 1 / largest if largest and isfinite(largest) else 1.0
+
+        def moved(*steps: Tensor) -> tuple[Tensor, ...]:
+            places = [point + scale * step for point, scale, step in zip(self.points, self._scales, steps, strict=True)]
+            return tuple([unit * output for output in self._replay.run_on(places).outputs])
+
+        steps = tuple([torch.zeros_like(point).requires_grad_() for point in self.points])
+        try:
+            gradcheck(moved, steps, eps=1e-6, atol=1e-6, rtol=ALLOWED, nondet_tol=1e-9, check_undefined_grad=False)
+        except GradcheckError as error:
+            return str(error).partition("\n")[0]
+        return None
+
+    def nearby(self, number: int = 0) -> list[Tensor]:
+        """Places a small step away, where a kink at this one is none. Each number gives others."""
+        return [
+            point + 1e-3 * scale * _random(point, 1000 * (number + 1) + place)
+            for place, (point, scale) in enumerate(zip(self.points, self._scales, strict=True))
+        ]
+
+    def _slopes(self, place: int) -> _Slopes:
+        before, middle, after = [], [], []
+        for number in range(DIRECTIONS):
+            step = self._step * self._scales[place] * self._direction(place, number)
+            high, low = self._moved(place, step), self._moved(place, -step)
+            after.append(self._difference(high, self._outputs) / self._step)
+            before.append(self._difference(self._outputs, low) / self._step)
+            middle.append(self._difference(high, low) / (2 * self._step))
+        return _Slopes(before, middle, after)
+
+    def _moved(self, place: int, step: Tensor) -> list[Tensor]:
+        points = list(self.points)
+        points[place] = points[place] + step
+        return [each.detach() for each in self._replay.run(points).outputs]
+
+    def _difference(self, high: Sequence[Tensor], low: Sequence[Tensor]) -> float:
+        total = 0.0
+        for cotangent, finite, one, other in zip(self.cotangents, self._finite, high, low, strict=True):
+            total += _inner(cotangent, torch.where(finite, one - other, torch.zeros_like(one)))
+        return total
+
+    def _direction(self, place: int, number: int) -> Tensor:
+        point = self.points[place]
+        direction = _random(point, 10 * (place + 1) + number)
+        return direction + direction.mH if self._symmetric and is_symmetric(point) else direction
+
+
+@dataclass(frozen=True, slots=True)
+class _Slopes:
+    """One number for each direction: from before to here, from before to after, from here to after."""
+
+    before: list[float]
+    middle: list[float]
+    after: list[float]
+
+
+def _apart(some: Sequence[float], others: Sequence[float], noise: float) -> float:
+    values = [*some, *others]
+    if not all(map(isfinite, values)):
+        return float("nan")
+    largest = max(noise, *map(abs, values))
+    return max(abs(one - other) for one, other in zip(some, others, strict=True)) / largest if largest else 0.0
+
+
+def is_symmetric(tensor: Tensor) -> bool:
+    """Whether it is a symmetric (hermitian) matrix, or several."""
+    square = tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] > 1
+    return square and torch.allclose(tensor, tensor.mH, rtol=1e-5, atol=0)
+
+
+def _inner(gradient: Tensor, step: Tensor) -> float:
+    """By how much what has this gradient grows along the step: torch's gradients of complex tensors are conjugate."""
+    return (gradient.conj() * step).sum().real.item()
+
+
+def _sizes(tensor: Tensor) -> Tensor:
+    """The size of each element: its own, where that is not much below the tensor's; zero where it is not finite."""
+    finite = tensor.isfinite()
+    size = torch.where(finite, tensor.abs(), torch.zeros((), dtype=torch.float64, device=tensor.device))
+    usual = size.square().sum().div(finite.sum().clamp(min=1)).sqrt()
+    usual = torch.where(usual == 0, torch.ones_like(usual), usual)
+    return torch.where(finite, torch.where(size == 0, usual, size.maximum(1e-4 * usual)), torch.zeros_like(size))
+
+
+def _random(like: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device="cpu").to(like.device)

@@ -1,0 +1,90 @@
+"""What a node keeps of the forward in a way that goes wrong: modified since, or on `ctx` past `save_for_backward`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ..inspector.kept_inputs import KeptInputs, KeptTensor
+from ..inspector.kinds import Kind, kind_of
+from ..inspector.marks import tensors_of
+from ..inspector.torch_internals import (
+    SAVED_FOR_FORWARD,
+    attributes_of,
+    base_of,
+    leaf_of,
+    saved_slots,
+    storage_of,
+)
+
+
+def modified_since(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
+    """What the node saved and was modified in place since: its backward is going to raise."""
+    modified = [slot.tensor for slot in saved_slots(node) if slot.modified]
+    if modified:
+        known = [_input_of(inputs, tensor) for tensor in modified]
+        names = sorted({kept.name for kept in known if kept is not None and kept.modified})
+        what = " and ".join(names) or "a tensor"
+        yield f"it saved {what}, which was modified in place since the forward: running it is going to raise"
+
+
+def kept_as_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
+    """The inputs and outputs that a custom Function put on `ctx` itself, so that nobody frees or guards them."""
+    for attribute, tensor in _attributes(node):
+        kept = _input_of(inputs, tensor)
+        if _is_output(tensor, node):
+            yield (
+                f"it keeps its output as ctx.{attribute}, past ctx.save_for_backward: the two keep each other and "
+                "their memory until Python's garbage collector comes by, and nobody notices if it is modified in place"
+            )
+        elif kept is not None or _made_by_next(tensor, node):
+            name = kept.name if kept is not None else "an input"
+            yield (
+                f"it keeps {name} as ctx.{attribute}, past ctx.save_for_backward: it stays in memory when the backward "
+                "has run, as long as there is a graph, and nobody notices if it is modified in place"
+                + (", as it was since the forward" if kept is not None and kept.modified else "")
+            )
+
+
+def others_kept(node: Node, inputs: KeptInputs | None) -> list[str]:
+    """The attributes of `ctx` that hold tensors which are neither inputs nor outputs: that is allowed."""
+    names = [
+        attribute
+        for attribute, tensor in _attributes(node)
+        if not (_is_output(tensor, node) or _input_of(inputs, tensor) or _made_by_next(tensor, node))
+    ]
+    return list(dict.fromkeys(names))
+
+
+def _attributes(node: Node) -> Iterator[tuple[str, Tensor]]:
+    for attribute, value in list(attributes_of(node).items()):
+        if attribute != SAVED_FOR_FORWARD:
+            for tensor in tensors_of(value):
+                yield attribute, tensor
+
+
+def _is_output(tensor: Tensor, node: Node) -> bool:
+    return any(each is not None and each.grad_fn is node for each in (tensor, base_of(tensor)))
+
+
+def _made_by_next(tensor: Tensor, node: Node) -> bool:
+    """Whether a gradient of the node goes to this tensor: then it is an input."""
+    below = [child for child, _ in node.next_functions if child is not None]
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn in below
+    return any(kind_of(child) is Kind.ACCUMULATE_GRAD and leaf_of(child) is tensor for child in below)
+
+
+def _input_of(inputs: KeptInputs | None, tensor: Tensor) -> KeptTensor | None:
+    """The input which this tensor is: with the same bytes below it, looked at in the same way."""
+    storage = storage_of(tensor)
+    if inputs is None or storage is None:
+        return None
+    for kept in inputs.tensors:
+        found = storage_of(kept.tensor)
+        same = found is not None and found.address == storage.address and kept.tensor.shape == tensor.shape
+        if same and kept.tensor.storage_offset() == tensor.storage_offset() and kept.tensor.stride() == tensor.stride():
+            return kept
+    return None

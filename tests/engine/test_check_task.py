@@ -1,0 +1,468 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.engine.check_task import Check, check_task
+from tapehead.inspector.marks import tensors_of
+
+kept: list[Any] = [None]  # the latest result: in torch 2.11 the node of a custom Function goes with what it made
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def captured(make: Callable[..., Any], *args: Any) -> th.Graph:
+    with th.capture(keep_inputs=True):
+        kept[0] = result = make(*args)
+    return th.graph([each for each in tensors_of(result) if each.requires_grad])
+
+
+def applied(function: type[torch.autograd.Function], *args: Any) -> th.Graph:
+    return captured(lambda: function.apply(*args))
+
+
+def checks(graph: th.Graph) -> dict[str, Check]:
+    return {task.name: check_task(graph, task) for task in graph.tasks if not task.is_leaf}
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def rows(count: int, high: int) -> Tensor:
+    return torch.arange(count) % high
+
+
+def added_in_place(x: Tensor) -> Tensor:
+    y = x * 1
+    y.add_(x)
+    return y
+
+
+def written_into(x: Tensor) -> Tensor:
+    y = x * 1
+    y[1:] = x[:-1]
+    y[:, 0].mul_(3)
+    return y
+
+
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mm": lambda x: x @ x.T,
+    "addmm": lambda x: torch.addmm(x[0], x, x[:, :6].T @ x),
+    "linear": lambda x: functional.linear(x, x[:3], x[0, :3]),
+    "conv2d": lambda x: functional.conv2d(x.reshape(1, 1, 8, 6), x[:2, :4].reshape(2, 1, 2, 2), x[0, :2]),
+    "layer_norm": lambda x: functional.layer_norm(x, (6,), x[0], x[1]),
+    "softmax": lambda x: x.softmax(1),
+    "gather": lambda x: x.gather(1, rows(8, 6)[:, None]),
+    "cumsum": lambda x: x.cumsum(0),
+    "dropout": lambda x: functional.dropout(x, 0.4),
+    "max_pool": lambda x: functional.max_pool1d(x, 2),
+    "embedding": lambda x: functional.embedding(rows(5, 8), x),
+    "getitem": lambda x: x[rows(9, 4), 1:],
+    "add_": added_in_place,
+    "setitem": written_into,
+    "cat": lambda x: torch.cat([x, 2 * x, x[:1]]),
+    "where": lambda x: torch.where(x > 0, x, x * 3),
+    "attention": lambda x: functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+    "attention with a mask": lambda x: ((x @ x.T).masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)).softmax(1),
+    "batch_norm": lambda x: functional.batch_norm(x, torch.zeros(6), torch.ones(6), training=True),
+    "cross_entropy": lambda x: functional.cross_entropy(x, rows(8, 6)),
+    "split": lambda x: x.split(4),
+    "cast": lambda x: x.to(torch.float64).exp(),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_pytorchs_own_operations_are_right(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for check in checks(captured(OPERATIONS[name], leaf(8, 6, dtype=dtype))).values():
+        assert check.ok is True, str(check)
+        assert any("float64" in line for line in check.lines)
+
+
+def test_a_model_and_its_autocast_forward_are_right() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3))
+
+    def forward() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return functional.cross_entropy(model(torch.randn(2, 1, 4, 4)), torch.tensor([0, 2]))
+
+    found = checks(captured(forward))
+    assert len(found) > 6
+    assert all(check.ok for check in found.values()), "\n".join(str(each) for each in found.values() if not each.ok)
+
+
+FUZZED = ["addcmul", "atan2", "baddbmm", "clamp", "cummax", "index_add", "kron", "lerp", "linalg.cholesky", "logsumexp"]
+FUZZED += ["masked_scatter", "nn.functional.gelu", "nn.functional.pad", "prod", "std", "take_along_dim", "tril", "var"]
+
+
+@pytest.mark.parametrize("name", FUZZED)
+def test_torchs_samples_of_operations_are_right(name: str) -> None:
+    pytest.importorskip("expecttest")
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
+    torch.manual_seed(0)
+    for operation in op_db:
+        if operation.name == name:
+            for sample in list(operation.sample_inputs("cpu", torch.float64, requires_grad=True))[:3]:
+                with th.capture(keep_inputs=True):
+                    result = operation.op(sample.input, *sample.args, **sample.kwargs)
+                outputs = [each for each in tensors_of(result) if each.requires_grad]
+                if outputs:
+                    graph = th.graph(outputs)
+                    for check in checks(graph).values():
+                        assert check.ok is True, f"{sample}\n{check}"
+
+
+def saving(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        ctx.save_for_backward(*(each for each in args if isinstance(each, Tensor)))
+        return function(*args)
+
+    return forward
+
+
+def product(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    ctx.save_for_backward(a, b)
+    return a * b
+
+
+def matrix_product(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    ctx.save_for_backward(a, b)
+    return a @ b
+
+
+def scaled(ctx: Any, x: Tensor, on: bool, w: Tensor) -> Tensor:
+    ctx.save_for_backward(x, w)
+    return x * w
+
+
+def square(ctx: Any, x: Tensor) -> Tensor:
+    ctx.save_for_backward(x)
+    return x * x
+
+
+def custom(forward: Callable[..., Any], backward: Callable[..., Any]) -> type[torch.autograd.Function]:
+    """`backward` gets the gradient and what was saved."""
+
+    def method(ctx: Any, gradient: Tensor) -> Any:
+        return backward(gradient, *ctx.saved_tensors)
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(method)}
+    return type("Custom", (torch.autograd.Function,), members)
+
+
+def check_of(function: type[torch.autograd.Function], *args: Any) -> Check:
+    torch.manual_seed(0)
+    return checks(applied(function, *args))["CustomBackward"]
+
+
+WRONG: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[], tuple[Any, ...]], str]] = {
+    "sign": (product, lambda g, a, b: (-g * b, g * a), lambda: (leaf(4), leaf(4)), "for a: it is -1 × what"),
+    "half": (product, lambda g, a, b: (g * b, g * a / 2), lambda: (leaf(4), leaf(4)), "for b: it is 0.5 × what"),
+    "large": (product, lambda g, a, b: (g * b, -g * a), lambda: (leaf(300, 300), leaf(300, 300)), "for b: it is -1 ×"),
+    "tiny": (square, lambda g, x: 3 * g * x, lambda: (1e-9 * leaf(5).detach().requires_grad_(),), "it is 1.5 × what"),
+    "transposed": (
+        matrix_product,
+        lambda g, a, b: ((g @ b.T).T, a.T @ g),
+        lambda: (leaf(3, 3), leaf(3, 3)),
+        "transpose",
+    ),
+    "swapped": (product, lambda g, a, b: (g * a, g * b), lambda: (leaf(4), leaf(4)), "for a in the place of b"),
+    "shifted": (scaled, lambda g, x, w: (g * w, g * x, None), lambda: (leaf(4), True, leaf(4)), "w in the place of on"),
+    "no tensor": (
+        scaled,
+        lambda g, x, w: (g * w, g, g * x),
+        lambda: (leaf(4), True, leaf(4)),
+        "on, which is no tensor",
+    ),
+    "missing": (product, lambda g, a, b: (g * b, None), lambda: (leaf(4), leaf(4)), "None for b, on which the result"),
+    "too few": (scaled, lambda g, x, w: (g * w, g * x), lambda: (leaf(4), True, leaf(4)), "2 gradients for the 3 arg"),
+    "too many": (square, lambda g, x: (2 * g * x, g), lambda: (leaf(4),), "2 gradients for the 1 arg"),
+    "shape": (matrix_product, lambda g, a, b: (g @ b.T, g), lambda: (leaf(2, 3), leaf(3, 4)), "shape 2×4 for b"),
+    "no tensor given": (square, lambda g, x: 2.0, lambda: (leaf(4),), "returns a float for x"),
+    "not multiplied": (square, lambda g, x: 2 * x, lambda: (leaf(4),), "whatever gradient comes in"),
+    "another": (saving(lambda x: x**3), lambda g, *_: g, lambda: (leaf(4),), "away from finite differences"),
+    "writes": (square, lambda g, x: g.mul_(2 * x), lambda: (leaf(4),), "writes into the gradient"),
+    "random": (square, lambda g, x: 2 * g * x + torch.rand_like(x), lambda: (leaf(4),), "random numbers"),
+    "raises": (square, lambda g, x: g @ x.nothing, lambda: (leaf(4),), "its own backward raises AttributeError"),
+    "NaN": (square, lambda g, x: 2 * g * x * x / x, lambda: (torch.tensor([0.0, 1.0]).requires_grad_(),), "NaN or Inf"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_custom_backward_is_named(name: str) -> None:
+    forward, backward, args, expected = WRONG[name]
+    check = check_of(custom(forward, backward), *args())
+    assert check.ok is False
+    assert expected.lower() in " ".join(check.lines).lower(), str(check)
+
+
+def test_right_custom_backwards_are_right() -> None:
+    assert check_of(custom(product, lambda g, a, b: (g * b, g * a)), leaf(4, 3), leaf(3)).ok is True
+    assert check_of(custom(scaled, lambda g, x, w: (g * w, None, g * x)), leaf(4), True, leaf(4)).ok is True
+
+    class Custom(torch.autograd.Function):
+        """Several outputs, one of them of whole numbers; an input written in place; the style with setup_context."""
+
+        @staticmethod
+        def forward(x, places, factor=3.0):
+            return x.mul_(factor), places + 1, x.sum()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.factor = inputs[2]
+            ctx.mark_dirty(output[0])
+            ctx.mark_non_differentiable(output[1])
+
+        @staticmethod
+        def backward(ctx, gradient, of_places, of_sum):
+            return (gradient + of_sum) * ctx.factor, None, None
+
+    x = leaf(4)
+    check = checks(captured(lambda: Custom.apply(x * 1, torch.ones(3).long())))["CustomBackward"]
+    assert check.ok is True, str(check)
+
+
+def test_an_input_on_ctx_is_named_and_one_that_was_modified_since() -> None:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mine = x
+        return x * x
+
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * ctx.mine * gradient
+
+    Custom.forward = staticmethod(forward)
+    check = check_of(Custom, leaf(4))
+    assert check.ok is False and "It keeps x as ctx.mine, past ctx.save_for_backward" in check.lines[0]
+    assert "derivative is at most" in check.lines[1], "its numbers are right"
+    x = leaf(4) * 1
+    graph = applied(Custom, x)
+    x.detach().mul_(2)
+    check = checks(graph)["CustomBackward"]
+    assert check.ok is False and check.lines[0].endswith("as it was since the forward.")
+
+
+def test_an_output_on_ctx_is_a_leak_and_named_and_a_tensor_of_its_own_is_not() -> None:
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, detached):
+            y = x.exp()
+            ctx.mine = y.clone() if detached else y
+            return y
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return ctx.mine * gradient, None
+
+    check = check_of(Custom, leaf(4), False)
+    assert check.ok is False and "It keeps its output as ctx.mine" in check.lines[0]
+    check = check_of(Custom, leaf(4), True)
+    assert check.ok is True and "tensors of its own as ctx.mine" in check.lines[0]
+    gc.collect()
+    gc.disable()
+    try:  # what the first sentence says of memory
+        output = Custom.apply(leaf(4), False)
+        gone = weakref.ref(output)
+        del output
+        assert gone() is not None
+    finally:
+        gc.enable()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_saved_tensor_that_was_modified_is_named_also_of_a_c_node_and_without_kept_inputs() -> None:
+    for keep in (True, False):
+        with th.capture(keep_inputs=keep):
+            y = leaf(4) * 1
+            loss = y.exp().sum() + custom(square, lambda g, x: 2 * g * x).apply(y).sum()
+        y.detach().add_(1)
+        check = checks(th.graph(loss))["CustomBackward"]
+        assert check.ok is False and "modified in place since the forward" in check.lines[0]
+        assert ("saved x," in check.lines[0]) is keep
+
+
+def test_what_is_kept_outside_of_ctx_is_found() -> None:
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            Custom.latest = x.detach().clone()
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * Custom.latest * gradient
+
+    check = check_of(Custom, leaf(4))
+    assert check.ok is False and "something that is not on its ctx" in check.lines[0]
+
+
+def test_a_kink_is_no_fault_and_said() -> None:
+    x = torch.tensor([0.0, 1.0, -1.0], requires_grad=True)
+    check = checks(captured(torch.relu, x))["ReluBackward0"]
+    assert check.ok is True and any("kink" in line for line in check.lines)
+    check = checks(captured(lambda: x.log()))["LogBackward0"]
+    assert check.ok is not False, "log has no derivative at 0, and no value below"
+    wrong = custom(saving(torch.relu), lambda g, x: g * (x < 0))
+    assert check_of(wrong, x).ok is False
+
+
+def test_lost_precision_is_a_fault() -> None:
+    x = torch.full((4,), 3e-4, dtype=torch.float16).requires_grad_()
+    check = checks(captured(lambda: 1 / x**2))["PowBackward0"]
+    assert check.ok is True or "NaN or Inf" in check.lines[0]
+    steep = custom(saving(lambda x: x.log()), lambda g, x: (g / x**3) * x**2)
+    check = check_of(steep, torch.full((4,), 1e-20).requires_grad_())
+    assert check.ok is False and "float32" in check.lines[0] and "NaN or Inf in 4 places" in check.lines[0]
+
+
+def test_why_a_task_is_not_checked_is_said() -> None:
+    x, linear = leaf(2, 3), nn.Linear(3, 3)
+
+    def reason(graph: th.Graph, name: str) -> str:
+        check = next(check_task(graph, task) for task in graph.tasks if task.name.startswith(name))
+        assert check.ok is None
+        return check.lines[0]
+
+    assert "run that under `with th.capture(model, keep_inputs=True):`" in reason(th.graph(x.exp()), "Exp")
+    with th.capture():
+        loss = x.exp()
+    assert "did not keep what the operation was called with" in reason(th.graph(loss), "Exp")
+    graph = captured(linear, x)
+    assert ".grad of its leaf" in reason(graph, "torch::autograd::AccumulateGrad")
+    with torch.no_grad():
+        linear.bias.add_(1)
+    assert "bias was modified in place since the forward" in reason(graph, "AddmmBackward0")
+    assert "checkpoint" in reason(captured(lambda: checkpoint(linear, x, use_reentrant=True)), "CheckpointFunction")
+    graph = captured(torch.exp, x)
+    assert "has no nodes" in reason(th.Graph(graph.tasks, graph.edges, graph.roots), "Exp")
+
+    calling = custom(lambda ctx, x, function: x + function(), lambda g: (g, None))
+    graph = applied(calling, x, lambda: torch.ones(3))
+    assert "argument function, a function" in reason(graph, "Custom")
+    seen: list[int] = []
+    counting = custom(lambda ctx, x: x * (seen.append(0) or len(seen)), lambda g: g)
+    assert "another result each time" in reason(applied(counting, x), "Custom")
+    narrow = custom(lambda ctx, x: {torch.float32: 2.0}[x.dtype] * x, lambda g: g * 2)
+    assert "does not run in float64" in reason(applied(narrow, x), "Custom")
+
+
+def test_a_check_shows_itself_and_names_are_data() -> None:
+    evil = type("<b>Custom", (torch.autograd.Function,), dict(vars(custom(square, lambda g, x: -2 * g * x))))
+    graph = applied(evil, leaf(3))
+    check = check_task(graph, 0)
+    assert repr(check).startswith("<Check of task 0 ") and repr(check).endswith(": wrong>")
+    assert str(check).splitlines()[1].strip() == check.lines[0]
+    assert "<b>Custom" in check.lines[0] and "<b>Custom" not in check._repr_html_()
+    assert "&lt;b&gt;Custom" in check._repr_html_()
+
+
+class Program:
+    """A loss over many kinds of node, and everything that a check might disturb."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.LayerNorm(8), nn.Linear(8, 2))
+        self.called: list[object] = []
+        for parameter in self.model.parameters():
+            parameter.register_hook(self.called.append)
+
+    def loss(self) -> Tensor:
+        torch.manual_seed(1)
+        hidden = self.model(torch.randn(5, 6))
+        hidden.register_hook(lambda gradient: self.called.append(0))
+        product = custom(product_of, lambda g, a, b: (g * b, g * a)).apply(hidden, self.model[4].bias)
+        return (checkpoint(torch.tanh, product, use_reentrant=False) + hidden.exp()).sum()
+
+    def gradients(self) -> list[Tensor]:
+        return [parameter.grad.clone() for parameter in self.model.parameters()]
+
+
+product_of = product
+
+
+@pytest.mark.parametrize("engine", ["direct", "native"])
+def test_checks_at_every_stop_leave_the_session_as_it_is(engine: str) -> None:
+    program = Program()
+    program.loss().backward()
+    expected, calls = program.gradients(), len(program.called)
+    program.model.zero_grad()
+    program.called.clear()
+    with th.capture(program.model, keep_inputs=True):
+        loss = program.loss()
+    session = (th.Stepper if engine == "direct" else th.NativeSession)(loss)
+    random = torch.get_rng_state()
+    verdicts = set()
+    while session.left:
+        called = len(program.called)
+        before = [(each.grad, None if each.grad is None else each.grad.clone()) for each in program.model.parameters()]
+        for task in session.graph.tasks if len(session.order) % 5 == 0 else [session.current]:
+            verdicts.add(session.check(task).ok)
+        assert len(program.called) == called
+        for parameter, (grad, values) in zip(program.model.parameters(), before, strict=True):
+            assert parameter.grad is grad and (grad is None or torch.equal(grad, values))
+        session.step()
+    assert verdicts == {True, None}
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(map(torch.equal, program.gradients(), expected))
+    assert len(program.called) == calls
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_the_gradients_that_wait_are_what_the_nodes_are_compared_on() -> None:
+    graph = captured(lambda x: (x.exp() * 2).sum(), leaf(4))
+    task = next(each for each in graph.tasks if each.name == "ExpBackward0")
+    waiting = torch.randn(4)
+    values, version = waiting.clone(), waiting._version
+    assert "on the gradients that wait" in check_task(graph, task, [waiting]).lines[-1]
+    assert torch.equal(waiting, values) and waiting._version == version
+    assert "on random gradients" in check_task(graph, task, [None]).lines[-1]
+    assert check_task(graph, task, [torch.tensor([1.0, torch.nan, torch.inf, 0.0])]).ok is True
+
+
+def test_a_task_that_has_run_is_checked_but_for_what_was_freed() -> None:
+    with th.capture(keep_inputs=True):
+        loss = leaf(4).exp().sum()
+    graph = th.graph(loss)
+    loss.backward()
+    check = checks(graph)["ExpBackward0"]
+    assert check.ok is True and any("a backward has run it and freed it" in line for line in check.lines)
+
+
+def test_a_backward_inside_of_a_function_adds_to_no_grad() -> None:
+    linear = nn.Linear(3, 3)
+
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            with torch.no_grad():
+                return linear.double()(x.double()).to(x.dtype)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach().double().requires_grad_()
+            with torch.enable_grad():
+                y = linear(x)
+            y.backward(gradient.double())
+            return x.grad.to(gradient.dtype)
+
+    linear.weight.requires_grad_()
+    graph = captured(lambda x: Custom.apply(x) + linear(x.double()).to(x.dtype), leaf(2, 3))
+    linear.weight.grad = before = torch.ones(3, 3, dtype=torch.float64)
+    assert checks(graph)["CustomBackward"].ok is True
+    assert linear.weight.grad is before and torch.equal(before, torch.ones_like(before))
