@@ -1,6 +1,7 @@
-"""The command line: `tapehead demo`, `tapehead compare`, `tapehead workloads`, `tapehead graph`, `tapehead view`.
+"""The command line: `tapehead demo`, `compare`, `workloads`, `graph`, `view`, `diff`, `debug`.
 
-Bad input is one sentence and exit code 2. Code 1: a user's script raised, or gradients of a demo are wrong.
+Bad input is one sentence and exit code 2. Code 1: a user's script raised, gradients of a demo are
+wrong, or two runs differ.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -90,6 +92,32 @@ def _parser() -> Parser:
     )
     graph.set_defaults(command=_graph)
 
+    debug = commands.add_parser("debug", help="run your script with a prompt at each .backward() that it calls")
+    debug.add_argument(
+        "--break", action="append", default=[], dest="breaks", metavar="WHERE", help="run to a breakpoint"
+    )
+    debug.add_argument("--watch", action="append", default=[], metavar="CONDITION", help="run to a watchpoint")
+    debug.add_argument("--policy", default="heap", metavar="NAME", help="which task runs next (heap, PyTorch's own)")
+    debug.add_argument(
+        "--engine", choices=("direct", "native"), help="which runs the backward (direct; what it refuses, native)"
+    )
+    debug.add_argument("--skip", type=int, default=0, metavar="N", help="let the first N backwards run by themselves")
+    debug.add_argument("--keep-inputs", action="store_true", help="keep what `check` needs: takes memory")
+    debug.add_argument(
+        "-c", "--command", action="append", default=[], dest="commands", help="give this to the prompt, as if typed"
+    )
+    debug.add_argument(
+        "target", metavar="SCRIPT.py", help="the script; or SCRIPT.py:FUNCTION, a function as `tapehead graph` takes it"
+    )
+    debug.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
+    debug.set_defaults(command=_debug)
+
+    diff = commands.add_parser("diff", help="say where two saved runs part, in order and in values")
+    diff.add_argument("first", type=Path, metavar="A.tape.json", help="a file that run.save() wrote")
+    diff.add_argument("second", type=Path, metavar="B.tape.json", help="another one: of another commit, dtype, device")
+    diff.add_argument("--tolerance", type=float, metavar="SHARE", help="relative differences to pass over (by dtype)")
+    diff.set_defaults(command=_diff)
+
     view = commands.add_parser("view", help="play a saved run in the browser: the deck as one page")
     view.add_argument("trace", type=Path, metavar="RUN.tape.json", help="a file that run.save() wrote")
     view.add_argument("--out", type=Path, metavar="FILE", help="the page (beside the trace, ending in .html)")
@@ -120,7 +148,8 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
 def _compare(options: argparse.Namespace, console: Console) -> int:
     from .engine.compare import compare
     from .engine.workloads import workload
-    from .script import UserError, make_loss_of, users_traceback
+    from .script import UserError, make_loss_of
+    from .widgets.user_traceback import users_traceback
 
     if find_spec("plotly") is None:
         return _refuse("the page draws its figures with plotly, which is missing: pip install plotly")
@@ -194,7 +223,8 @@ def _workloads(options: argparse.Namespace, console: Console) -> int:
 
 
 def _graph(options: argparse.Namespace, console: Console) -> int:
-    from .script import draw_function, users_traceback
+    from .script import draw_function
+    from .widgets.user_traceback import users_traceback
 
     try:
         drawn = draw_function(options.target)
@@ -230,6 +260,50 @@ def _view(options: argparse.Namespace, console: Console) -> int:
     if not options.no_open:
         webbrowser.open(page.resolve().as_uri())
     return 0
+
+
+def _debug(options: argparse.Namespace, console: Console) -> int:
+    from .engine.policies import POLICIES
+    from .script import UserError, backward_of, run_script, script_path
+    from .widgets.every_backward import EveryBackward
+    from .widgets.user_traceback import users_traceback
+
+    target: str = options.target
+    of_function = ":" in target and not Path(target).is_file()
+    try:
+        if options.policy not in POLICIES:
+            raise ValueError(f"unknown policy {options.policy!r}; known: {', '.join(POLICIES)}")
+        debugger = EveryBackward(options.engine, options.policy, options.skip, options.commands, options.keep_inputs)
+        debugger.prompt.ask_for(options.breaks, options.watch)
+        if of_function:
+            if options.arguments:
+                raise ValueError(f"{target} takes no arguments, so {options.arguments[0]!r} can't be one")
+            with debugger:
+                backward_of(target)
+            return 0
+        path = script_path(target)
+    except UserError as error:
+        print(users_traceback(error.error), end="", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        return _refuse(error)
+    with debugger:
+        run_script(path, target, options.arguments)
+    return 0
+
+
+def _diff(options: argparse.Namespace, console: Console) -> int:
+    from .engine.diff import diff
+    from .engine.trace_file import load
+
+    paths: tuple[Path, Path] = options.first, options.second
+    try:
+        found = diff(load(paths[0]), load(paths[1]), tolerance=options.tolerance)
+    except (ValueError, OSError) as error:
+        return _refuse(error)
+    names = [path.name if paths[0].name != paths[1].name else str(path) for path in paths]
+    console.print(replace(found, names=(names[0], names[1])))
+    return 1 if found.differs else 0
 
 
 def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:

@@ -1,16 +1,18 @@
-"""`SCRIPT.py:FUNCTION` on the command line: a user's function, run under a capture to draw its graph, or compared."""
+"""A user's script on the command line: run as Python would run it, or one of its functions (`SCRIPT.py:FUNCTION`)."""
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
+import io
+import os
 import sys
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,9 +20,58 @@ from torch import Tensor, nn
 from .inspector.capture import capture
 from .inspector.graph import Graph
 from .inspector.walk import graph
+from .widgets.user_traceback import without_own_frames
 
-HERE = Path(__file__).parent
-LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+
+def script_path(script: str) -> Path:
+    """Where the script is.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(os.path.abspath(script))
+    if not path.is_file():
+        raise ValueError(f"there is no script {script}")
+    return path
+
+
+def run_script(path: Path, name: str, arguments: Sequence[str]) -> None:
+    """Runs a script as `python NAME ARGUMENTS` does: in this process, as `__main__`, which it stays.
+
+    What it raises comes out as it is, SystemExit included. Python, when it shows that, leaves out what is not the
+    script's doing.
+    """
+    sys.argv[:] = [name, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    module = ModuleType("__main__")
+    loader = SourceFileLoader("__main__", str(path))
+    vars(module).update(
+        __file__=str(path), __loader__=loader, __cached__=None, __annotations__={}, __builtins__=builtins
+    )
+    sys.modules["__main__"] = module
+    try:
+        _run_as_main(path, vars(module))
+    except BaseException:
+        _hide_own_frames()
+        raise
+
+
+def _run_as_main(path: Path, names: dict[str, Any]) -> None:
+    with io.open_code(str(path)) as file:
+        code = compile(file.read(), str(path), "exec", dont_inherit=True)
+    exec(code, names)
+
+
+def _hide_own_frames() -> None:
+    """What Python calls for an error that nobody caught, its own or a hook of the user's, sees the user's frames."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        without_own_frames(error, _run_as_main)
+        before(kind, error, error.__traceback__)
+
+    sys.excepthook = hook
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +127,21 @@ def make_loss_of(target: str) -> Iterator[Callable[[], Tensor]]:
             return _loss_and_model(result, function_name)[0]
 
         yield make_loss
+
+
+def backward_of(target: str) -> None:
+    """Makes the loss of `SCRIPT.py:FUNCTION`, and runs its backward.
+
+    Raises:
+        ValueError: as in `make_loss_of`.
+        UserError: the script raised, in the backward, too.
+    """
+    with make_loss_of(target) as make_loss:
+        loss = make_loss()
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise UserError(error) from error
 
 
 class UserError(Exception):
@@ -157,21 +223,3 @@ def _describe(value: object) -> str:
     if isinstance(value, tuple):
         return f"a tuple of ({', '.join(type(part).__name__ for part in value)})"
     return "nothing" if value is None else f"a value of type {type(value).__name__}"
-
-
-def users_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, less the frames of Python's library, of installed packages and of tapehead."""
-    report = traceback.TracebackException.from_exception(error)
-    reports: list[traceback.TracebackException | None] = [report]
-    while reports:
-        if each := reports.pop():
-            own = [frame for frame in each.stack if _is_users(frame.filename)]
-            each.stack = traceback.StackSummary.from_list(own)
-            reports += [each.__cause__, each.__context__]
-    return "".join(report.format())
-
-
-def _is_users(filename: str) -> bool:
-    path = Path(filename)
-    packages = (HERE / "inspector", HERE / "engine", HERE / "widgets", *LIBRARY)
-    return not filename.startswith("<") and path != Path(__file__) and not any(map(path.is_relative_to, packages))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -358,3 +359,41 @@ def test_compare_refuses_what_it_does_not_know(
     assert "file" in assert_refused(["compare", "linear50", "--out", str(tmp_path / "file")], capsys)
     monkeypatch.setattr("tapehead.__main__.find_spec", lambda name: None)
     assert "pip install plotly" in assert_refused(["compare", "linear50"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["missing.py"], "there is no script missing.py"),
+        (["--policy", "lifo", "x.py"], "unknown policy 'lifo'; known: bfs, dfs, heap"),
+        (["--watch", "nann", "x.py"], 'unknown condition "nann"'),
+        (["--break", ", 1 +", "x.py"], "'1 +' is no expression"),
+        (["x.py:make", "3"], "takes no arguments"),
+        (["--engine", "other", "x.py"], "invalid choice: 'other'"),
+        ([], "SCRIPT.py"),
+    ],
+)
+def test_debug_refuses_what_it_does_not_know(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in assert_refused(["debug", *arguments], capsys)
+
+
+def test_debug_opens_a_prompt_on_the_loss_of_a_function(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path_before = list(sys.path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("c\nwhere\nc\n"))
+    assert main(["debug", "--break", "second.bias", f"{script}:loss_and_model"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("backward 1:\nbreakpoint 1 (second.bias), before task ")
+    assert "(second.bias, net.py:12)" in printed
+    assert sys.path == path_before and torch._C._len_torch_function_stack() == 0
+
+
+def test_debug_tells_what_a_users_function_does_wrong(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["debug", f"{script}:raises_at_once"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "KeyError: 'no data'"
+    assert "number() returned a value of type int" in assert_refused(["debug", f"{script}:number"], capsys)
+    assert main(["debug", f"{script}:without_grad"]) == 1
+    assert "element 0 of tensors does not require grad" in capsys.readouterr().err

@@ -106,11 +106,12 @@ class Prompt(Cmd):
         self.stops = PromptStops()
         self.error: BaseException | None = None
         self.groups = GROUPS
+        self._spoken_of: int | None = None  # the id of the task that a watchpoint has just stopped a run for
         self._first = list(commands)
 
     def enter(self, session: Session) -> None:
         """From now on the commands are about this session."""
-        self.session, self.error = session, None
+        self.session, self.error, self._spoken_of = session, None, None
         self.stops.enter(session)
 
     def greet(self) -> None:
@@ -141,6 +142,7 @@ class Prompt(Cmd):
         if stop is not None:
             show(tables.stop_view(stop))
             self.stops.met(stop.number)
+        self._spoken_of = stop.task if stop is not None and stop.why == "watchpoint" else None
         show(tables.place_view(self.session))
 
     # Running
@@ -242,8 +244,12 @@ class Prompt(Cmd):
         self._show_gradients(task)
 
     def do_list(self, arg: str) -> None:
-        """list [#TASK]  (l): the source around the line that made the task"""
-        task = self._about(arg)
+        """list [#TASK]  (l): the source around the line that made the task
+
+        Without a task it is the one which a watchpoint has just found, else the current one; so it is for info, saved
+        and check.
+        """
+        task = self._looked_at(arg)
         if task.source is None:
             raise ValueError(
                 f"the line that made {self.session.graph.describe(task)} is not known: th.capture() around the forward "
@@ -256,7 +262,7 @@ class Prompt(Cmd):
         if arg == "stops":
             self.do_stops("")
             return
-        task = self._about(arg)
+        task = self._looked_at(arg)
         show(tables.where_view(self.session, task))
         show(tables.task_facts(self.session, task))
         record = None if self.session.trace is None else self.session.trace.of(task)
@@ -297,7 +303,7 @@ class Prompt(Cmd):
 
     def do_saved(self, arg: str) -> None:
         """saved [#TASK]: what the task's node keeps from the forward"""
-        task = self._about(arg)
+        task = self._looked_at(arg)
         found = [each for each in self.session.graph.saved if each.task == task.id]
         if found:
             show(tables.saved_table(found, self.session.graph))
@@ -316,14 +322,14 @@ class Prompt(Cmd):
 
         Needs the operation's inputs: th.capture(keep_inputs=True), tapehead debug --keep-inputs.
         """
-        say(*str(self.session.check(self._about(arg))).splitlines())
+        say(*str(self.session.check(self._looked_at(arg))).splitlines())
 
     # Stopping
 
     def do_break(self, arg: str) -> None:
         """break WHERE [, hit N] [, CONDITION]  (b): stop before tasks; break alone lists what there is
 
-        WHERE is a task (#12), a node's name (Addmm), a module (encoder.layer.3: with all in it), a parameter (before
+        WHERE is a task (#12), a node's name (Addmm), a module (encoder.layer.3: as it is entered), a parameter (before
         its gradient is accumulated), a line (model.py:120). Names may be patterns (encoder.*.norm*). task:, kind:,
         module:, grad: and line: in front say which is meant. CONDITION is an expression, see print; break if CONDITION
         asks it before each task. hit N stops at the Nth only.
@@ -574,6 +580,10 @@ class Prompt(Cmd):
         if current is None:
             raise ValueError("all tasks have run, so none is the current one; name one, as #12")
         return current
+
+    def _looked_at(self, text: str) -> Task:
+        """The task that is meant: if none is named the one that a watchpoint has just found, or the current one."""
+        return self._about(text or ("" if self._spoken_of is None else str(self._spoken_of)))
 
     def _factor(self, arg: str, usage: str) -> tuple[float, Task]:
         expression, *rest = _something(arg, usage).rsplit(" #", 1)

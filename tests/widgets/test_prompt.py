@@ -230,6 +230,7 @@ def test_a_nan_is_found_with_the_line_that_made_it(engine: str, talk: Talk) -> N
     assert said[1].startswith("watchpoint 1 (nan): task ") and "LogBackward0" in said[1].splitlines()[0]
     assert f"test_prompt.py:{line_of('# log(0) is masked')}" in said[1].splitlines()[0]
     assert session.stopped is not None and session.stopped.why == "watchpoint"
+    assert f"{line_of('# log(0) is masked'):5} -> " in said[2]
 
 
 def test_a_watchpoint_may_be_an_expression_or_several_words_and_at_a_module(model: Model, talk: Talk) -> None:
@@ -435,6 +436,25 @@ def test_names_of_the_users_are_shown_as_they_are(talk: Talk) -> None:
     )
     assert "[red]up[/red]" in said and "[link=x]?[31mw" in said and "[bold]a comment[/bold]" in said
     assert "'[red]x[/red]'" in said and "\x1b" not in said and "\r" not in said
+
+
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+def test_a_wrong_backward_is_named_by_check(talk: Talk) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with th.capture(keep_inputs=True):
+        loss = Doubles.apply(x).sum()
+    said = talk(th.debug(loss), "check", "s", "check")
+    assert ": right" in said[0].splitlines()[0] and "SumBackward0" in said[0]
+    assert ": wrong" in said[2].splitlines()[0] and "DoublesBackward" in said[2]
 
 
 class Raises(torch.autograd.Function):

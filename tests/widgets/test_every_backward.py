@@ -1,0 +1,448 @@
+"""`tapehead debug SCRIPT.py`, as a process of its own: scripts run as `__main__`."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PROMPT = "(tapehead) "
+
+NET = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.dropout(self.up(x).relu(), 0.2))  # the line of dropout
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.blocks[0](x)
+        x = checkpoint(self.blocks[1], x, use_reentrant=False)
+        return self.head(x)
+"""
+TRAIN = """
+import sys
+import torch
+from net import Net  # beside the script
+
+assert __name__ == "__main__" and sys.modules["__main__"].Net is Net and __file__.endswith("train.py")
+torch.manual_seed(3)
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=float(sys.argv[2]))
+
+def train_step(step):
+    loss = model(torch.randn(4, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("step", step, loss.item())
+
+for step in range(3):
+    train_step(step)
+torch.save(model.state_dict(), sys.argv[1])
+print("random", torch.rand(1).item())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def start(*command: str | Path, typed: str = "") -> subprocess.Popen[str]:
+    environment = os.environ | {"TERM": "dumb"}
+    environment.pop("COLUMNS", None)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, *map(str, command)], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+    )
+    assert process.stdin is not None
+    process.stdin.write(typed)
+    process.stdin.flush()
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    printed, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, errors)
+
+
+def debug(*arguments: str | Path, typed: str = "") -> subprocess.CompletedProcess[str]:
+    return end(start("-m", "tapehead", "debug", *arguments, typed=typed))
+
+
+def both(script: Path, *arguments: str, typed: str = "") -> list[subprocess.CompletedProcess[str]]:
+    """The script as Python runs it, and debugged."""
+    processes = [start(script, *arguments), start("-m", "tapehead", "debug", script, *arguments, typed=typed)]
+    return [end(process) for process in processes]
+
+
+def without_prompts(printed: str) -> list[str]:
+    """What the script itself printed."""
+    return [line for line in printed.splitlines() if line.startswith(("step ", "random "))]
+
+
+STEPPING = "s\nwhere\nqueue\ns 3\nmemory\nn\np loss.item()\nback 2\nsaved\ninfo\nb blocks.0.up\nc\nc\nc\ndelete 1\nc\n"
+
+
+WAYS = {
+    "stepping and going back": ([], STEPPING + "c\n" + "s 5\nback 5\nout\nout\nout\nc\n"),
+    "native, breakpoints": (["--engine", "native", "--break", "blocks.1", "--skip", "1"], "c\n" * 40),
+    "watching": (["--watch", "nan or norm>1e9"], ""),
+    "detach": (["-c", "c", "-c", "s"], "detach\n"),
+}
+
+
+def test_a_debugged_training_has_the_weights_of_a_plain_one(folder: Path) -> None:
+    script = folder / "train.py"
+    started = {
+        way: start("-m", "tapehead", "debug", *options, script, folder / f"{way}.pt", "0.01", typed=typed)
+        for way, (options, typed) in WAYS.items()
+    }
+    plain = end(start(script, folder / "plain.pt", "0.01"))
+    assert plain.returncode == 0, plain.stderr
+    weights = torch.load(folder / "plain.pt")
+    for way, process in started.items():
+        found = end(process)
+        assert (found.returncode, found.stderr) == (0, plain.stderr), way
+        assert without_prompts(found.stdout) == without_prompts(plain.stdout), way
+        debugged = torch.load(folder / f"{way}.pt")
+        assert weights.keys() == debugged.keys() and all(torch.equal(weights[name], debugged[name]) for name in weights)
+
+
+def test_each_backward_opens_with_modules_lines_and_variables_of_its_own_step(folder: Path) -> None:
+    typed = "".join(f"break grad:blocks.0.down.*\nc\nwhere\np step\ndelete {step}\nc\n" for step in (1, 2, 3))
+    said = debug(folder / "train.py", folder / "w.pt", "0.1", typed=typed).stdout.split(PROMPT)
+    headings = [each for each in said if "\nbackward " in f"\n{each}"]
+    assert [re.search(r"backward (\d)", each)[1] for each in headings] == ["1", "2", "3"]  # type: ignore[index]
+    assert all("train.py:12)" in each for each in headings)
+    wheres = [each for each in said if each.startswith("where\n")]
+    assert len(wheres) == 3
+    for each in wheres:
+        assert "(blocks.0.down.bias, net.py:13)" in each and "in blocks.0 (Block)\n" in each
+        assert "in blocks.0.down (Linear)\n" in each  # the first call of it: the capture was renewed
+    assert [each for each in said if each.startswith("p step")] == [f"p step\n{step}\n" for step in range(3)]
+
+
+def test_breakpoints_last_from_one_backward_to_the_next_and_wait_quietly(folder: Path) -> None:
+    (folder / "two.py").write_text(
+        "import torch\n"
+        "w = torch.ones(2, requires_grad=True)\n"
+        "for make in (lambda: w.exp().sum(), lambda: w.log().sum(), lambda: w.exp().sum(), lambda: w.sin().sum()):\n"
+        "    make().backward()\n"
+    )
+    typed = "stops\nc\ndisable 1\nc\nstops\nc\n"
+    found = debug("--break", "Log", "--break", "kind:Exp", "--break", "Tanh", folder / "two.py", typed=typed)
+    said = found.stdout.split(PROMPT)
+    assert said[0].startswith("backward 1:\nbreakpoint 2 (kind:Exp), before task ")
+    rows = [line.split() for line in said[1].splitlines()[2:]]
+    assert [(row[0], row[-1]) for row in rows] == [("1", "pending"), ("2", "1"), ("3", "pending")]
+    assert "backward 2:\nbreakpoint 1 (Log), before task " in said[2]
+    assert "backward 3:\nbreakpoint 2 (kind:Exp), before task " in said[4]
+    rows = [line.split() for line in said[5].splitlines()[2:]]
+    assert [(row[0], row[3]) for row in rows] == [("1", "no"), ("2", "yes"), ("3", "yes")]
+    assert len(said) == 7 and found.returncode == 0
+    assert found.stderr.startswith('tapehead: break Tanh: nothing in this graph is called "Tanh"')
+
+
+def test_a_nan_is_found_where_log_of_zero_made_it(folder: Path) -> None:
+    (folder / "entropy.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Entropy(nn.Module):\n"
+        "    def forward(self, p):\n"
+        "        return -(p * p.log()).sum()  # log(0)\n"
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.linear = nn.Linear(3, 3)\n"
+        "        self.entropy = Entropy()\n"
+        "    def forward(self, x):\n"
+        "        return self.entropy(self.linear(x).relu())\n"
+        "torch.manual_seed(0)\n"
+        "model = Model()\n"
+        "for step in range(2):\n"
+        "    model(torch.ones(1, 3) * step).backward()\n"
+        "    print('step', step)\n"
+    )
+    found = debug("--watch", "nan", folder / "entropy.py", typed="list\nwhere\nq\n")
+    stop, *rest = found.stdout.split(PROMPT)
+    assert "watchpoint 1 (nan): task " in stop and "LogBackward0 (entropy, entropy.py:5)" in stop
+    assert "5 ->         return -(p * p.log()).sum()  # log(0)" in rest[0]
+    assert rest[1].startswith("where\n> task ") and "LogBackward0" not in rest[1].splitlines()[1]
+    assert found.returncode == 0 and "step 1" not in found.stdout
+
+
+ENDS = """
+import sys
+import torch
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise KeyError("in the backward")
+
+def backward():
+    Raises.apply(torch.ones(3, requires_grad=True)).sum().backward()
+
+how = sys.argv[1]
+if how == "raises":
+    raise ValueError("before")
+if how == "own hook":
+    sys.excepthook = lambda kind, error, frames: print("hook", kind.__name__, frames.tb_frame.f_lineno, frames.tb_next)
+    raise ValueError
+if how == "exits":
+    sys.exit(5)
+if how == "says why":
+    sys.exit("no data")
+if how == "no graph":
+    torch.ones(1).backward()
+if how == "backward":
+    backward()
+if how == "caught":
+    try:
+        backward()
+    except KeyError as error:
+        print("caught", error)
+"""
+
+
+@pytest.mark.parametrize("how", ["raises", "own hook", "exits", "says why", "no graph", "backward", "caught"])
+def test_a_script_ends_as_it_would_without_a_debugger(how: str, tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    plain, found = both(script, how, typed="c\nc\n")
+    assert found.returncode == plain.returncode
+    assert found.stdout.splitlines()[-1:] == plain.stdout.splitlines()[-1:] or how == "backward"
+    if how == "backward":  # the engine's own frame is not there, and a note is
+        assert plain.stderr.splitlines()[-1] == "KeyError: 'in the backward'"
+        *lines, error, note = found.stderr.splitlines()
+        assert [line for line in plain.stderr.splitlines() if line.startswith("  File") and "graph.py" not in line] == [
+            line for line in lines if line.startswith("  File")
+        ]
+        assert error == "KeyError: 'in the backward'"
+        assert note == "tapehead: raised in task 0 RaisesBackward (ends.py:15)"
+    else:
+        assert found.stderr == plain.stderr
+
+
+def test_a_script_that_can_not_be_compiled_shows_its_own_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def f(:\n")
+    plain, found = both(script)
+    assert (found.returncode, found.stdout, found.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_quit_ends_the_script_for_good_and_close_only_the_backward(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "w = torch.ones(2, requires_grad=True)\n"
+        "try:\n"
+        "    for step in range(3):\n"
+        "        try:\n"
+        "            w.exp().sum().backward()\n"
+        "        except BaseException as error:\n"
+        "            print('swallowed', type(error).__name__, isinstance(error, SystemExit))\n"
+        "        print('grad', w.grad)\n"
+        "finally:\n"
+        "    print('cleaned up')\n"
+    )
+    found = debug(script, typed="s\nclose\nq\n")
+    assert "grad None" in found.stdout
+    assert found.stdout.count("swallowed Quit True") == 2 and found.stdout.count(PROMPT) == 3
+    assert found.stdout.endswith("cleaned up\n") and found.returncode == 0
+    script.write_text("import torch\nw = torch.ones(2, requires_grad=True)\nw.exp().sum().backward()\nprint('on')\n")
+    for process in [start("-m", "tapehead", "debug", script, typed=typed) for typed in ("exit\n", "")]:
+        found = end(process)
+        assert found.returncode == 0 and "on" not in found.stdout.split() and not found.stderr
+
+
+def test_only_the_outermost_backwards_of_the_main_thread_are_debugged(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import threading, torch\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "w = torch.ones(2, requires_grad=True)\n"
+        "thread = threading.Thread(target=lambda: w.exp().sum().backward())\n"
+        "thread.start(); thread.join()\n"
+        "print('other thread', w.grad.tolist())\n"
+        "h = checkpoint(torch.sin, w * 1, use_reentrant=True)\n"
+        "def hook(gradient):\n"
+        "    with torch.enable_grad():\n"
+        "        (w * 3).sum().backward()\n"
+        "h.register_hook(hook)\n"
+        "h.sum().backward()\n"
+        "print('grad', w.grad.tolist())\n"
+        "print('grad of', torch.autograd.grad(w.exp().sum(), w)[0].tolist())\n"
+    )
+    plain, found = both(script, typed="s\nc\n")
+    assert found.stdout.count("backward 1:") == 1 and found.stdout.count(PROMPT) == 2
+    assert [
+        line for line in found.stdout.splitlines() if line in plain.stdout.splitlines()
+    ] == plain.stdout.splitlines()
+
+
+def test_what_the_direct_engine_refuses_the_native_one_debugs_and_it_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, torch\n"
+        "import torch.distributed as dist\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/rendezvous', rank=0, world_size=1)\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "print('grad', model.module.weight.grad.tolist())\n"
+        "dist.destroy_process_group()\n"
+    )
+    found = debug(script, typed="s\nback\nc\n")
+    assert "backward 1: the direct engine cannot run the C++ hooks of torch.distributed" in found.stdout
+    assert "--engine native" in found.stdout and "native engine; help" in found.stdout
+    assert "*** back needs the direct engine" in found.stdout and "grad [[1.0, 1.0]]" in found.stdout
+    refused = debug("--engine", "direct", script)
+    assert "backward 1 ran without a prompt: the direct engine cannot" in refused.stdout
+    assert "grad [[1.0, 1.0]]" in refused.stdout and PROMPT not in refused.stdout
+
+
+def test_a_function_can_be_debugged_as_well(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "def make():\n"
+        "    return model(torch.ones(1, 2)).sum(), model\n"
+        "def raises():\n"
+        "    h = torch.ones(2, requires_grad=True) * 2\n"
+        "    h.register_hook(lambda gradient: 1 / 0)\n"
+        "    return h.sum()\n"
+    )
+    target = tmp_path / "model.py"
+    found = debug("--break", "weight", f"{target}:make", typed="where\nc\n")
+    assert found.returncode == 0 and "(weight, model.py:4)" in found.stdout
+    found = debug("-c", "c", "-c", "c", f"{target}:raises")
+    assert found.returncode == 1
+    assert found.stderr.count("File ") == 1 and "line 7, in <lambda>" in found.stderr
+    assert found.stderr.splitlines()[-2].startswith("ZeroDivisionError")
+
+
+class Terminal:
+    """A process at a terminal of its own."""
+
+    def __init__(self, *command: str) -> None:
+        self.pid, self._file = pty.fork()
+        if not self.pid:
+            os.environ.pop("COLUMNS", None)
+            os.environ["TERM"] = "xterm-256color"
+            os.execv(sys.executable, [sys.executable, *command])
+        self.shown = ""
+
+    def read_to(self, mark: str) -> str:
+        """What it shows up to the mark, or to its end."""
+        while mark not in self.shown:
+            try:
+                more = os.read(self._file, 4096)
+            except OSError:  # it has ended
+                more = b""
+            if not more:
+                break
+            self.shown += more.decode()
+        before, found, self.shown = self.shown.partition(mark)
+        return before + found
+
+    def type(self, text: str) -> None:
+        os.write(self._file, text.encode())
+
+    def end(self) -> int:
+        self.read_to("\0")
+        os.close(self._file)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_at_a_terminal_tab_completes_and_ctrl_c_stops(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal, torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))\n"
+        "hidden = model[0](torch.ones(1, 2))\n"
+        "def hook(gradient):\n"
+        "    print('READY', flush=True)\n"
+        "    signal.pause()\n"
+        "hidden.register_hook(hook)\n"
+        "model[1](hidden).sum().backward()\n"
+        "print('grad', model[0].weight.grad is not None)\n"
+    )
+    terminal = Terminal("-m", "tapehead", "debug", str(script))
+    assert "\x1b[1m> task" in terminal.read_to(PROMPT)
+    terminal.type("whe\t\n")
+    assert "where" in terminal.read_to(PROMPT).splitlines()[0]
+    terminal.type("break Accu\t\n")
+    assert "breakpoint 1: AccumulateGrad, at 4 tasks" in terminal.read_to(PROMPT)
+    terminal.type("delete 1\n")
+    terminal.read_to(PROMPT)
+    terminal.type("\x03")
+    assert "interrupted" in terminal.read_to(PROMPT)
+    terminal.type("c\n")
+    terminal.read_to("READY")
+    terminal.type("\x03")
+    assert "interrupted" in terminal.read_to(PROMPT)
+    terminal.type("p 6 * 7\n")
+    assert "42" in terminal.read_to(PROMPT)
+    terminal.type("c\n")
+    assert "grad True" in terminal.read_to("grad True")
+    assert terminal.end() == 0
+
+
+def test_at_a_terminal_ctrl_d_ends_the_script_and_a_second_ctrl_c_interrupts_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal, torch\n"
+        "w = torch.ones(2, requires_grad=True)\n"
+        "hidden = w * 2\n"
+        "def hook(gradient):\n"
+        "    for _ in range(2):\n"
+        "        print('READY', flush=True)\n"
+        "        signal.pause()\n"
+        "hidden.register_hook(hook)\n"
+        "try:\n"
+        "    hidden.sum().backward()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('INTERRUPTED')\n"
+        "hidden.detach().requires_grad_().sum().backward()\n"
+        "print('END')\n"
+    )
+    terminal = Terminal("-m", "tapehead", "debug", str(script))
+    terminal.read_to(PROMPT)
+    terminal.type("c\n")
+    terminal.read_to("READY")
+    terminal.type("\x03")
+    terminal.read_to("READY")
+    terminal.type("\x03")
+    assert "the session is over: KeyboardInterrupt in task" in terminal.read_to(PROMPT)
+    terminal.type("c\n")
+    assert "INTERRUPTED" in terminal.read_to(PROMPT)
+    terminal.type("\x04")
+    assert "END" not in terminal.read_to("\0")
+    assert terminal.end() == 0

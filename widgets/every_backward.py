@@ -1,0 +1,256 @@
+"""`tapehead debug SCRIPT.py`: a prompt at each `.backward()` that a script calls."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ..engine.debug import debug
+from ..engine.native import Call
+from ..engine.policies import AnyPolicy
+from ..engine.run import Engine
+from ..engine.stop import Stop
+from ..inspector.capture import capture
+from ..inspector.torch_internals import pins_open, redirect_backward
+from .prompt import GROUPS, Prompt
+from .prompt_names import Names, users_frame
+from .prompt_stops import read_break, read_watch
+from .prompt_tables import Session
+from .prompt_terminal import say
+
+
+class Quit(SystemExit):
+    """The user has had enough: the script ends as with `sys.exit()`."""
+
+
+class ScriptPrompt(Prompt):
+    """The prompt over one backward after the other of a script that runs."""
+
+    def __init__(self, commands: Sequence[str]) -> None:
+        super().__init__(Names(None), commands)
+        self.groups = {**GROUPS, "end": ("save", "close", "detach", "quit", "help")}
+        self.detached = False
+        self.has_quit = False
+        self._heading = ""
+        self._closed = False
+        self._runs_on = False
+
+    def ask_for(self, places: Sequence[str], conditions: Sequence[str]) -> None:
+        """Breakpoints and watchpoints from the first backward on: of each that has what they name.
+
+        Raises:
+            ValueError: one can't be read.
+        """
+        for text in places:
+            self.stops.ask_for_later("break", text, read_break(text, self._test))
+        for text in conditions:
+            self.stops.ask_for_later("watch", text, read_watch(text, self._watch_test))
+
+    def debug(self, session: Session, what: str, names: Names) -> None:
+        """Opens before the first task; where there are breakpoints or watchpoints, when one of them stops the backward.
+
+        Raises:
+            Quit: the user has had enough.
+        """
+        self.names, self._heading, self._closed = names, what, False
+        try:
+            self.enter(session)
+            self._debug()
+        finally:
+            self.names = Names(None)  # the frame would hold its variables after its end
+
+    def _debug(self) -> None:
+        session = self.session
+        if not self.stops.wait:
+            self.greet()
+            self.talk()
+        elif (stop := session.stop_here()) is not None:
+            self.show_stop(stop)
+            self.talk()
+        elif not self.run_on():
+            self.talk()
+        if self.error is not None:
+            raise self.error
+        if self.has_quit:
+            raise Quit
+        if self.detached:
+            for each in session.stops:
+                session.stops.disable(each.number)
+        if session.left and not self._closed:
+            session.run()
+
+    def greet(self) -> None:
+        self._head()
+        super().greet()
+
+    def show_stop(self, stop: Stop | None) -> None:
+        if stop is None and not self.session.left:
+            if not self._runs_on:
+                say(f"all {len(self.session.order)} tasks have run; continue goes on with the script", style="dim")
+            return
+        self._head()
+        super().show_stop(stop)
+
+    def _head(self) -> None:
+        if self._heading:
+            say(f"{self._heading}:")
+            self._heading = ""
+
+    def run_on(self) -> bool:
+        """Runs to a stop, or to the end of the backward. Whether it got there."""
+        self._runs_on = True
+        try:
+            super().do_continue("")
+        finally:
+            self._runs_on = False
+        return self.error is None and not self.session.left and self.session.stopped is None
+
+    def do_continue(self, arg: str) -> bool:
+        """continue  (c, cont, run): run to the next breakpoint or watchpoint, or on to the script's next backward
+
+        There the prompt opens before the first task; with breakpoints or watchpoints, where one of them stops it.
+        Ctrl-C stops before the next task; a second one raises KeyboardInterrupt in the script. What a task has raised
+        is raised in the script.
+        """
+        if self.session.over is None and self.session.left:
+            return self.run_on()
+        return True
+
+    def do_close(self, arg: str) -> bool:
+        """close: end this backward here; the tasks that are left do not run, and the script goes on"""
+        self._closed = super().do_close(arg)
+        return self._closed
+
+    def do_detach(self, arg: str) -> bool:
+        """detach: no prompt any more: this backward and the script run on by themselves"""
+        self.detached = True
+        return True
+
+    def do_quit(self, arg: str) -> bool:
+        """quit  (q, exit, Ctrl-D): end the script"""
+        self.has_quit = True
+        return True
+
+
+class EveryBackward:
+    """While it is open, each `.backward()` of this thread opens a prompt, and the forward is captured for it.
+
+    The capture is one for all of the script, and renewed after each backward. Backwards of other threads, of processes
+    forked off, and those inside another backward (reentrant checkpoints, hooks), are PyTorch's own.
+
+    Args:
+        engine: "direct" or "native"; None: direct, and native for what the direct engine refuses.
+        policy: of each session.
+        skip: how many backwards run by themselves first.
+        commands: for the first prompt.
+        keep_inputs: what forward operations are given is kept, which `check` needs.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | None = None,
+        policy: AnyPolicy = "heap",
+        skip: int = 0,
+        commands: Sequence[str] = (),
+        keep_inputs: bool = False,
+    ) -> None:
+        self.prompt = ScriptPrompt(commands)
+        self._engine = engine
+        self._policy = policy
+        self._skip = skip
+        self._capture = capture(keep_inputs=keep_inputs)
+        self._here = os.getpid(), threading.get_ident()
+        self._count = 0
+        self._inside = False
+        self._exits = ExitStack()
+
+    def __enter__(self) -> EveryBackward:
+        with ExitStack() as stack:
+            stack.enter_context(self._capture)
+            stack.callback(redirect_backward(self._backward))
+            self._exits = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._exits.__exit__(None, None, None)  # the capture need not keep what the error's frames hold
+        if error is None and not self.prompt.detached:
+            for line in self._never():
+                print(f"tapehead: {line}", file=sys.stderr)
+
+    def _never(self) -> Iterator[str]:
+        """What the user may have waited for."""
+        if self._count <= self._skip:
+            yield "the script called no .backward()" if not self._count else f"it called {self._count} in all"
+        else:
+            yield from self.prompt.stops.never_met()
+
+    def _backward(
+        self,
+        tensors: Sequence[Tensor | GradientEdge],
+        grad_tensors: Sequence[Tensor | None],
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any],
+    ) -> None:
+        call = Call(tensors, grad_tensors, retain_graph, create_graph, tuple(inputs) or None)
+        if (os.getpid(), threading.get_ident()) != self._here or self._inside or not tensors or pins_open():
+            call.run()
+            return
+        if self.prompt.has_quit:  # the script did not let itself be ended
+            raise Quit
+        self._count += 1
+        self._inside = True
+        try:
+            if self._count <= self._skip or self.prompt.detached:
+                call.run()
+            else:
+                self._debug(call)
+        finally:
+            self._inside = False
+            self._capture.renew()
+
+    def _debug(self, call: Call) -> None:
+        try:
+            session, why_not = self._session(call), ""
+        except (RuntimeError, NotImplementedError) as error:
+            session, why_not = None, str(error)
+        if session is None:
+            call.run()  # if it is PyTorch's to complain, it does
+            say(f"backward {self._count} ran without a prompt: {why_not}", style="yellow")
+            return
+        with session:
+            self.prompt.debug(session, f"backward {self._count}", Names(users_frame()))
+
+    def _session(self, call: Call) -> Session:
+        if self._engine != "native":
+            try:
+                return self._session_of(call, "direct")
+            except NotImplementedError as error:
+                if self._engine == "direct":
+                    raise
+                say(f"backward {self._count}: {error}, as it does now (--engine native)", style="yellow")
+        return self._session_of(call, "native")
+
+    def _session_of(self, call: Call, engine: Engine) -> Session:
+        inputs: Any = call.inputs  # all tensors, or all edges
+        return debug(
+            call.tensors,
+            call.grad_tensors,
+            call.retain_graph,
+            call.create_graph,
+            inputs,
+            policy=self._policy,
+            engine=engine,
+            trace="cheap",
+            history=True if engine == "direct" else "auto",
+        )
