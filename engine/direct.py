@@ -268,8 +268,10 @@ class Stepper(Rewinding):
     def stop_here(self, wait: bool = True) -> Stop | None:
         if self._over is not None:
             return None
+        if not len(self._queue):
+            return self.stops.at_end(self.order)
         found = self.stops.found(wait)
-        if found is not None or not self.stops.asks or not len(self._queue):
+        if found is not None or not self.stops.asks:
             return found
         task_id = self._queue.choose()
         return self.stops.before(task_id, self.order, lambda: self.waiting(task_id))
@@ -286,7 +288,6 @@ class Stepper(Rewinding):
             if watch is not None and not ask and quiet and self._is_plain:
                 self._run_bare(last, watch)
             queue = self._queue
-            waits = len(queue) > 0
             while queue and not self._stopped:
                 task_id = queue.choose()
                 if task_id == last:
@@ -297,8 +298,6 @@ class Stepper(Rewinding):
                     return
             if self._stopped and queue:
                 self.stopped = Stop("asked", None, None, "stop() was called")
-            elif stops.watches and waits and not queue:
-                self.stopped = stops.found(wait=True) or stops.at_end(self.order)
 
         self.stopped = None
         try:

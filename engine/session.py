@@ -450,9 +450,10 @@ class NativeSession(Verbs):
 
     @_one_at_a_time
     def _stop_here(self, wait: bool) -> Stop | None:
+        if self.current is None:
+            return self.stops.at_end(self._worker.order)
         found = self.stops.found(wait)
-        current = self.current
-        if found is not None or current is None or not self.stops.asks:
+        if found is not None or not self.stops.asks:
             return found
         waiting = self._stopped_at()
         gradients = tuple(self._worker.gradients or ())
@@ -529,8 +530,8 @@ class NativeSession(Verbs):
             if not (self._ended or worker.stop_asked or (current is not None and current.id == until)):
                 self._go_on(until)
                 self.stopped = worker.stopped
-                if self._ended and self.stops.watches:
-                    self.stopped = self.stops.found(wait=True) or self.stops.at_end(worker.order)
+                if self._ended:
+                    self.stopped = self.stops.at_end(worker.order)
             if worker.stop_asked and self.stopped is None and not self._ended:
                 self.stopped = Stop("asked", None, None, "stop() was called")
         finally:

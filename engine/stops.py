@@ -31,7 +31,7 @@ class Stops:
     Iterating gives them all, `stops[number]` one. What changes them may be called from any thread.
 
     An engine calls `before` before each task while `asks`, `produced` after each while `watches`, `found` after that,
-    and `at_end` when all tasks have run. None of them raises, whatever a user's predicate does.
+    and at last `at_end`. None of them raises, whatever a user's predicate does.
 
     Args:
         needed: the ids of the tasks that run at all; None: all.
@@ -159,11 +159,13 @@ class Stops:
         return self._found
 
     def at_end(self, order: Sequence[int]) -> Stop | None:
-        """What there is to say once all tasks have run: which parameters got no gradient.
+        """What there is to say once all tasks have run: what `found` says after waiting, or which leaves got nothing.
 
         Args:
             order: the ids of the tasks that have run.
         """
+        if (found := self.found(wait=True)) is not None:
+            return found
         for each in self._watchpoints:
             if each.conditions.missing:
                 missing = [task for task in order if each.watches(task) and self._got_nothing(task)]

@@ -68,8 +68,8 @@ class Verbs(Closing):
 
     @abstractmethod
     def stop_here(self, wait: bool = True) -> Stop | None:
-        """Whether a run would stop where the session stands: a breakpoint before the current task, or what a watchpoint
-        found in the last step.
+        """Whether a run would stop where the session stands: a breakpoint before the current task, what a watchpoint
+        found in the last step, or what it found when all tasks had run.
 
         Args:
             wait: for what is still on its way from an accelerator.

@@ -370,7 +370,7 @@ class Live:
                 if session.over is not None:
                     break
                 self.driver.give_way()  # a breakpoint may come while it runs
-                self.stopped = session.stop_here()
+                self.stopped = session.stop_here(wait=ran == count)
                 if self.stopped is not None or ran == count or self._has_ended:
                     break
                 if until(last, self._current()):

@@ -620,3 +620,15 @@ def test_on_cuda_watching_asks_the_device_for_nothing_task_by_task(engine: Engin
             torch.cuda.set_sync_debug_mode("default")
         session.run()
         assert session.stopped is None and not session.left
+
+
+@both
+def test_who_steps_to_the_end_is_told_of_missing_gradients_too(engine: Engine) -> None:
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    with th.debug(OneOfTwo.apply(x, y).sum(), engine=engine) as session:
+        session.watch("missing")
+        while session.left:
+            assert session.stop_here() is None
+            session.step()
+        here = session.stop_here()
+        assert here is not None and here.text.startswith("watchpoint 1 (missing): no gradient came to 1 leaf: ")
