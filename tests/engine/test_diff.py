@@ -1,0 +1,489 @@
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.__main__ import main
+from tapehead.engine.aligning import aligned
+from tapehead.engine.gradient_difference import apart
+from tapehead.engine.longest_common import longest_common
+from tapehead.engine.statistics import statistics
+from tapehead.engine.trace import RecordedGradient
+from tapehead.engine.workloads import workload
+from tapehead.inspector.graph import TensorMeta
+from tapehead.inspector.graph_file import StoredOperation
+
+
+class Repeated(nn.Module):
+    """Adds a parameter 600 times: so many gradients of one size are summed, which bfloat16 can't."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        drift = torch.zeros_like(x)
+        for _ in range(600):
+            drift = drift + self.scale
+        return x + (drift - drift.detach())
+
+
+class Cancelling(nn.Module):
+    """Normalises by E[x²] - E[x]²: the difference of two large numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 30
+        variance = (x * x).mean(-1, keepdim=True) - x.mean(-1, keepdim=True).square()
+        scale = (variance + 1e-3).rsqrt()  # the culprit
+        return (x - x.mean(-1, keepdim=True)) * scale
+
+
+class Net(nn.Module):
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.middle, self.head = nn.Linear(8, 8), middle, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.middle(self.encoder(x).tanh()))
+        return found
+
+
+def weighted(out: Tensor) -> Tensor:
+    """A loss whose gradient does not depend on what comes out."""
+    return (out * torch.linspace(-1, 1, out.shape[-1], dtype=out.dtype)).sum()
+
+
+def run_of(model: nn.Module, x: Tensor, **options: Any) -> th.Run:
+    with th.capture():
+        loss = weighted(model(x))
+    return th.backward(loss, **{"trace": "cheap", **options})
+
+
+def workload_run(name: str, dtype: torch.dtype | None = None, **options: Any) -> th.Run:
+    torch.manual_seed(0)
+    _, make_loss = workload(name).build()
+    with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None), th.capture():
+        loss = make_loss()
+    return th.backward(loss, **{"trace": "cheap", **options})
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def line_of(text: str) -> str:
+    (number,) = [
+        number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.endswith(text)
+    ]
+    return f"{Path(__file__).name}:{number}"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "recommender"])
+def test_two_policies_part_where_their_orders_do_and_agree_to_the_last_digit(name: str) -> None:
+    runs = [workload_run(name, policy=policy) for policy in ("heap", "bfs")]
+    difference = th.diff(*runs)
+    place = next(
+        place for place, (mine, other) in enumerate(zip(*(run.order for run in runs), strict=True)) if mine != other
+    )
+    first = difference.first_in_order
+    assert first is not None and first.common == place and first.places == (place, place)
+    assert [task and task.id for task in first.tasks] == [run.order[place] for run in runs]
+    assert difference.first_unequal is None and difference.first_in_values is None and difference.jump is None
+    assert difference.only == ((), ())
+    does = [run.graph.describe(run.order[place]) for run in runs]
+    assert f"In order they part after {place} common tasks: run_a runs {does[0]}, run_b runs {does[1]}." in repr(
+        difference
+    )
+    assert "are equal to the last digit" in repr(difference)
+
+
+def test_the_place_is_that_of_compare() -> None:
+    _, make_loss = workload("lstm_cell").build()
+    parted = th.compare(make_loss, ["heap", "dfs"], repetitions=1).first_divergence("heap", "dfs")
+    runs = [th.backward(make_loss(), policy=policy) for policy in ("heap", "dfs")]
+    first = th.diff(*runs).first_in_order
+    assert parted is not None and first is not None
+    assert first.common == parted.place and first.tasks[0] is not None and first.tasks[0].id == parted.first.id  # type: ignore[union-attr]
+
+
+def test_runs_of_one_order_say_so() -> None:
+    runs = [workload_run("recommender"), workload_run("recommender", engine="direct")]
+    difference = th.diff(*runs)
+    assert difference.first_in_order is None and not difference.differs
+    assert repr(difference).startswith("run_a and run_b run the tasks that both have in the same order.")
+
+
+def test_an_order_that_ended_early_is_one_that_parts() -> None:
+    model, x = Net(nn.Identity()), torch.randn(3, 8)
+    whole = run_of(model, x)
+    with th.capture():
+        loss = weighted(model(x))
+    with th.backward.__globals__["Stepper"](loss, trace="cheap") as session:
+        for _ in range(4):
+            session.step()
+        part = session.trace
+    first = th.diff(whole, part).first_in_order
+    assert first is not None and (first.common, first.places) == (4, (4, None))
+    assert "run_b has ended" in th.diff(whole, part).sentences[0]
+    assert "run_a has ended" in th.diff(part, whole).sentences[0]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "lstm_lm", "unet", "recommender"])
+def test_float32_and_autocast_have_the_same_tasks_but_for_the_casts_and_agree(name: str) -> None:
+    runs = [workload_run(name), workload_run(name, torch.bfloat16)]
+    difference = th.diff(*runs)
+    assert difference.only[0] == () and {task.name for task in difference.only[1]} == {"ToCopyBackward0"}
+    assert len(difference.only[1]) == len(runs[1].graph) - len(runs[0].graph) > 0
+    for pair in difference.tasks:
+        mine, other = pair.tasks
+        assert (mine.name, mine.parameter) == (other.name, other.parameter)
+        assert runs[0].graph.module(mine) == runs[1].graph.module(other) and mine.source == other.source
+    assert difference.dtype is torch.bfloat16 and difference.tolerance == math.sqrt(torch.finfo(torch.bfloat16).eps)
+    assert difference.first_in_values is None and difference.first_unequal is not None
+    assert "In values they agree: no gradient is further apart than 8.8 %." in repr(difference)
+
+
+def test_a_sum_of_many_small_values_that_bfloat16_loses_is_where_the_difference_jumps() -> None:
+    model, x = Net(Repeated()), torch.randn(16, 8)
+    first, second = run_of(model, x), run_of(copy.deepcopy(model).bfloat16(), x.bfloat16())
+    difference = th.diff(first, second)
+    jump = difference.jump
+    assert jump is not None and jump is difference.first_in_values
+    assert (jump.how, jump.apart.by) == ("takes", "norm") and jump.before < 0.01 < 0.3 < jump.share
+    task = jump.task.tasks[0]
+    assert task.parameter == "middle.scale" and task.source is not None
+    assert task.source.short == line_of("drift = drift + self.scale")
+    assert "the sum of 600 gradients that comes to task " in " ".join(difference.sentences)
+    assert difference.leaves[0].tasks[0].parameter == "middle.scale"
+    assert difference.cells[1][0] == "middle.scale"
+    true = (second.graph.leaves[jump.task.tasks[1].id].grad, first.graph.leaves[task.id].grad)
+    assert jump.apart.second == pytest.approx(float(true[0].float().norm()), rel=1e-3)  # type: ignore[union-attr]
+    assert jump.apart.first == pytest.approx(float(true[1].norm()), rel=1e-3)  # type: ignore[union-attr]
+
+
+def test_a_cancellation_in_float32_is_named_where_its_result_is_first_used() -> None:
+    model, x = Net(Cancelling()), torch.randn(16, 8)
+    first, second = run_of(model, x), run_of(copy.deepcopy(model).double(), x.double())
+    difference = th.diff(first, second)
+    assert difference.dtype is torch.float32
+    jump = difference.jump
+    assert jump is not None and jump.how == "gives" and jump.before < 1e-6 < difference.tolerance < jump.share
+    (task, other) = jump.task.tasks
+    assert task.name == other.name == "RsqrtBackward0" and first.graph.module(task) == "middle"
+    assert task.source is not None and task.source.short == line_of("# the culprit")
+    assert f"task {task.id} RsqrtBackward0 (middle, {line_of('# the culprit')})" in " ".join(difference.sentences)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = self.inner(x).tanh()
+        hidden = {change}
+        return x + self.outer(hidden)
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block() for _ in range(4)], nn.Linear(8, 4))
+"""
+
+
+@pytest.fixture
+def commit(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Saves the run of a model at a commit, in which one line of `model.py` is this."""
+
+    def save(name: str, change: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.py").write_text(MODEL.format(change=change))
+        spec = importlib.util.spec_from_file_location(f"commit_{name}", folder / "model.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        model = module.model()
+        return run_of(model, torch.ones(3, 8)).save(tmp_path / f"{name}.tape.json")
+
+    return save
+
+
+def test_of_two_commits_saved_traces_the_line_that_changed_is_named(commit: Callable[[str, str], Path]) -> None:
+    before, after = th.load(commit("before", "hidden * 1.0")), th.load(commit("after", "hidden * 1.5"))
+    difference = th.diff(before, after)
+    assert difference.first_in_order is None and difference.only == ((), ())
+    first, jump = difference.first_in_values, difference.jump
+    # What the forward of later layers got is different, and so what their weights get; what flows on differs here.
+    assert first is not None and first.task.tasks[0].name == "AddmmBackward0" and first.before == 0
+    assert jump is not None and jump.task.tasks[0].name == "MulBackward0" and jump.before == 0
+    assert jump.share == pytest.approx(1 / 3) and jump.apart.by == "norm"
+    for task, run in zip(jump.task.tasks, (before, after), strict=True):
+        assert task.source is not None and task.source.short == "model.py:12" and run.graph.module(task) == "3"
+    assert any("In what flows on, the difference grows most here: what task " in each for each in difference.sentences)
+
+
+def test_of_two_commits_what_one_has_more_is_listed_and_passed_over(commit: Callable[[str, str], Path]) -> None:
+    before, after = th.load(commit("before", "hidden")), th.load(commit("after", "hidden.sin().clone()"))
+    difference = th.diff(before, after)
+    kinds = sorted(task.name for task in difference.only[1])
+    assert kinds == ["CloneBackward0"] * 4 + ["SinBackward0"] * 4 and difference.only[0] == ()
+    assert "Only run_b has 4 × " in repr(difference)
+    assert len(difference.tasks) == len(before.graph)
+    for pair in difference.tasks:
+        assert before.graph.module(pair.tasks[0]) == after.graph.module(pair.tasks[1])
+        assert pair.tasks[0].parameter == pair.tasks[1].parameter
+
+
+def test_nan_in_one_of_them_is_found_where_it_begins() -> None:
+    class Risky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * x).sqrt()  # of zero
+
+    model = Net(Risky())
+    x = torch.randn(16, 8)
+    good = run_of(model, x)
+    with torch.no_grad():
+        model.encoder.weight[0] = 0
+        model.encoder.bias[0] = 0
+    bad = run_of(model, x)
+    difference = th.diff(good, bad, tolerance=1e6)
+    first = difference.first_in_values
+    assert first is not None and first.apart == (math.inf, "infinite", 0, 16)  # and times zero NaN
+    assert bad.trace is not None
+    given = {record.task: [each.statistics for each in record.outputs if each is not None] for record in bad.trace}
+    direct = next(task for task, all_of in given.items() if any(each and each.inf_count for each in all_of))
+    assert first.task.tasks[1].id == direct.id and direct.name == "SqrtBackward0" and direct.source is not None
+    assert direct.source.short == line_of("# of zero")
+    assert first is difference.jump
+    said = "its output is not the same (0 infinite in run_a, 16 in run_b)"
+    assert any(said in each for each in difference.sentences)
+    later = next(each for each in difference.values if each.apart.by == "NaN")
+    assert later.task.tasks[0].name == "MulBackward0"
+
+
+def test_gradients_that_are_missing_or_of_another_shape_are_said_to_be() -> None:
+    model, x = Net(nn.Identity()), torch.randn(16, 8)
+    shapes = th.diff(run_of(model, x), run_of(model, x[:4])).first_in_values
+    assert shapes is not None and shapes.apart == (math.inf, "shape", "16×4", "4×4")
+
+    class Half(torch.autograd.Function):
+        give = True
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor | None:
+            return gradient if Half.give else None
+
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = Half.apply(x)
+            return found
+
+    model = Net(Halves())
+    whole = run_of(model, x)
+    Half.give = False
+    missing = th.diff(whole, run_of(model, x)).first_in_values
+    assert missing is not None and missing.apart == (math.inf, "missing", "a gradient", "none")
+    assert missing.task.tasks[0].name == "HalfBackward"
+
+
+def test_a_sum_that_cancels_is_no_difference() -> None:
+    """The gradient of a key's bias is zero but for rounding, since softmax does not see what is added to all scores."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.query(x) @ self.key(x).mT
+            found: Tensor = scores.softmax(-1) @ self.value(x)
+            return found
+
+    model, x = Net(Attention()), torch.randn(4, 16, 8)
+    first, second = run_of(model, x), run_of(copy.deepcopy(model).bfloat16(), x.bfloat16())
+    difference = th.diff(first, second)
+    (key,) = [each for each in difference.leaves if each.tasks[0].parameter == "middle.key.bias"]
+    found = key.takes[0]
+    assert found is not None and found.share > difference.tolerance
+    assert difference.first_in_values is None
+    assert 0 in key.small_inputs and difference.leaves[-1] is key
+    alone = replace(difference, tasks=(key,))
+    assert alone.cells[1][:2] == ["middle.key.bias", "too small to tell"]
+
+
+def test_runs_without_statistics_say_how_to_have_them() -> None:
+    model, x = Net(nn.Identity()), torch.randn(3, 8)
+    measured = run_of(model, x)
+    for other in (run_of(model, x, trace=None), run_of(model, x, trace="off")):
+        difference = th.diff(measured, other)
+        assert difference.first_in_order is None and difference.first_in_values is None and not difference.tasks
+        assert 'gradients of run_b. th.backward(loss, trace="cheap") records them.' in repr(difference)
+
+
+def test_traces_alone_and_runs_of_sessions_will_do() -> None:
+    model, x = Net(nn.Identity()), torch.randn(3, 8)
+    run = run_of(model, x)
+    assert run.trace is not None
+    with th.capture():
+        loss = weighted(model(x))
+    session = th.debug(loss, history=False)
+    session.run()
+    for other in (run.trace, session.result() if hasattr(session, "result") else run):
+        assert not th.diff(run, other).differs
+
+
+def test_what_is_no_run_is_refused_in_a_sentence() -> None:
+    run = run_of(Net(nn.Identity()), torch.randn(3, 8))
+    with pytest.raises(TypeError, match="th.diff takes two runs or traces, not a str"):
+        th.diff(run, "run.tape.json")  # type: ignore[arg-type]
+    for tolerance in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="the tolerance is a relative difference, such as 0.01, not"):
+            th.diff(run, run, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_the_tolerance_decides_what_is_looked_at(share: float) -> None:
+    model, x = Net(nn.Identity()), torch.randn(3, 8)
+    first = run_of(model, x)
+    with torch.no_grad():
+        model.head.weight *= 1.1
+    difference = th.diff(first, run_of(model, x), tolerance=share)
+    assert (difference.first_in_values is None) == (share > 0.1)
+    assert difference.dtype is None and f"The tolerance, {100 * share:.2g} %, was given." in difference.sentences
+
+
+def test_models_of_other_names_or_without_a_capture_are_compared_by_the_kinds_of_their_nodes() -> None:
+    model, x = Net(Repeated()), torch.randn(3, 8)
+    captured = run_of(model, x)
+    bare = th.backward(weighted(model(x)), trace="cheap")
+    wrapped = nn.Sequential()
+    wrapped.add_module("other", copy.deepcopy(model))
+    renamed = run_of(wrapped, x)
+    for other in (bare, renamed):
+        pairs = aligned(captured.graph, other.graph)
+        assert len(pairs) == len(captured.graph) and all(mine == twin for mine, twin in pairs.items())
+
+
+def test_other_kernels_nodes_of_one_operation_belong_together() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU())
+    with th.capture():
+        loss = model(torch.randn(2, 1, 6, 6)).sum()
+    graph = th.graph(loss)
+    stored = []
+    for task in graph.tasks:
+        assert task.operation is not None
+        stored.append(replace(task, operation=StoredOperation(task.operation.name, None)))
+    other = [replace(task, name=task.name.replace("NativeBatchNorm", "CudnnBatchNorm")) for task in stored]
+    assert other != stored
+    pairs = aligned(replace(graph, tasks=tuple(stored)), replace(graph, tasks=tuple(other)))
+    assert pairs == {number: number for number in range(len(graph))}
+
+
+def recorded(tensor: Tensor) -> RecordedGradient:
+    meta = TensorMeta(tuple(tensor.shape), tensor.dtype, tensor.device)
+    return RecordedGradient(meta, tensor.layout, statistics(tensor, "full"))
+
+
+finite = st.floats(-1e6, 1e6, width=32)
+
+
+@given(st.lists(st.tuples(finite, finite), min_size=1, max_size=20))
+def test_what_is_said_of_two_gradients_never_exceeds_their_relative_difference(
+    values: list[tuple[float, float]],
+) -> None:
+    first, second = torch.tensor(values, dtype=torch.float64).T.contiguous()
+    found = apart(recorded(first), recorded(second))
+    norm = float(max(first.norm(), second.norm()))
+    assert found is not None
+    true = float((first - second).norm()) / norm if norm else 0.0
+    assert found.share <= true * (1 + 1e-6) + 1e-9
+    assert apart(recorded(first), recorded(first.clone())) == (0.0, "norm", None, None)
+
+
+@given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))
+def test_a_longest_common_subsequence_is_common_and_as_long_as_the_table_says(
+    first: list[int], second: list[int]
+) -> None:
+    table = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
+    for row, mine in enumerate(first):
+        for column, other in enumerate(second):
+            above = max(table[row][column + 1], table[row + 1][column])
+            table[row + 1][column + 1] = table[row][column] + 1 if mine == other else above
+    pairs = longest_common(first, second)
+    assert len(pairs) == table[-1][-1] and all(first[mine] == second[other] for mine, other in pairs)
+    assert all(a < c and b < d for (a, b), (c, d) in pairwise(pairs))
+
+
+def test_twenty_thousand_tasks_and_those_that_were_put_between_them_are_told_apart() -> None:
+    random = torch.Generator().manual_seed(0)
+    first = torch.randint(8, (20_000,), generator=random).tolist()
+    second = [label for each in first for label in ([each, 8] if each % 3 else [each])]
+    pairs = longest_common(first, second)
+    assert [mine for mine, _ in pairs] == list(range(20_000))
+    longer = longest_common(first * 4, second * 4)  # in windows
+    assert len(longer) == 80_000
+
+
+def test_the_difference_is_a_data_frame_a_table_in_a_terminal_and_escaped_html() -> None:
+    model = Net(nn.Identity())
+    x = torch.randn(3, 8)
+    first = run_of(model, x)
+    with torch.no_grad():
+        model.head.weight *= 2
+    difference = replace(th.diff(first, run_of(model, x)), names=("<b>old</b>", "new"))
+    frame = pd.DataFrame(difference.records())
+    assert len(frame) == len(first.graph) and frame["place"].is_monotonic_increasing
+    assert frame.set_index("parameter").loc["encoder.weight", "takes"] == pytest.approx(0.5)
+    page = difference._repr_html_()
+    assert "<b>old</b>" not in page and "&lt;b&gt;old&lt;/b&gt;" in page and "encoder.weight" in page
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(difference)
+    assert "gradient of" in capture.get() and "encoder.weight" in capture.get()
+
+
+@pytest.fixture
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+@pytest.mark.usefixtures("wide_terminal")
+def test_the_command_line_says_where_two_files_part(
+    tmp_path: Path, commit: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = commit("before", "hidden * 1.0"), commit("after", "hidden * 1.5")
+    assert main(["diff", str(before), str(before)]) == 0
+    assert "equal to the last digit" in capsys.readouterr().out
+    assert main(["diff", str(before), str(after)]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "In values they part at the " in printed and "in before.tape.json" in printed and "model.py:12" in printed
+    assert main(["diff", str(before), str(after), "--tolerance", "10"]) == 0
+    capsys.readouterr()
+    assert main(["diff", str(before), str(tmp_path / "none.json")]) == 2
+    assert "none.json" in capsys.readouterr().err
+    assert main(["diff", str(before), str(after), "--tolerance", "0"]) == 2
+    assert capsys.readouterr().err.startswith("tapehead: the tolerance is a relative difference")
