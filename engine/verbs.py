@@ -189,8 +189,10 @@ class Verbs(Closing):
         most `max_norm`. Leaves them if it is.
 
         Raises:
-            ValueError: there is no norm: an element is NaN or infinite.
+            ValueError: there is no norm, since an element is NaN or infinite; or max_norm is negative.
         """
+        if not max_norm >= 0:
+            raise ValueError(f"clip({max_norm}): the largest norm must be at least 0")
         norm = 0.0
         for gradient in self._waiting(task):
             found = None if gradient is None else measure(_summed(gradient), "cheap").read()

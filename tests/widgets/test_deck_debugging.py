@@ -536,6 +536,7 @@ def test_edits_of_the_page_change_the_gradients_and_what_it_shows(page: Page, en
         ({"kind": "delete", "number": 99}, "there is no breakpoint or watchpoint 99"),
         ({"kind": "edit", "how": "scale", "value": "a lot"}, "scale takes a number, not 'a lot'"),
         ({"kind": "edit", "how": "clip", "value": None}, "clip takes a number, not None"),
+        ({"kind": "edit", "how": "clip", "value": -1}, "the largest norm must be at least 0"),
         ({"kind": "edit", "how": "double", "value": 2}, "there is no way to edit called 'double'"),
         ({"kind": "rewind", "position": 99}, "there is no position 99 to go back to"),
         ({"kind": "rewind", "position": -1}, "there is no position -1 to go back to"),
