@@ -75,7 +75,7 @@ def start_again(session: Stepper) -> None:
     session.policy = "heap"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), chance=st.randoms(use_true_random=False), budget=st.sampled_from(BUDGETS))
 def test_whatever_was_done_before_the_last_run_gives_pytorchs_gradients(
     seed: int, chance: random.Random, budget: int
