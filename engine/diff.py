@@ -378,12 +378,12 @@ def diff(
     first, second = traces
     if first is None or second is None or "off" in (first.level, second.level):
         has_first, has_second = (trace is not None and trace.level != "off" for trace in traces)
-        return Difference(bare, (has_first, has_second), tolerance or 0.0, None, order, (), only)
+        return Difference(bare, (has_first, has_second), tolerance or 0.0, None, order, (), only, names)
     coarsest = _coarsest(first, second)
     chosen = math.sqrt(torch.finfo(coarsest).eps) if tolerance is None else tolerance
     with collector_paused():
         tasks = tuple(_Walk(first, second, pairs, chosen).tasks())
-    return Difference(bare, (True, True), chosen, coarsest if tolerance is None else None, order, tasks, only)
+    return Difference(bare, (True, True), chosen, coarsest if tolerance is None else None, order, tasks, only, names)
 
 
 def _first_in_order(

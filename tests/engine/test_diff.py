@@ -454,7 +454,7 @@ def test_the_difference_is_a_data_frame_a_table_in_a_terminal_and_escaped_html()
     first = run_of(model, x)
     with torch.no_grad():
         model.head.weight *= 2
-    difference = replace(th.diff(first, run_of(model, x)), names=("<b>old</b>", "new"))
+    difference = th.diff(first, run_of(model, x), names=("<b>old</b>", "new"))
     frame = pd.DataFrame(difference.records())
     assert len(frame) == len(first.graph) and frame["place"].is_monotonic_increasing
     assert frame.set_index("parameter").loc["encoder.weight", "takes"] == pytest.approx(0.5)
