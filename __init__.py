@@ -2,6 +2,7 @@
 
 from .engine.backward import backward
 from .engine.compare import Comparison, compare
+from .engine.diff import Difference, diff
 from .engine.direct import Stepper
 from .engine.find_nan import NanReport, find_nan
 from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
@@ -34,6 +35,7 @@ __all__ = [
     "POLICIES",
     "Category",
     "Comparison",
+    "Difference",
     "Edge",
     "Graph",
     "Histogram",
@@ -56,6 +58,7 @@ __all__ = [
     "capture",
     "compare",
     "debug",
+    "diff",
     "find_nan",
     "find_unused",
     "graph",

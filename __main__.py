@@ -1,7 +1,7 @@
 """The command line: `tapehead demo`, `compare`, `workloads`, `graph`, `view`, `diff`, `debug`.
 
-Bad input is one sentence and exit code 2. Code 1: a user's script raised, gradients of a demo are
-wrong, or two runs differ.
+Bad input is one sentence and exit code 2. Code 1: a user's script raised, gradients of a demo are wrong, or two runs
+differ.
 """
 
 from __future__ import annotations
