@@ -342,6 +342,13 @@ def test_edits_by_magic_are_undone_by_restore(seen: Kernel) -> None:
         assert float(seen.value("latest_deck().gradients[0].norm().item()")) == pytest.approx(expected, rel=1e-4), line
 
 
+def test_a_task_is_checked_by_magic_on_what_the_cell_kept(seen: Kernel) -> None:
+    seen.run("%tapehead goto 2")
+    ran = seen.run("%tapehead check").results[0]
+    assert ran["text/plain"].startswith("<Check of task 2 ") and "<li>" in ran["text/html"]
+    assert seen.value("latest_deck().check().ok") == "True"
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
