@@ -10,6 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -431,6 +433,64 @@ def test_gradients_random_numbers_and_functions_are_left_as_they_were() -> None:
     for parameter, grad, value in zip(model.parameters(), grads, before, strict=True):
         assert parameter.grad is grad
         assert grad is None or torch.equal(grad, value)
+
+
+def written_in_part(first: Tensor, second: Tensor) -> Tensor:
+    result = first * 1
+    result[:2] = second[:2]
+    return result
+
+
+def without_gradients(first: Tensor, second: Tensor) -> Tensor:
+    with torch.no_grad():
+        return first * second
+
+
+OPERATIONS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    torch.add,
+    torch.mul,
+    lambda first, second: first.detach() + second,
+    lambda first, second: first.argmax() + second.round(),
+    lambda first, second: torch.cat([first, second]).chunk(2)[0],
+    lambda first, second: torch.stack([first, second]).topk(1, 0).values[0],
+    lambda first, second: torch.where(first > second, first, 0.5),
+    lambda first, second: first.data.mul_(1) + Marked.apply(second),
+    lambda first, second: first.clone().zero_() + second.exp(),
+    written_in_part,
+    without_gradients,
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=14)
+)
+@settings(deadline=None)
+def test_of_any_program_those_are_found_that_pytorch_gives_none_and_each_has_its_story(
+    program: list[tuple[Callable[[Tensor, Tensor], Tensor], int, int]],
+) -> None:
+    model = nn.ParameterList([nn.Parameter(torch.linspace(0.1 + number, 1.3, 4)) for number in range(4)])
+
+    def make_loss() -> Tensor:
+        values: list[Tensor] = list(model)
+        for operation, first, second in program:
+            values.append(operation(values[first % len(values)], values[second % len(values)]))
+        return values[-1].sum()
+
+    report = th.find_unused(make_loss, model)
+    assert set(report.names) == without_gradient(model, make_loss)
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss = make_loss()
+    if loss.requires_grad:
+        loss.backward()
+    for name, parameter in model.named_parameters():
+        outside = report.graph is None or all(task.parameter != name for task in report.graph.tasks)
+        if outside:
+            assert report[name].why in ("never used", "path cut", "led nowhere") and report[name].story
+        elif parameter.grad is None:
+            assert report[name].why == "no gradient"
+        elif not parameter.grad.any():
+            assert report[name].why == "zero gradient"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "lstm_lm", "recommender"])
