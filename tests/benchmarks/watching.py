@@ -28,7 +28,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 
 
 def rows_on(device: str, effort: Effort) -> Iterator[Row]:
-    size = {"batch": 1, "pixels": 32} if effort.tiny else {"batch": 32 if device == "cuda" else 2, "pixels": 224}
+    size = {"batch": 2, "pixels": 32} if effort.tiny else {"batch": 32 if device == "cuda" else 2, "pixels": 224}
     model, make_loss = workload("resnet50").build(device=device, **size)
     repetitions = max(effort.repetitions // 2, 1)
 
