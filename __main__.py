@@ -11,7 +11,6 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -297,12 +296,14 @@ def _diff(options: argparse.Namespace, console: Console) -> int:
     from .engine.trace_file import load
 
     paths: tuple[Path, Path] = options.first, options.second
+    names = paths[0].name, paths[1].name
+    if names[0] == names[1]:
+        names = str(paths[0]), str(paths[1])
     try:
-        found = diff(load(paths[0]), load(paths[1]), tolerance=options.tolerance)
+        found = diff(load(paths[0]), load(paths[1]), tolerance=options.tolerance, names=names)
     except (ValueError, OSError) as error:
         return _refuse(error)
-    names = [path.name if paths[0].name != paths[1].name else str(path) for path in paths]
-    console.print(replace(found, names=(names[0], names[1])))
+    console.print(found)
     return 1 if found.differs else 0
 
 
