@@ -229,7 +229,7 @@ class _Comparison:
         if any(each > ALLOWED for each in near_off):
             self._is_wrong(nearby, near_gradients, near_returned)
             return
-        raise UncheckableError("finite differences of it are NaN or infinite at these inputs")
+        raise UncheckableError(f"finite differences of it are NaN or infinite at these inputs{self._not_finite()}")
 
     def _gradients(self, at: FiniteDifferences) -> tuple[list[Tensor | None], Returned | None]:
         """What the backward gives for each varied input; and as a custom Function returned it."""
@@ -330,6 +330,11 @@ class _Comparison:
         if not smooth:
             self._note_kink()
         self._is_right(nearby, near_off, " there")
+
+    def _not_finite(self) -> str:
+        counts = [(kept.name, int((~kept.tensor.isfinite()).sum())) for kept in self._replay.varied]
+        bad = [f"{name} has {count:,} elements that are NaN or infinite" for name, count in counts if count]
+        return f": {' and '.join(bad)}" if bad else ""
 
     def _note_kink(self) -> None:
         self.at_kink = True
