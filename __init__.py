@@ -15,6 +15,7 @@ from .engine.run import Run
 from .engine.session import NativeSession
 from .engine.simulate import simulate
 from .engine.statistics import Histogram, Statistics, statistics
+from .engine.stop import Stop
 from .engine.timeline import Category, Storage, Timeline
 from .engine.trace import TaskRecord, Trace
 from .engine.trace_file import load
@@ -47,6 +48,7 @@ __all__ = [
     "Run",
     "Statistics",
     "Stepper",
+    "Stop",
     "Storage",
     "Task",
     "TaskRecord",
