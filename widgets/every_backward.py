@@ -189,8 +189,10 @@ class EveryBackward:
 
     def _never(self) -> Iterator[str]:
         """What the user may have waited for."""
-        if self._count <= self._skip:
-            yield "the script called no .backward()" if not self._count else f"it called {self._count} in all"
+        if not self._count:
+            yield "the script called no .backward() in its main thread"
+        elif self._count <= self._skip:
+            yield f"the script called .backward() {self._count} times, so --skip {self._skip} left none to debug"
         else:
             yield from self.prompt.stops.never_met()
 

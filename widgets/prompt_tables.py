@@ -271,7 +271,9 @@ def task_facts(session: Session, task: Task) -> RenderableType:
     operation = task.operation
     if operation is not None:
         made.add_row("forward", plain(operation.name))
-    made.add_row("number", "accumulates last" if task.is_leaf else str(task.sequence_nr))
+    made.add_row(
+        "sequence number", "the highest there is, as all leaves' tasks" if task.is_leaf else str(task.sequence_nr)
+    )
     made.add_row("runs on", plain(task.device))
     froms = sorted({edge.task for edge in graph.in_edges[task.id]})
     tos = sorted({edge.next_task for edge in graph.out_edges[task.id]})
