@@ -41,7 +41,9 @@ class Breakpoint:
     enabled: bool = True
     kind: Literal["break"] = "break"
     calls: Mapping[int, int] | None = None
-    _met: set[int] = field(default_factory=set, repr=False)
+    _met: set[int] = field(default_factory=set)
+    _entered: set[int] = field(default_factory=set)  # calls, by the tasks of the order that were `_seen`
+    _seen: int = 0
 
     def __repr__(self) -> str:
         at = "any task" if self.tasks is None else f"{len(self.tasks):,} task{'' if len(self.tasks) == 1 else 's'}"
@@ -82,8 +84,14 @@ class Breakpoint:
     def _is_inside(self, task_id: int, order: Sequence[int]) -> bool:
         """Whether the backward has entered this task's call before."""
         calls = self.calls or {}
-        call = calls[task_id]
-        return bool(order) and (calls.get(order[-1]) == call or any(calls.get(ran) == call for ran in order))
+        self._entered.update(calls[ran] for ran in order[self._seen :] if ran in calls)
+        self._seen = len(order)
+        return calls[task_id] in self._entered
+
+    def taken_back(self) -> None:
+        """Fewer tasks have run than before."""
+        self._entered.clear()
+        self._seen = 0
 
     def _matched(self, order: Sequence[int]) -> int:
         """At how many of the tasks that have run it would have stopped."""

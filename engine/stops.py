@@ -183,7 +183,9 @@ class Stops:
             self._bad.pop(task_id, None)
             self._reached.difference_update(edge.next_task for edge in self._graph.out_edges[task_id])
         for each in self:
-            if isinstance(each, Watchpoint) and each.flow is not None:
+            if isinstance(each, Breakpoint):
+                each.taken_back()
+            elif each.flow is not None:
                 each.flow.forget(task_ids)
 
     def let_go(self) -> None:
