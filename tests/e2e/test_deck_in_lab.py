@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 MODEL = """
 %load_ext tapehead
-import threading, time
+import threading
 import ipywidgets, torch, tapehead as th
 from tapehead.widgets.display import latest_deck
 from torch import nn
@@ -301,7 +301,8 @@ def test_a_saved_page_plays_without_a_kernel(lab_page: Notebook, shown: ShownDec
 
 SLOW = """
 loss = captured()
-hooks.append(model.blocks[1].up.weight.register_hook(lambda gradient: time.sleep(0.5)))
+go_on = threading.Event()
+hooks.append(model.blocks[1].up.weight.register_hook(lambda gradient: (go_on.wait(60), None)[1]))
 deck = th.debug(loss)
 """
 
@@ -314,6 +315,7 @@ def test_an_interrupt_stops_python_and_leaves_the_deck_usable(lab_page: Notebook
     lab_page.interrupt()
     lab_page.wait_until_idle()
     assert [output["ename"] for output in cell.outputs if output["output_type"] == "error"] == ["KeyboardInterrupt"]
+    lab_page.kernel("go_on.set()")
     shown.expect(status="stopped")
     position = lab_page.value("deck.position")
     assert 0 < position < lab_page.value("len(planned)")
@@ -328,8 +330,10 @@ def test_a_run_of_the_pages_leaves_the_kernel_free_and_can_be_stopped(lab_page: 
     shown = ShownDeck(lab_page.run(SLOW).element)
     shown.press("breakpoint")
     shown.expect(status="running")
-    assert lab_page.value("[1 + 1, deck.status]") == [2, "running"], "answered while the hook sleeps"
+    assert lab_page.value("[1 + 1, deck.status]") == [2, "running"], "answered while the hook waits"
     shown.root.get_by_role("button", name=re.compile("^Stop")).click()
+    lab_page.wait_for("deck._live.driver.stop_asked")
+    lab_page.kernel("go_on.set()")
     shown.expect(status="stopped")
     assert 0 < lab_page.value("deck.position") < lab_page.value("len(planned)")
 
@@ -375,7 +379,7 @@ def test_a_closed_output_stops_playing_and_leaves_a_deck_that_can_be_shown_again
     assert lab_page.page.evaluate(COUNT_FRAMES, 500) > 1
     lab_page.clear()
     expect(lab_page.page.locator(".tapehead-deck")).to_have_count(0)
-    lab_page.page.wait_for_timeout(100)
+    lab_page.wait_for("deck._live.driver.stop_asked")
     position = lab_page.value("deck.position")
     assert lab_page.page.evaluate(COUNT_FRAMES, 500) == 0
     assert lab_page.value("deck.position") == position < lab_page.value("len(planned)")
