@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.branch_comparison import BranchComparison
@@ -312,7 +313,7 @@ class Live:
             NotImplementedError: it is a session of PyTorch's engine.
         """
         session = self._stepper("can't take back a task that has run (the page's arrow keys show earlier positions)")
-        before = list(self._started())
+        before = self._runs()
         try:
             return leap(session)
         except BaseException as error:
@@ -320,7 +321,7 @@ class Live:
                 self.status, self.trouble = "failed", in_trouble(error, self.graph)
             raise
         finally:
-            if session.over is not None or before != list(self._started()):
+            if session.over is not None or before != self._runs():
                 self.stopped = None
                 if session.over is None:
                     self.status = "finished" if self._has_ended else "stopped"
@@ -526,14 +527,17 @@ class Live:
         self._looked_at.difference_update(started)
         return self.news(records | self._waiting(current), live)
 
-    def _arrived(self, before: Sequence[int]) -> News:
-        """What has changed by going back, and on again maybe, from where these had run."""
-        started = self._started()
-        common = next(
-            (place for place, pair in enumerate(zip(before, started, strict=False)) if pair[0] != pair[1]),
-            min(len(before), len(started)),
-        )
-        forgotten = {*before[common:], *self._looked_at}
+    def _runs(self) -> list[tuple[int, int]]:
+        """The tasks that have started, and when: one that runs again after going back does so at another time."""
+        trace = self.session.trace
+        if trace is None:
+            return [(task_id, 0) for task_id in self.session.order]
+        return [(task_id, trace.columns.started_ns[task_id]) for task_id in trace.order]
+
+    def _arrived(self, before: Sequence[tuple[int, int]]) -> News:
+        """What has changed by going back, and on again maybe, from where this had run."""
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, self._runs(), strict=False)))
+        forgotten = {*(task_id for task_id, _ in before[common:]), *self._looked_at}
         self._looked_at.clear()
         self._reported = min(self._reported, common)
         branch = self.branches.current

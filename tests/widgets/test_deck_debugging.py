@@ -465,6 +465,23 @@ def test_what_is_done_differently_is_a_branch_and_the_old_one_a_schedule(page: P
     assert all(map(torch.equal, gradients(model), expected_gradients()))
 
 
+def test_branches_that_differ_in_an_edit_alone_are_told_apart(page: Page) -> None:
+    deck = opened(page)
+    deck.run()
+    last = str(deck.order[-1])
+    first = page.document["records"][last]
+    deck.back(deck.position)
+    deck.scale(2)
+    deck.run()
+    second = page.document["records"][last]
+    assert deck.branches[0].order == deck.branches[1].order
+    assert second["inputs"][0]["norm"] == pytest.approx(2 * first["inputs"][0]["norm"], rel=1e-4)
+    deck.goto(branch=1)
+    assert page.document["records"][last]["inputs"] == first["inputs"]
+    assert [row["current"] for row in page.last["branches"]] == [True, False]
+    agree(page)
+
+
 def test_branches_are_compared_in_order_gradients_and_predicted_memory(page: Page) -> None:
     deck = opened(page, policy="bfs")
     deck.run()
