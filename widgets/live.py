@@ -31,9 +31,10 @@ from .driver import Driver
 from .foresight import Foresight
 from .live_branches import LiveBranches
 from .live_stops import LiveStops
-from .news import News, Status
+from .news import News, Status, history_content, stopped_content
 from .prediction import Prediction
 from .stop_words import place, watched
+from .terms import Terms
 from .trouble import in_trouble
 
 if TYPE_CHECKING:
@@ -75,10 +76,9 @@ class Live:
         self.status: Status = "stopped"
         self.trouble = ""
         self.stopped: Stop | None = None
-        self._policy = find_policy(policy)
+        self._terms = Terms(find_policy(policy))
         self._known: dict[str, Policy | Choice] = dict(POLICIES)
-        self._know(self._policy)
-        self._terms = [(0, self._policy)]
+        self._know(self._terms.policy)
         self._tell = tell
         self._reported = 0
         self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
@@ -207,7 +207,7 @@ class Live:
 
     def timelines(self) -> dict[str, Timeline]:
         """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
-        return self.foresight.timelines(self._own_name)
+        return self.foresight.timelines(self._terms.name)
 
     def attempt(self, command: Callable[[], object]) -> None:
         """Runs a command where nobody waits for what it raises: it is told."""
@@ -233,13 +233,11 @@ class Live:
     def switch(self, policy: AnyPolicy) -> None:
         """From here on this policy picks."""
         chosen = self.find(policy)
-        if chosen is self._policy and self.session.over is None:
+        if chosen is self._terms.policy and self.session.over is None:
             return
         self.session.policy = chosen
-        self._policy = chosen
         self._know(chosen)
-        begun = len(self._started())
-        self._terms = [*(term for term in self._terms if term[0] < begun), (begun, chosen)]
+        self._terms.switch(len(self._started()), chosen)
         self.plan = self._planned()
         self._tell(self.news(live=self._own_schedule(), others=self._others()))
 
@@ -436,7 +434,7 @@ class Live:
         ran = [*self._started(), *([] if current is None else [current])]
         if isinstance(session, NativeSession) and list(session.planned[: len(ran)]) == ran:
             return list(session.planned)  # a user's policy asked again might say something else
-        return self.foresight.completed(self._policy, ran)
+        return self.foresight.completed(self._terms.policy, ran)
 
     def _started(self) -> Sequence[int]:
         """What has run, and the task that raised, if one did."""
@@ -446,27 +444,15 @@ class Live:
     def _own_schedule(self) -> Json:
         trace = self.session.trace
         by_hand = () if trace is None else trace.by_hand
-        content = self.foresight.own_schedule(self._policy, self.plan, by_hand)
-        return content if self._own_name == policy_name(self._policy) else content | self._mixed()
-
-    @property
-    def _own_name(self) -> str:
-        """What to call the session's own order: "bfs, then heap" where another policy went on."""
-        names = [policy_name(policy) for _, policy in self._terms]
-        return ", then ".join(name for place, name in enumerate(names) if place == 0 or names[place - 1] != name)
-
-    def _mixed(self) -> Json:
-        """The name of an order that several policies made, and the rule of the last of them."""
-        begun, policy = self._terms[-1]
-        rule = policy.title if isinstance(policy, Policy) else "a function of the user's chooses"
-        return {"policy": self._own_name, "title": f"from task {begun + 1:,} on {rule}"}
+        return self._terms.named(self.foresight.own_schedule(self._terms.policy, self.plan, by_hand))
 
     def _others(self) -> list[Json]:
         """What the other policies that are known would do from the start, and what the branches that were left did."""
-        return [*self.foresight.others(self._known, self._own_name), *self.branches.schedules]
+        return [*self.foresight.others(self._known, self._terms.name), *self.branches.schedules]
 
     def news(self, records: Json | None = None, live: Json | None = None, others: list[Json] | None = None) -> News:
         """How things are, with this that is new."""
+        history = self.history
         branches, left_others = self.branches.news()
         if others is None and left_others:
             others = self._others()
@@ -475,38 +461,13 @@ class Live:
             self._current(),
             self.status,
             self.trouble,
-            self._stopped_content(),
-            self._history_content(),
+            None if self.stopped is None else stopped_content(self.stopped, self.graph),
+            None if history is None else history_content(history, self.branches.gradient_bytes),
             records=records or {},
             live=live,
             others=others,
             branches=branches,
         )
-
-    def _stopped_content(self) -> Json | None:
-        stop, graph = self.stopped, self.graph
-        if stop is None:
-            return None
-        return {
-            "why": stop.why,
-            "number": stop.number,
-            "task": stop.task,
-            "text": numbered(stop.text, graph),
-            "lines": [numbered(line, graph) for line in stop.lines],
-        }
-
-    def _history_content(self) -> Json | None:
-        history = self.history
-        if history is None:
-            return None
-        gradient_bytes = history.gradient_bytes + self.branches.gradient_bytes
-        saved_bytes = history.saved_bytes  # this is counted
-        return {
-            "bytes": gradient_bytes + saved_bytes,
-            "gradient_bytes": gradient_bytes,
-            "saved_bytes": saved_bytes,
-            "reach": history.reach,
-        }
 
     @property
     def history(self) -> History | None:
@@ -542,8 +503,7 @@ class Live:
         self._reported = min(self._reported, common)
         branch = self.branches.current
         if branch is not None:
-            self._terms = list(branch.terms)
-            self._policy = self._terms[-1][1]
+            self._terms.become(branch.terms)
         self.plan = self._planned()
         live = self._own_schedule()
         return replace(self._progress(), forgotten=tuple(sorted(forgotten)), live=live, others=self._others())

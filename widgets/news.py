@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .document import Json
+from ..engine.history import History
+from ..engine.stop import Stop
+from ..inspector.graph import Graph
+from .document import Json, numbered
 
 Status = Literal["stopped", "running", "finished", "failed", "closed"]
 
@@ -42,3 +45,26 @@ class News:
     live: Json | None = None
     others: list[Json] | None = None
     branches: list[Json] | None = None
+
+
+def stopped_content(stop: Stop, graph: Graph) -> Json:
+    """A stop in words, without the tensors of which it speaks."""
+    return {
+        "why": stop.why,
+        "number": stop.number,
+        "task": stop.task,
+        "text": numbered(stop.text, graph),
+        "lines": [numbered(line, graph) for line in stop.lines],
+    }
+
+
+def history_content(history: History, branches_bytes: int) -> Json:
+    """What going back costs, with the gradients that are kept to compare branches."""
+    gradient_bytes = history.gradient_bytes + branches_bytes
+    saved_bytes = history.saved_bytes  # this is counted
+    return {
+        "bytes": gradient_bytes + saved_bytes,
+        "gradient_bytes": gradient_bytes,
+        "saved_bytes": saved_bytes,
+        "reach": history.reach,
+    }
