@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from .history import Edited, Ran
+from .history import Edited, Ran, nbytes_of
 from .policies import Choice, Policy, policy_name
 from .trace import Trace
 
@@ -59,7 +59,7 @@ class Branch:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that are kept with it; several branches may keep the same."""
-        return sum(each.nbytes for each in (self.gradients or {}).values() if each is not None)
+        return sum(nbytes_of(each) for each in (self.gradients or {}).values() if each is not None)
 
     def describe(self) -> str:
         """`branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`."""
@@ -93,11 +93,12 @@ class Branches:
         self.origins: dict[int, tuple[int | None, int]] = {1: (None, 0)}  # parent, forked_at
         self.future: Branch | None = None
         self.kept: dict[int, Branch] = {}
+        self._at_most = 0  # bytes of gradients: counted all over only where this is too much
 
     @property
     def gradient_bytes(self) -> int:
         kept = {id(each): each for branch in self._left for each in (branch.gradients or {}).values()}
-        return sum(each.nbytes for each in kept.values() if each is not None)
+        return sum(nbytes_of(each) for each in kept.values() if each is not None)
 
     @property
     def _left(self) -> list[Branch]:
@@ -117,7 +118,8 @@ class Branches:
                 branch.shared = position
                 if is_leaf and branch.gradients is not None:
                     branch.gradients[entry.task] = after
-        self._keep_within_budget()
+        if after is not None:
+            self._keep_within_budget(nbytes_of(after))
 
     def go_on(self, position: int, task: int, edits: Sequence[Edited]) -> None:
         """This task is going to run at this position."""
@@ -140,11 +142,15 @@ class Branches:
         if self.future is not None and position + 1 == len(self.future.order):
             self.future = None  # all that was taken back has run again
 
-    def _keep_within_budget(self) -> None:
+    def _keep_within_budget(self, more_bytes: int) -> None:
+        self._at_most += more_bytes
         for branch in self._left:  # the oldest first
-            if self.gradient_bytes <= self.budget_bytes:
+            if self._at_most > self.budget_bytes:
+                self._at_most = self.gradient_bytes
+            if self._at_most <= self.budget_bytes:
                 return
             branch.gradients = None
+        self._at_most = self.gradient_bytes
 
 
 def _same(edits: Sequence[Edited], others: Sequence[Edited]) -> bool:

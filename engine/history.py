@@ -10,6 +10,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 from ..inspector.graph import Edge, Graph
 from ..inspector.torch_internals import storage_of, version_of
@@ -60,12 +61,28 @@ class _Grad:
     tensor: Tensor
     grad: Tensor | None
     copy: Tensor | None
+    _left: TensorWeakRef | None = None
+    _left_version: int = -1
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Grad:
         grad = tensor.grad
         in_place = grad is not None and not torch.is_grad_enabled()
         return cls(tensor, grad, grad.detach().clone() if in_place and grad is not None else None)
+
+    def leave(self) -> None:
+        """The task has run: what it left is its own as long as nobody changes it."""
+        grad = self.tensor.grad
+        self._left = None if grad is None else TensorWeakRef(grad)
+        self._left_version = _version(grad)
+
+    @property
+    def is_anothers(self) -> bool:
+        """Whether something else has changed the .grad since: taken back, that would be lost."""
+        grad = self.tensor.grad
+        if grad is None:
+            return False
+        return self._left is None or self._left() is not grad or self._left_version != _version(grad)
 
     def after(self) -> Tensor | None:
         """What it is now. Nobody changes it any more, once this has been put back."""
@@ -96,7 +113,7 @@ class Ran:
         grads: the .grad of its leaf, and of what it had to `retain_grad`.
         random: the states of the random generators, where it drew from them.
         packed: whether `saved_tensors_hooks` give what it saved: checkpoints recompute once in each backward.
-        version: of its leaf, which a hook may change.
+        version, values: of its leaf; the values where hooks might change them unseen.
     """
 
     task: int
@@ -110,6 +127,7 @@ class Ran:
     random: RandomStates | None = None
     packed: bool = False
     version: int = -1
+    values: Tensor | None = None
 
 
 class Kept(Protocol):
@@ -128,7 +146,7 @@ class History:
 
     Args:
         graph: the graph that is run.
-        start: how many tasks had run when it began.
+        reach: how many tasks had run when it began.
         waiting, missing: the input buffers at that time, and how many gradients each task waits for.
         edits: those in force, which were made before.
         branches: what else is kept.
@@ -136,14 +154,16 @@ class History:
         keeps_graph: whether nodes keep what they saved in any case (`retain_graph`).
 
     Attributes:
+        reach: the first position to which one can go back.
         ran: what ran since, in order.
         edits: the edits that are in force, in order.
+        retaining: by task the tensors which its node made, and which may have been told to `retain_grad`.
     """
 
     def __init__(
         self,
         graph: Graph,
-        start: int,
+        reach: int,
         waiting: Mapping[int, Sequence[Tensor | None]],
         missing: Sequence[int],
         edits: Sequence[Edited],
@@ -151,7 +171,7 @@ class History:
         budget_bytes: int,
         keeps_graph: bool,
     ) -> None:
-        self.start = start
+        self.reach = reach
         self.budget_bytes = budget_bytes
         self.ran: list[Ran] = []
         self.edits = list(edits)
@@ -164,7 +184,7 @@ class History:
         self._held_bytes = 0
         self._copied_bytes = 0
         self._let_go = 0  # so many of `ran` have no gradients any more
-        self._retaining: dict[int, list[ref[Tensor]]] = {}
+        self.retaining: dict[int, list[ref[Tensor]]] = {}
 
     def __repr__(self) -> str:
         return f"<History of {len(self.ran)} tasks, {self.gradient_bytes:,} bytes of gradients>"
@@ -183,24 +203,15 @@ class History:
     def nbytes(self) -> int:
         return self.gradient_bytes + self.saved_bytes
 
-    @property
-    def reach(self) -> int:
-        """The first position to which one can go back."""
-        return self.start
-
     @cached_property
     def _saved(self) -> _SavedBytes:
         return _SavedBytes(self._graph)
-
-    def watch_retained(self, tensors: dict[int, list[ref[Tensor]]]) -> None:
-        """By task the tensors which its node made, and which may have been told to `retain_grad`."""
-        self._retaining = tensors
 
     def begin(self, entry: Ran, leaf: Tensor | None) -> None:
         """A task is about to run. What it may change is copied."""
         if leaf is not None:
             entry.grads.append(_Grad.of(leaf))
-        for each in self._retaining.get(entry.task, ()):
+        for each in self.retaining.get(entry.task, ()):
             tensor = each()
             if tensor is not None and tensor.retains_grad:
                 entry.grads.append(_Grad.of(tensor))
@@ -267,7 +278,16 @@ class History:
 
 
 def _copied(entry: Ran) -> int:
-    return sum(each.copy.nbytes for each in entry.grads if each.copy is not None and each.copy.layout is torch.strided)
+    return sum(nbytes_of(each.copy) for each in entry.grads if each.copy is not None)
+
+
+def nbytes_of(tensor: Tensor) -> int:
+    """Bytes of its elements; of a sparse tensor those that are stored, and of their indices."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    if tensor.layout is torch.sparse_csr:
+        return tensor.crow_indices().nbytes + tensor.col_indices().nbytes + tensor.values().nbytes
+    return tensor.nbytes
 
 
 class _SavedBytes:

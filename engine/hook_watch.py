@@ -21,16 +21,13 @@ class HookWatch:
     counted; a tensor whose gradient is retained says so. Both are found among the objects which Python's garbage
     collector tracks; where some are frozen (`gc.freeze`), nothing can be said. Hooks of modules and optimizers look the
     same, and are told apart by who holds them.
-
-    Attributes:
-        tensors: those which the nodes made, as far as Python has them.
     """
 
     def __init__(self, nodes: Collection[Node]) -> None:
         of_graph = frozenset(nodes)
         self._handles = hooks_registered()
         self._found = gc.get_freeze_count() > 0
-        self.tensors: list[ref[Tensor]] = []  # only they can be told to retain their gradient
+        self._tensors: list[ref[Tensor]] = []  # of these nodes; only they can be told to retain their gradient
         tensors = subclasses(Tensor)
         registries: list[OrderedDict[int, object]] = []
         with without_torch_function():
@@ -40,12 +37,12 @@ class HookWatch:
                     if found and not is_own(found) and all(type(key) is int for key in found):
                         registries.append(found)
                 elif kind in tensors and node_of(found) in of_graph:
-                    self.tensors.append(ref(found))
+                    self._tensors.append(ref(found))
         self._found = self._found or not _belong_to_modules(registries)
 
     def possible(self) -> bool:
         """Whether there may be hooks; also those which came since."""
-        return self.registered() or any(tensor.retains_grad for each in self.tensors if (tensor := each()) is not None)
+        return self.registered() or any(tensor.retains_grad for each in self._tensors if (tensor := each()) is not None)
 
     def registered(self) -> bool:
         """The same without retained gradients; costs next to nothing."""
@@ -62,6 +59,13 @@ def _belong_to_modules(registries: list[OrderedDict[int, object]]) -> bool:
         if holder is not registries and not isinstance(holder, Tensor | Node | FrameType):
             held.update(map(id, gc.get_referents(holder)))
     return all(id(registry) in held for registry in registries)
+
+
+def tensors_of(nodes: Collection[Node]) -> list[ref[Tensor]]:
+    """The tensors which these nodes made, as far as Python has them. Looks through all objects of the process."""
+    of_graph, kinds = frozenset(nodes), subclasses(Tensor)
+    with without_torch_function():
+        return [ref(each) for each in gc.get_objects() if type(each) in kinds and node_of(each) in of_graph]
 
 
 def node_of(tensor: Tensor) -> Node | None:

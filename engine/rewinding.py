@@ -6,15 +6,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..inspector.graph import Edge, Task
 from ..inspector.kinds import Kind
-from ..inspector.torch_internals import leaf_of, version_of
+from ..inspector.torch_internals import function_is_freed, leaf_of, post_accumulate_hooks, version_of
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches
-from .closing import session_over
 from .history import (
     BUDGET_BYTES,
     Edited,
@@ -25,13 +25,13 @@ from .history import (
     random_states,
     set_random_states,
 )
-from .hook_watch import node_of
+from .hook_watch import node_of, tensors_of
 from .input_buffer import InputBuffer
 from .policies import Choice, Policy
 from .ready_queue import ReadyQueue, ready_queue
 from .recorder import Recorder
 from .schedule import Pending
-from .task_runner import TaskRunner
+from .task_runner import APPLIED, TaskRunner
 from .verbs import AnyTask, Verbs
 
 
@@ -95,20 +95,23 @@ class Rewinding(Verbs):
         """Takes so many tasks back. Returns the current task.
 
         Gradients, .grad of leaves, the queue, the policy, the trace and torch's random numbers are then as they were.
-        What hooks and custom Functions did besides stays done, and is done again when the tasks run again; so is a
-        backward without a gradient for a `register_multi_grad_hook`, which counts calls. An edit goes with the task
-        before which it was made.
+        An edit goes with the task before which it was made.
+
+        Known limitations. What hooks and custom Functions did besides stays done, and is done again when their tasks
+        run again; a `register_multi_grad_hook` counts these calls, too. A callback for the end of the backward that has
+        run runs again only if its task does.
 
         Raises:
             ValueError: not so many tasks can be taken back.
-            RuntimeError: no history is kept, or the session is over.
+            RuntimeError: a .grad was changed by something else since, which would be lost; no history is kept, or the
+                session is over.
         """
         history = self._kept()
         if count < 1:
             raise ValueError(f"back({count}): the number of tasks to take back must be at least 1")
         position = len(self.order) - count
-        if position < history.start:
-            can = len(self.order) - history.start
+        if position < history.reach:
+            can = len(self.order) - history.reach
             why = f": {self._begins}" if self._begins and len(self.order) >= count else ""
             raise ValueError(f"back({count}): {can or 'no'} task{'' if can == 1 else 's'} can be taken back{why}")
         self._rewind(position)
@@ -192,19 +195,20 @@ class Rewinding(Verbs):
 
     def _begin_history(self, budget_bytes: int, why: str) -> None:
         waiting = {task: tuple(buffer.gradients) for task, buffer in self._buffers.items()}
-        edits = () if self._history is None else self._history.edits
+        before = self._history
+        edits = () if before is None else before.edits
         self._history = History(
             self.graph, len(self.order), waiting, self._missing, edits, self._branches, budget_bytes, self._keep_graph
         )
         self._begins = why
         self._runner.frees = False
-        self._history.watch_retained(self._made_by_tasks())
+        self._history.retaining = self._made_by_tasks() if before is None else before.retaining
 
     def _made_by_tasks(self) -> dict[int, list[ref[Tensor]]]:
         """By task the tensors that its node made, as far as Python has them."""
         ids: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(self.graph.nodes)}
         found: dict[int, list[ref[Tensor]]] = {}
-        for each in self._runner.watch.tensors:
+        for each in tensors_of(self.graph.nodes):
             tensor = each()
             if tensor is not None and (task_id := ids.get(node_of(tensor))) is not None:
                 found.setdefault(task_id, []).append(each)
@@ -217,7 +221,9 @@ class Rewinding(Verbs):
         entry = Ran(task_id, by_hand, graph_task.callbacks_left, Referenced(gradients))
         leaf = leaf_of(self.graph.nodes[task_id]) if self.graph.tasks[task_id].is_leaf else None
         history.begin(entry, leaf if gradients[0] is not None else None)
-        entry.version = -1 if leaf is None or leaf.is_inference() else version_of(leaf)
+        if leaf is not None:
+            entry.version = -1 if leaf.is_inference() else version_of(leaf)
+            entry.values = leaf.detach().clone() if post_accumulate_hooks(leaf) else None
         entry.packed = self._runner.is_packed(self.graph.tasks[task_id])
         entry.random = random_states(self.graph.devices)
         graph_task.accumulated_inside = False
@@ -228,6 +234,8 @@ class Rewinding(Verbs):
         assert entry.random is not None
         if not drawn_since(entry.random):
             entry.random = None
+        for grad in entry.grads:
+            grad.leave()
         history = self._kept_while_running()
         history.end(entry)
         why = self._why_not_back(entry)
@@ -246,13 +254,21 @@ class Rewinding(Verbs):
             return "is a compiled region, which runs once: it gives away the memory of what it saved"
         if self._runner.graph_task.accumulated_inside:
             return "ran a backward of its own, which added to .grad"
-        if entry.version >= 0 and version_of(leaf_of(self.graph.nodes[entry.task])) != entry.version:
-            return "had a hook that changed the parameter itself, as an optimizer's step does"
+        node = self.graph.nodes[entry.task]
+        if task.is_leaf:
+            leaf, values = leaf_of(node), entry.values
+            entry.values = None
+            written = values is not None and not torch.equal(values, leaf.detach())  # through .data, for instance
+            if written or (entry.version >= 0 and version_of(leaf) != entry.version):
+                return "had a hook that changed the parameter itself, as an optimizer's step does"
+        elif not self._keep_graph and task.kind in APPLIED and function_is_freed(node):
+            return "has freed what it saved by itself"
         return None
 
     def _rewind(self, position: int) -> None:
         """Takes back all tasks from this position on."""
         history = self._kept()
+        self._check_way(position, history)
         try:
             self._branches.leave(self._now)
             self._rewind_to(position, history)
@@ -262,8 +278,25 @@ class Rewinding(Verbs):
                 self._let_go()
             raise
 
+    def _check_way(self, position: int, history: History) -> None:
+        """Says what stands in the way back to a position before anything is undone."""
+        undone = history.ran[position - history.reach :]
+        for entry in undone:
+            if any(grad.is_anothers for grad in entry.grads):
+                raise RuntimeError(
+                    f"the .grad of {self.graph.describe(entry.task)} was changed after its task, by another backward, "
+                    "an optimizer or your code, and going back would lose that; set it to None if it may be lost"
+                )
+        lost = any(not (_intact(entry.gradients) and _intact(entry.sums)) for entry in undone)
+        if lost and not all(gradients.intact for gradients in history.first_waiting.values()):
+            raise RuntimeError(
+                "what is needed to go back there can't be computed again: the gradient with which the history begins "
+                "was modified in place, by a hook or your code"
+            )
+
     def _rewind_to(self, position: int, history: History) -> None:
         lost = packed = False
+        self.stops.taken_back(self.order[position:])
         callbacks = self._runner.graph_task.callbacks_left
         while len(self.order) > position:
             entry = self._take_back(lost)
@@ -298,7 +331,6 @@ class Rewinding(Verbs):
         if entry.random is not None:
             set_random_states(entry.random)
         del self._order[position]
-        self.stops.taken_back([entry.task])
         return entry
 
     def _empty_next(self, entry: Ran) -> None:
@@ -320,10 +352,6 @@ class Rewinding(Verbs):
 
         Tasks run again with the random numbers of the first time. Leaves are left out: their .grad has what they gave.
         """
-        if not all(gradients.intact for gradients in history.first_waiting.values()):
-            self._over = "a gradient with which the history begins was modified in place"
-            self._let_go()
-            raise session_over(self._over)
         self._buffers.clear()
         for task_id, gradients in history.first_waiting.items():
             self._fill(task_id, gradients.tensors)
@@ -340,7 +368,7 @@ class Rewinding(Verbs):
             set_random_states(now)
 
     def _run_again(self, history: History, ran: Sequence[Ran]) -> None:
-        for position, entry in enumerate(ran, history.start):
+        for position, entry in enumerate(ran, history.reach):
             self._edit_again(history.edits_at(position))
             if entry.random is not None:
                 set_random_states(entry.random)
@@ -357,7 +385,7 @@ class Rewinding(Verbs):
                     gradient, outputs[edge.output] = outputs[edge.output], None
                     self._add(edge, gradient, entry)
             history.end(entry)
-        self._edit_again(history.edits_at(history.start + len(ran)))
+        self._edit_again(history.edits_at(history.reach + len(ran)))
 
     def _edit_again(self, edits: Sequence[Edited]) -> None:
         for edit in edits:
@@ -392,8 +420,7 @@ class Rewinding(Verbs):
 
     def _follow(self, branch: Branch) -> None:
         """Goes to where a branch ended: back to where the session parted from it, and on with its tasks and edits."""
-        start = self._kept().start
-        if branch.shared < start:
+        if branch.shared < self._kept().reach:
             raise ValueError(f"{branch.name} parted before the history begins: {self._begins}")
         if branch.shared == len(branch.order) == len(self.order):
             return

@@ -897,6 +897,15 @@ def free_function(node: Node) -> None:
     node.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
 
 
+def function_is_freed(node: Node) -> bool:
+    """Whether a custom Function's node has freed what it saved. Runs no hooks of `saved_tensors_hooks`."""
+    try:
+        node._raw_saved_tensors  # type: ignore[attr-defined]  # noqa: B018
+    except RuntimeError:
+        return True
+    return False
+
+
 def first_gradients(
     outputs: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:

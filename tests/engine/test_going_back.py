@@ -124,7 +124,7 @@ def test_a_grad_that_was_there_is_added_to_once_and_stays_the_same_tensor(seed: 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_back_shows_what_was_there(budget: int) -> None:
     _, make_loss = small_model()
-    session, follower = Stepper(make_loss(), history=budget), Stepper(make_loss())
+    session, follower = Stepper(make_loss(), history=budget), Stepper(small_model()[1]())
     session.run()
     while session.order:
         session.back()
@@ -360,19 +360,22 @@ def test_a_task_that_can_not_be_taken_back_says_why() -> None:
 
 
 def test_an_optimizers_step_in_a_hook_is_not_taken_back() -> None:
-    weight = nn.Parameter(torch.ones(2))
-
     def step(leaf: Tensor) -> None:
         with torch.no_grad():
             leaf.sub_(leaf.grad)
         leaf.grad = None
 
-    weight.register_post_accumulate_grad_hook(step)
-    session = Stepper((weight * 2).sum(), history=True)
-    session.run()
-    with pytest.raises(ValueError, match="had a hook that changed the parameter itself, as an optimizer's step does"):
-        session.back()
-    assert torch.equal(weight, torch.full((2,), -1.0))
+    def step_unseen(leaf: Tensor) -> None:
+        leaf.data.sub_(leaf.grad)
+
+    for hook in (step, step_unseen):
+        weight = nn.Parameter(torch.ones(2))
+        weight.register_post_accumulate_grad_hook(hook)
+        session = Stepper((weight * 2).sum(), history=True)
+        session.run()
+        with pytest.raises(ValueError, match="had a hook that changed the parameter itself, as an optimizer's step"):
+            session.back()
+        assert torch.equal(weight, torch.full((2,), -1.0))
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -478,3 +481,79 @@ def test_nothing_is_left_of_a_session_that_went_back() -> None:
     session.close()
     del session
     assert alive() is None
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_sparse_gradients_go_back(budget: int) -> None:
+    table = nn.Embedding(5, 3, sparse=True)
+
+    def make_loss() -> Tensor:
+        return (table(torch.tensor([1, 1, 4])) * 2).sum() + table(torch.tensor([0])).sum()
+
+    for already in (False, True):
+        table.weight.grad = None
+        for _ in range(1 + already):
+            make_loss().backward()
+        expected = table.weight.grad.to_dense()
+        table.weight.grad = None
+        if already:
+            make_loss().backward()
+        session = Stepper(make_loss(), history=budget)
+        for count in (1, 3, len(session.graph)):
+            session.run()
+            session.back(count)
+        session.run()
+        assert torch.equal(table.weight.grad.to_dense(), expected)
+        assert session.history.gradient_bytes >= 0
+
+
+def test_what_others_added_to_a_grad_is_not_lost() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    session = Stepper((weight * 2).sum(), history=True)
+    session.run()
+    (weight * 3).sum().backward()
+    with pytest.raises(RuntimeError, match=r"the .grad of task 2 AccumulateGrad was changed after its task"):
+        session.back()
+    assert torch.equal(weight.grad, torch.full((2,), 5.0)) and not session.left
+    weight.grad = None
+    session.back()
+    session.run()
+    assert torch.equal(weight.grad, torch.full((2,), 2.0))
+
+
+def test_a_function_that_frees_by_itself_is_not_run_twice() -> None:
+    class Frees(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            ctx.maybe_clear_saved_tensors()
+            return gradient * x.exp()
+
+    x = torch.ones(2, requires_grad=True)
+    session = Stepper(Frees.apply(x * 2).sum(), history=True)
+    session.run()
+    with pytest.raises(ValueError, match="FreesBackward has freed what it saved by itself"):
+        session.back(4)
+    session.back(2)
+    session.run()
+    assert torch.allclose(x.grad, 2 * torch.full((2,), 2.0).exp())
+
+
+def test_a_root_gradient_changed_in_place_refuses_what_it_spoils_and_leaves_the_session() -> None:
+    x = torch.ones(2, requires_grad=True)
+    hidden = x * 2
+    hidden.register_hook(lambda gradient: gradient.mul_(2))
+    gradient = torch.ones(2)
+    session = Stepper(hidden, gradient, history=True)
+    session.run()
+    with pytest.raises(RuntimeError, match="the gradient with which the history begins was modified in place"):
+        session.back(2)
+    assert not session.left and torch.equal(x.grad, torch.full((2,), 4.0))
+    session.back()
+    session.run()
+    assert torch.equal(x.grad, torch.full((2,), 4.0))
