@@ -24,7 +24,7 @@ class Branch:
         by_hand: of these what was chosen by hand.
         edits: the gradients that were replaced by hand.
         terms: from which position on which policy picked.
-        trace: what was recorded, if anything was.
+        trace: what was recorded, if anything was; of the current branch the session has it.
         is_current: whether the session stands on it.
         gradients: by the id of its task the .grad of a leaf after it, as far as the session has gone back over that.
             None where that would have been more than the history's budget.

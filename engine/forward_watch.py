@@ -172,7 +172,7 @@ def _state(given: Tensor, bad: Tensor) -> str:
 def _whole_line(given: Tensor, index: tuple[int, ...]) -> str:
     """Whether all along one dimension is -inf at this place: a softmax over it has nothing left."""
     for dimension in reversed(range(given.dim())):
-        line = given[(*index[:dimension], slice(None), *index[dimension + 1 :])]
+        line = given.movedim(dimension, -1)[index[:dimension] + index[dimension + 1 :]]
         if line.numel() > 1 and bool(line.isneginf().all()):
             where = [str(place) for place in index]
             where[dimension] = ":"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol
 from weakref import ref
 
@@ -183,6 +182,7 @@ class History:
         self._storages: dict[int, list[int]] = {}  # by address: bytes, and how many times it is kept
         self._held_bytes = 0
         self._copied_bytes = 0
+        self._saved: _SavedBytes | None = None
         self._let_go = 0  # so many of `ran` have no gradients any more
         self.retaining: dict[int, list[ref[Tensor]]] = {}
 
@@ -197,15 +197,17 @@ class History:
     @property
     def saved_bytes(self) -> int:
         """Bytes of what nodes saved and a backward would have freed by now."""
-        return 0 if self._keeps_graph else self._saved.held_bytes(entry.task for entry in self.ran)
+        if self._keeps_graph:
+            return 0
+        if self._saved is None:  # many graphs are never asked
+            self._saved = _SavedBytes(self._graph)
+            for entry in self.ran:
+                self._saved.run(entry.task)
+        return self._saved.held_bytes
 
     @property
     def nbytes(self) -> int:
         return self.gradient_bytes + self.saved_bytes
-
-    @cached_property
-    def _saved(self) -> _SavedBytes:
-        return _SavedBytes(self._graph)
 
     def begin(self, entry: Ran, leaf: Tensor | None) -> None:
         """A task is about to run. What it may change is copied."""
@@ -221,6 +223,8 @@ class History:
         entry.sums = Referenced(entry.found)
         entry.found = []
         self.ran.append(entry)
+        if self._saved is not None:
+            self._saved.run(entry.task)
         self._copied_bytes += _copied(entry)
         assert entry.gradients is not None
         for tensor in (*entry.gradients.tensors, *entry.sums.tensors):
@@ -232,6 +236,8 @@ class History:
     def take_last(self) -> Ran:
         """The last task that ran, which is to be taken back."""
         entry = self.ran.pop()
+        if self._saved is not None:
+            self._saved.take_back(entry.task)
         self._copied_bytes -= _copied(entry)
         if self._let_go > len(self.ran):
             self._let_go = len(self.ran)
@@ -252,6 +258,7 @@ class History:
     def clear(self) -> None:
         """Forgets what ran, but not the edits."""
         self.ran.clear()
+        self._saved = None
         self._storages.clear()
         self._held_bytes = self._copied_bytes = self._let_go = 0
 
@@ -291,27 +298,33 @@ def nbytes_of(tensor: Tensor) -> int:
 
 
 class _SavedBytes:
-    """Which saved storages the nodes of a graph alone keep alive."""
+    """How many bytes of saved storages the nodes of tasks that ran alone keep alive."""
 
     def __init__(self, graph: Graph) -> None:
+        self.held_bytes = 0
         self._nbytes: dict[int, int] = {}
-        self._keepers: dict[int, int] = {}
+        self._left: dict[int, int] = {}  # by storage: how many of its keepers have not run
         self._storages: dict[int, set[int]] = {}
         for saved in graph.saved:
             if saved.storage is None or saved.held or saved.storage_bytes is None:
                 continue
             self._nbytes[saved.storage] = saved.storage_bytes
-            if saved.storage not in self._storages.setdefault(saved.task, set()):
-                self._storages[saved.task].add(saved.storage)
-                self._keepers[saved.storage] = self._keepers.get(saved.storage, 0) + 1
+            kept = self._storages.setdefault(saved.task, set())
+            if saved.storage not in kept:
+                kept.add(saved.storage)
+                self._left[saved.storage] = self._left.get(saved.storage, 0) + 1
 
-    def held_bytes(self, ran: Iterable[int]) -> int:
-        """Bytes of storages all of whose keepers are among these tasks."""
-        seen: dict[int, int] = {}
-        for task in ran:
-            for storage in self._storages.get(task, ()):
-                seen[storage] = seen.get(storage, 0) + 1
-        return sum(self._nbytes[storage] for storage, count in seen.items() if count == self._keepers[storage])
+    def run(self, task: int) -> None:
+        for storage in self._storages.get(task, ()):
+            self._left[storage] -= 1
+            if not self._left[storage]:
+                self.held_bytes += self._nbytes[storage]
+
+    def take_back(self, task: int) -> None:
+        for storage in self._storages.get(task, ()):
+            if not self._left[storage]:
+                self.held_bytes -= self._nbytes[storage]
+            self._left[storage] += 1
 
 
 def random_states(devices: Iterable[torch.device]) -> RandomStates:

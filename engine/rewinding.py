@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from weakref import ref
 
 import torch
@@ -270,7 +271,7 @@ class Rewinding(Verbs):
         history = self._kept()
         self._check_way(position, history)
         try:
-            self._branches.leave(self._now)
+            self._branches.leave(self._with_trace)
             self._rewind_to(position, history)
         except BaseException as error:  # an interrupt: half of it is done
             if self._over is None:
@@ -403,10 +404,13 @@ class Rewinding(Verbs):
             frozenset(entry.task for entry in history.ran if entry.by_hand),
             tuple(history.edits),
             tuple(self._terms),
-            None if self._recorder is None else self._recorder.trace(),
+            None,
             is_current=True,
             shared=len(self.order),
         )
+
+    def _with_trace(self) -> Branch:
+        return replace(self._now(), trace=None if self._recorder is None else self._recorder.trace())
 
     def _branch(self, number: int) -> Branch:
         future = self._branches.future
