@@ -228,7 +228,7 @@ def stops_table(stops: Iterable[Asked]) -> RenderableType:
 def branches_table(branches: Sequence[Branch]) -> RenderableType:
     made = table("", "branch", "tasks", "policy", "parted", "edits", right=("branch", "tasks", "edits"))
     for branch in branches:
-        parted = "" if branch.parent is None else f"from {branch.parent} after {branch.forked_at} tasks"
+        parted = "" if branch.parent is None else f"from {branch.parent} after {branch.forked_at:,}"
         made.add_row(
             ">" if branch.is_current else "",
             str(branch.number),
