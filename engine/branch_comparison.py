@@ -91,7 +91,7 @@ class BranchComparison:
                 [
                     f"{branch.number}{' (current)' if here else ''}",
                     branch.policy,
-                    f"{len(branch.order):,}",
+                    f"{len(branch.order):,}" + (f" (+{branch.ahead:,} taken back)" if branch.ahead else ""),
                     forked,
                     str(len(branch.edits) or ""),
                     "" if here else "same" if row.parts_at is None else f"parts after {row.parts_at:,}",

@@ -29,6 +29,7 @@ class Branch:
         gradients: by the id of its task the .grad of a leaf after it, as far as the session has gone back over that.
             None where that would have been more than the history's budget.
         shared: how many of its first tasks have run in the session as it stands.
+        ahead: of the current branch: how many more had run before the session went back.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Branch:
     is_current: bool = False
     gradients: dict[int, Tensor | None] | None = field(default_factory=dict)
     shared: int = 0
+    ahead: int = 0
 
     def __repr__(self) -> str:
         return f"<{self.describe()}>"
@@ -64,6 +66,8 @@ class Branch:
     def describe(self) -> str:
         """`branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`."""
         parts = [f"{self.name}, {_count(len(self.order), 'task')} under {self.policy}"]
+        if self.ahead:
+            parts.append(f"{self.ahead:,} more taken back")
         if self.parent is not None:
             parts.append(f"forked from branch {self.parent} after {_count(self.forked_at, 'task')}")
         if self.edits:

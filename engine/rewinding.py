@@ -96,7 +96,8 @@ class Rewinding(Verbs):
         """Takes so many tasks back. Returns the current task.
 
         Gradients, .grad of leaves, the queue, the policy, the trace and torch's random numbers are then as they were.
-        An edit goes with the task before which it was made.
+        What was edited before the task that is now the current one stays edited (`restore` undoes that); later edits
+        are undone.
 
         Known limitations. What hooks and custom Functions did besides stays done, and is done again when their tasks
         run again; a `register_multi_grad_hook` counts these calls, too. A callback for the end of the backward that has
@@ -120,7 +121,7 @@ class Rewinding(Verbs):
 
     def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
         """Goes to the moment before a task, back or on; or to the end of a branch, whose tasks run again from where it
-        parted. Returns the current task.
+        parted. Returns the current task. What was taken back of the current branch is kept until something else runs.
 
         Raises:
             ValueError: the task can't be reached: it is not going to run, or ran before the history begins; there is no
@@ -407,6 +408,7 @@ class Rewinding(Verbs):
             None,
             is_current=True,
             shared=len(self.order),
+            ahead=0 if branches.future is None else len(branches.future.order) - len(self.order),
         )
 
     def _with_trace(self) -> Branch:

@@ -129,7 +129,7 @@ class Verbs(Closing):
 
     def step_over(self) -> Task | None:
         """Runs until all tasks of the current task's innermost module call have run, the calls in it included; one task
-        where no capture saw the call. Stops at what stops a run. Returns the current task."""
+        in the outermost call, and where no capture saw one. Stops at what stops a run. Returns the current task."""
         return self._leave(0)
 
     def step_out(self) -> Task | None:
@@ -140,18 +140,23 @@ class Verbs(Closing):
         current = self.current
         if current is None:
             self.step()  # raises: no task is left
+        elif (tasks := self.tasks_to_leave(out)) is None:
+            self.run()
         else:
-            calls = calls_of(self.graph, current.id)
-            if not calls and not out:
-                self.stopped = None
-                self.step()
-            elif len(calls) <= out:
-                self.run()
-            else:
-                self._run_all(self.tasks_of_call(calls[out]))
+            self._run_all(tasks)
         return self.current
 
-    def tasks_of_call(self, call: int) -> set[int]:
+    def tasks_to_leave(self, out: int) -> set[int] | None:
+        """The tasks that run until the current one's module call is left, or the one so many `out` around it. Of the
+        outermost call, which is the whole model, the current task alone. None: all that are left.
+        """
+        current = self._about(None)
+        calls = calls_of(self.graph, current.id)
+        if not out and len(calls) < 2:
+            return {current.id}
+        return None if len(calls) <= out else self._tasks_of_call(calls[out]).difference(self.order)
+
+    def _tasks_of_call(self, call: int) -> set[int]:
         """The tasks of a module call, and of the calls in it, that run at all."""
         needed: Collection[int] | None = self.needed
         inside: dict[int | None, bool] = {None: False}
@@ -166,7 +171,6 @@ class Verbs(Closing):
     def _run_all(self, tasks: set[int]) -> None:
         """Runs until these tasks have run, or something stops it."""
         self.stopped = None
-        tasks.difference_update(self.order)
         while tasks:
             tasks.discard(self.step().id)
             if (stop := self.stop_here(wait=not tasks)) is not None:

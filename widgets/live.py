@@ -14,7 +14,6 @@ from ..engine.branch_comparison import BranchComparison
 from ..engine.breakpoints import Breakpoint
 from ..engine.direct import Stepper
 from ..engine.history import History
-from ..engine.places import calls_of
 from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, policy_name
 from ..engine.ready_queue import ReadyTask
 from ..engine.run import Engine
@@ -161,14 +160,10 @@ class Live:
 
     def step_over(self, out: int = 0) -> None:
         """Runs until all tasks of the current task's innermost module call have run, or of the call `out` around it."""
-        current = self._current()
-        calls = [] if current is None else calls_of(self.graph, current)
-        if not calls and not out:
-            self._go(1)
-        elif len(calls) <= out:
+        left = None if self._current() is None else self.session.tasks_to_leave(out)
+        if left is None:
             self._go()
         else:
-            left = self.session.tasks_of_call(calls[out]).difference(self.session.order)
 
             def all_ran(last: Task, current: int | None) -> bool:
                 left.discard(last.id)

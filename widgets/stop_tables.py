@@ -90,7 +90,7 @@ class BranchesView(Sequence[Branch]):
                 [
                     f"{branch.number}{' (current)' if branch.is_current else ''}",
                     branch.policy,
-                    f"{len(branch.order):,}",
+                    f"{len(branch.order):,}" + (f" (+{branch.ahead:,} taken back)" if branch.ahead else ""),
                     "" if branch.parent is None else f"from {branch.parent} after {branch.forked_at:,}",
                     str(len(branch.edits) or ""),
                 ]

@@ -557,3 +557,14 @@ def test_a_root_gradient_changed_in_place_refuses_what_it_spoils_and_leaves_the_
     session.back()
     session.run()
     assert torch.equal(x.grad, torch.full((2,), 4.0))
+
+
+def test_what_was_taken_back_of_a_branch_is_told_until_it_has_run_again() -> None:
+    _, make_loss = small_model()
+    session = Stepper(make_loss(), history=True)
+    session.run()
+    session.back(4)
+    (branch,) = session.branches
+    assert (len(branch.order), branch.ahead) == (len(session.graph) - 4, 4) and "4 more taken back" in repr(branch)
+    session.goto(branch=1)
+    assert not session.left and session.branches[0].ahead == 0
