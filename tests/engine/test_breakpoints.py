@@ -347,20 +347,3 @@ def test_whatever_stops_a_run_the_gradients_are_pytorchs(engine: Engine, seed: i
                 draw.choice([session.run, session.step_over, session.step_out, session.step])()
 
     assert_equal(gradients_of(leaves, stop_and_go), expected, bitwise=True)
-
-
-def test_a_module_is_entered_again_after_going_back() -> None:
-    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 1))
-    with th.capture(model):
-        loss = model(torch.randn(2, 3)).sum()
-    session = th.debug(loss, history=True)
-    session.break_at("module:0")
-    for _ in range(3):
-        session.run()
-        assert session.stopped is not None
-        first, ran = session.current, len(session.order)
-        session.run()
-        assert session.stopped is None
-        session.back(len(session.order) - ran + 2)
-    session.run()
-    assert session.current == first

@@ -568,3 +568,20 @@ def test_what_was_taken_back_of_a_branch_is_told_until_it_has_run_again() -> Non
     assert (len(branch.order), branch.ahead) == (len(session.graph) - 4, 4) and "4 more taken back" in repr(branch)
     session.goto(branch=1)
     assert not session.left and session.branches[0].ahead == 0
+
+
+def test_a_module_is_entered_again_after_going_back() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 1))
+    with th.capture(model):
+        loss = model(torch.randn(2, 3)).sum()
+    session = th.debug(loss, history=True)
+    session.break_at("module:0")
+    for _ in range(3):
+        session.run()
+        assert session.stopped is not None
+        first, ran = session.current, len(session.order)
+        session.run()
+        assert session.stopped is None
+        session.back(len(session.order) - ran + 2)
+    session.run()
+    assert session.current == first
