@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from ..inspector.graph import Graph, Task, TensorMeta
@@ -26,21 +27,29 @@ _ELEMENTWISE = {
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output of a task that has run. `receiver` is the task it goes to, and `takes` what that expects."""
+    """One output of a task that has run; of a leaf's task, which gives nothing, what it gets.
+
+    Attributes:
+        gradient: as its receiver gets it.
+        raw: as the node gave it, before the engine summed and cast it, where the engine shows that.
+        receiver: the task it goes to.
+        takes: what that expects.
+    """
 
     task: Task
     number: int
     gradient: Tensor
+    raw: Tensor
     receiver: Task | None
     takes: TensorMeta | None
 
     @staticmethod
-    def of(graph: Graph, task: Task, number: int, gradient: Tensor) -> Output:
+    def of(graph: Graph, task: Task, number: int, gradient: Tensor, raw: Tensor) -> Output:
         for edge in graph.out_edges[task.id]:
             if edge.output == number:
                 receiver = graph.tasks[edge.next_task]
-                return Output(task, number, gradient, receiver, receiver.inputs[edge.input])
-        return Output(task, number, gradient, None, None)
+                return Output(task, number, gradient, raw, receiver, receiver.inputs[edge.input])
+        return Output(task, number, gradient, raw, None, None)
 
     @property
     def summed_from(self) -> tuple[int, ...] | None:
@@ -55,7 +64,7 @@ class Output:
         operation = self.task.operation
         if name in _ELEMENTWISE or (name == "Expand" and operation is not None and operation.name.endswith("_loss")):
             return came if came != self.takes.shape else None
-        shape = tuple(self.gradient.shape)
+        shape = tuple(self.raw.shape)
         return shape if shape != self.takes.shape else None
 
 
@@ -79,17 +88,28 @@ class Bound:
 
     text: str
     above: bool
+    or_equal: bool
     limit: float
 
     def beyond(self, value: float) -> bool:
         """NaN is beyond nothing."""
+        if value == self.limit:
+            return self.or_equal
         return value > self.limit if self.above else value < self.limit
 
 
 def _widens(output: Output) -> bool:
-    came = [meta.dtype.itemsize for meta in output.task.inputs]
-    dtype, takes = output.gradient.dtype, output.takes
-    return (bool(came) and dtype.itemsize > max(came)) or (takes is not None and takes.dtype != dtype)
+    """A complex gradient is as wide as its parts."""
+    if output.task.is_leaf:
+        return False
+    came = [real_dtype(meta.dtype).itemsize for meta in output.task.inputs]
+    dtype, takes = real_dtype(output.raw.dtype), output.takes
+    return (bool(came) and dtype.itemsize > max(came)) or (takes is not None and real_dtype(takes.dtype) != dtype)
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of a complex dtype that of its parts."""
+    return dtype.to_real() if dtype.is_complex else dtype
 
 
 WORDS: dict[str, Term] = {
@@ -105,7 +125,7 @@ WORDS: dict[str, Term] = {
 
 MISSING = "missing"
 _KNOWN = (*WORDS, "norm>1e3", "norm<1e-8", "ratio>100", "ratio<0.01", MISSING)
-_BOUND = re.compile(r"(norm|ratio)\s*([<>])\s*=?\s*([0-9.]+(?:e[+-]?[0-9]+)?)", re.IGNORECASE)
+_BOUND = re.compile(r"(norm|ratio)\s*([<>]\s*=?)\s*([0-9.]+(?:e[+-]?[0-9]+)?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +212,8 @@ def _bound(text: str) -> Bound | None:
         number = float(limit)
     except ValueError:
         return None
-    return Bound(f"{what.lower()}{sign}{limit}", sign == ">", number)
+    sign = "".join(sign.split())
+    return Bound(f"{what.lower()}{sign}{limit}", sign[0] == ">", sign.endswith("="), number)
 
 
 def _called(predicate: GradientPredicate) -> Term:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -94,7 +94,8 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
         engine: "direct"; what it refuses runs with "native".
 
     Known limitations: what a compiled region or a scripted module does inside is not looked into, nor a value that went
-    to Python. An infinite value that was written down (`masked_fill(..., -inf)`) is taken to be meant.
+    to Python. An infinite value that was written down (`masked_fill(..., -inf)`) is taken to be meant. PyTorch's own
+    engine does not show what a leaf gets in sum before the leaf's hooks run: "native" says of how many it can't tell.
 
     Raises:
         TypeError: `make_loss` can't be called, or returns no tensor.
@@ -123,15 +124,18 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
             leaves = {id(each): each for module in called for each in module.parameters(recurse=False)}
             leaves.update((id(leaf), leaf) for leaf in graph.leaves.values())
         with own_gradients(list(leaves.values())):
-            graph, stop = _run_backward(loss, engine)
-    return _of_backward(watch.finds, value, graph, stop)
+            graph, stop, sums = _run_backward(loss, engine)
+    return _of_backward(watch.finds, value, graph, stop, sums)
 
 
 keep_compiler_out(find_nan)
 
 
-def _run_backward(loss: Tensor, engine: Engine) -> tuple[Graph, Stop | None]:
-    """Runs all tasks but the leaves', or up to the first bad gradient."""
+def _run_backward(loss: Tensor, engine: Engine) -> tuple[Graph, Stop | None, int]:
+    """Runs all tasks but the leaves', or up to the first bad gradient, and looks at what waits for the leaves.
+
+    Returns also of how many leaves nobody sees what waits: PyTorch's engine keeps the sums to itself.
+    """
     with _session(loss, engine) as session:
         session.watch("nan", "inf", synchronize=True)
         if any(task.is_leaf for task in session.graph.tasks):
@@ -139,7 +143,21 @@ def _run_backward(loss: Tensor, engine: Engine) -> tuple[Graph, Stop | None]:
         if session.current is not None and not session.current.is_leaf:
             session.run()
         stop = session.stopped
-    return session.graph, stop if stop is not None and stop.why == "watchpoint" else None
+        if stop is not None and stop.why == "watchpoint":
+            return session.graph, stop, 0
+        leaves = [task for task in session.graph.tasks if task.is_leaf]
+        if isinstance(session, NativeSession):
+            return session.graph, None, sum(len(session.graph.in_edges[task.id]) > 1 for task in leaves)
+        return session.graph, _bad_at_leaves(session, leaves), 0
+
+
+def _bad_at_leaves(session: Stepper, leaves: Sequence[Task]) -> Stop | None:
+    """What waits for the leaves may be bad where all that was given is finite: sums overflow."""
+    for task in leaves:
+        session.stops.produced(task.id, session.waiting(task), (), session.graph.nodes[task.id])
+        if (stop := session.stops.found(wait=True)) is not None:
+            return stop
+    return None
 
 
 def _session(loss: Tensor, engine: Engine) -> Stepper | NativeSession:
@@ -190,11 +208,16 @@ def _of_forward(finds: list[ForwardFind], loss: float, bad: bool, graph: Graph |
     return NanReport("forward", sentences, first.operation, first.module, first.source, loss, tuple(finds), None, bare)
 
 
-def _of_backward(finds: list[ForwardFind], loss: float, graph: Graph, stop: Stop | None) -> NanReport:
+def _of_backward(finds: list[ForwardFind], loss: float, graph: Graph, stop: Stop | None, sums: int) -> NanReport:
     bare = _without_nodes(graph)
     if stop is None or stop.task is None:
-        said = f"The loss is {number_text(loss)}, and all gradients of its {len(graph)} tasks are finite."
-        return NanReport(None, (said, *_passing(finds)), None, None, None, loss, tuple(finds), stop, bare)
+        said = f"The loss is {number_text(loss)}, and all gradients of its {len(graph)} tasks are finite"
+        if sums:
+            leaves = "1 leaf gets" if sums == 1 else f"{sums} leaves get"
+            said += (
+                f', but for what {leaves} in sum from several: PyTorch\'s engine does not show it; engine="direct" does'
+            )
+        return NanReport(None, (f"{said}.", *_passing(finds)), None, None, None, loss, tuple(finds), stop, bare)
     task = graph.tasks[stop.task]
     _, _, found = stop.text.partition(": ")
     sentences = (

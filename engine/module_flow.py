@@ -39,6 +39,7 @@ class ModuleFlow:
         self._calls = {call: _Call() for call in calls}
         self._entered_at: dict[Port, list[int]] = {}
         self._left_at: dict[Port, list[int]] = {}
+        self._ports: dict[int, set[Port]] = {}  # by task
         around: dict[int | None, frozenset[int]] = {None: frozenset()}
         for task in graph.tasks:
             if task.call not in around:
@@ -58,11 +59,13 @@ class ModuleFlow:
         for call in calls:
             self._calls[call].enters.add(port)
             self._entered_at.setdefault(port, []).append(call)
+            self._ports.setdefault(port[0], set()).add(port)
 
     def _leave(self, calls: Iterable[int], port: Port) -> None:
         for call in calls:
             self._calls[call].leaves.add(port)
             self._left_at.setdefault(port, []).append(call)
+            self._ports.setdefault(port[0], set()).add(port)
 
     def asks_input(self, port: Port) -> bool:
         return port in self._entered_at
@@ -89,10 +92,12 @@ class ModuleFlow:
 
     def forget(self, task_ids: Collection[int]) -> None:
         """These tasks have not run after all."""
-        for call in self._calls.values():
-            for norms in (call.came, call.left):
-                for port in [port for port in norms if port[0] in task_ids]:
-                    del norms[port]
+        for task_id in task_ids:
+            for port in self._ports.get(task_id, ()):
+                for call in self._entered_at.get(port, ()):
+                    self._calls[call].came.pop(port, None)
+                for call in self._left_at.get(port, ()):
+                    self._calls[call].left.pop(port, None)
 
 
 def _together(norms: dict[Port, float]) -> float:

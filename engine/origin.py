@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,13 @@ FORMULAS: dict[str, tuple[str, ...]] = {
 """Per output how a node computes it from what it saved, where each value comes from one value (derivatives.yaml)."""
 
 _NAMES = {"gradient", "self", "other", "result", "exponent"}
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "cosh": torch.cosh,
+    "log": math.log,
+    "sinh": torch.sinh,
+    "sqrt": torch.sqrt,
+}
+"""What the formulas call. To compute one from its own text shows that it is what is told."""
 
 Known = Callable[[int], bool | None]
 """Whether a task that has run gave a gradient that is not finite; None: nobody looked."""
@@ -54,7 +62,9 @@ class Origin:
     tensors: dict[str, Tensor]
 
 
-def origin_of(graph: Graph, task: Task, inputs: Sequence[Tensor | None], output: Output, known: Known) -> Origin:
+def origin_of(
+    graph: Graph, inputs: Sequence[Tensor | None], output: Output, known: Known, as_received: Collection[int]
+) -> Origin:
     """Walks back from a gradient with NaN or infinite elements, which a task has just given.
 
     What nodes saved is looked at while it is there. What `saved_tensors_hooks` packed (checkpoints) is not unpacked:
@@ -62,9 +72,14 @@ def origin_of(graph: Graph, task: Task, inputs: Sequence[Tensor | None], output:
 
     Args:
         inputs: the task's input buffer.
-        output: the gradient.
+        output: the gradient; of a leaf's task what it gets.
         known: what is known of the tasks that ran before.
+        as_received: those of which that is known after the engine had summed and cast what they gave.
     """
+    task = output.task
+    if task.is_leaf:
+        came_from = _where_it_came_from(graph, task, known, as_received)
+        return Origin((*about(graph, task), *came_from), {"input 0": output.gradient})
     node = graph.nodes[task.id]
     slots = list(saved_slots(node))
     tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
@@ -76,15 +91,43 @@ def origin_of(graph: Graph, task: Task, inputs: Sequence[Tensor | None], output:
     came = next((each for each in inputs if each is not None and is_bad(each)), None)
     if came is not None:
         lines.append(f"the gradient that came in already had {what_is_bad(came)}")
-        lines += _where_it_came_from(graph, task, known)
+        lines += _where_it_came_from(graph, task, known, as_received)
     bad_slots = [slot for slot in slots if is_bad(slot.tensor)]
     walk = _ForwardWalk(graph)
     for slot in bad_slots:
         lines.append(f"what the forward saved as `{slot.name}` has {what_is_bad(slot.tensor)}")
         lines += walk.back_from(slot, node)
-    if came is None and not bad_slots and not explained:
-        lines += _overflow(inputs, slots, output.gradient)
+    on_the_way = _on_the_way(output)
+    lines += on_the_way
+    if came is None and not bad_slots and not explained and not on_the_way:
+        lines += _overflow(inputs, slots, shown(output))
     return Origin(tuple(lines), tensors)
+
+
+def shown(output: Output) -> Tensor:
+    """The gradient as the node gave it, if that is bad already: it has the places. Else as it is received."""
+    return output.raw if is_bad(output.raw) else output.gradient
+
+
+def _on_the_way(output: Output) -> list[str]:
+    """What PyTorch made of a finite gradient between the node that gave it and the next task."""
+    raw, received = output.raw, output.gradient
+    if raw is received or not has_element(raw) or is_bad(raw):
+        return []
+    largest = number_text(float(raw.abs().max()))
+    dtype = _name(received.dtype)
+    made = []
+    if raw.shape != received.shape:
+        made.append(f"summed from shape {_shape(raw.shape)} to {_shape(received.shape)}")
+    if raw.dtype != received.dtype:
+        made.append(f"cast from {_name(raw.dtype)} to {dtype}")
+    if not made:
+        return ["what the node gave was finite: a hook made it"]
+    limit = number_text(torch.finfo(received.dtype).max)
+    return [
+        f"what the node gave was finite, up to {largest}, and PyTorch has it {' and '.join(made)} on its way: "
+        f"{dtype} holds at most {limit}"
+    ]
 
 
 def is_bad(tensor: Tensor) -> bool:
@@ -131,9 +174,9 @@ def _at_first_bad(
     node: Node, inputs: Sequence[Tensor | None], saved: dict[str, Tensor], output: Output
 ) -> tuple[str, bool]:
     """What stood at the place of the first bad element, where shapes allow to say so; and whether that explains it."""
-    bad = output.gradient
+    bad = shown(output)
     gradient = next((each for each in inputs if each is not None), None)
-    if gradient is None or not has_element(bad):
+    if gradient is None or not is_bad(bad) or _on_the_way(output):
         return "", False
     index = first_bad(bad)
     found = value_at(gradient, index, bad.shape)
@@ -148,13 +191,28 @@ def _at_first_bad(
             said.append(f"saved `{name}` is {number_text(value)}")
     formulas = FORMULAS.get(output.task.short_name, ())
     formula = formulas[output.number] if output.number < len(formulas) else None
-    told = formula is not None and all(word in values for word in _words(formula) if word in _NAMES)
+    result = bad[index]
+    told = formula is not None and _is_the_value(formula, values, result)
     if len(said) == 1 and not told:
         return "", False
     text = f"{f'at {index_text(index)} ' if index else ''}{listed(said)}"
-    if formula is None or not told:
+    if not told or formula is None:
         return text, False
-    return f"{text}: {formula} = {_filled(formula, values)} = {number_text(bad[index].item())}", True
+    return f"{text}: {formula} = {_filled(formula, values)} = {number_text(result.item())}", True
+
+
+def _is_the_value(formula: str, values: Mapping[str, object], result: Tensor) -> bool:
+    """Whether a formula has this value: a node may compute it otherwise, as that of a norm of another order does."""
+    if not all(word in values for word in _words(formula) if word in _NAMES):
+        return False
+    if any(values.get(name, 2.0) != 2.0 for name in ("ord", "p")):  # of norms only the 2-norm's is written down
+        return False
+    for dtype in (result.dtype, torch.complex128 if result.is_complex() else torch.float64):  # kernels compute in wider
+        numbers = {name: torch.tensor(value, dtype=dtype) for name, value in values.items() if name in _NAMES}
+        value = eval(formula.replace("²", "**2").replace("³", "**3"), {"__builtins__": {}, **_FUNCTIONS}, numbers)
+        if bool(torch.isclose(value.to(result.dtype), result, equal_nan=True)):
+            return True
+    return False
 
 
 def _words(formula: str) -> list[str]:
@@ -195,7 +253,7 @@ def value_at(tensor: Tensor, index: tuple[int, ...], shape: torch.Size) -> objec
     return tensor[tuple(place)].item()
 
 
-def _where_it_came_from(graph: Graph, task: Task, known: Known) -> Iterator[str]:
+def _where_it_came_from(graph: Graph, task: Task, known: Known, as_received: Collection[int]) -> Iterator[str]:
     """Along the gradients: the earliest task known to have given a bad one."""
     current, seen = task.id, {task.id}
     while True:
@@ -214,10 +272,17 @@ def _where_it_came_from(graph: Graph, task: Task, known: Known) -> Iterator[str]
             yield "it is the gradient with which the backward began (grad_tensors)"
         return
     if current == task.id and givers and all(known(giver) is False for giver in givers):
-        made = "the sum overflowed, or a hook made it" if len(givers) > 1 else "a hook made it"
+        made = "a hook made it"
+        if len(givers) > 1:
+            made = f"their sum overflowed, or {made}"
+        if not all(giver in as_received for giver in givers):
+            made = f"PyTorch's sum over what was broadcast, or its cast, overflowed, or {made}"
         yield f"what {listed([graph.describe(giver) for giver in givers])} gave was finite: {made}"
     elif any(known(giver) is None for giver in givers):
-        yield 'nobody looked at the gradients before that: watch from the start, or record them (trace="cheap")'
+        yield (
+            "nobody looked at the gradients before that: watch all of them from the start, or record them "
+            '(trace="cheap")'
+        )
 
 
 class _ForwardWalk:
@@ -325,15 +390,27 @@ def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], outpu
     if not has_element(output) or not bool(output.isinf().any()):
         return
     sizes = []
+    reach = 1.0  # what a product of them all, summed, may come to; what divides by a small number goes beyond it
     for name, each in [("the incoming gradient", inputs[0] if inputs else None)] + [
         (f"saved `{slot.name}`", slot.tensor) for slot in slots
     ]:
         if each is not None and has_element(each):
-            sizes.append(f"{name} up to {number_text(float(each.abs().max()))}")
+            largest = float(each.abs().max())
+            sizes.append(f"{name} up to {number_text(largest)}")
+            reach *= max(largest, 1.0)
+    reach *= max((each.numel() for each in inputs if each is not None), default=1)
     if sizes:
-        dtype = str(output.dtype).removeprefix("torch.")
-        limit = number_text(torch.finfo(output.dtype).max)
-        yield f"all that went in is finite ({listed(sizes)}): {dtype} holds at most {limit}"
+        text = f"all that went in is finite ({listed(sizes)})"
+        limit = torch.finfo(output.dtype).max
+        yield f"{text}: {_name(output.dtype)} holds at most {number_text(limit)}" if reach > limit else text
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
 def number_text(value: object) -> str:

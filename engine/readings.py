@@ -55,7 +55,7 @@ def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
             nan = bool(gradient.isnan().any())
             inf = bool(gradient.isinf().any())
         elif total == 0 and "zero" in needs:
-            zero = not gradient.count_nonzero()
+            zero = gradient.numel() > 0 and not gradient.count_nonzero()
     if "norm" in needs:
         norm = float(torch.linalg.vector_norm(gradient, dtype=_wide(gradient.dtype)))
         if norm == 0 or math.isinf(norm):  # of squares that left the range of the numbers
@@ -71,7 +71,7 @@ def _read_exotic(gradient: Tensor) -> Reading | None:
         return None
     nan, inf = bool(found.nan_count), bool(found.inf_count)
     norm = math.nan if nan else math.inf if inf else found.norm or 0.0
-    return Reading(nan, inf, found.zero_count == found.count, norm)
+    return Reading(nan, inf, bool(found.count) and found.zero_count == found.count, norm)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -99,7 +99,7 @@ class LateReadings:
         if values is None:
             return
         if not values.numel():
-            judge(Reading(zero=True, norm=0.0))
+            judge(Reading(norm=0.0))
             return
         # The largest absolute value answers all but two questions with one kernel: NaN if one element is.
         numbers = [torch.linalg.vector_norm(values, math.inf, dtype=_real(values.dtype))]

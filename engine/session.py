@@ -172,6 +172,8 @@ class _Worker(Watch):
             gradients = self._stop(task_id, gradients)
         self._begin(task_id, gradients)
         edited, self._edited = self._edited, None
+        if stops.watches and self.graph.tasks[task_id].is_leaf:  # .grad takes it, and hooks may change it there
+            stops.produced(task_id, gradients if edited is None else edited, (), self.graph.nodes[task_id])
         return edited
 
     def _passes(self, task_id: int) -> bool:
@@ -182,7 +184,7 @@ class _Worker(Watch):
     def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
         ran = len(self.order)
         super()._after(task_id, outputs, gradients)
-        if self.stops.watches and len(self.order) > ran:
+        if self.stops.watches and len(self.order) > ran and not self.graph.tasks[task_id].is_leaf:
             self.stops.produced(task_id, gradients, outputs, self.graph.nodes[task_id])
 
     def _stop(self, task_id: int, gradients: Gradients) -> Gradients:

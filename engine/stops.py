@@ -9,12 +9,13 @@ from typing import TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.utils.weak import TensorWeakRef
 
 from ..inspector.graph import Graph, Task
-from ..inspector.torch_internals import leaf_of, unobserved
+from ..inspector.torch_internals import leaf_of, unobserved, version_of
 from .breakpoints import Breakpoint, Gradients, Predicate, Where, make_breakpoint, said
 from .conditions import Condition, GradientPredicate, Output
-from .origin import Origin, about, origin_of
+from .origin import Known, Origin, about, origin_of, shown
 from .readings import FINITE, LateReadings, Need, Reading, read_now
 from .stop import Stop
 from .trace import Trace
@@ -50,8 +51,9 @@ class Stops:
         self._found: Stop | None = None
         self._late = LateReadings()
         self._bad: dict[int, bool] = {}  # by task: whether it gave a gradient that is not finite
-        self._looked_at: set[int] = set()
-        self._reached: set[int] = set()  # leaves to which a gradient was sent
+        self._told: dict[int, set[tuple[int, int]]] = {}  # by task: watchpoints that held of one of its outputs
+        self._judged: dict[int, _Judged] = {}  # by leaf: what was last looked at on its way there
+        self._got: dict[int, bool] = {}  # by leaf: whether a gradient came
         self._arrange()
 
     def __repr__(self) -> str:
@@ -129,21 +131,28 @@ class Stops:
         return first
 
     def produced(
-        self, task_id: int, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], node: Node
+        self,
+        task_id: int,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        node: Node,
+        raw: Sequence[Tensor | None] | None = None,
     ) -> None:
-        """A task has run, and its node still has what it saved.
+        """A task has run, and its node still has what it saved. A leaf's task is about to run: .grad takes the gradient
+        away from its input buffer.
 
         Args:
-            inputs: its input buffer; of a leaf's task it may be empty by now.
-            outputs: what it gave, one per entry of the node's `next_functions`.
+            inputs: its input buffer, after the hooks that run before it.
+            outputs: what it gave, one per entry of the node's `next_functions`, as the next tasks get it.
+            raw: the same before the engine summed and cast it; None where the engine does not show that.
         """
         self._found = None
         self._ran += 1
-        self._looked_at.add(task_id)
         self._bad.pop(task_id, None)
+        self._told.pop(task_id, None)
         try:
             with unobserved():
-                self._look(self._graph.tasks[task_id], inputs, outputs)
+                self._look(self._graph.tasks[task_id], inputs, outputs, raw or outputs)
         except Exception as error:  # a strange tensor may raise anything; the backward must not end
             where = self._graph.describe(task_id)
             self._found = Stop("watchpoint", None, task_id, f"what {where} gave can't be looked at: {said(error)}")
@@ -178,15 +187,16 @@ class Stops:
         """These tasks have not run after all: the session went back."""
         self._late.forget()
         self._found = None
-        self._looked_at.difference_update(task_ids)
-        for task_id in task_ids:
+        back = frozenset(task_ids)
+        for task_id in back:
             self._bad.pop(task_id, None)
-            self._reached.difference_update(edge.next_task for edge in self._graph.out_edges[task_id])
+            self._got.pop(task_id, None)
+            self._told.pop(task_id, None)
         for each in self:
             if isinstance(each, Breakpoint):
                 each.taken_back()
             elif each.flow is not None:
-                each.flow.forget(task_ids)
+                each.flow.forget(back)
 
     def let_go(self) -> None:
         """The session is over: holds nothing of the graph's nodes any more."""
@@ -206,45 +216,54 @@ class Stops:
         if not self._watchpoints:
             self._found = None  # the next task would not make it forgotten: nobody looks at that
 
-    def _look(self, task: Task, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+    def _look(
+        self,
+        task: Task,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        raw: Sequence[Tensor | None],
+    ) -> None:
         flows = [each for each in self._watchpoints if each.flow is not None]
         for watchpoint in flows:
             self._follow(watchpoint, task, inputs, entered=True)
             self._follow(watchpoint, task, outputs, entered=False)
         watching = [each for each in self._watchpoints if each.conditions.of_gradients and each.watches(task.id)]
-        edges = self._graph.out_edges[task.id]
-        for edge in edges:
-            if outputs[edge.output] is not None:
-                self._reached.add(edge.next_task)
+        if task.is_leaf:
+            self._got[task.id] = inputs[0] is not None
+            outputs = raw = inputs
+            if (judged := self._judged.pop(task.id, None)) is not None:
+                watching = [each for each in watching if not judged.by(each, inputs[0])]
+        elif all(each is None for each in outputs):
+            self._bad[task.id] = False
         if not watching:
             return
-        for number, gradient in enumerate(outputs):
-            if gradient is None:
+        for number, (gradient, before) in enumerate(zip(outputs, raw, strict=True)):
+            if gradient is None or before is None:
                 continue
+            output = Output.of(self._graph, task, number, gradient, before)
             now = [each for each in watching if _at_once(each, gradient)]
             if now:
-                self._judge_now(now, task, inputs, number, gradient)
+                self._judge_now(now, inputs, output)
             if len(now) < len(watching):
-                self._judge_later([each for each in watching if each not in now], task, number, gradient)
+                self._judge_later([each for each in watching if each not in now], output)
+            if output.receiver is not None and output.receiver.is_leaf:
+                self._judged[output.receiver.id] = _Judged(gradient, watching)
 
-    def _judge_now(
-        self, watching: list[Watchpoint], task: Task, inputs: Sequence[Tensor | None], number: int, gradient: Tensor
-    ) -> None:
+    def _judge_now(self, watching: list[Watchpoint], inputs: Sequence[Tensor | None], output: Output) -> None:
+        task_id = output.task.id
         needs = watching[0].needs.union(*(each.needs for each in watching))
         read = FINITE
         if needs:
-            elements = read_now(gradient, needs)
+            elements = read_now(output.gradient, needs)
             if elements is None:
                 return
             read = elements
             if needs != _NORM:
-                self._bad[task.id] = self._bad.get(task.id, False) or read.nan or read.inf
-        output = None
+                self._bad[task_id] = self._bad.get(task_id, False) or read.nan or read.inf
         for watchpoint in watching:
             for condition in watchpoint.conditions.of_gradients:
                 if not all(term.holds is None or term.holds(read) for term in condition):
                     continue
-                output = output or Output.of(self._graph, task, number, gradient)
                 if self._looks(watchpoint, condition, output):
                     self._tell(watchpoint, condition, output, inputs, read)
                     break
@@ -275,20 +294,24 @@ class Stops:
         read: Reading,
     ) -> None:
         task = output.task
+        if self._is_told(watchpoint, task.id, output.number):
+            return
         text = say(self._graph, watchpoint, condition, output, read)
         if self._found is not None:
             self._add_stop(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text))
             return
         if any(term.text in ("nan", "inf") for term in condition):
-            origin = origin_of(self._graph, task, inputs, output, self._known_bad)
+            origin = origin_of(self._graph, inputs, output, self._known(), self._bad)
         else:
             tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
             origin = Origin((*about(self._graph, task), *_what_came(inputs, condition)), tensors)
-        tensors = {f"output {output.number}": output.gradient, **origin.tensors}
+        tensors = origin.tensors
+        if not task.is_leaf:
+            tensors = {f"output {output.number}": shown(output), **tensors}
+        tensors = {name: _without_graph(each) for name, each in tensors.items()}
         self._add_stop(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text, origin.lines, tensors))
 
-    def _judge_later(self, watching: list[Watchpoint], task: Task, number: int, gradient: Tensor) -> None:
-        output = Output.of(self._graph, task, number, gradient)
+    def _judge_later(self, watching: list[Watchpoint], output: Output) -> None:
         open_conditions = []
         for watchpoint in watching:
             for condition in watchpoint.conditions.of_gradients:
@@ -299,7 +322,8 @@ class Stops:
                     open_conditions.append((watchpoint, condition))
         if open_conditions:
             needs = frozenset[Need]().union(*(term.needs for _, condition in open_conditions for term in condition))
-            self._late.ask(gradient, needs, partial(self._judge, open_conditions, task.id, number, self._ran))
+            judge = partial(self._judge, open_conditions, output.task.id, output.number, self._ran)
+            self._late.ask(output.gradient, needs, judge)
 
     def _judge(
         self, asked: list[tuple[Watchpoint, Condition]], task_id: int, number: int, ran: int, read: Reading
@@ -307,7 +331,8 @@ class Stops:
         """What was asked of a gradient on an accelerator has come; `ran` counts the tasks up to its own."""
         self._bad[task_id] = self._bad.get(task_id, False) or read.nan or read.inf
         for watchpoint, condition in asked:
-            if all(term.holds is None or term.holds(read) for term in condition):
+            holds = all(term.holds is None or term.holds(read) for term in condition)
+            if holds and not self._is_told(watchpoint, task_id, number):
                 text = say_late(self._graph, watchpoint, condition, task_id, number, read)
                 self._add_late(watchpoint, task_id, text, about(self._graph, self._graph.tasks[task_id]), ran)
 
@@ -359,24 +384,39 @@ class Stops:
         else:
             self._found = replace(self._found, lines=(*self._found.lines, f"also {stop.text}"))
 
-    def _known_bad(self, task_id: int) -> bool | None:
-        """Whether a task that has run gave a gradient that is not finite; None: nobody looked."""
-        if task_id in self._bad:
-            return self._bad[task_id]
-        record = None if self._trace is None else self._trace().of(task_id)
-        if record is None:
-            return None
-        found = [None if each is None else each.statistics for each in record.outputs]
-        if any(each is not None and (each.nan_count or each.inf_count) for each in found):
-            return True
-        return False if any(each is not None and each.nan_count is not None for each in found) else None
+    def _is_told(self, watchpoint: Watchpoint, task_id: int, number: int) -> bool:
+        """Whether it held already of what one of a leaf's givers gave. Takes down that it holds of this, too."""
+        told = self._graph.tasks[task_id].is_leaf and any(
+            (watchpoint.number, edge.output) in self._told.get(edge.task, ()) for edge in self._graph.in_edges[task_id]
+        )
+        self._told.setdefault(task_id, set()).add((watchpoint.number, number))
+        return told
+
+    def _known(self) -> Known:
+        """What tells whether a task that has run gave a gradient that is not finite; None: nobody looked."""
+        trace: list[Trace] = []  # made when it is asked for, and once: it copies all that was recorded
+
+        def known(task_id: int) -> bool | None:
+            if task_id in self._bad or self._trace is None:
+                return self._bad.get(task_id)
+            if not trace:
+                trace.append(self._trace())
+            record = trace[0].of(task_id)
+            if record is None:
+                return None
+            found = [None if each is None else each.statistics for each in record.outputs]
+            if any(each is not None and (each.nan_count or each.inf_count) for each in found):
+                return True
+            return False if any(each is not None and each.nan_count is not None for each in found) else None
+
+        return known
 
     def _got_nothing(self, task_id: int) -> bool:
         task, graph = self._graph.tasks[task_id], self._graph
-        if not task.is_leaf or task_id in self._reached or any(root.task == task_id for root in graph.roots):
+        if not task.is_leaf:
             return False
-        if all(edge.task in self._looked_at for edge in graph.in_edges[task_id]):
-            return True
+        if task_id in self._got:
+            return not self._got[task_id]
         return bool(graph.nodes) and leaf_of(graph.nodes[task_id]).grad is None
 
     def _say_missing(self, watchpoint: Watchpoint, missing: Sequence[int]) -> Stop:
@@ -389,6 +429,33 @@ class Stops:
             lines.append(f"{name}: {givers} gave no gradient")
         text = f"{head(watchpoint)}: no gradient came to {count}: {', '.join(names)}"
         return Stop("watchpoint", watchpoint.number, missing[0], text, tuple(lines))
+
+
+class _Judged:
+    """What watchpoints have looked at when a leaf's giver gave it: the leaf mostly gets just that."""
+
+    __slots__ = ("_by", "_gradient", "_version")
+
+    def __init__(self, gradient: Tensor, watching: Iterable[Watchpoint]) -> None:
+        self._gradient = TensorWeakRef(gradient)
+        self._version = _version(gradient)
+        self._by = frozenset(each.number for each in watching)
+
+    def by(self, watchpoint: Watchpoint, gradient: Tensor | None) -> bool:
+        """Whether this watchpoint has looked at this gradient, which nobody has changed since."""
+        if gradient is None or self._gradient() is not gradient:
+            return False
+        return watchpoint.number in self._by and self._version == _version(gradient) >= 0
+
+
+def _version(gradient: Tensor) -> int:
+    """-1: nobody counts how often it is modified."""
+    return -1 if gradient.is_inference() else version_of(gradient)
+
+
+def _without_graph(tensor: Tensor) -> Tensor:
+    """The same values: what a person holds must not hold the forward."""
+    return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 def _at_once(watchpoint: Watchpoint, gradient: Tensor) -> bool:

@@ -26,7 +26,7 @@ from ..inspector.torch_internals import (
 from .accumulate import accumulate
 from .graph_task import GraphTask
 from .hook_watch import HookWatch
-from .input_buffer import fitted
+from .input_buffer import fits, fitted
 from .task_hooks import (
     Gradients,
     OnHook,
@@ -37,7 +37,9 @@ from .task_hooks import (
     run_tensor_hooks,
 )
 
-OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Node], None]
+OnOutputs = Callable[
+    [int, Sequence[Tensor | None], Sequence[Tensor | None], Node, Sequence[Tensor | None] | None], None
+]
 
 APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
 
@@ -57,7 +59,9 @@ class TaskRunner:
         takes: for each task what it takes, one per input number.
         frees: whether a node frees what it saved right after its task; else `free` does later.
         on_hook: as given.
-        on_outputs: is told of what a task takes and gives, while the node still has what it saved.
+        on_outputs: is told of what a task takes and gives, while the node still has what it saved: its inputs, its
+            outputs as the next tasks get them, the node, and the outputs as the node gave them. Of a leaf's task right
+            before it runs.
     """
 
     def __init__(
@@ -94,14 +98,12 @@ class TaskRunner:
         node = self.graph_task.node = self._graph.nodes[task.id]
         on_hook = self.on_hook
         if task.kind is Kind.ACCUMULATE_GRAD:
-            nothing = self._accumulate(node, gradients, hooks, on_hook)
-            if self.on_outputs is not None:
-                self.on_outputs(task.id, gradients, nothing, node)
-            return nothing
+            return self._accumulate(task, node, gradients, hooks)
         python = task.kind in APPLIED
         saved = saved_variables(node) if self.frees and not python else []
         hidden = self.frees and (hides_saved(node) or packed_by_user(saved))
         free = hidden and not self.watch.possible()
+        raw: list[Tensor | None] | None = None
         wants_zeros = python and any(each is None for each in gradients)
         if free or wants_zeros or task.kind is Kind.COMPILED or (not python and self._is_partly_needed(task.id)):
             outputs = self._outputs_by_engine(node, gradients, free)
@@ -113,14 +115,11 @@ class TaskRunner:
             outputs = self._call(task, node, gradients)
             after = node_hooks(node)[1]
             if after:
-                for edge in self._graph.out_edges[task.id]:  # the hooks see what the next tasks will get
-                    gradient = outputs[edge.output]
-                    if gradient is not None:
-                        takes = self.takes[edge.next_task][edge.input]
-                        outputs[edge.output] = fitted(gradient, takes, self._graph, edge)
+                raw = None if self.on_outputs is None else list(outputs)
+                self._fit(task, outputs)  # the hooks see what the next tasks will get
                 outputs = list(run_post_hooks(after, outputs, gradients, on_hook))
         if self.on_outputs is not None:
-            self.on_outputs(task.id, gradients, outputs, node)
+            self.on_outputs(task.id, gradients, self._fit(task, list(outputs)), node, raw or outputs)
         if self.frees:
             if python:
                 free_function(node)
@@ -142,12 +141,23 @@ class TaskRunner:
         elif not task.is_leaf:
             free_saved(saved_variables(node))
 
-    def _accumulate(
-        self, node: Node, gradients: list[Tensor | None], hooks: bool, on_hook: OnHook | None
-    ) -> list[Tensor | None]:
+    def _fit(self, task: Task, outputs: list[Tensor | None]) -> list[Tensor | None]:
+        """Makes of these outputs what the next tasks will get."""
+        for edge in self._graph.out_edges[task.id]:
+            gradient = outputs[edge.output]
+            if gradient is not None and (self._needed is None or edge.next_task in self._needed):
+                takes = self.takes[edge.next_task][edge.input]
+                if not fits(gradient, takes):
+                    outputs[edge.output] = fitted(gradient, takes, self._graph, edge)
+        return outputs
+
+    def _accumulate(self, task: Task, node: Node, gradients: list[Tensor | None], hooks: bool) -> list[Tensor | None]:
+        on_hook = self.on_hook
         if hooks:
             gradients[:] = run_leaf_hooks(node, gradients, on_hook)
             gradients[:] = run_pre_hooks(node, gradients, on_hook)
+        if self.on_outputs is not None:
+            self.on_outputs(task.id, gradients, (), node, None)
         accumulate(node, gradients, on_hook and (lambda hook: on_hook("post_accumulate", hook_name(hook))))
         if hooks:
             run_post_hooks(node_hooks(node)[1], [], gradients, on_hook)

@@ -102,9 +102,10 @@ class Verbs(Closing):
         at: str | int | None = None,
         synchronize: bool | None = None,
     ) -> Watchpoint:
-        """Makes `run` stop right after a task that gave a gradient of which one of these holds.
+        """Makes `run` stop right after a task that gave a gradient of which one of these holds, as the next task gets
+        it; or after a leaf's that got one, where no task gave it so: a sum of several, or what a hook made.
 
-        "nan", "inf", "zero" (all of it); "norm>1e3", "norm<1e-8" (the 2-norm); "ratio>100", "ratio<0.01": of the norms
+        "nan", "inf", "zero" (all of it); "norm>1e3", "norm<=1e-8" (the 2-norm); "ratio>100", "ratio<0.01": of the norms
         of the gradients that leave a module's call and of those that came into it; "upcast": it is wider than what came
         in, or is cast on its way; "shape": it is summed since the forward has broadcast something that is no leaf;
         "missing": no gradient comes to a leaf, told when all tasks have run; or a function (gradient, task) -> bool.

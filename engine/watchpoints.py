@@ -11,9 +11,9 @@ import torch
 
 from ..inspector.graph import Graph
 from .breakpoints import name_of
-from .conditions import Condition, Conditions, GradientPredicate, Output, as_conditions
+from .conditions import Condition, Conditions, GradientPredicate, Output, as_conditions, real_dtype
 from .module_flow import ModuleFlow
-from .origin import what_is_bad
+from .origin import shown, what_is_bad
 from .places import calls_at, calls_of, tasks_at
 from .readings import Need, Reading
 
@@ -90,9 +90,8 @@ def make_watchpoint(
 def say(graph: Graph, watchpoint: Watchpoint, condition: Condition, output: Output, read: Reading) -> str:
     """`watchpoint 1 (nan): task 31 LogBackward0 (encoder.3, model.py:41) gave NaN in 3 of 64 elements, ...`."""
     words = " and ".join(dict.fromkeys(_words(term.text, output, read) for term in condition))
-    return (
-        f"{head(watchpoint)}: {graph.describe(output.task)} gave {words}{_where(graph, output.task.id, output.number)}"
-    )
+    what = f"{_gave(graph, output.task.id)} {words}{_where(graph, output.task.id, output.number)}"
+    return f"{head(watchpoint)}: {what}"
 
 
 def say_late(
@@ -107,7 +106,7 @@ def say_late(
         for term in condition
     ]
     where = _where(graph, task_id, number)
-    return f"{head(watchpoint)}: {graph.describe(task_id)} gave {' and '.join(dict.fromkeys(words))}{where}"
+    return f"{head(watchpoint)}: {_gave(graph, task_id)} {' and '.join(dict.fromkeys(words))}{where}"
 
 
 def say_ratio(graph: Graph, watchpoint: Watchpoint, call_id: int, came: float, left: float) -> str:
@@ -124,13 +123,18 @@ def head(watchpoint: Watchpoint) -> str:
     return f"watchpoint {watchpoint.number} ({watchpoint.text})"
 
 
+def _gave(graph: Graph, task_id: int) -> str:
+    """A leaf's task gives nothing: what it gets is looked at."""
+    return f"{graph.describe(task_id)} {'gets' if graph.tasks[task_id].is_leaf else 'gave'}"
+
+
 def _where(graph: Graph, task_id: int, number: int) -> str:
     return f", in output {number}" if len(graph.out_edges[task_id]) > 1 else ""
 
 
 def _words(term: str, output: Output, read: Reading) -> str:
     if term in ("nan", "inf"):
-        return what_is_bad(output.gradient)
+        return what_is_bad(shown(output))
     if term == "zero":
         return f"a gradient that is all zero, {output.gradient.numel():,} elements"
     if term.startswith("norm"):
@@ -143,8 +147,8 @@ def _words(term: str, output: Output, read: Reading) -> str:
 
 
 def _widening(output: Output) -> str:
-    given, takes = _name(output.gradient.dtype), output.takes
-    if takes is not None and takes.dtype != output.gradient.dtype:
+    given, takes = _name(output.raw.dtype), output.takes
+    if takes is not None and real_dtype(takes.dtype) != real_dtype(output.raw.dtype):
         return f"a gradient of {given}, which PyTorch casts to {_name(takes.dtype)} on its way"
     came = " and ".join(sorted({_name(meta.dtype) for meta in output.task.inputs}))
     return f"a gradient of {given}, where {came} came in"

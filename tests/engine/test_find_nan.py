@@ -298,3 +298,32 @@ def test_complex_and_integer_values_are_no_trouble() -> None:
     assert not th.find_nan(lambda: (z * torch.arange(3)).abs().sum() + torch.ones(3, dtype=torch.long).sum())
     report = th.find_nan(lambda: ((z * 0).log() * 0).real.sum())
     assert report and "log" in repr(report)
+
+
+@both
+def test_what_waits_for_a_leaf_is_looked_at_or_not_spoken_of(engine: Engine) -> None:
+    leaf = torch.ones(3, dtype=torch.float16, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        return (leaf * 60000.0).float().sum() + (leaf * 60000.0).float().sum()
+
+    report = th.find_nan(make_loss, engine=engine)
+    assert leaf.grad is None
+    if engine == "direct":
+        assert report.where == "backward" and report.operation == "torch::autograd::AccumulateGrad"
+        assert "AccumulateGrad" in report.sentences[0] and "gets inf in 3 of 3 elements" in report.sentences[0]
+        assert "their sum overflowed" in report.sentences[-1]
+    else:
+        assert not report
+        (said,) = report.sentences
+        assert "finite, but for what 1 leaf gets in sum from several" in said
+    make_loss().backward()
+    assert leaf.grad is not None and leaf.grad.isinf().all()
+
+
+@both
+def test_a_broadcast_sum_that_overflows_on_its_way_to_a_leaf_is_found(engine: Engine) -> None:
+    bias = torch.zeros(1, dtype=torch.float16, requires_grad=True)
+    x = torch.zeros(4, dtype=torch.float16)
+    report = th.find_nan(lambda: ((x + bias) * 40000.0).float().sum(), engine=engine)
+    assert report.where == "backward" and "AddBackward0" in report.sentences[0]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +18,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
+from tapehead.engine.origin import FORMULAS, _is_the_value
 from tapehead.engine.readings import FINITE, LateReadings, Need, Reading, read_now
 from tapehead.engine.run import Engine
-from tapehead.inspector.torch_internals import unobserved
+from tapehead.inspector.torch_internals import saved_numbers, saved_slots, unobserved
 
 from .comparing import ENGINES, assert_equal, gradients_of
 from .programs import random_program
@@ -156,7 +160,7 @@ def test_a_sum_that_overflows_is_told_from_what_was_summed(engine: Engine) -> No
 
     stop = found(engine, make_loss, "inf")
     assert "MulBackward0" in stop.text
-    assert any("gave was finite: the sum overflowed, or a hook made it" in line for line in stop.lines)
+    assert any("gave was finite: their sum overflowed, or a hook made it" in line for line in stop.lines)
 
 
 @both
@@ -555,7 +559,7 @@ def test_both_ways_of_reading_agree_with_torch(values: list[float], dtype: torch
     for read in (now, *came):
         assert read is not None
         assert read.nan == bool(gradient.isnan().any()) and read.inf == bool(gradient.isinf().any())
-        assert read.zero == (not gradient.any())
+        assert read.zero == (len(values) > 0 and not gradient.any())
         assert read.norm == pytest.approx(norm, nan_ok=True, rel=1e-6)
 
 
@@ -632,3 +636,304 @@ def test_who_steps_to_the_end_is_told_of_missing_gradients_too(engine: Engine) -
             session.step()
         here = session.stop_here()
         assert here is not None and here.text.startswith("watchpoint 1 (missing): no gradient came to 1 leaf: ")
+
+
+def halves(*shape: int, value: float = 1.0) -> nn.Parameter:
+    return nn.Parameter(torch.full(shape, value, dtype=torch.float16))
+
+
+@both
+@pytest.mark.parametrize("at", [None, "weight"])
+def test_what_a_leaf_gets_in_sum_is_watched(engine: Engine, at: str | None) -> None:
+    model = nn.ParameterDict({"weight": halves(3)})
+
+    with th.capture(model):
+        loss = (model["weight"] * 60000.0).float().sum() + (model["weight"] * 60000.0).float().sum()
+    with th.debug(loss, engine=engine) as session:
+        session.watch("nan", "inf", at=at)
+        session.run()
+        stop = session.stopped
+        assert stop is not None and stop.task is not None and session.graph.tasks[stop.task].parameter == "weight"
+        assert "gets inf in 3 of 3 elements, first at [0]" in stop.text
+        told = "gave was finite: their sum overflowed, or a hook made it" if at is None else "nobody looked"
+        assert told in stop.lines[-1]
+        session.run()
+        assert session.stopped is None
+    assert model["weight"].grad is not None and model["weight"].grad.isinf().all()
+
+
+@both
+@pytest.mark.parametrize("condition", ["nan", "inf", "norm>1e3", "norm<1e-8", "zero"])
+def test_a_condition_may_be_watched_at_a_parameter(engine: Engine, condition: str) -> None:
+    factor = {"nan": math.nan, "inf": math.inf, "norm>1e3": 1e4, "norm<1e-8": 1e-9, "zero": 0.0}[condition]
+    model = nn.ParameterDict({"weight": nn.Parameter(torch.ones(2)), "bias": nn.Parameter(torch.ones(2))})
+    with th.capture(model):
+        loss = (model["weight"] * factor + model["bias"]).sum()
+    with th.debug(loss, engine=engine) as session:
+        watchpoint = session.watch(condition, at="grad:weight")
+        session.run()
+        stop = session.stopped
+        assert stop is not None and session.graph.tasks[stop.task].parameter == "weight"
+        assert watchpoint.hits == 1
+
+
+@both
+def test_a_bad_gradient_is_told_where_it_was_given_and_not_again_at_the_leaf(engine: Engine) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        return (leaf * math.inf).sum() + (leaf * 2).sum()
+
+    with th.debug(captured(make_loss), engine=engine) as session:
+        watchpoint = session.watch("nan", "inf")
+        session.run()
+        assert session.stopped is not None and "MulBackward0" in session.stopped.text
+        session.run()
+        assert session.stopped is None and watchpoint.hits == 1
+
+
+@both
+def test_what_hooks_of_a_leaf_make_is_watched(engine: Engine) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.register_hook(lambda gradient: gradient * math.nan)
+    stop = found(engine, lambda: (leaf * 2).sum(), "nan")
+    assert "AccumulateGrad" in stop.text and stop.lines[-1].endswith("gave was finite: a hook made it")
+
+
+@both
+def test_a_predicate_sees_each_gradient_once(engine: Engine) -> None:
+    one, two = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    seen: list[str] = []
+
+    def look(gradient: Tensor, task: th.Task) -> bool:
+        seen.append(f"{task.name} {gradient.tolist()}")
+        return False
+
+    assert stopped(engine, lambda: (one * 2 + one * 3 + two).sum(), look) is None
+    assert sorted(each for each in seen if "Accumulate" in each) == ["torch::autograd::AccumulateGrad [5.0, 5.0]"]
+
+
+def test_watching_leaves_the_gradient_to_grad_without_a_copy() -> None:
+    given: list[int] = []
+    leaf = torch.ones(4, requires_grad=True)
+    leaf.register_hook(lambda gradient: given.append(gradient.data_ptr()))
+    with th.debug((leaf * 2).sum()) as session:
+        session.watch("nan", "norm>1e3")
+        session.run()
+    assert leaf.grad is not None and given == [leaf.grad.data_ptr()]
+
+
+@both
+def test_both_engines_see_broadcast_gradients_as_they_are_received(engine: Engine) -> None:
+    leaf = torch.ones(1, requires_grad=True)
+    signs = torch.tensor([1.0, -1.0])
+    assert "AddBackward0" in found(engine, lambda: (leaf * 1 + torch.zeros(2)) @ signs, "zero").text
+    many = torch.ones(3, requires_grad=True)
+    assert "norm 1732" in found(engine, lambda: (many * 1 + torch.zeros(1000, 3)).sum(), "norm>1000").text
+    bias = halves(1)
+    stop = found(engine, lambda: ((torch.zeros(4) + bias) * 40000.0).half().float().sum(), "inf")
+    assert "AddBackward0" in stop.text or "ToCopyBackward0" in stop.text
+
+
+def test_an_overflow_on_the_way_is_no_hooks_doing() -> None:
+    bias, x = halves(1), torch.zeros(4, dtype=torch.float16)
+    stop = found("direct", lambda: ((x + bias.exp()) * 40000.0).float().sum(), "inf")
+    assert "AddBackward0" in stop.text
+    assert stop.lines[-1] == (
+        "what the node gave was finite, up to 40000, and PyTorch has it summed from shape (4,) to (1,) on its way: "
+        "float16 holds at most 65504"
+    )
+
+    class Wide(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.float()
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            return gradient * 1e6
+
+    half = halves(3)
+    stop = found("direct", lambda: Wide.apply(half * 2).sum(), "inf")
+    assert "WideBackward" in stop.text
+    assert "cast from float32 to float16 on its way: float16 holds at most 65504" in stop.lines[-1]
+    with th.debug(Wide.apply(half * 2).sum(), trace="cheap") as session:
+        session.run_to(0)
+        session.watch("inf")
+        session.step()
+        found_late = session.stop_here()
+        assert found_late is not None
+        assert any("or its cast, overflowed, or a hook made it" in line for line in found_late.lines)
+
+
+class OnlyTheFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, first: Tensor, second: Tensor) -> Tensor:
+        return first * second
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def test_a_leaf_with_one_giver_that_has_nothing_is_not_missing_after_going_back() -> None:
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    with th.debug((OnlyTheFirst.apply(other * 1, weight) + weight * 3).sum(), history=True) as session:
+        session.watch("missing")
+        session.run()
+        assert session.stopped is None
+        names = [session.graph.tasks[task_id].name for task_id in session.order]
+        session.back(len(names) - names.index("OnlyTheFirstBackward"))
+        session.run()
+        assert session.stopped is None
+    assert weight.grad is not None and weight.grad.tolist() == [3.0, 3.0]
+
+
+def test_norms_are_compared_again_after_going_back() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+    with th.capture(model):
+        loss = (model(torch.ones(1, 2)) * 1).sum()
+    with th.debug(loss, history=True) as session:
+        session.watch("ratio>1e3", at="module:1")
+        session.run()
+        assert session.stopped is None
+        session.back(len(session.order) - 3)
+        session.scale(1.0)
+        session.run()
+        assert session.stopped is None
+        session.back(len(session.order))
+        session.stops.watch("ratio>0", at="module:1")
+        session.run()
+        assert session.stopped is not None and "(Linear)" in session.stopped.text
+
+
+def test_what_has_been_recorded_is_copied_once_for_each_origin() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    x = leaf * 1
+    for _ in range(30):
+        x = x * 1.0
+    with th.debug(x.sum(), trace="cheap") as session:
+        session.step()
+        session.replace(torch.full((2,), math.nan))
+        for _ in range(28):
+            session.step()
+        session.watch("nan")
+        asked: list[object] = []
+        trace = session.stops._trace
+        assert trace is not None
+        session.stops._trace = lambda: asked.append(trace()) or asked[-1]  # type: ignore[assignment, func-returns-value, return-value]
+        session.step()
+        assert session.stop_here() is not None and len(asked) == 1
+
+
+@both
+def test_a_stop_does_not_keep_the_forward_alive(engine: Engine) -> None:
+    class Token: ...
+
+    class Holds(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.token = Token()
+            tokens.append(weakref.ref(ctx.token))
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    tokens: list[weakref.ref[Token]] = []
+    leaf = torch.zeros(2, requires_grad=True)
+    stop = found(engine, lambda: Holds.apply(leaf).log().sum(), "inf")
+    gc.collect()
+    assert "saved self" in stop.tensors and tokens[0]() is None
+
+
+def test_a_bound_may_be_reached() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    assert stopped("direct", lambda: (leaf * 0.0).sum(), "norm<0") is None
+    assert "a gradient of norm 0" in found("direct", lambda: (leaf * 0.0).sum(), "norm <= 0").text
+    assert found("direct", lambda: (leaf * 0.0).sum(), "norm<=0").text.startswith("watchpoint 1 (norm<=0)")
+    assert stopped("direct", lambda: leaf[0] * 1, "norm>1") is None
+    assert found("direct", lambda: leaf[0] * 1, "norm>=1").text.startswith("watchpoint 1 (norm>=1)")
+
+
+def test_a_complex_gradient_is_as_wide_as_its_parts() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    assert stopped("direct", lambda: torch.fft.fft(leaf * 2).abs().sum(), "upcast") is None
+    double = leaf.detach().double().requires_grad_()
+    assert found("direct", lambda: torch.fft.fft(double * 2).to(torch.complex64).abs().sum(), "upcast")
+
+
+@both
+def test_an_empty_gradient_is_not_zero(engine: Engine) -> None:
+    empty, some = torch.zeros(0, 3, requires_grad=True), torch.ones(3, requires_grad=True)
+    assert stopped(engine, lambda: (empty * 2).sum() + (some * 2).sum(), "zero") is None
+
+
+def test_a_formula_that_does_not_give_the_value_is_not_told() -> None:
+    large = torch.tensor([1e20, 2e20], requires_grad=True)
+    stop = found("direct", lambda: torch.linalg.vector_norm(large * 1.0, ord=3), "nan")
+    assert not any("gradient * self / result" in line for line in stop.lines)
+    assert any("saved `result` is inf and saved `self` is 1e+20" in line for line in stop.lines)
+
+
+@pytest.mark.parametrize("name", sorted(FORMULAS))
+def test_each_formula_gives_what_pytorch_computes(name: str) -> None:
+    calls: dict[str, Callable[[Tensor], Tensor]] = {
+        "LinalgVectorNorm": torch.linalg.vector_norm,
+        "Norm": lambda x: x.norm(),
+        "Pow": lambda x: x**3,
+        "Div": lambda x: x / (x.detach() * 2),
+        "Mul": lambda x: x * (x.detach() * 2),
+    }
+    leaf = torch.tensor([1.5 if name == "Acosh" else 0.4], dtype=torch.float64, requires_grad=True)
+    result = calls.get(name) or getattr(torch, name.lower())
+    node = result(leaf * 1).grad_fn
+    assert node is not None
+    if node.name() != f"{name}Backward0":
+        pytest.skip(f"this torch computes it with {node.name()}")
+    (formula, *_) = FORMULAS[name]
+    values: dict[str, object] = {"gradient": 3.0, **saved_numbers(node)}
+    values.update((slot.name, slot.tensor.item()) for slot in saved_slots(node) if slot.tensor.numel() == 1)
+    given: Any = node(torch.full(result(leaf).shape, 3.0, dtype=torch.float64))
+    gradient = given[0] if isinstance(given, tuple) else given
+    assert _is_the_value(formula, values, gradient.reshape(()))
+    assert not _is_the_value(formula, values, gradient.reshape(()) * 1.01)
+
+
+def test_a_giver_that_gave_nothing_is_no_unknown() -> None:
+    leaf, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> None:
+            return None
+
+    def make_loss() -> Tensor:
+        x = leaf * 1
+        x.register_hook(lambda gradient: gradient * math.nan)
+        return (Nothing.apply(x) + x * 2).sum() + other.sum()
+
+    stop = found("direct", make_loss, "nan")
+    assert not any("nobody looked" in line for line in stop.lines)
+    assert any("gave was finite" in line for line in stop.lines)
+
+
+def test_a_pole_is_not_said_to_be_an_overflow() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+
+    class ByZero(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            return gradient / 0.0
+
+    stop = found("direct", lambda: ByZero.apply(leaf * 1).sum(), "inf")
+    assert "all that went in is finite (the incoming gradient up to 1)" in stop.lines
