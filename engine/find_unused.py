@@ -13,7 +13,7 @@ from torch.nn import UninitializedParameter
 
 from ..inspector.dataflow import Cut, Dataflow, Taken, follow
 from ..inspector.facts import Operation
-from ..inspector.graph import Graph, Task, module_name
+from ..inspector.graph import Graph, module_name
 from ..inspector.kinds import Kind
 from ..inspector.source import Source
 from ..inspector.torch_internals import keep_compiler_out
@@ -42,21 +42,6 @@ CUTS = {
     Cut.OTHER: "{operation} passes no gradient on to it",
 }
 """What is said of each way in which a path is cut."""
-
-_OUTSIDE_RANGE = "every element was outside the range in which it passes gradients"
-_FACTOR = "what the gradient is multiplied with was all zero"
-_MASKED = "every element was masked"
-_FLAT = "its derivative is zero everywhere"
-_OVERWRITTEN = "the value was overwritten"
-ZEROS = {
-    "Relu": "every element was zero or below (a dead ReLU)",
-    **dict.fromkeys(("Clamp", "ClampMin", "ClampMax", "Hardtanh", "Hardsigmoid", "Threshold"), _OUTSIDE_RANGE),
-    **dict.fromkeys(("Mul", "Mm", "Bmm", "Addmm", "Baddbmm", "Mv", "Addmv", "Dot", "Convolution"), _FACTOR),
-    **dict.fromkeys(("MaskedFill", "Where", "MaskedScatter", "NativeDropout", "MaskedSelect"), _MASKED),
-    **dict.fromkeys(("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn", "Heaviside"), _FLAT),
-    **dict.fromkeys(("Zero", "Fill", "Copy", "CopySlices"), _OVERWRITTEN),
-}
-"""Why a task gives zeros, by its node's short name, where its kind tells."""
 
 _SHOWN = {
     "torch.Tensor.data.__get__": ".data",
@@ -248,6 +233,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
     inside = set() if drawn is None else set(map(id, drawn.leaves.values()))
     without = {id(each): come for each, come in zip(wanted, arrived, strict=True) if not come.state}
     paths = _Paths(flow, ends, [id(each) in without and id(each) not in inside for each in flow.parameters])
+    modules = _Modules(model, flow)
     found = []
     for number, parameter in enumerate(flow.parameters):
         name, *also = names[parameter]
@@ -258,7 +244,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         if drawn is not None and id(parameter) in inside:
             found.append(_of_graph(told, drawn, come))
         else:
-            found.append(paths.story(number, told) or _never_used(told, model, flow))
+            found.append(paths.story(number, told) or modules.never_used(told))
     frozen = tuple(names[parameter][0] for parameter in flow.parameters if not parameter.requires_grad)
     return UnusedReport(tuple(found), len(wanted), frozen, drawn and replace(drawn, nodes=()))
 
@@ -284,22 +270,9 @@ class _Paths:
 
     def __init__(self, flow: Dataflow, ends: Sequence[int], asked: Sequence[bool]) -> None:
         self._steps = flow.steps
-        # Bits by step: the parameters, of those asked for, to which gradients could come back from its result.
-        carried = [is_asked << number for number, is_asked in enumerate(asked)] + [0] * (len(flow.steps) - len(asked))
-        goes_on: set[int] = set()
         self._cuts: list[_CutAt] = []
-        for number, step in enumerate(flow.steps):
-            for taken, cut in step.takes:
-                if cut is None:
-                    carried[number] |= carried[taken]
-                    goes_on.add(taken)
-                elif carried[taken]:
-                    self._cuts.append(_CutAt(carried[taken], number, taken, cut))
-        self._ends = [
-            (bits, number)
-            for number, bits in enumerate(carried)
-            if bits and number not in goes_on | set(range(len(asked)))
-        ]
+        self._ends: list[tuple[int, int]] = []  # parameters, as bits, and the last step that has come of them
+        self._follow(asked)
         self._in_loss = set(ends)
         self._python: dict[int, int] = {}  # by step, the one at which what came of it goes to Python
         for number in range(len(flow.steps) - 1, -1, -1):
@@ -310,6 +283,26 @@ class _Paths:
                     self._in_loss.add(taken)
                 if number in self._python:
                     self._python[taken] = self._python[number]
+
+    def _follow(self, asked: Sequence[bool]) -> None:
+        # Bits by step: the parameters, of those asked for, to which gradients could come back from its result. Each is
+        # let go after the last step that takes it: with many parameters it is long.
+        carried = {number: 1 << number for number, is_asked in enumerate(asked) if is_asked}
+        last = {taken: number for number, step in enumerate(self._steps) for taken, _ in step.takes}
+        goes_on = set(range(len(asked)))
+        for number, step in enumerate(self._steps):
+            for taken, cut in step.takes:
+                if not (bits := carried.get(taken, 0)):
+                    continue
+                if cut is None:
+                    carried[number] = carried.get(number, 0) | bits
+                    goes_on.add(taken)
+                else:
+                    self._cuts.append(_CutAt(bits, number, taken, cut))
+            for done in {taken for taken, _ in step.takes if last[taken] == number} | ({number} - last.keys()):
+                bits = carried.pop(done, 0)
+                if bits and done not in goes_on:
+                    self._ends.append((bits, done))
 
     def story(self, parameter: int, told: _Told) -> UnusedParameter | None:
         """Where the path of a parameter ends; None if no operation took it."""
@@ -346,29 +339,41 @@ class _Paths:
         return UnusedParameter(*told, "path cut", story, cut.how, *_where(culprit.operation))
 
 
-def _never_used(told: _Told, model: nn.Module, flow: Dataflow) -> UnusedParameter:
-    """Says whether its module was called, else which is the outermost one around it that was not."""
-    path = told[0].rpartition(".")[0]
-    modules = dict(model.named_modules(remove_duplicate=False))
-    while path and _is_container(modules[path]):
-        path = path.rpartition(".")[0]
-    called = {part for part, module in modules.items() if flow.calls[module]}
-    if isinstance(modules[path], torch.jit.ScriptModule) or modules[path] in flow.unseen:
-        inside = "a custom Function or a reentrant checkpoint" if modules[path] in flow.unseen else "torch.jit"
-        story = f"{_title(path, modules[path])} ran inside of {inside}, where operations are not seen"
-        return UnusedParameter(*told, "not seen", story, module=path)
-    if path in called:
-        calls = flow.calls[modules[path]]
-        times = "once" if calls == 1 else f"{calls:,} times"
-        story = f"{_title(path, modules[path])} was called {times}, and no operation took it"
+class _Modules:
+    """What became of the modules whose parameters no operation took."""
+
+    def __init__(self, model: nn.Module, flow: Dataflow) -> None:
+        self._flow = flow
+        self._modules = dict(model.named_modules(remove_duplicate=False))
+        # The paths of those that were called, and of all around them.
+        self._reached = {
+            path[:end]
+            for path, module in self._modules.items()
+            if flow.calls[module]
+            for end in (*(place for place, letter in enumerate(path) if letter == "."), len(path))
+        }
+
+    def never_used(self, told: _Told) -> UnusedParameter:
+        """Says whether the parameter's module was called, else which is the outermost one around it that was not."""
+        path = told[0].rpartition(".")[0]
+        while path and _is_container(self._modules[path]):
+            path = path.rpartition(".")[0]
+        module, unseen = self._modules[path], self._flow.unseen
+        if isinstance(module, torch.jit.ScriptModule) or module in unseen:
+            inside = "a custom Function or a reentrant checkpoint" if module in unseen else "torch.jit"
+            story = f"{_title(path, module)} ran inside of {inside}, where operations are not seen"
+            return UnusedParameter(*told, "not seen", story, module=path)
+        if calls := self._flow.calls[module]:
+            times = "once" if calls == 1 else f"{calls:,} times"
+            story = f"{_title(path, module)} was called {times}, and no operation took it"
+            return UnusedParameter(*told, "never used", story, module=path)
+        while path:
+            around = path.rpartition(".")[0]
+            if not around or around in self._reached:
+                break
+            path = around
+        story = f"{_title(path, self._modules[path])} was never called"
         return UnusedParameter(*told, "never used", story, module=path)
-    while path:
-        around = path.rpartition(".")[0]
-        if any(not around or part == around or part.startswith(f"{around}.") for part in called):
-            break
-        path = around
-    story = f"{_title(path, modules[path])} was never called"
-    return UnusedParameter(*told, "never used", story, module=path)
 
 
 def _is_container(module: nn.Module) -> bool:
@@ -378,8 +383,6 @@ def _is_container(module: nn.Module) -> bool:
 
 def _of_graph(told: _Told, drawn: Graph, arrived: Arrived) -> UnusedParameter:
     why: Why = "no gradient" if arrived.state is None else "zero gradient"
-    if not arrived.origins:
-        return UnusedParameter(*told, why, "the loss's own gradient is already")
     stories = [_origin(drawn, origin) for origin in arrived.origins]
     task = drawn.tasks[arrived.origins[0].task]
     name = None if task.operation is None else task.operation.name
@@ -390,18 +393,16 @@ def _origin(drawn: Graph, origin: Origin) -> str:
     task = drawn.tasks[origin.task]
     where = drawn.describe(task)
     if origin.how == "sum" and origin.gradients > 1:
-        return f"the {origin.gradients:,} gradients that come to {where} cancel each other"
+        which = f"the {origin.gradients:,} gradients that come to {where}"
+        return f"{which} cancel each other, or a hook made zeros of their sum"
+    if origin.how == "sum" and not origin.gradients:
+        return "a hook made zeros of the loss's own gradient"
     if origin.how == "sum":
         return f"a hook made zeros of what comes to {where}"
     if origin.undefined:
         what = "the backward of " if task.kind is Kind.FUNCTION else ""
         return f"{what}{where} returns None for it"
-    return f"{where} makes zeros of a gradient that is not zero{_because(task)}"
-
-
-def _because(task: Task) -> str:
-    reason = ZEROS.get(task.short_name)
-    return f": {reason}" if reason else ""
+    return f"{where} makes zeros of a gradient that is not zero{f': {origin.reason}' if origin.reason else ''}"
 
 
 def _of(operation: Operation | None) -> str:

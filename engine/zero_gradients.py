@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from ..inspector.graph import Graph
 from ..inspector.kinds import Kind
 from ..inspector.torch_internals import computes_itself, stored_values, torch_backward, unobserved
 from .make_loss import own_gradients
+from .zero_reasons import passing, reason_of
 
 State = bool | None
 """Of a gradient: None where it is undefined, else whether any element is not zero."""
@@ -28,13 +31,15 @@ class Origin:
         how: "task": it gives such a gradient although it takes another one; "sum": those that it takes are not zero one
             by one, and their sum is, or a hook made it so.
         undefined: whether there is no gradient at all.
-        gradients: how many come to it.
+        gradients: how many come to it; none: it is the loss's, with whose own gradient the backward starts.
+        reason: why a task gives zeros, if its kind and what its node saved tell.
     """
 
     task: int
     how: Literal["task", "sum"]
     undefined: bool
     gradients: int
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
     Hooks of tensors run, those of .grad (`register_post_accumulate_grad_hook`, DistributedDataParallel's) do not: the
     gradients are only looked at. But a graph with reentrant checkpoints can't be run so; there they run, too.
     """
-    watch = _Watch(graph)
+    counts = _Counts()
+    watch = _Watch(graph, counts)
     tasks = {id(leaf): task_id for task_id, leaf in graph.leaves.items()}
     try:
         watch.open()
@@ -60,81 +66,165 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
                 for leaf in leaves:
                     leaf.grad = None
                 torch_backward(loss)
-                found = [_state(leaf.grad) for leaf in leaves]
+                found = [counts.state(leaf.grad) for leaf in leaves]
         else:
             inside = [leaf for leaf in leaves if id(leaf) in tasks]
             gradients = torch.autograd.grad(loss, inside, allow_unused=True) if inside else ()
-            states = {id(leaf): _state(gradient) for leaf, gradient in zip(inside, gradients, strict=True)}
+            states = {id(leaf): counts.state(gradient) for leaf, gradient in zip(inside, gradients, strict=True)}
             found = [states.get(id(leaf), _nothing) for leaf in leaves]
     finally:
         watch.close()
+    counts.read()
+    watch.read()
     arrived = []
     for leaf, read in zip(leaves, found, strict=True):
         state = read()
         task_id = tasks.get(id(leaf))
-        origins = () if state or task_id is None else tuple(watch.origins(task_id))
+        origins = () if state or task_id is None else watch.origins(task_id)
         arrived.append(Arrived(state, origins))
     return arrived
 
 
-class _Watch:
-    """Hooks on all nodes, which note which gradients are undefined or zero; accelerators are not waited for."""
+class _Counts:
+    """Counts elements that are not zero where they are. The numbers are read after the run, of each device at once: no
+    task waits for an accelerator."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self) -> None:
+        self._counts: dict[torch.device, list[Tensor]] = {}
+        self._numbers: dict[torch.device, list[int]] = {}
+
+    def of(self, values: Tensor) -> Callable[[], int]:
+        """Counts now; to be asked after `read`."""
+        counts = self._counts.setdefault(values.device, [])
+        counts.append(values.count_nonzero())
+        return partial(self._number, values.device, len(counts) - 1)
+
+    def state(self, gradient: Tensor | None) -> Callable[[], State]:
+        """Looks at a gradient now; to be asked after `read`."""
+        if gradient is None:
+            return _nothing
+        with unobserved():
+            if computes_itself(gradient) or gradient.is_quantized or gradient.is_nested:
+                return _something
+            if gradient.device.type == "meta":
+                return _something
+            number = self.of(gradient if gradient.layout is torch.strided else stored_values(gradient))
+            return lambda: number() > 0
+
+    def read(self) -> None:
+        with unobserved():
+            for device, counts in self._counts.items():
+                self._numbers[device] = torch.stack(counts).tolist()
+
+    def _number(self, device: torch.device, place: int) -> int:
+        return self._numbers[device][place]
+
+
+class _Watch:
+    """Hooks on all nodes, which note which gradients are undefined or zero, and what zeros may come from."""
+
+    def __init__(self, graph: Graph, counts: _Counts) -> None:
         self._graph = graph
-        self._taken: dict[int, list[Callable[[], State]]] = {}
-        self._given: dict[int, list[Callable[[], State]]] = {}
+        self._counts = counts
+        self._notes: list[tuple[dict[int, list[State]], int, list[Callable[[], State]]]] = []
+        self._taken: dict[int, list[State]] = {}
+        self._given: dict[int, list[State]] = {}
+        self._passes: dict[tuple[int, int], tuple[Callable[[], int], Callable[[], int]]] = {}
+        self._origins: dict[int, tuple[Origin, ...]] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def open(self) -> None:
         for task, node in zip(self._graph.tasks, self._graph.nodes, strict=True):
             if not task.is_leaf:
-                self._handles.append(node.register_hook(partial(self._ran, task.id)))
+                self._handles.append(node.register_hook(partial(self._ran, task.id, task.short_name, node)))
 
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles.clear()  # they have the nodes
 
-    def _ran(self, task_id: int, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]) -> None:
-        self._given[task_id] = [_state(each) for each in given]
-        self._taken[task_id] = [_state(each) for each in taken]
-
-    def origins(self, leaf: int) -> Iterator[Origin]:
-        """From a leaf upwards: where what reaches it was still something. Those next to the leaf come first."""
-        todo = [leaf]
-        seen = {leaf}
-        while todo:
-            task_id = todo.pop(0)
-            edges = self._graph.in_edges[task_id]
-            given = [self._given[edge.task][edge.output]() if edge.task in self._given else None for edge in edges]
-            if any(given):
-                yield Origin(task_id, "sum", False, len(edges))
+    def _ran(
+        self, task_id: int, name: str, node: Node, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]
+    ) -> None:
+        self._notes.append((self._given, task_id, list(map(self._counts.state, given))))
+        self._notes.append((self._taken, task_id, list(map(self._counts.state, taken))))
+        gradient, *others = taken or (None,)
+        if gradient is None or any(each is not None for each in others):
+            return
+        for output, each in enumerate(given):
+            reason = None if each is None else reason_of(name, output)
+            if reason is None or reason.stops is None:
                 continue
-            for edge, state in zip(edges, given, strict=True):
-                if edge.task in seen:
-                    continue
-                seen.add(edge.task)
-                taken = [read() for read in self._taken.get(edge.task, ())]
-                if any(taken):
-                    yield Origin(edge.task, "task", state is None, len(taken))
-                else:
-                    todo.append(edge.task)
+            masks = passing(reason, node, gradient)  # now: the engine frees what the node saved right after
+            if masks is not None:
+                with unobserved():
+                    self._passes[task_id, output] = self._counts.of(masks[0]), self._counts.of(masks[1])
 
+    def read(self) -> None:
+        """Reads what was noted, once for all leaves."""
+        for states, task_id, noted in self._notes:
+            states[task_id] = [read() for read in noted]
+        self._notes.clear()
 
-def _state(gradient: Tensor | None) -> Callable[[], State]:
-    """Looks at a gradient now; to be asked later."""
-    if gradient is None:
-        return _nothing
-    with unobserved():
-        if computes_itself(gradient) or gradient.is_quantized or gradient.is_nested or gradient.device.type == "meta":
-            return _something
-        values = gradient if gradient.layout is torch.strided else stored_values(gradient)
-        return partial(_read, values.count_nonzero())
+    def origins(self, leaf: int) -> tuple[Origin, ...]:
+        """From a leaf upwards: where what reaches it was still something. What begins right above it comes first."""
+        todo = [leaf]
+        while todo:
+            task_id = todo[-1]
+            above = [] if task_id in self._origins else self._above(task_id)
+            if above:
+                todo += above
+                continue
+            todo.pop()
+            if task_id not in self._origins:
+                self._origins[task_id] = self._origins_of(task_id)
+        return self._origins[leaf]
 
+    def _above(self, task_id: int) -> list[int]:
+        """The tasks whose own origins are a task's, as far as they are not known."""
+        edges = self._graph.in_edges[task_id]
+        if any(self._gives(edge.task, edge.output) for edge in edges):
+            return []
+        return [edge.task for edge in edges if edge.task not in self._origins and not self._takes(edge.task)]
 
-def _read(count: Tensor) -> State:
-    with unobserved():
-        return bool(count)
+    def _origins_of(self, task_id: int) -> tuple[Origin, ...]:
+        """A task's, where those of the tasks above are known."""
+        edges = self._graph.in_edges[task_id]
+        if not edges or any(self._gives(edge.task, edge.output) for edge in edges):
+            return (Origin(task_id, "sum", False, len(edges)),)
+        here: dict[Origin, None] = {}
+        above: dict[int, tuple[Origin, ...]] = {}  # by id: along a chain they are all the same, which keeps this linear
+        for edge in edges:
+            if self._takes(edge.task):
+                undefined = self._gives(edge.task, edge.output) is None
+                reason = None if undefined else self._reason(edge.task, edge.output)
+                here[Origin(edge.task, "task", undefined, len(self._taken[edge.task]), reason)] = None
+            else:
+                found = self._origins[edge.task]
+                above[id(found)] = found
+        if not here and len(above) == 1:
+            return next(iter(above.values()))
+        return tuple(dict.fromkeys([*here, *chain.from_iterable(above.values())]))
+
+    def _gives(self, task_id: int, output: int) -> State:
+        return self._given[task_id][output] if task_id in self._given else None
+
+    def _takes(self, task_id: int) -> bool:
+        return any(self._taken.get(task_id, ()))
+
+    def _reason(self, task_id: int, output: int) -> str | None:
+        """Why an output is zero. Of each kind it is known why it may be, and said where it is so."""
+        reason = reason_of(self._graph.tasks[task_id].short_name, output)
+        if reason is None:
+            return None
+        if reason.stops is None:
+            return reason.everywhere
+        if (task_id, output) not in self._passes:
+            return None
+        through, arriving = self._passes[task_id, output]
+        if not through():
+            return reason.everywhere
+        return None if arriving() else reason.where
 
 
 def _nothing() -> State:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.find_unused import CUTS
-from tapehead.inspector.dataflow import Cut
+from tapehead.engine.find_unused import CUTS, _Paths
+from tapehead.inspector.dataflow import Cut, Dataflow, Step
 
 
 class Heads(nn.Module):
@@ -357,7 +359,7 @@ def test_a_gradient_of_zeros_is_traced_to_the_task_where_they_begin(case: str) -
 def test_gradients_that_cancel_and_a_hook_that_makes_zeros_are_told_from_tasks_that_do() -> None:
     report = unused_of(Heads(lambda out: out - out))
     assert "the 2 gradients that come to task " in report["second.weight"].story
-    assert report["second.weight"].story.endswith("cancel each other")
+    assert report["second.weight"].story.endswith("cancel each other, or a hook made zeros of their sum")
 
     def hooked(out: Tensor) -> Tensor:
         doubled = out * 2
@@ -365,6 +367,132 @@ def test_gradients_that_cancel_and_a_hook_that_makes_zeros_are_told_from_tasks_t
         return doubled
 
     assert unused_of(Heads(hooked))["second.weight"].story.startswith("a hook made zeros of what comes to task ")
+
+
+class Given(nn.Module):
+    """One parameter, and a loss of it."""
+
+    def __init__(self, loss: Callable[[Tensor], Tensor], *values: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(values or (-1.0, 1.0)))
+        self.loss = loss
+
+    def forward(self) -> Tensor:
+        return self.loss(self.weight)
+
+    def story(self) -> str:
+        (found,) = th.find_unused(self, self)
+        assert found.why == "zero gradient"
+        return found.story
+
+
+IN_PART = {
+    "relu": (lambda w: w.relu()[0], "every element that a gradient comes to was zero or below"),
+    "clamp": (lambda w: w.clamp(min=0)[0], "every element that a gradient comes to was outside the range"),
+    "mask": (lambda w: w.masked_fill(torch.tensor([True, False]), 0.0)[0], "every element that a gradient comes to"),
+    "where": (lambda w: torch.where(w > 0, w, 0.0)[0], "every element that a gradient comes to was masked"),
+    "factor": (lambda w: (w * torch.tensor([0.0, 5.0]))[0], "was zero wherever a gradient comes"),
+}
+
+
+@pytest.mark.parametrize("case", IN_PART)
+def test_where_some_elements_do_pass_it_is_not_said_that_none_does(case: str) -> None:
+    loss, said = IN_PART[case]
+    story = Given(loss).story()
+    assert said in story and "dead" not in story and "all zero" not in story
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_that_cancels_is_not_said_to_have_a_factor_of_zeros(bias: bool) -> None:
+    layer = nn.Linear(1, 1, bias=bias)
+    x, signs = torch.ones(2, 1), torch.tensor([[1.0], [-1.0]])
+    report = th.find_unused(lambda: (layer(x) * signs).sum(), layer)
+    assert len(report) == 1 + bias
+    for found in report:
+        assert found.story.endswith("makes zeros of a gradient that is not zero")
+    report = th.find_unused(lambda: layer(torch.zeros(2, 1)).sum(), layer)
+    assert report.names == ("weight",)
+    assert report["weight"].story.endswith(": what the gradient is multiplied with was all zero")
+
+
+def test_a_hook_of_a_node_that_makes_zeros_is_not_told_as_what_the_node_saved() -> None:
+    def hooked(weight: Tensor) -> Tensor:
+        result = weight.relu()
+        assert result.grad_fn is not None
+        result.grad_fn.register_hook(lambda given, taken: (given[0] * 0,))
+        return result.sum()
+
+    assert Given(hooked, 1.0, 2.0).story().endswith("makes zeros of a gradient that is not zero")
+
+
+def test_a_hook_that_makes_zeros_of_a_sum_is_not_told_as_one_that_cancels() -> None:
+    model = Given(lambda weight: (weight * 2).sum() + (weight * 3).sum())
+    model.weight.register_hook(torch.zeros_like)
+    assert model.story().endswith("cancel each other, or a hook made zeros of their sum")
+
+
+def test_a_hook_that_makes_zeros_of_the_losss_gradient_is_named() -> None:
+    def hooked(weight: Tensor) -> Tensor:
+        loss = weight.sum()
+        loss.register_hook(torch.zeros_like)
+        return loss
+
+    assert Given(hooked).story() == "a hook made zeros of the loss's own gradient"
+
+
+def looked_at(model: nn.Module, make_loss: Callable[[], Tensor]) -> tuple[th.UnusedReport, int]:
+    """The report, and how many lines of the package ran for it: a measure of time that no other process disturbs."""
+    package = str(Path(th.__file__).parent)
+    ran = 0
+
+    def line(frame: Any, event: str, argument: object) -> Any:
+        nonlocal ran
+        ran += event == "line"
+        return line
+
+    def call(frame: Any, event: str, argument: object) -> Any:
+        return line if frame.f_code.co_filename.startswith(package) else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        return th.find_unused(make_loss, model), ran
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("end", [lambda x: x * 0, lambda x: x.detach() + 0])
+def test_twice_as_many_parameters_along_one_chain_take_twice_as_long(end: Callable[[Tensor], Tensor]) -> None:
+    def lines(count: int) -> int:
+        model = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(count)])
+
+        def make_loss() -> Tensor:
+            x = torch.ones(1)
+            for weight in model:
+                x = x * weight
+            return end(x).sum() + 0 * model[0].sum()
+
+        report, ran = looked_at(model, make_loss)
+        assert len(report) == count
+        return ran
+
+    assert lines(200) < 2.5 * lines(100)
+
+
+def test_of_what_no_later_operation_takes_little_is_kept() -> None:
+    count = 6_000
+    flow = Dataflow(torch.ones(1) for _ in range(count))
+    for number in range(count):
+        flow.add(Step(None, [(number, None), *([(count + number - 1, None)] if number else [])]))
+    flow.add(Step(None, [(2 * count - 1, Cut.DETACH)]))
+    tracemalloc.start()
+    paths = _Paths(flow, [2 * count], [True] * count)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < count * count / 8  # a bit for each step and parameter
+    for number in (0, count - 1):
+        found = paths.story(number, ("weight", (), (1,)))
+        assert found is not None and found.cut is Cut.DETACH
 
 
 def test_a_shared_parameter_is_listed_once_with_both_names() -> None:

@@ -1,0 +1,142 @@
+"""Why a task makes zeros of a gradient: looked up in what its node saved, while it has that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ..inspector.torch_internals import computes_itself, saved_numbers, saved_slots, unobserved
+
+_Kept = Mapping[str, Tensor | float]
+"""What a node keeps, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroReason:
+    """Why all of an output may be zero.
+
+    Attributes:
+        everywhere: what is said where nothing of the gradient can pass.
+        where: what is said where the elements that are not zero can't; None: the gradient and what is looked at do not
+            have the same elements, as in a product of matrices.
+        stops: of what the node keeps, which elements let nothing pass; None: none of them does, whatever it keeps.
+    """
+
+    everywhere: str
+    where: str | None = None
+    stops: Callable[[_Kept], Tensor | bool] | None = None
+
+
+def reason_of(name: str, output: int) -> ZeroReason | None:
+    """What to look at for an output of a node, by its short name."""
+    return _REASONS.get((name, output))
+
+
+def passing(reason: ZeroReason, node: Node, gradient: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Which elements pass anything, and which of them pass what is not zero of this gradient, both as masks.
+
+    None where there is no knowing, as of what a checkpoint packed.
+    """
+    assert reason.stops is not None
+    with unobserved():
+        kept: dict[str, Tensor | float] = {**saved_numbers(node)}
+        for slot in saved_slots(node):
+            kept[slot.name] = slot.tensor
+        if not all(map(_is_plain, (gradient, *(each for each in kept.values() if isinstance(each, Tensor))))):
+            return None
+        try:
+            stops = reason.stops(kept)
+        except KeyError:
+            return None
+        if not isinstance(stops, Tensor):
+            return None
+        through = ~stops
+        return through, through if reason.where is None else through & (gradient != 0)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it can be looked at element by element."""
+    if computes_itself(tensor) or tensor.is_quantized or tensor.is_nested:
+        return False
+    return tensor.layout is torch.strided and tensor.device.type != "meta"
+
+
+def _not_positive(kept: _Kept) -> Tensor | bool:
+    return kept["result"] <= 0
+
+
+def _clamped(kept: _Kept) -> Tensor | bool:
+    below, above = kept.get("min"), kept.get("max")
+    outside: Tensor | bool = False
+    if below is not None:
+        outside = outside | (kept["self"] < below)
+    return outside if above is None else outside | (kept["self"] > above)
+
+
+def _beyond(kept: _Kept) -> Tensor | bool:
+    return (kept["self"] <= kept["min_val"]) | (kept["self"] >= kept["max_val"])
+
+
+def _beyond_three(kept: _Kept) -> Tensor | bool:  # Hardsigmoid's slope ends there
+    return (kept["self"] <= -3) | (kept["self"] >= 3)
+
+
+def _below_threshold(kept: _Kept) -> Tensor | bool:
+    return kept["self"] <= kept["threshold"]
+
+
+def _set(slot: str) -> Callable[[_Kept], Tensor | bool]:
+    return lambda kept: kept[slot] != 0
+
+
+def _unset(slot: str) -> Callable[[_Kept], Tensor | bool]:
+    return lambda kept: kept[slot] == 0
+
+
+def _elements(what: str, more: str = "") -> tuple[str, str]:
+    return f"every element {what}{more}", f"every element that a gradient comes to {what}"
+
+
+_DEAD = _elements("was zero or below", " (a dead ReLU)")
+_OUTSIDE = _elements("was outside the range in which it passes gradients")
+_MASKED = _elements("was masked")
+_FACTOR = "what the gradient is multiplied with was all zero"
+_FACTOR_THERE = "what the gradient is multiplied with was zero wherever a gradient comes"
+_FLAT = ZeroReason("its derivative is zero everywhere")
+_OVERWRITTEN = ZeroReason("the value was overwritten")
+
+_REASONS = {
+    ("Relu", 0): ZeroReason(*_DEAD, _not_positive),
+    **{(name, 0): ZeroReason(*_OUTSIDE, _clamped) for name in ("Clamp", "ClampMin", "ClampMax")},
+    ("Hardtanh", 0): ZeroReason(*_OUTSIDE, _beyond),
+    ("Hardsigmoid", 0): ZeroReason(*_OUTSIDE, _beyond_three),
+    ("Threshold", 0): ZeroReason(*_OUTSIDE, _below_threshold),
+    ("MaskedFill", 0): ZeroReason(*_MASKED, _set("mask")),
+    ("MaskedScatter", 0): ZeroReason(*_MASKED, _set("mask")),
+    ("Where", 0): ZeroReason(*_MASKED, _unset("condition")),
+    ("Where", 1): ZeroReason(*_MASKED, _set("condition")),
+    ("NativeDropout", 0): ZeroReason(*_MASKED, _unset("result1")),
+    ("Mul", 0): ZeroReason(_FACTOR, _FACTOR_THERE, _unset("other")),
+    ("Mul", 1): ZeroReason(_FACTOR, _FACTOR_THERE, _unset("self")),
+    **{
+        (name, output): ZeroReason(_FACTOR, None, _unset(slot))
+        for name, factors in {
+            "Mm": {0: "mat2", 1: "self"},
+            "Bmm": {0: "mat2", 1: "self"},
+            "Addmm": {1: "mat2", 2: "mat1"},
+            "Baddbmm": {1: "batch2", 2: "batch1"},
+            "Mv": {0: "vec", 1: "self"},
+            "Addmv": {1: "vec", 2: "mat"},
+            "Dot": {0: "tensor", 1: "self"},
+            "Convolution": {0: "weight", 1: "input"},
+        }.items()
+        for output, slot in factors.items()
+    },
+    **{(name, 0): _FLAT for name in ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")},
+    **{(name, 0): _OVERWRITTEN for name in ("Zero", "Fill", "CopyBackwards")},
+}
+"""By a node's short name and the number of its output. A bias has no factor: what comes to it is a sum."""
