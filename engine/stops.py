@@ -294,13 +294,13 @@ class Stops:
         read: Reading,
     ) -> None:
         task = output.task
-        if self._is_told(watchpoint, task.id, output.number):
+        if self._is_told(watchpoint, condition, task.id, output.number):
             return
         text = say(self._graph, watchpoint, condition, output, read)
         if self._found is not None:
             self._add_stop(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text))
             return
-        if any(term.text in ("nan", "inf") for term in condition):
+        if _spreads(condition):
             origin = origin_of(self._graph, inputs, output, self._known(), self._bad)
         else:
             tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
@@ -332,7 +332,7 @@ class Stops:
         self._bad[task_id] = self._bad.get(task_id, False) or read.nan or read.inf
         for watchpoint, condition in asked:
             holds = all(term.holds is None or term.holds(read) for term in condition)
-            if holds and not self._is_told(watchpoint, task_id, number):
+            if holds and not self._is_told(watchpoint, condition, task_id, number):
                 text = say_late(self._graph, watchpoint, condition, task_id, number, read)
                 self._add_late(watchpoint, task_id, text, about(self._graph, self._graph.tasks[task_id]), ran)
 
@@ -384,9 +384,10 @@ class Stops:
         else:
             self._found = replace(self._found, lines=(*self._found.lines, f"also {stop.text}"))
 
-    def _is_told(self, watchpoint: Watchpoint, task_id: int, number: int) -> bool:
-        """Whether it held already of what one of a leaf's givers gave. Takes down that it holds of this, too."""
-        told = self._graph.tasks[task_id].is_leaf and any(
+    def _is_told(self, watchpoint: Watchpoint, condition: Condition, task_id: int, number: int) -> bool:
+        """Whether this has been told of one of its givers: of a leaf's, or of a NaN, which goes through all that
+        follows and is told where it begins. Takes down that it holds of this task, too."""
+        told = (_spreads(condition) or self._graph.tasks[task_id].is_leaf) and any(
             (watchpoint.number, edge.output) in self._told.get(edge.task, ()) for edge in self._graph.in_edges[task_id]
         )
         self._told.setdefault(task_id, set()).add((watchpoint.number, number))
@@ -463,6 +464,11 @@ def _at_once(watchpoint: Watchpoint, gradient: Tensor) -> bool:
     if watchpoint.synchronize is None:
         return gradient.device.type == "cpu"
     return watchpoint.synchronize
+
+
+def _spreads(condition: Condition) -> bool:
+    """Whether it holds of nearly all that is computed from what it holds of."""
+    return any(term.text in ("nan", "inf") for term in condition)
 
 
 def _what_came(inputs: Sequence[Tensor | None], condition: Condition) -> Iterator[str]:

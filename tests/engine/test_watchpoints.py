@@ -115,6 +115,7 @@ def test_what_was_bad_already_is_followed_along_the_gradients(engine: Engine) ->
         session.watch("nan", "inf")
         session.run()
         first = session.stopped
+        session.watch("nan", "inf")  # it has been told of nothing yet
         session.run()
         second = session.stopped
     assert first is not None and second is not None
@@ -937,3 +938,22 @@ def test_a_pole_is_not_said_to_be_an_overflow() -> None:
 
     stop = found("direct", lambda: ByZero.apply(leaf * 1).sum(), "inf")
     assert "all that went in is finite (the incoming gradient up to 1)" in stop.lines
+
+
+@both
+def test_a_nan_is_told_where_it_begins_and_not_at_all_that_follows(engine: Engine) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
+    x = torch.randn(3, 4)
+    with th.capture(model):
+        hidden = model[:2](x)
+        late = model[2:](hidden)
+        loss = (late * torch.inf * 0).sum() + torch.sqrt(hidden[0, 0] * 0)
+    with th.debug(loss, engine=engine) as session:
+        watchpoint = session.watch("nan", "inf")
+        told = []
+        while session.left:
+            session.run()
+            if session.stopped is not None:
+                told.append(session.graph.tasks[session.stopped.task].short_name)
+        assert told == ["Sqrt", "Mul"] or told == ["Mul", "Sqrt"]
+        assert watchpoint.hits == 2
