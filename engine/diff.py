@@ -17,6 +17,7 @@ from .aligning import aligned
 from .findings import findings_rich, findings_text
 from .gradient_difference import EQUAL, Apart, apart
 from .run import Run
+from .sizes import percent_text
 from .storage_words import joined, ordinal, task_name
 from .trace import RecordedGradient, Trace
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _MOST_LEAVES = 8  # in a table; all are in `leaves`
 _PASSING = frozenset({"T", "Transpose", "Permute", "View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "ToCopy"})
 """Between a weight and the operation that multiplies with it."""
+
+_COMPARED = "The norms, means, least and largest elements"
+"""What is compared; of two gradients that are permutations of each other all four are equal."""
 
 _Gradients = tuple[RecordedGradient | None, ...]
 
@@ -88,7 +92,7 @@ class ValueDifference:
     before: float
 
     def __repr__(self) -> str:
-        return f"<what {self.task.tasks[0]!r} {self.how}, {_percent(self.share)} apart by {self.apart.by}>"
+        return f"<what {self.task.tasks[0]!r} {self.how}, {percent_text(self.share)} apart by {self.apart.by}>"
 
     @property
     def share(self) -> float:
@@ -107,7 +111,7 @@ class Difference:
     Attributes:
         graphs: of the two runs.
         measured: for each run whether it has statistics of its gradients; values are compared if both have.
-        tolerance: relative differences up to this one are not looked at.
+        tolerance: relative differences up to this one, as far as they are known, are not looked at.
         dtype: the coarsest of the gradients', from which the tolerance comes; None where it was given.
         first_in_order: the first place at which the orders part.
         tasks: the tasks that both have run, in the first run's order; empty where values are not compared.
@@ -131,12 +135,12 @@ class Difference:
 
     @cached_property
     def first_unequal(self) -> ValueDifference | None:
-        """The first gradient whose statistics differ at all: None where the runs agree to the last digit."""
+        """The first gradient whose statistics differ at all."""
         return next(iter(self.values), None)
 
     @cached_property
     def first_in_values(self) -> ValueDifference | None:
-        """The first gradient further apart than the tolerance."""
+        """The first gradient whose statistics are further apart than the tolerance."""
         return next((each for each in self.values if each.share > self.tolerance), None)
 
     @cached_property
@@ -163,13 +167,13 @@ class Difference:
 
     @cached_property
     def leaves(self) -> tuple[TaskDifference, ...]:
-        """The parameters' gradients, those furthest apart first."""
+        """The parameters' gradients, those that are seen to be furthest apart first."""
         leaves = [each for each in self.tasks if each.tasks[0].is_leaf and each.takes]
         return tuple(sorted(leaves, key=lambda each: (0 in each.small_inputs, -each.taken)))
 
     @property
     def differs(self) -> bool:
-        """Whether order or tasks differ, or values by more than the tolerance."""
+        """Whether order or tasks differ, or what is known of values by more than the tolerance."""
         return bool(self.first_in_order or self.first_in_values or any(self.only))
 
     @property
@@ -201,13 +205,17 @@ class Difference:
             return
         first, jump = self.first_in_values, self.jump
         if jump is None:
-            yield f"The statistics of all {self._count()} are equal to the last digit."
+            yield (
+                f"{_COMPARED} of all {self._count()} are equal to the last digit. "
+                "Whether the gradients themselves are, these can't tell."
+            )
             return
         if first is None:
             largest = max(self.values, key=lambda each: each.share)
             yield (
-                f"In values they agree: no gradient is further apart than {_percent(self.tolerance)}. The most is "
-                f"{_percent(largest.share)}, at {self._both(largest.task)}."
+                f"{_COMPARED} of all {self._count()} agree within the tolerance; the largest difference, "
+                f"{percent_text(largest.share)}, is at {self._both(largest.task)}. "
+                "The gradients themselves may be further apart, which these can't tell."
             )
         else:
             place = ordinal(first.task.places[0] + 1)
@@ -222,9 +230,11 @@ class Difference:
 
     def _of_tolerance(self) -> str:
         if self.dtype is None:
-            return f"The tolerance, {_percent(self.tolerance)}, was given."
+            return f"The tolerance, {percent_text(self.tolerance)}, was given."
         name = str(self.dtype).removeprefix("torch.")
-        return f"The tolerance, {_percent(self.tolerance)}, is the root of the epsilon of {name}, the coarsest dtype."
+        return (
+            f"The tolerance, {percent_text(self.tolerance)}, is the root of the epsilon of {name}, the coarsest dtype."
+        )
 
     def _of_tasks(self) -> Iterator[str]:
         for name, tasks in zip(self.names, self.only, strict=True):
@@ -248,14 +258,15 @@ class Difference:
             numbers = f"{mine} {apart.by} in {first}, {other} in {second}"
         elif apart.by in ("least", "largest"):
             numbers = f"{apart.by} element {mine} in {first}, {other} in {second}"
-        is_apart = f"{_percent(value.share)} apart" if value.share < math.inf else "not the same"
-        before = f"{_percent(value.before)} apart at most" if value.before else "equal"
+        is_apart = f"{percent_text(value.share)} apart" if value.share < math.inf else "not the same"
+        before = f"{percent_text(value.before)} apart at most" if value.before else "equal"
+        before += " by what was compared"
         if value.how == "takes":
             count = len([edge for edge in self.graphs[0].in_edges[found.tasks[0].id] if edge.input == value.number])
             if not count:
                 return f"the gradient with which {self._both(found)} starts is {is_apart} ({numbers})"
             a_sum = f"the sum of {count:,} gradients that comes" if count > 1 else "the gradient that comes"
-            each = "each of them" if count > 1 else "though as it was given"
+            each = "each of them is" if count > 1 else "though what was given is"
             return f"{a_sum} to {self._both(found)} is {is_apart} ({numbers}), {each} {before}"
         outputs = len({edge.output for edge in self.graphs[0].out_edges[found.tasks[0].id]})
         which = f"output {value.number}" if outputs > 1 else "its output"
@@ -277,7 +288,7 @@ class Difference:
         differing = [each for each in self.leaves if each.taken]
         for each in differing[:_MOST_LEAVES]:
             found = each.takes[0] or EQUAL
-            share = "too small to tell" if 0 in each.small_inputs else _percent(found.share)
+            share = "too small to tell" if 0 in each.small_inputs else percent_text(found.share)
             values = [
                 f"{value:.4g}" if isinstance(value, float) else str(value) for value in (found.first, found.second)
             ]
@@ -336,9 +347,12 @@ def diff(
     """Where two runs part first: in order, and in values.
 
     For one program under two policies, on CPU and GPU, in float32 and bfloat16, or for the saved traces of two commits
-    (`th.load`). Their graphs may differ in some tasks: `aligned` says which belong together. Values are compared where
-    both runs recorded statistics (`trace="cheap"`). What is known of two gradients is a lower bound of their relative
-    difference |a - b| / max(|a|, |b|), see `apart`; so it is there, but there may be more.
+    (`th.load`). Their graphs may differ in some tasks: `aligned` says which belong together.
+
+    Values are compared where both runs recorded statistics (`trace="cheap"`): norms, means, least and largest elements.
+    These give a lower bound of the relative difference of two gradients, |a - b| / max(|a|, |b|), see `apart`. So a
+    difference that is found is there, but where none is found there may be one: a gradient whose elements have changed
+    places passes.
 
     The default tolerance is the root of the epsilon of the coarsest dtype among the gradients: 0.035 % for float32,
     3.1 % for float16, 8.8 % for bfloat16. Measured on `tapehead workloads` (small, CPU), the largest difference between
@@ -520,9 +534,3 @@ def _known(task: TaskDifference) -> bool:
 
 def _value(value: float | str | None) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _percent(share: float) -> str:
-    if share == math.inf:
-        return "–"  # there is no comparing
-    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"

@@ -1,6 +1,8 @@
-"""Bytes as people read them."""
+"""Bytes and shares as people read them."""
 
 from __future__ import annotations
+
+import math
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -32,3 +34,10 @@ def share_text(part: int, whole: int) -> str:
     """`94 %`, and `under 1 %` for what is less."""
     share = 100 * part / whole if whole else 0.0
     return "under 1 %" if 0 < share < 1 else f"{share:.0f} %"
+
+
+def percent_text(share: float) -> str:
+    """`33 %`, `0.035 %`: of a relative difference, two digits. `–` where there is no comparing, and it is infinite."""
+    if not math.isfinite(share):
+        return "–"
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"

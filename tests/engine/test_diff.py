@@ -156,7 +156,40 @@ def test_float32_and_autocast_have_the_same_tasks_but_for_the_casts_and_agree(na
         assert runs[0].graph.module(mine) == runs[1].graph.module(other) and mine.source == other.source
     assert difference.dtype is torch.bfloat16 and difference.tolerance == math.sqrt(torch.finfo(torch.bfloat16).eps)
     assert difference.first_in_values is None and difference.first_unequal is not None
-    assert "In values they agree: no gradient is further apart than 8.8 %." in repr(difference)
+    assert "gradients agree within the tolerance; the largest difference, " in repr(difference)
+    assert "The tolerance, 8.8 %, is the root of the epsilon of bfloat16" in repr(difference)
+
+
+def test_of_permuted_gradients_only_what_was_compared_is_said_to_agree() -> None:
+    def weights(*factors: float) -> th.Run:
+        weight = nn.Parameter(torch.ones(3))
+        return th.backward((weight * torch.tensor(factors)).sum(), trace="cheap")
+
+    permuted = th.diff(weights(1, 2, 3), weights(3, 1, 2))
+    assert not permuted.differs
+    assert (
+        "The norms, means, least and largest elements of all 3 gradients are equal to the last digit. "
+        "Whether the gradients themselves are, these can't tell."
+    ) in permuted.sentences
+    close = th.diff(weights(1, 2, 3), weights(3, 1, 2.00001))
+    assert not close.differs and "gradients agree within the tolerance" in repr(close)
+    assert "The gradients themselves may be further apart, which these can't tell." in repr(close)
+
+
+@pytest.mark.parametrize("policy", ["heap", "bfs"])
+def test_the_direct_engine_and_pytorchs_agree_on_one_graph(policy: str) -> None:
+    """They record what is broadcast differently: the direct engine before it is summed to the shape taken."""
+    model, x = Net(nn.Identity()), torch.randn(5, 8)
+    scale, shift = torch.ones(4, requires_grad=True), torch.ones(5, 1, requires_grad=True)
+    with th.capture():
+        loss = weighted(model(x) * scale + shift)
+    native = th.backward(loss, trace="cheap", retain_graph=True)
+    direct = th.backward(loss, trace="cheap", engine="direct", policy=policy, retain_graph=True)
+    for pair in ((native, direct), (direct, native)):
+        difference = th.diff(*pair)
+        assert difference.first_unequal is None and difference.only == ((), ())
+        assert difference.first_in_order is None or policy != "heap"
+        assert "are equal to the last digit" in repr(difference)
 
 
 def test_a_sum_of_many_small_values_that_bfloat16_loses_is_where_the_difference_jumps() -> None:
