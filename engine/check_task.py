@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from inspect import unwrap
+from linecache import getlines
 from math import isnan
 
 import torch
@@ -13,16 +15,23 @@ from torch.autograd.function import Function
 
 from ..inspector.facts import Operation
 from ..inspector.graph import Graph, Task
-from ..inspector.kept_inputs import KeptInputs
+from ..inspector.kept_inputs import KeptInputs, argument_names, names_by_place
 from ..inspector.kinds import Kind
+from ..inspector.marks import tensors_of
+from ..inspector.source import Source
 from ..inspector.torch_internals import InFloat64
 from .derivative import ALLOWED, DIRECTIONS, STEP, FiniteDifferences, is_symmetric
 from .function_backward import Returned, ask_backward, gradients_for, same_values, wrong_form, wrong_gradients
-from .kept_on_ctx import kept_as_attributes, modified_since, others_kept
+from .furthest_element import furthest_element
+from .kept_on_ctx import kept_as_attributes, modified_attributes, modified_since, others_kept
 from .operation_replay import OperationReplay, Outcome, UncheckableError, accelerators_of, in_a_clean_thread
 from .own_backward import compare_own
 
 _WORDS = {True: "right", False: "wrong", None: "not checked"}
+_KEEPING = (
+    "`with th.capture(model, keep_inputs=True):`, `%%tapehead --keep-inputs LOSS` or `tapehead debug --keep-inputs` "
+    "keep them"
+)
 _ATTEMPTS = 3
 _OTHER_NUMBERS = 2  # a seed that no replay has
 _NOTHING_TO_CHECK = {
@@ -41,31 +50,43 @@ class Check:
     Attributes:
         task: the id of the task.
         what: the task in one phrase.
-        ok: whether it is right; None where that can't be told.
+        ok: whether its gradients are right; None where that can't be told.
         lines: what is wrong, what was compared and how far apart it is, or why it can't be. One sentence each.
+        warnings: those among the lines that say what is to be mended though it gives no wrong gradient, such as memory
+            that is kept too long.
     """
 
     task: int
     what: str
     ok: bool | None
     lines: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """`right`, `wrong`, `not checked`; `right, but it keeps x as ctx.x, past ctx.save_for_backward`."""
+        if self.ok is False or not self.warnings:
+            return _WORDS[self.ok]
+        heads = [each.partition(": ")[0].rstrip(".") for each in self.warnings]
+        return f"{_WORDS[self.ok]}, but {', and '.join(_uncapitalized(head) for head in heads)}"
 
     def __repr__(self) -> str:
-        return f"<Check of {self.what}: {_WORDS[self.ok]}>"
+        return f"<Check of {self.what}: {self.verdict}>"
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.what}: {_WORDS[self.ok]}", *(f"  {line}" for line in self.lines)])
+        return "\n".join([f"{self.what}: {self.verdict}", *(f"  {line}" for line in self.lines)])
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{escape(line)}</li>" for line in self.lines)
-        return f"<div><p><b>{escape(self.what)}: {_WORDS[self.ok]}</b></p><ul>{lines}</ul></div>"
+        return f"<div><p><b>{escape(self.what)}: {escape(self.verdict)}</b></p><ul>{lines}</ul></div>"
 
 
 @dataclass(slots=True)
 class _Findings:
-    """What is wrong, and what else there is to say; sentences without their capitals and full stops."""
+    """What is wrong, what is to be mended, and what else there is to say, without capitals and full stops."""
 
     faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -79,7 +100,8 @@ def check_task(graph: Graph, task: Task | int, gradients: Sequence[Tensor | None
     .grad stays as it is. A custom Function's forward and backward do run, with whatever else they do.
 
     Of a custom Function it is found which gradient is wrong and how, in the wrong place, missing, or of a wrong shape;
-    what it keeps past `save_for_backward`; and whether its backward goes by something else than what it saved.
+    what it keeps past `save_for_backward`; and whether its backward goes by something else than what it saved. Where a
+    gradient is wrong, the element is shown at which it is furthest from finite differences.
 
     Args:
         gradients: what waits for the task. Random ones stand in where that is nothing.
@@ -94,14 +116,21 @@ def check_task(graph: Graph, task: Task | int, gradients: Sequence[Tensor | None
     except UncheckableError as reason:
         findings.notes.insert(0, f"its derivative is not checked: {reason}")
     ok = False if findings.faults else True if compared else None
-    lines = tuple(map(_sentence, [*findings.faults, *findings.notes]))
-    return Check(task.id, graph.describe(task), ok, lines)
+    warnings = tuple(map(_sentence, findings.warnings))
+    lines = (*map(_sentence, findings.faults), *warnings, *map(_sentence, findings.notes))
+    return Check(task.id, graph.describe(task), ok, lines, warnings)
 
 
 def _sentence(line: str) -> str:
     """With a capital and a full stop; a name keeps its own first letter."""
     first = line.partition(" ")[0]
     return f"{line if '.' in first else line[0].upper() + line[1:]}."
+
+
+def _uncapitalized(line: str) -> str:
+    """Within another sentence; a name keeps its first letter."""
+    first = line.partition(" ")[0]
+    return line if "." in first else line[0].lower() + line[1:]
 
 
 def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Operation, KeptInputs]:
@@ -114,26 +143,22 @@ def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Oper
     inputs = operation.inputs if isinstance(operation, Operation) else None
     findings.faults += modified_since(node, inputs)
     if task.kind is Kind.FUNCTION:
-        findings.faults += kept_as_attributes(node, inputs)
+        findings.faults += modified_attributes(node, inputs)
+        findings.warnings += kept_as_attributes(node, inputs)
         others = [f"ctx.{name}" for name in others_kept(node, inputs)]
         if others:
             findings.notes.append(
                 f"it keeps tensors of its own as {' and '.join(others)}: they stay in memory as long as a graph does"
             )
     if not isinstance(operation, Operation):
-        raise UncheckableError(
-            "no capture saw its forward; run that under `with th.capture(model, keep_inputs=True):` and debug its loss"
-        )
+        raise UncheckableError(f"no capture saw its forward, so the forward's inputs were not kept: {_KEEPING}")
     if isinstance(operation.function, type) and not issubclass(operation.function, Function):
         raise UncheckableError(
             f"it was made inside a {operation.name} where captures can't look: scripted or compiled code, or a "
             "function of torch's that calls modules"
         )
     if inputs is None:
-        raise UncheckableError(
-            "the capture did not keep what the operation was called with; run the forward under "
-            "`with th.capture(model, keep_inputs=True):`"
-        )
+        raise UncheckableError(f"the forward's inputs were not kept: {_KEEPING}")
     return operation, inputs
 
 
@@ -182,9 +207,26 @@ def _say_what_was_replayed(graph: Graph, task: Task, replay: OperationReplay, fi
     if replay.random:
         findings.notes.append("it draws random numbers, which are the same in each replay")
     if replay.written:
+        unmarked = _written_unmarked(replay)
+        findings.warnings += [
+            f"its forward writes into {name} without ctx.mark_dirty({name}): nodes that use {name}, and what they "
+            "saved of it, know nothing of that"
+            for name in unmarked
+        ]
         findings.notes.append(
             f"it wrote into {' and '.join(replay.written)} itself, so it is replayed on what it left there"
         )
+
+
+def _written_unmarked(replay: OperationReplay) -> list[str]:
+    """The inputs into which a custom Function's forward wrote and of which it made no result."""
+    if not replay.is_function:
+        return []
+    outcome = replay.run(replay.points)
+    names = names_by_place(argument_names(replay.operation.function), len(outcome.args))
+    results = list(tensors_of(outcome.result))
+    returned = {name for name, value in zip(names, outcome.args, strict=True) if any(each is value for each in results)}
+    return [name for name in replay.written if name not in returned]
 
 
 class _Comparison:
@@ -200,7 +242,9 @@ class _Comparison:
         function = replay.operation.function
         name = function.__name__ if isinstance(function, type) else replay.operation.name
         self.at_kink = False
-        self._subject = f"{name}.backward" if replay.is_function else f"the backward of {name}"
+        at = _line_of_backward(function) if isinstance(function, type) else None
+        where = "" if at is None else f" ({at.short})"
+        self._subject = f"{name}.backward{where}" if replay.is_function else f"the backward of {name}"
 
     def compare(self) -> None:
         """Looks for faults."""
@@ -259,8 +303,8 @@ class _Comparison:
         elif faults:
             faults += self._named(at, gradients_for(self._replay, returned), returned)
         if returned.wrote:
-            self._findings.faults.append(
-                f"{self._subject} writes into the gradient that it is given, which others may use, too"
+            self._findings.warnings.append(
+                f"{self._subject} writes into the gradient that it is given: others may use that, too"
             )
         self._findings.faults += faults
         return bool(faults)
@@ -278,25 +322,78 @@ class _Comparison:
         return None if first is None or second is None else (first, second)
 
     def _named(self, at: FiniteDifferences, gradients: Sequence[Tensor | None], returned: Returned | None) -> list[str]:
+        found: list[str] = []
+        if returned is not None and (unused := self._unused_outputs(at, returned)):
+            these = " and ".join(f"output {number}" for number in unused.values())
+            found.append(
+                f"{self._subject} ignores the gradient of {these}: another one changes nothing of what it returns, "
+                "though finite differences change"
+            )
+            at = at.of_cotangents(
+                [torch.zeros_like(each) if place in unused else each for place, each in enumerate(at.cotangents)]
+            )
+            gradients, returned = self._gradients(at)
         doubled = [2 * each for each in at.cotangents]
         twice = None if returned is None else ask_backward(self._replay, self._outcome(at), doubled)
         ignores = returned is not None and twice is not None and same_values(returned, twice)
-        named = wrong_gradients(self._replay, at, gradients, returned, ignores)
-        return [f"{self._subject} {each}" for each in named]
+        for wrong in wrong_gradients(self._replay, at, gradients, returned, ignores):
+            found.append(f"{self._subject} {wrong.text}")
+            if wrong.place is not None:
+                found += self._element(at, wrong.place)
+        return found
+
+    def _unused_outputs(self, at: FiniteDifferences, returned: Returned) -> dict[int, int]:
+        """The outputs whose gradients change nothing of what the backward returns, and should: place and number."""
+        outputs = self._outcome(at).outputs
+        unused = {}
+        for place, output in enumerate(outputs if len(outputs) > 1 else []):
+            parts = [each if other == place else torch.zeros_like(each) for other, each in enumerate(at.cotangents)]
+            more = [each + part for each, part in zip(at.cotangents, parts, strict=True)]
+            again = ask_backward(self._replay, self._outcome(at), more)
+            alone = at.of_cotangents(parts)
+            if (
+                again is not None
+                and same_values(returned, again)
+                and not all(map(alone.is_flat, range(len(at.points))))
+            ):
+                unused[place] = output.output_nr
+        return {} if len(unused) == len(outputs) else unused
+
+    def _element(self, at: FiniteDifferences, place: int) -> list[str]:
+        """The element of one input where backward and finite differences are furthest apart."""
+        ones = at.of_cotangents([torch.ones_like(each) for each in at.cotangents])
+        for incoming, differences in (("1 everywhere", ones), ("random", at)):
+            try:
+                gradient = self._gradients(differences)[0][place]
+                element = None if gradient is None else furthest_element(differences, place, gradient)
+            except UncheckableError:  # what is wrong is known already
+                continue
+            if element is not None:
+                name = self._replay.varied[place].name
+                where = f"at {list(element.index)}, where {name} is {element.value:.4g}" if element.index else "there"
+                return [
+                    f"{where}, the backward gives {element.given:.4g} and finite differences {element.expected:.4g} "
+                    f"(where the incoming gradient is {incoming})"
+                ]
+        return []
 
     def _is_wrong(self, at: FiniteDifferences, gradients: Sequence[Tensor | None], returned: Returned | None) -> None:
         self._findings.faults += self._named(at, gradients, returned)
         self._findings.notes.append(self._how(at, ""))
 
     def _is_right(self, at: FiniteDifferences, off: float, where: str) -> None:
-        fault = at.each_element()
+        fault, wrong_at = at.each_element(), at
         if fault is not None and not self.at_kink:
             nearby = FiniteDifferences(self._replay, at.nearby())
-            if nearby.takes_each_element and nearby.each_element() is None:
-                self._note_kink()
-                fault = None
+            if nearby.takes_each_element:
+                wrong_at = nearby
+                if nearby.each_element() is None:
+                    self._note_kink()
+                    fault = None
         if fault is not None:
             self._findings.faults.append(f"torch.autograd.gradcheck finds {self._subject} wrong: {fault}")
+            for place in range(len(at.points)):
+                self._findings.faults += self._element(wrong_at, place)
         self._findings.notes.append(
             f"its derivative is at most {off:.1g} away from finite differences{where}, relatively (up to {ALLOWED:g} "
             "is allowed)"
@@ -327,6 +424,7 @@ class _Comparison:
             self._findings.faults.append(
                 f"{self._subject} gives {what} for {name} at these very inputs, though it is right a small step away"
             )
+            self._findings.faults += self._element(here, place)
         if not smooth:
             self._note_kink()
         self._is_right(nearby, near_off, " there")
@@ -349,6 +447,20 @@ class _Comparison:
             f"{self._replay.operation.name} was replayed in float64 on {self._replay.described_inputs}, and compared "
             f"{each}along {DIRECTIONS} random directions for each{left_out}"
         )
+
+
+def _line_of_backward(function: type) -> Source | None:
+    """Where a custom Function's backward begins."""
+    if not issubclass(function, Function):
+        return None
+    backward = function.vjp if function.backward is Function.backward else function.backward  # vjp is its other name
+    code = getattr(unwrap(backward), "__code__", None)
+    if code is None:
+        return None
+    line, lines = code.co_firstlineno, getlines(code.co_filename)
+    while line < len(lines) and lines[line - 1].lstrip().startswith(("@", "#")):  # decorators are counted in
+        line += 1
+    return Source(code.co_filename, line, code.co_name)
 
 
 def _apart(at: FiniteDifferences, gradients: Sequence[Tensor | None]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
@@ -52,9 +53,12 @@ class FiniteDifferences:
         self._finite = [each.isfinite() for each in self._outputs]
         self.count = sum(each.numel() for each in self._outputs)
         self.left_out = self.count - sum(int(each.sum()) for each in self._finite)
+        self._follow([_random(output, number) for number, output in enumerate(self._outputs)])
+
+    def _follow(self, cotangents: Sequence[Tensor]) -> None:
         self.cotangents = [
-            torch.where(finite, _random(output, number), torch.zeros_like(output))
-            for number, (output, finite) in enumerate(zip(self._outputs, self._finite, strict=True))
+            torch.where(finite, cotangent, torch.zeros_like(cotangent))
+            for cotangent, finite in zip(cotangents, self._finite, strict=True)
         ]
         sizes = [
             torch.where(finite, cotangent * output, torch.zeros_like(output)).norm().item()
@@ -63,6 +67,16 @@ class FiniteDifferences:
         self._noise = _NOISE * sqrt(sum(size**2 for size in sizes))
         self._found: dict[int, _Slopes] = {}
 
+    def of_cotangents(self, cotangents: Sequence[Tensor]) -> FiniteDifferences:
+        """The same at the same place, for other cotangents."""
+        other = copy(self)
+        other._follow(cotangents)
+        return other
+
+    def scale(self, place: int) -> Tensor:
+        """The sizes of one input's elements, by parts of which they are moved; zero where one can't be."""
+        return self._scales[place]
+
     def slopes(self, place: int) -> _Slopes:
         """The slopes along each direction of one input."""
         found = self._found.get(place)
@@ -70,20 +84,29 @@ class FiniteDifferences:
             found = self._found[place] = self._slopes(place)
         return found
 
-    def along(self, place: int, gradient: Tensor) -> list[float]:
-        """What the slopes should be if this is the gradient for that input."""
+    def slope(self, place: int, direction: Tensor) -> float:
+        """The slope along one direction of one input, in units of its elements' sizes."""
+        step = self._step * self._scales[place] * direction
+        return self._difference(self._moved(place, step), self._moved(place, -step)) / (2 * self._step)
+
+    def along(self, place: int, gradient: Tensor, direction: Tensor) -> float:
+        """What the slope should be if this is the gradient for that input."""
         scale = self._scales[place]
-        gradient = torch.where(scale == 0, torch.zeros_like(gradient), gradient)
-        return [_inner(gradient, scale * self._direction(place, number)) for number in range(DIRECTIONS)]
+        return _inner(torch.where(scale == 0, torch.zeros_like(gradient), gradient), scale * direction)
+
+    def is_flat(self, place: int) -> bool:
+        """Whether nothing changes in whichever direction that input is moved."""
+        slopes = self.slopes(place)
+        return not any([*slopes.before, *slopes.middle, *slopes.after])
 
     def apart(self, place: int, gradient: Tensor | None) -> float:
         """How far the gradient for that input is from finite differences, relative to the larger. NaN if either is."""
         expected = self.slopes(place).middle
-        return _apart(expected, [0.0] * DIRECTIONS if gradient is None else self.along(place, gradient), self._noise)
+        return _apart(expected, self._along_each(place, gradient), self._noise)
 
     def factor(self, place: int, gradient: Tensor) -> float | None:
         """By what the gradient has to be multiplied to be right; None if no number does it."""
-        expected, given = self.slopes(place).middle, self.along(place, gradient)
+        expected, given = self.slopes(place).middle, self._along_each(place, gradient)
         size = sum(each * each for each in given)
         if not isfinite(size) or size == 0:
             return None
@@ -98,7 +121,7 @@ class FiniteDifferences:
     def has_kink(self, place: int, gradient: Tensor | None) -> bool:
         """Whether the slopes on the two sides differ by so much that this gradient is off for that."""
         slopes = self.slopes(place)
-        given = [0.0] * DIRECTIONS if gradient is None else self.along(place, gradient)
+        given = self._along_each(place, gradient)
         gap = max(abs(after - before) for before, after in zip(slopes.before, slopes.after, strict=True))
         off = max(abs(one - other) for one, other in zip(slopes.middle, given, strict=True))
         smooth = 1e-4 * max(map(abs, slopes.middle)) + ALLOWED * self._noise
@@ -138,10 +161,21 @@ class FiniteDifferences:
             for place, (point, scale) in enumerate(zip(self.points, self._scales, strict=True))
         ]
 
+    def direction(self, place: int, number: int) -> Tensor:
+        """One of the random directions of an input."""
+        point = self.points[place]
+        direction = _random(point, 10 * (place + 1) + number)
+        return direction + direction.mH if self._symmetric and is_symmetric(point) else direction
+
+    def _along_each(self, place: int, gradient: Tensor | None) -> list[float]:
+        if gradient is None:
+            return [0.0] * DIRECTIONS
+        return [self.along(place, gradient, self.direction(place, number)) for number in range(DIRECTIONS)]
+
     def _slopes(self, place: int) -> _Slopes:
         before, middle, after = [], [], []
         for number in range(DIRECTIONS):
-            step = self._step * self._scales[place] * self._direction(place, number)
+            step = self._step * self._scales[place] * self.direction(place, number)
             high, low = self._moved(place, step), self._moved(place, -step)
             after.append(self._difference(high, self._outputs) / self._step)
             before.append(self._difference(self._outputs, low) / self._step)
@@ -158,11 +192,6 @@ class FiniteDifferences:
         for cotangent, finite, one, other in zip(self.cotangents, self._finite, high, low, strict=True):
             total += _inner(cotangent, torch.where(finite, one - other, torch.zeros_like(one)))
         return total
-
-    def _direction(self, place: int, number: int) -> Tensor:
-        point = self.points[place]
-        direction = _random(point, 10 * (place + 1) + number)
-        return direction + direction.mH if self._symmetric and is_symmetric(point) else direction
 
 
 @dataclass(frozen=True, slots=True)

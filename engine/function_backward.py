@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -82,7 +83,20 @@ def wrong_form(returned: Returned, args: Sequence[object]) -> Iterator[str]:
         elif not isinstance(argument, Tensor):
             yield f"returns a gradient for {name}, which is no tensor but a {type(argument).__name__}"
         elif need and not _fits(value, argument):
-            yield (f"returns a gradient of shape {_shape(value)} for {name}, which has shape {_shape(argument)}")
+            shapes = f"returns a gradient of shape {_shape(value)} for {name}, which has shape {_shape(argument)}"
+            yield f"{shapes}{_missing_sum(value, argument)}"
+
+
+def _missing_sum(value: Tensor, argument: Tensor) -> str:
+    """Which sum would give the argument's shape, where only one would."""
+    extra = value.dim() - argument.dim()
+    dims = range(value.dim())
+    kept = combinations(dims, argument.dim()) if extra > 0 else ()
+    fitting = [each for each in kept if tuple(value.shape[dim] for dim in each) == tuple(argument.shape)]
+    if len(fitting) != 1:
+        return ""
+    missing = [str(dim) for dim in dims if dim not in fitting[0]]
+    return f": a sum over dim{'s' if extra > 1 else ''} {' and '.join(missing)} is missing"
 
 
 def same_values(one: Returned, other: Returned) -> bool:
@@ -108,13 +122,26 @@ def gradients_for(replay: OperationReplay, returned: Returned) -> list[Tensor | 
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class WrongGradient:
+    """What is wrong with a gradient.
+
+    Attributes:
+        text: without its subject, capital and full stop.
+        place: of the varied input whose elements are worth a look; None where they aren't.
+    """
+
+    text: str
+    place: int | None = None
+
+
 def wrong_gradients(
     replay: OperationReplay,
     differences: FiniteDifferences,
     gradients: Sequence[Tensor | None],
     returned: Returned | None,
     ignores_incoming: bool,
-) -> Iterator[str]:
+) -> Iterator[WrongGradient]:
     """Names each gradient that differs from finite differences, by what it is instead, where that can be found out."""
     names = [kept.name for kept in replay.varied]
     candidates: list[tuple[str, object]] = list(zip(names, gradients, strict=True))
@@ -124,48 +151,69 @@ def wrong_gradients(
             (returned.names[place] if place < count else f"place {place}", value)
             for place, value in enumerate(returned.values)
         ]
-    for place, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
-        off = differences.apart(place, gradient)
-        if off <= ALLOWED:
+    raw = dict(candidates)
+    wrong = {
+        name: place for place, name in enumerate(names) if not differences.apart(place, gradients[place]) <= ALLOWED
+    }
+    elsewhere = {name: _given_for(differences, place, name, candidates) for name, place in wrong.items()}
+    swapped: set[str] = set()
+    for name, place in wrong.items():
+        other = elsewhere[name]
+        if name in swapped:
             continue
-        point = differences.points[place]
-        elsewhere = next(
-            (
-                other
-                for other, value in candidates
-                if other != name
-                and isinstance(value, Tensor)
-                and value.shape == point.shape
-                and differences.apart(place, value) <= ALLOWED
-            ),
-            None,
-        )
-        raw = dict(candidates).get(name)
-        if elsewhere is not None:
-            given = "nothing" if raw is None else "another one"
-            yield f"returns the gradient for {name} in the place of {elsewhere}, and {given} for {name}"
-        elif raw is None:
-            yield f"returns None for {name}, on which the result depends"
+        if other is not None and elsewhere.get(other) == name:
+            swapped.add(other)
+            yield WrongGradient(f"returns the gradients for {name} and {other} swapped")
+        elif other is not None:
+            given = "nothing" if raw.get(name) is None else "another one"
+            yield WrongGradient(f"returns the gradient for {name} in the place of {other}, and {given} for {name}")
+        elif raw.get(name) is None:
+            yield WrongGradient(f"returns None for {name}, on which the result depends")
+        elif differences.is_flat(place):
+            yield WrongGradient(
+                f"returns a gradient for {name}, though finite differences are 0 everywhere: the result does not "
+                f"change with {name}, as of round, sign or a step; a straight-through estimator looks like this, and "
+                "is the derivative of something else on purpose"
+            )
         elif ignores_incoming:
-            yield f"returns the same for {name} whatever gradient comes in: it has to be multiplied by that"
+            yield WrongGradient(
+                f"returns the same for {name} whatever gradient comes in: it has to be multiplied by that", place
+            )
         else:
-            yield from _misshaped(differences, place, name, raw, gradient, off)
+            text = _misshaped(differences, place, name, raw.get(name), gradients[place])
+            if text is not None:
+                yield WrongGradient(text, place if gradients[place] is not None else None)
+
+
+def _given_for(
+    differences: FiniteDifferences, place: int, name: str, candidates: Sequence[tuple[str, object]]
+) -> str | None:
+    """In whose place the backward gives the gradient that is due here."""
+    shape = differences.points[place].shape
+    for other, value in candidates:
+        if other == name or not isinstance(value, Tensor) or value.shape != shape:
+            continue
+        if differences.apart(place, value) <= ALLOWED:
+            return other
+    return None
 
 
 def _misshaped(
-    differences: FiniteDifferences, place: int, name: str, raw: object, gradient: Tensor | None, off: float
-) -> Iterator[str]:
+    differences: FiniteDifferences, place: int, name: str, raw: object, gradient: Tensor | None
+) -> str | None:
     point = differences.points[place]
     turned = raw.mT if isinstance(raw, Tensor) and raw.dim() > 1 else None
     factor = None if gradient is None else differences.factor(place, gradient)
     fits = turned is not None and turned.shape == point.shape
     turned_factor = differences.factor(place, turned) if turned is not None and fits else None
     if factor is not None:
-        yield f"returns a wrong gradient for {name}: it is {_times(factor)}what it should be"
-    elif turned_factor is not None:
-        yield f"returns a wrong gradient for {name}: it is {_times(turned_factor)}the transpose of what it should be"
-    elif gradient is not None:
-        yield f"returns a wrong gradient for {name}: {off:.2g} away from finite differences, relatively"
+        return f"returns a wrong gradient for {name}: it is {_times(factor)}what it should be"
+    if turned_factor is not None:
+        return f"returns a wrong gradient for {name}: it is {_times(turned_factor)}the transpose of what it should be"
+    if gradient is None:
+        return None
+    off = differences.apart(place, gradient)
+    return f"returns a wrong gradient for {name}: {off:.2g} away from finite differences, relatively"
 
 
 def _times(factor: float) -> str:

@@ -30,6 +30,17 @@ def modified_since(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
         yield f"it saved {what}, which was modified in place since the forward: running it is going to raise"
 
 
+def modified_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
+    """The inputs that a custom Function put on `ctx` itself and that were modified since: nobody is going to notice."""
+    for attribute, tensor in _attributes(node):
+        kept = _input_of(inputs, tensor)
+        if kept is not None and kept.modified and not _is_output(tensor, node):
+            yield (
+                f"it keeps {kept.name} as ctx.{attribute}, past ctx.save_for_backward, and {kept.name} was modified in "
+                "place since the forward: its backward takes the new values, and nobody notices"
+            )
+
+
 def kept_as_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
     """The inputs and outputs that a custom Function put on `ctx` itself, so that nobody frees or guards them."""
     for attribute, tensor in _attributes(node):
@@ -39,12 +50,11 @@ def kept_as_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
                 f"it keeps its output as ctx.{attribute}, past ctx.save_for_backward: the two keep each other and "
                 "their memory until Python's garbage collector comes by, and nobody notices if it is modified in place"
             )
-        elif kept is not None or _made_by_next(tensor, node):
+        elif (kept is not None and not kept.modified) or (kept is None and _made_by_next(tensor, node)):
             name = kept.name if kept is not None else "an input"
             yield (
                 f"it keeps {name} as ctx.{attribute}, past ctx.save_for_backward: it stays in memory when the backward "
                 "has run, as long as there is a graph, and nobody notices if it is modified in place"
-                + (", as it was since the forward" if kept is not None and kept.modified else "")
             )
 
 

@@ -178,7 +178,12 @@ WRONG: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[], tupl
         lambda: (leaf(3, 3), leaf(3, 3)),
         "transpose",
     ),
-    "swapped": (product, lambda g, a, b: (g * a, g * b), lambda: (leaf(4), leaf(4)), "for a in the place of b"),
+    "swapped": (
+        product,
+        lambda g, a, b: (g * a, g * b),
+        lambda: (leaf(4), leaf(4)),
+        "the gradients for a and b swapped",
+    ),
     "shifted": (scaled, lambda g, x, w: (g * w, g * x, None), lambda: (leaf(4), True, leaf(4)), "w in the place of on"),
     "no tensor": (
         scaled,
@@ -193,7 +198,13 @@ WRONG: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[], tupl
     "no tensor given": (square, lambda g, x: 2.0, lambda: (leaf(4),), "returns a float for x"),
     "not multiplied": (square, lambda g, x: 2 * x, lambda: (leaf(4),), "whatever gradient comes in"),
     "another": (saving(lambda x: x**3), lambda g, *_: g, lambda: (leaf(4),), "away from finite differences"),
-    "writes": (square, lambda g, x: g.mul_(2 * x), lambda: (leaf(4),), "writes into the gradient"),
+    "straight through": (saving(torch.round), lambda g, x: g, lambda: (leaf(4),), "a straight-through estimator looks"),
+    "not summed": (
+        lambda ctx, x, w: (ctx.save_for_backward(x, w), x * w[:, None])[1],
+        lambda g, x, w: (g * w[:, None], g * x),
+        lambda: (leaf(3, 4), leaf(3)),
+        "a sum over dim 1 is missing",
+    ),
     "random": (square, lambda g, x: 2 * g * x + torch.rand_like(x), lambda: (leaf(4),), "random numbers"),
     "raises": (square, lambda g, x: g @ x.nothing, lambda: (leaf(4),), "its own backward raises AttributeError"),
     "NaN": (square, lambda g, x: 2 * g * x * x / x, lambda: (torch.tensor([0.0, 1.0]).requires_grad_(),), "NaN or Inf"),
@@ -246,13 +257,15 @@ def test_an_input_on_ctx_is_named_and_one_that_was_modified_since() -> None:
 
     Custom.forward = staticmethod(forward)
     check = check_of(Custom, leaf(4))
-    assert check.ok is False and "It keeps x as ctx.mine, past ctx.save_for_backward" in check.lines[0]
-    assert "derivative is at most" in check.lines[1], "its numbers are right"
+    assert check.ok is True and "derivative is at most" in check.lines[1], "its numbers are right"
+    assert check.lines[0].startswith("It keeps x as ctx.mine, past ctx.save_for_backward: it stays in memory")
+    assert check.warnings == check.lines[:1]
+    assert repr(check).endswith(": right, but it keeps x as ctx.mine, past ctx.save_for_backward>")
     x = leaf(4) * 1
     graph = applied(Custom, x)
     x.detach().mul_(2)
     check = checks(graph)["CustomBackward"]
-    assert check.ok is False and check.lines[0].endswith("as it was since the forward.")
+    assert check.ok is False and "x was modified in place since the forward" in check.lines[0]
 
 
 def test_an_output_on_ctx_is_a_leak_and_named_and_a_tensor_of_its_own_is_not() -> None:
@@ -268,9 +281,9 @@ def test_an_output_on_ctx_is_a_leak_and_named_and_a_tensor_of_its_own_is_not() -
             return ctx.mine * gradient, None
 
     check = check_of(Custom, leaf(4), False)
-    assert check.ok is False and "It keeps its output as ctx.mine" in check.lines[0]
+    assert check.ok is True and "It keeps its output as ctx.mine" in check.warnings[0]
     check = check_of(Custom, leaf(4), True)
-    assert check.ok is True and "tensors of its own as ctx.mine" in check.lines[0]
+    assert check.ok is True and "tensors of its own as ctx.mine" in check.lines[0] and not check.warnings
     gc.collect()
     gc.disable()
     try:  # what the first sentence says of memory
@@ -293,6 +306,101 @@ def test_a_saved_tensor_that_was_modified_is_named_also_of_a_c_node_and_without_
         check = checks(th.graph(loss))["CustomBackward"]
         assert check.ok is False and "modified in place since the forward" in check.lines[0]
         assert ("saved x," in check.lines[0]) is keep
+
+
+def test_a_right_backward_that_writes_into_its_gradient_is_right_but() -> None:
+    check = check_of(custom(square, lambda g, x: g.mul_(2 * x)), leaf(4))
+    assert check.ok is True and "writes into the gradient that it is given" in check.verdict
+    assert check.verdict.startswith("right, but Custom.backward (test_check_task.py:")
+
+
+def test_the_line_of_a_wrong_backward_is_said() -> None:
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 3 * x
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, gradient):
+            return gradient
+
+    code = Custom.backward.__wrapped__.__code__
+    assert (
+        f"Custom.backward (test_check_task.py:{code.co_firstlineno + 2}) returns" in check_of(Custom, leaf(4)).lines[0]
+    )
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (70, 50)])
+def test_the_one_element_that_is_wrong_is_shown(shape: tuple[int, int]) -> None:
+    def backward(g: Tensor, x: Tensor) -> Tensor:
+        found = 2 * g * x
+        found[4, 6] += 1
+        return found
+
+    x = leaf(*shape)
+    check = check_of(custom(square, backward), x)
+    assert check.ok is False
+    value = x[4, 6].item()
+    assert f"At [4, 6], where x is {value:.2g}"[:17] in check.lines[1]
+    given, expected = check.lines[1].split("backward gives ")[1].split(" (")[0].split(" and finite differences ")
+    assert float(expected) == pytest.approx(2 * value, rel=1e-2)
+    assert float(given) == pytest.approx(2 * value + 1, rel=1e-2)
+
+
+def test_where_a_backward_is_wrong_for_negative_numbers_one_is_shown() -> None:
+    check = check_of(custom(square, lambda g, x: 2 * g * x.relu()), leaf(40, 40))
+    assert ", where x is -" in check.lines[1] and "the backward gives 0 and finite differences -" in check.lines[1]
+
+
+def test_an_output_whose_gradient_is_ignored_is_named() -> None:
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, factor):
+            ctx.save_for_backward(x)
+            return x * x, x.exp()
+
+        @staticmethod
+        def backward(ctx, of_square, of_exp):
+            (x,) = ctx.saved_tensors
+            return Custom.factor * of_square * x, None
+
+    for factor in (2, 3):
+        Custom.factor = factor
+        check = checks(captured(lambda: Custom.apply(leaf(4), 1)))["CustomBackward"]
+        assert check.ok is False and "ignores the gradient of output 1:" in check.lines[0]
+        assert ("1.5 × what it should be" in check.lines[1]) is (factor == 3), "what else is wrong is said, too"
+
+
+def test_a_forward_that_writes_into_its_input_has_to_mark_it() -> None:
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            x.add_(2)
+            return x * 3
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 3 * gradient
+
+    check = checks(captured(lambda: Custom.apply(leaf(4) * 1)))["CustomBackward"]
+    assert check.ok is True and "its forward writes into x without ctx.mark_dirty(x)" in check.verdict
+
+
+def test_what_is_on_ctx_is_said_without_the_inputs_of_the_forward() -> None:
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.mine = x
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * ctx.mine * gradient
+
+    kept[0] = loss = Custom.apply(leaf(4))
+    check = checks(th.graph(loss))["CustomBackward"]
+    assert check.ok is None and check.verdict.startswith("not checked, but it keeps an input as ctx.mine")
 
 
 def test_what_is_kept_outside_of_ctx_is_found() -> None:
@@ -337,10 +445,13 @@ def test_why_a_task_is_not_checked_is_said() -> None:
         assert check.ok is None
         return check.lines[0]
 
-    assert "run that under `with th.capture(model, keep_inputs=True):`" in reason(th.graph(x.exp()), "Exp")
+    ways = ("`with th.capture(model, keep_inputs=True):`", "`%%tapehead --keep-inputs LOSS`", "`tapehead debug --keep-")
+    said = reason(th.graph(x.exp()), "Exp")
+    assert "no capture saw its forward" in said and all(way in said for way in ways)
     with th.capture():
         loss = x.exp()
-    assert "did not keep what the operation was called with" in reason(th.graph(loss), "Exp")
+    said = reason(th.graph(loss), "Exp")
+    assert "the forward's inputs were not kept" in said and all(way in said for way in ways)
     graph = captured(linear, x)
     assert ".grad of its leaf" in reason(graph, "torch::autograd::AccumulateGrad")
     with torch.no_grad():
