@@ -20,7 +20,7 @@ from ..inspector.torch_internals import keep_compiler_out
 from ..inspector.walk import graph
 from .findings import findings_rich, findings_text
 from .make_loss import MakeLoss, loss_of, nothing_reduced, same_random_numbers
-from .storage_words import joined, operation_title, ordinal
+from .storage_words import counted, joined, operation_title, ordinal
 from .zero_gradients import Arrived, Origin, arrived_at
 
 if TYPE_CHECKING:
@@ -139,9 +139,9 @@ class UnusedReport:
             )
         else:
             gets = "gets" if len(self) == 1 else "get"
-            yield f"{len(self):,} of {_parameters(self.count)} {gets} no gradient, or one of zeros."
+            yield f"{len(self):,} of {counted(self.count, 'parameter')} {gets} no gradient, or one of zeros."
         if self.frozen:
-            yield f"{_parameters(len(self.frozen))} with requires_grad=False left out: {joined(self.frozen)}."
+            yield f"{counted(len(self.frozen), 'parameter')} with requires_grad=False left out: {joined(self.frozen)}."
         if self.parameters and self.graph is None:
             yield "The loss has no graph at all: a backward from it raises."
         elif unreached := [each for each in self.parameters if each.why not in ("no gradient", "zero gradient")]:
@@ -335,7 +335,7 @@ class _Paths:
         elif python != cut.number:
             story += f"; then {_of(self._steps[python].operation)} gives its numbers to Python"
         others = len({each.number for each in cuts}) - 1
-        story += f"; and so at {others:,} more place{'s' if others > 1 else ''}" if others else ""
+        story += f"; and so at {counted(others, 'more place')}" if others else ""
         culprit = writer if cut.how is Cut.ALIAS else step
         return UnusedParameter(*told, "path cut", story, cut.how, *_where(culprit.operation))
 
@@ -429,7 +429,3 @@ def _where(operation: Operation | None) -> tuple[str | None, str | None, Source 
 
 def _title(path: str, module: nn.Module) -> str:
     return f"{module_name(path)} ({type(module).__name__})" if path else type(module).__name__
-
-
-def _parameters(count: int) -> str:
-    return f"{count:,} parameter{'' if count == 1 else 's'}"

@@ -60,6 +60,11 @@ def ordinal(number: int) -> str:
     return f"{number:,}{ending}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 parameter`, `1,024 parameters`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 class StorageWords:
     """Sentences about the storages of one timeline, of one or of many at once."""
 

@@ -7,12 +7,14 @@ integers, computed under no_grad, or handed to Python.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import get_ident
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -209,7 +211,7 @@ class _Follower(TorchFunctionMode):
         self._watched = watched
         self._newest = newest  # what the capture has written down
         self._thread = get_ident()
-        self._off: Operation | None = None  # who switched gradients off
+        self._switches: list[Operation | None] = []  # who switched gradients off, None: on; the innermost comes last
 
     def __torch_function__(
         self,
@@ -257,11 +259,21 @@ class _Follower(TorchFunctionMode):
 
         return applied
 
+    @property
+    def _off(self) -> Operation | None:
+        """Who switched gradients off."""
+        return self._switches[-1] if self._switches else None
+
     def _switch(self, on: bool) -> None:
-        if on:
-            self._off = None
-        elif self._off is None:
-            self._off = self._watched.operation(torch.no_grad)
+        if _leaves_grad_mode():
+            # `with set_grad_enabled()` switches twice as it is entered, and what is only called is never left.
+            del self._switches[-1:]
+            while self._switches and (self._off is None) != on:
+                self._switches.pop()
+        elif on or self._off is not None:
+            self._switches.append(None if on else self._off)
+        else:
+            self._switches.append(self._watched.operation(torch.no_grad))
 
     def _note(
         self,
@@ -330,6 +342,16 @@ class _Follower(TorchFunctionMode):
         if torch.is_inference_mode_enabled():
             return Cut.INFERENCE
         return found if torch.is_grad_enabled() else Cut.NO_GRAD
+
+
+def _leaves_grad_mode() -> bool:
+    """Whether it is the end of a `with torch.no_grad()`, or of its like, that switches: what was before comes back."""
+    frame: FrameType | None = sys._getframe(3)  # who called `_set_grad_enabled`
+    while frame is not None and frame.f_globals.get("__name__") == torch.autograd.grad_mode.__name__:
+        if frame.f_code.co_name == "__exit__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Tensor | None:

@@ -191,6 +191,45 @@ def test_a_no_grad_block_is_named_with_the_line_at_which_it_begins() -> None:
     )
 
 
+def enabled_inside(out: Tensor) -> Tensor:
+    with torch.no_grad():  # the culprit
+        with torch.enable_grad():
+            out = out + 1
+        return out * 2
+
+
+def off_in_on_in_off(out: Tensor) -> Tensor:
+    with torch.no_grad(), torch.enable_grad():
+        out = out + 1
+        with torch.no_grad():  # the culprit
+            return out * 2
+
+
+def set_inside(out: Tensor) -> Tensor:
+    with torch.no_grad():  # the culprit
+        with torch.set_grad_enabled(True):
+            with torch.set_grad_enabled(False):
+                out + 3
+            out = out + 1
+        return out * 2
+
+
+def called_before(out: Tensor) -> Tensor:
+    torch.set_grad_enabled(False)
+    out + 1
+    torch.set_grad_enabled(True)
+    with torch.set_grad_enabled(True), torch.enable_grad():
+        out = out + 1
+    with torch.set_grad_enabled(False):  # the culprit
+        return out * 2
+
+
+@pytest.mark.parametrize("use", [enabled_inside, off_in_on_in_off, set_inside, called_before])
+def test_of_nested_grad_modes_the_one_that_is_in_force_is_named(use: Callable[[Tensor], Tensor]) -> None:
+    story = unused_of(Heads(use))["second.bias"].story
+    assert story.endswith(f"runs under torch.no_grad(), entered at {line_of(use, '# the culprit')}")
+
+
 def test_where_gradients_were_switched_on_again_nothing_is_cut() -> None:
     def use(out: Tensor) -> Tensor:
         with torch.no_grad(), torch.enable_grad():
