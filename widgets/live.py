@@ -279,7 +279,11 @@ class Live:
     def check(self, task: AnyTask | None) -> Check:
         """Compares a task's backward with finite differences of its forward, and tells what was found."""
         found = self.session.check(task)
-        said = {"ok": found.ok, "lines": [numbered(line, self.graph) for line in found.lines]}
+        said = {
+            "ok": found.ok,
+            "verdict": found.verdict,
+            "lines": [numbered(line, self.graph) for line in found.lines],
+        }
         self._tell(replace(self.news(), checks={str(found.task): said}))
         return found
 
