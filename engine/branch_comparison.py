@@ -17,7 +17,7 @@ from .dry_run import dry_run
 from .footprint import Footprints
 from .schedule import schedule
 from .simulate import simulate
-from .sizes import size_text
+from .sizes import percent_text, size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,16 @@ class BranchComparison:
     def sentences(self) -> list[str]:
         """What the table says, the largest difference of each branch by name."""
         found = []
+        current = f"that of branch {self.current.branch.number}"
         for row in self.rows:
             for leaf in row.different[:1]:
-                found.append(
-                    f"{row.branch.name.capitalize()}: the gradient of {leaf.name} is {_percent(leaf.relative)} away "
-                    f"from that of branch {self.current.branch.number}."
-                )
+                whose = f"{row.branch.name.capitalize()}: the gradient of {leaf.name}"
+                if leaf.relative is None or not math.isfinite(leaf.relative):
+                    found.append(
+                        f"{whose} is not finite where {current} is, or the other way round, or {current} is 0."
+                    )
+                else:
+                    found.append(f"{whose} is {percent_text(leaf.relative)} away from {current}.")
         return [*found, *([f"Memory was not predicted: {self.note}"] if self.note else [])]
 
     def records(self) -> list[dict[str, object]]:
@@ -242,10 +246,6 @@ def _gradients(row: BranchRow) -> str:
         return "nothing to compare"
     if not different:
         return f"{len(compared):,} equal"
-    return f"{len(different):,} of {len(compared):,} differ, by up to {_percent(different[0].relative)}"
-
-
-def _percent(relative: float | None) -> str:
-    if relative is None or not math.isfinite(relative):
-        return "more than can be said"
-    return f"{100 * relative:.3g} %"
+    largest = different[0].relative
+    by = f", by up to {percent_text(largest)}" if largest is not None and math.isfinite(largest) else ""
+    return f"{len(different):,} of {len(compared):,} differ{by}"

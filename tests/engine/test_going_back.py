@@ -585,3 +585,14 @@ def test_a_module_is_entered_again_after_going_back() -> None:
         session.back(len(session.order) - ran + 2)
     session.run()
     assert session.current == first
+
+
+def test_a_branch_with_nan_is_said_to_have_it() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    session = Stepper((weight * 2).sum(), history=True)
+    session.run()
+    session.back(2)
+    session.scale(float("nan"))
+    session.run()
+    said = str(session.compare_branches())
+    assert "1 of 1 differ" in said and "is not finite where that of branch 2 is, or the other way round" in said
