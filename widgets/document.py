@@ -70,6 +70,9 @@ class Document:
             "title": title,
             "engine": engine,
             "keeps_graph": False,
+            "keeps_inputs": any(
+                isinstance(task.operation, Operation) and task.operation.inputs is not None for task in graph.tasks
+            ),
             "tasks": self._tasks(graph),
             "edges": {
                 "task": [edge.task for edge in graph.edges],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Browser, expect
 
 import tapehead as th
@@ -35,7 +36,7 @@ class Graph:
     """A small GPT, the order in which it runs, and what was recorded. At `crowded` two tasks wait besides the next."""
 
     def __init__(self) -> None:
-        with th.capture():
+        with th.capture(keep_inputs=True):
             loss = workload("gpt2").build(layers=2)[1]()
         self.graph = th.graph(loss)
         self.order = list(schedule(self.graph, "heap"))
@@ -168,14 +169,10 @@ def test_a_stop_says_why_until_it_moves_on(deck: PosedDeck, gpt: Graph) -> None:
     banner = deck.root.get_by_role("group", name="why it has stopped")
     expect(banner).to_contain_text(f"watchpoint 2 (nan): output 0 of #{task}")
     expect(deck.root.get_by_role("status").first).to_contain_text("stopped: watchpoint 2")
-    how = banner.get_by_role("button", name="how it came")
-    expect(banner.get_by_role("listitem")).to_have_count(0)
-    how.click()
-    expect(how).to_have_attribute("aria-expanded", "true")
     expect(banner.get_by_role("listitem").nth(1)).to_have_text("and #99999 is no task")
     banner.get_by_role("button", name=f"#{origin}", exact=True).click()
     expect(deck.inspector).to_have_attribute("data-task", str(origin))
-    banner.get_by_role("button", name="show", exact=True).click()
+    banner.get_by_role("button", name=f"show #{task}").click()
     expect(deck.inspector).to_have_attribute("data-task", str(task))
     banner.get_by_role("button", name="dismiss").click()
     deck.tell()  # the same again: it stays dismissed
@@ -186,6 +183,96 @@ def test_a_stop_says_why_until_it_moves_on(deck: PosedDeck, gpt: Graph) -> None:
     deck.tell(position=AT + 2, stopped=None)
     deck.expect(stopped="")
     expect(banner).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("why", "lines", "seen", "more"),
+    [("watchpoint", 8, 8, "how it came"), ("watchpoint", 9, 8, "1 more"), ("breakpoint", 2, 0, "how it came")],
+)
+def test_where_a_watchpoints_find_came_from_is_seen_at_once(
+    deck: PosedDeck, gpt: Graph, why: str, lines: int, seen: int, more: str
+) -> None:
+    said = [f"line {n}" for n in range(lines)]
+    stand(deck, gpt, stopped={"text": "stop", "task": None, "number": 1, "why": why, "lines": said})
+    banner = deck.root.get_by_role("group", name="why it has stopped")
+    items, how = banner.get_by_role("listitem"), banner.get_by_role("button", name=more)
+    expect(items).to_have_count(seen)
+    is_open = seen == lines
+    expect(how).to_have_attribute("aria-expanded", str(is_open).lower())
+    how.click()
+    expect(items).to_have_count(0 if is_open else lines)
+    banner.locator("button[aria-expanded]").click()
+    expect(items).to_have_count(seen)
+
+
+def test_after_a_change_of_theme_at_rest_everything_has_its_colours(deck: PosedDeck, gpt: Graph) -> None:
+    """As JupyterLab does it: all is hidden until the next frame."""
+    deck.page.emulate_media(color_scheme="light")
+    deck.tell(position=len(gpt.order), records=gpt.records, status="finished")
+    deck.expect(t=len(gpt.order), theme="light")
+    deck.page.wait_for_timeout(700)
+    deck.evaluate(CHANGE_THEME)
+    deck.expect(theme="dark")
+    for canvas in (".scrub canvas", ".graph canvas", ".mini", ".memwrap > canvas", ".life canvas"):
+        deck.settles(lambda shown, canvas=canvas: shown.evaluate(LIGHT_INK, canvas), [])
+        deck.settles(lambda shown, canvas=canvas: shown.canvas_is_drawn(canvas), True)
+
+
+CHANGE_THEME = """async deck => {
+    const { host } = deck.getRootNode();
+    document.body.dataset.jpThemeLight = 'false';
+    for (let turn = 0; turn < 5; turn++) await null; // the deck has asked for a frame
+    host.style.display = 'none';
+    requestAnimationFrame(() => { host.style.display = ''; });
+}"""
+# Colours of the light theme that the dark one does not have.
+LIGHT_INK = """(deck, selector) => {
+    const canvas = deck.querySelector(selector);
+    if (!canvas.width) return ['nothing'];
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    const drawn = new Set();
+    for (let at = 0; at < data.length; at += 4) drawn.add(data.slice(at, at + 3).join(' '));
+    return ['194 59 16', '47 102 179', '42 165 140'].filter(colour => drawn.has(colour));
+}"""
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 2 * gradient
+
+
+def test_where_inputs_were_not_kept_custom_functions_alone_can_be_checked(browser: Browser, tmp_path: Path) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with th.capture():
+        loss = Twice.apply(x).sum()
+    graph = th.graph(loss)
+    document = Document(graph, "twice", "direct")
+    order = list(schedule(graph, "heap"))
+    document.content["schedules"].append(schedule_content(graph, th.POLICIES["heap"], order))
+    page = browser.new_page()
+    deck = PosedDeck(page, tmp_path / "twice.html", document.packed(), document.metas)
+    check = deck.inspector.get_by_role("button", name="check")
+    for position, name in enumerate(("SumBackward0", "TwiceBackward")):
+        deck.tell(position=position, current=order[position])
+        expect(deck.inspector).to_contain_text(name)
+        expect(check).to_be_enabled(enabled=name == "TwiceBackward")
+        assert ("--keep-inputs" in check.get_attribute("title")) == (name == "SumBackward0")
+    page.close()
+
+
+def test_no_row_of_the_bar_is_empty_when_the_deck_has_finished(deck: PosedDeck, gpt: Graph) -> None:
+    deck.tell(position=len(gpt.order), records=gpt.records, status="finished", history=HISTORY)
+    deck.expect(t=len(gpt.order))
+    gap = "deck => deck.querySelector('.tabs').getBoundingClientRect().top - "
+    gap += "deck.querySelector('.pick').getBoundingClientRect().bottom"
+    for width in range(560, 700, 4):
+        deck.page.set_viewport_size({"width": width, "height": 1000})
+        assert 0 < deck.evaluate(gap) < 16, width
 
 
 def test_who_looks_back_may_take_the_session_back(deck: PosedDeck, gpt: Graph) -> None:
@@ -242,16 +329,26 @@ def test_the_gradients_that_wait_can_be_changed_where_the_session_stands(deck: P
     expect(edits).to_be_hidden()
 
 
-@pytest.mark.parametrize(("ok", "verdict"), [(True, "ok"), (False, "wrong"), (None, "unknown")])
-def test_a_task_is_checked_and_the_answer_is_read(deck: PosedDeck, gpt: Graph, ok: bool | None, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("ok", "verdict", "shown"),
+    [
+        (True, "right", "ok"),
+        (True, "right, but it keeps x as ctx.x", "but"),
+        (False, "wrong", "wrong"),
+        (None, "not checked", "unknown"),
+    ],
+)
+def test_a_task_is_checked_and_the_answer_is_read(
+    deck: PosedDeck, gpt: Graph, ok: bool | None, verdict: str, shown: str
+) -> None:
     stand(deck, gpt)
     task = gpt.order[AT]
     deck.inspector.get_by_role("button", name="check").click()
     section = deck.inspector.locator("[data-check]")
     expect(section).to_have_attribute("data-check", "pending")
     assert deck.asked() == [{"kind": "check", "task": task}]
-    deck.tell(checks={str(task): {"ok": ok, "lines": [f"compared with #{gpt.order[0]}"]}})
-    expect(section).to_have_attribute("data-check", verdict)
+    deck.tell(checks={str(task): {"ok": ok, "verdict": verdict, "lines": [f"compared with #{gpt.order[0]}"]}})
+    expect(section).to_have_attribute("data-check", shown)
     section.get_by_role("button", name=f"#{gpt.order[0]}").click()
     expect(deck.inspector).to_have_attribute("data-task", str(gpt.order[0]))
 

@@ -255,6 +255,40 @@ def test_the_source_of_a_task_is_shown_with_its_code(gpt: ShownDeck, saved: Save
     expect(gpt.inspector).to_contain_text(task.source.short)
 
 
+def test_a_long_line_of_the_source_goes_on_between_its_arguments(
+    open_page: Callable[..., Page], tmp_path: Path
+) -> None:
+    x = torch.rand(3, 4, requires_grad=True)
+    with th.capture():
+        if x is not None:
+            loss = torch.nn.functional.layer_norm(x,(4,),weight=None,bias=None,eps=1.0e-5).exp().log().sum(-1,keepdim=True).mean()  # noqa: E501 # fmt: skip
+    saved = save(tmp_path / "page.html", loss, "long")
+    shown = ShownDeck(open_page(saved.path, viewport={"width": 1100, "height": 1000}))
+    line = shown.inspector.locator(".code .on")
+    expect(line).to_contain_text("loss = torch.nn.functional.layer_norm(x,(4,),weight=None,bias=None,eps=1.0e-5)")
+    rows = line.evaluate(ROWS)
+    assert rows[0].startswith("loss ="), "it is beside its number"
+    assert len(rows) > 1
+    assert all(re.search(r"[\s,(]$", row) for row in rows[:-1]), rows
+
+
+# The text of a line of code as it is broken into rows.
+ROWS = """line => {
+    const rows = [], walker = document.createTreeWalker(line.lastChild, NodeFilter.SHOW_TEXT);
+    let below = line.getBoundingClientRect().top - 5;
+    for (let node; (node = walker.nextNode());) for (let at = 0; at < node.length; at++) {
+        const range = document.createRange();
+        range.setStart(node, at);
+        range.setEnd(node, at + 1);
+        const { top } = range.getBoundingClientRect();
+        const isSpace = !node.data[at].trim();
+        if (!isSpace && top > below + 4) { rows.push(''); below = top; }
+        if (rows.length) rows[rows.length - 1] += node.data[at];
+    }
+    return rows;
+}"""
+
+
 @pytest.mark.parametrize("width", [360, 700, 1100, 1600])
 def test_at_every_width_nothing_is_cut_or_overlaps(open_page: Callable[..., Page], saved: Saved, width: int) -> None:
     page = open_page(saved.path, viewport={"width": width, "height": 2600})

@@ -45,6 +45,14 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   const frame = (now: number) => {
     handle = 0;
     player.frame(now);
+    // JupyterLab hides everything while it changes its theme: what is drawn without a size would stay blank. To observe
+    // anew tells of the next size, even if it is the one before.
+    if (!root.clientWidth) {
+      resize.disconnect();
+      resize.observe(root);
+      if (store.state.playing) request();
+      return;
+    }
     for (const view of views) if (wanted.delete(view) && view.draw?.(now)) wanted.add(view);
     if (wanted.size || store.state.playing) request();
   };

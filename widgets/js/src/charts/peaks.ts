@@ -12,7 +12,7 @@ const ROW = 15;
 const SCALE_WIDTH = 56;
 const LEAST_SENTENCE = 90;
 /** A gutter that is narrower has no room for names as they are. */
-export const NARROW = 100;
+const NARROW = 100;
 
 export interface PolicyPeak {
   title: string;
@@ -133,7 +133,9 @@ function drawName(
   const amountWidth = context.measureText(amount).width;
   const numbered = context.font;
   context.font = smallType(600);
-  const name = cut(context, peak.title, to - from - amountWidth - 5);
+  const room = to - from - amountWidth - 5;
+  const whole = context.measureText(peak.title).width <= room;
+  const name = cut(context, whole ? peak.title : peak.title.replace(/^branch /, "br. "), room);
   context.fillText(name, from, y + 0.5);
   const nameWidth = name ? context.measureText(name).width + 5 : 0;
   context.font = numbered;

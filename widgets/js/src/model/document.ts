@@ -14,6 +14,8 @@ export interface DeckDocument {
   engine: "direct" | "native";
   /** Whether tasks keep their saved tensors when they have run: `retain_graph`. */
   keeps_graph: boolean;
+  /** Whether the forward's inputs were kept, without which derivatives can't be checked. */
+  keeps_inputs?: boolean;
   /** Interned strings; other columns refer to them by index. */
   texts: string[];
   /** What is known of a gradient before it exists. `shape` is null for nested tensors. */
@@ -85,6 +87,8 @@ export interface Branch {
 /** Whether a task's backward is that of its forward; `ok` is null where that could not be told. */
 export interface Check {
   ok: boolean | null;
+  /** `right, but it keeps x as ctx.x`; where it is missing, `ok` says it all. */
+  verdict?: string;
   lines: string[];
 }
 

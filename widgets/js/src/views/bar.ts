@@ -16,7 +16,10 @@ export const makeBar: MakeView = (stage, parent) => {
   parent.append(bar);
   const aside = el("div", { class: "aside" });
   const lower = el("div", { class: "lower" });
-  const views = [makeTransport, makePosition, makeSpeed, makePast].map((make) => make(stage, bar));
+  // Together, since the way back is there, but not seen, most of the time: alone it would leave an empty row.
+  const pace = el("div", { class: "pace" });
+  const views = [makeTransport(stage, bar), makePosition(stage, bar), makeSpeed(stage, pace), makePast(stage, pace)];
+  bar.append(pace);
   views.push(makePolicyTabs(stage, lower));
   lower.append(aside);
   bar.append(lower);

@@ -26,6 +26,8 @@ const UNUSUAL: Record<string, string> = {
   error: "raises when run",
 };
 
+const NO_INPUTS = "Needs the forward's inputs: %%tapehead --keep-inputs, or th.capture(keep_inputs=True)";
+
 export const makeInspector: MakeView = (stage, parent) => {
   const { store } = stage;
   const sign = el("span", { style: "display: grid" });
@@ -38,7 +40,6 @@ export const makeInspector: MakeView = (stage, parent) => {
   const runTo = el("button", { class: "sm", "data-act": "run-to" });
   runTo.addEventListener("click", () => goTo(store, store.shown));
   const check = el("button", { class: "sm", "data-act": "check" }, "check");
-  check.title = "Compare its backward with finite differences of its forward";
   const acts = el("div", { class: "acts" }, breakpoint, runTo, check);
   const edits = makeEdits(store);
   const title = el("div", { class: "ttl" }, sign, name.element);
@@ -76,6 +77,8 @@ export const makeInspector: MakeView = (stage, parent) => {
     runTo.textContent = says;
     runTo.title = title;
     check.hidden = !store.isLive || (state.status !== "stopped" && state.status !== "finished");
+    check.disabled = !canCheck(store, task);
+    check.title = check.disabled ? NO_INPUTS : "Compare its backward with finite differences of its forward";
     edits.update();
     const focused = body.matches(":focus-within");
     body.replaceChildren(
@@ -90,6 +93,11 @@ export const makeInspector: MakeView = (stage, parent) => {
   followLinks(body, store);
   return { ...slow, dispose: () => view.remove() };
 };
+
+/** Without inputs a custom Function alone can show something: what it keeps. */
+function canCheck({ document, graph }: Store, task: number): boolean {
+  return document.keeps_inputs !== false || graph.text(document.tasks.kind[task]) === "function";
+}
 
 interface Top {
   sign: HTMLElement;

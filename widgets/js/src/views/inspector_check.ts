@@ -10,14 +10,16 @@ export function checkSection(store: Store, task: number): HTMLElement[] {
   const isAsked = store.state.checking === task;
   const check: Check | undefined = store.state.checks[task];
   if (!check && !isAsked) return [];
-  const found = isAsked ? "pending" : verdictOf(check!.ok);
-  const said = { pending: "checking…", ok: "right", wrong: "wrong", unknown: "can't tell" }[found];
-  const sign = found === "ok" ? [icon("check", 14)] : found === "wrong" ? [icon("warning", 14)] : [];
+  const found = isAsked ? "pending" : verdictOf(check!);
+  const said = { pending: "checking…", ok: "right", but: "right, but", wrong: "wrong", unknown: "can't tell" }[found];
+  const signs = { pending: [], ok: ["check"], but: ["warning"], wrong: ["warning"], unknown: [] } as const;
+  const sign = signs[found].map((name) => icon(name, 14));
   const heading = el("h4", {}, "Check", el("span", { class: "verdict" }, ...sign, said));
   const lines = isAsked ? [] : check!.lines.map((line) => el("p", {}, ...withLinks(line, store)));
   return [el("div", { class: "sec", "data-part": "check", "data-check": found }, heading, ...lines)];
 }
 
-function verdictOf(ok: boolean | null): "ok" | "wrong" | "unknown" {
-  return ok === null ? "unknown" : ok ? "ok" : "wrong";
+function verdictOf({ ok, verdict = "right" }: Check): "ok" | "but" | "wrong" | "unknown" {
+  if (ok) return verdict === "right" ? "ok" : "but";
+  return ok === null ? "unknown" : "wrong";
 }

@@ -18,6 +18,12 @@ function wasCaptured({ lines, calls }: DeckDocument): boolean {
   return lines.length > 0 || calls.path.length > 0;
 }
 
+/** What of a line stays together: it goes on below after a comma or an opening bracket, not after its indentation. */
+function pieces(code: string): Node[] {
+  const found = code.match(/(^\s+)?([^\s,([{]+[,([{]*|[,([{]+)\s*/g) ?? [];
+  return found.flatMap((piece) => [el("span", {}, piece), el("wbr")]);
+}
+
 function unknown(): HTMLElement {
   const said = "No source: run the forward under th.capture() or %%tapehead";
   return el("div", { class: "sec", "data-part": "source" }, el("div", { class: "op none" }, said));
@@ -46,7 +52,7 @@ export function sourceSection({ graph, document }: Store, task: number): HTMLEle
     const rows = shown.map((index) => {
       const text = code[index].slice(indent, indent + LONGEST);
       const on = index === line - first;
-      const words = el("span", { title: on ? "" : text }, text);
+      const words = el("span", { title: on ? "" : text }, ...(on ? pieces(text) : [text]));
       if (on) words.style.setProperty("--hang", String(Math.min(HANG + text.search(/\S|$/), DEEPEST)));
       return el("div", on ? { class: "on", "aria-current": "true" } : {}, el("em", {}, String(first + index)), words);
     });

@@ -1,7 +1,7 @@
 /** Memory over the backward: a stack by category, the peak, other policies as thin lines, and the playhead. */
 
 import { bindScrubbing, drawCursor, drawTaskNumbers, hasRun, readAxis, type TimeAxis, x } from "../charts/axis.ts";
-import { drawPeak, drawPeaks, NARROW, peakWords, type Rectangle } from "../charts/peaks.ts";
+import { drawPeak, drawPeaks, peakWords, type Rectangle } from "../charts/peaks.ts";
 import { ABOVE, BELOW, type DrawnStack, drawStack, heightOf, type StackPicture } from "../charts/stack.ts";
 import { fit } from "../charts/surface.ts";
 import { el } from "../dom.ts";
@@ -158,7 +158,7 @@ function title(heading: HTMLElement, store: Store): void {
   }
   const { said, reasons } = basisWords(levelsOfMemory(memory));
   const reading = store.isSimulated ? "simulated: faint, it has not run" : "solid has run, faint is to come";
-  heading.textContent = `${title} · ${said} · ${reading}`;
+  heading.replaceChildren(el("span", { class: "rule" }, `${title} · `), `${said} · ${reading}`);
   heading.title = reasons;
 }
 
@@ -210,13 +210,11 @@ function drawSolid(context: CanvasRenderingContext2D, solid: HTMLCanvasElement, 
 
 function policyPeaks(store: Store, picture: StackPicture) {
   const patterns = dashes(store.schedules.map((each) => each.policy));
-  const isNarrow = picture.width - picture.axis.right < NARROW;
   return store.schedules.flatMap(({ policy, memory }, tab) => {
     if (!memory) return [];
     const { bytes } = levelsOfMemory(memory).peak;
     const isShown = tab === store.state.tab;
-    const title = policyTitle(policy).replace(/^branch /, isNarrow ? "br. " : "$&");
-    return [{ title, bytes, dash: patterns[tab], shown: isShown, y: heightOf(picture, bytes) }];
+    return [{ title: policyTitle(policy), bytes, dash: patterns[tab], shown: isShown, y: heightOf(picture, bytes) }];
   });
 }
 

@@ -5,6 +5,9 @@ import type { MakeView } from "../view.ts";
 import { icon } from "./icons.ts";
 import { followLinks, withLinks } from "./task_links.ts";
 
+/** So many lines of how a watchpoint's find came about are shown at once. */
+const MOST = 8;
+
 export const makeStopped: MakeView = ({ store, root }, parent) => {
   const sign = el("span");
   const text = el("p");
@@ -17,12 +20,17 @@ export const makeStopped: MakeView = ({ store, root }, parent) => {
   banner.hidden = true;
   parent.append(banner);
   let shown = "";
+  /** How many lines are seen while it is folded. */
+  let least = 0;
   const unfold = (open: boolean) => {
-    lines.hidden = !open;
+    const items = [...lines.children] as HTMLElement[];
+    items.forEach((item, index) => (item.hidden = !open && index >= least));
+    lines.hidden = !open && !least;
+    how.textContent = !least ? "how it came" : open ? "less" : `${items.length - least} more`;
     how.ariaExpanded = String(open);
   };
   followLinks(banner, store);
-  how.addEventListener("click", () => unfold(lines.hidden !== false));
+  how.addEventListener("click", () => unfold(how.ariaExpanded === "false"));
   show.addEventListener("click", () => {
     store.show(0);
     store.update({ selected: store.state.stopped?.task ?? null });
@@ -46,8 +54,13 @@ export const makeStopped: MakeView = ({ store, root }, parent) => {
       text.replaceChildren(el("b", {}, "Stopped: "), ...withLinks(stopped.text, store));
       lines.replaceChildren(...stopped.lines.map((line) => el("li", {}, ...withLinks(line, store))));
       how.hidden = !stopped.lines.length;
-      show.hidden = stopped.task === null;
-      unfold(false);
+      const { task, why, lines: { length } } = stopped;
+      show.hidden = task === null;
+      show.textContent = `show #${task}`;
+      show.title = task === null ? "" : `Show #${task} ${store.graph.name(task)} in the graph`;
+      const found = why === "watchpoint"; // where it came from is what one wants to know
+      least = found && length > MOST ? MOST : 0;
+      unfold(found && !least);
     },
     dispose: () => banner.remove(),
   };
