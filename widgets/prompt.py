@@ -17,8 +17,8 @@ from ..engine.stop import Stop
 from ..engine.verbs import Verbs
 from ..inspector.graph import Task
 from . import prompt_tables as tables
-from .prompt_completion import offered
-from .prompt_names import Names, compiled, test_of, users_frame
+from .prompt_completion import offered, whole
+from .prompt_names import Names, assigns, compiled, statements, test_of, users_frame
 from .prompt_stops import PromptStops, read_break, read_watch
 from .prompt_tables import Session
 from .prompt_terminal import Interrupt, first_interrupt, say, show, whole_words
@@ -46,6 +46,7 @@ SHORT = {
     "i": "info",
     "ready": "queue",
     "p": "print",
+    "!": "execute",
     "b": "break",
     "cl": "delete",
     "clear": "delete",
@@ -61,7 +62,7 @@ GROUPS = {
     "go back": ("back", "goto", "branch", "branches"),
     "look": ("where", "list", "info", "queue", "find", "print", "pp", "saved", "memory", "check"),
     "stop": ("break", "tbreak", "watch", "stops", "enable", "disable", "delete", "stop"),
-    "change": ("zero", "scale", "clip", "replace", "restore"),
+    "change": ("zero", "scale", "clip", "replace", "restore", "execute"),
     "end": ("save", "close", "quit", "help"),
 }
 
@@ -112,7 +113,8 @@ class Prompt(Cmd):
     def enter(self, session: Session) -> None:
         """From now on the commands are about this session."""
         self.session, self.error, self._spoken_of = session, None, None
-        self.stops.enter(session)
+        for line in self.stops.enter(session):
+            print(f"tapehead: {line}", file=sys.stderr)
 
     def greet(self) -> None:
         """Says what is debugged, and where it stands."""
@@ -231,9 +233,10 @@ class Prompt(Cmd):
         """branches: the ways this session went, and in what they differ"""
         _nothing(arg, "branches")
         session = self._direct("branches")
-        show(tables.branches_table(session.branches))
         if len(session.branches) > 1:
             say(*str(session.compare_branches()).splitlines())
+        else:
+            show(tables.branches_table(session.branches))
 
     # Looking
 
@@ -348,7 +351,7 @@ class Prompt(Cmd):
 
         nan, inf, zero, norm>1e3, norm<1e-8, ratio>100 (of a module's output to input gradients), upcast, shape, missing
         (a parameter has no gradient at the end), or if EXPRESSION of gradient and task. One or another: nan or inf;
-        both: zero and norm<1. MODULE may be a pattern.
+        both: zero and norm<1. MODULE may be a pattern: watch norm>1e3 or ratio>100 at encoder.*
         """
         self._ask("watch", arg, read_watch(arg, self._watch_test))
 
@@ -410,6 +413,22 @@ class Prompt(Cmd):
         self._direct("restore").restore(task)
         self._show_gradients(task)
 
+    def do_execute(self, arg: str) -> None:
+        """execute STATEMENT  (!STATEMENT, or just x = 3): run it among your variables, where .backward() was called
+
+        What it assigns to is your script's. Of an expression it prints what it gives, unless that is None.
+        """
+        code = statements(_something(arg, "!STATEMENT"))
+        if code is None:
+            value = self._value(arg)
+            if value is not None:
+                say(*repr(value).splitlines())
+            return
+        try:
+            self.names.run(code, self._own_names())
+        except Exception as error:
+            raise ValueError(_said(error)) from error
+
     # Ending
 
     def do_save(self, arg: str) -> None:
@@ -459,6 +478,8 @@ class Prompt(Cmd):
         return line
 
     def parseline(self, line: str) -> tuple[str | None, str | None, str]:
+        if line.startswith("!") or assigns(line):
+            return "execute", line.removeprefix("!"), line
         command, argument, line = super().parseline(line)
         return SHORT.get(command, command) if command else command, argument, line
 
@@ -487,8 +508,10 @@ class Prompt(Cmd):
         raise ValueError(f"there is no command {word!r}: {hint}")
 
     def completenames(self, text: str, *ignored: Any) -> list[str]:
+        if text.startswith("!"):
+            return offered("execute", self.session, self.stops, self._known, text, "")
         words = {*self._commands(), *(word for word in SHORT if len(word) > 2 and word != "EOF")}
-        return sorted(word for word in words if word.startswith(text))
+        return whole(sorted(word for word in words if word.startswith(text)))
 
     def completedefault(self, *given: Any) -> list[str]:
         text, line, begin, _ = given
@@ -595,15 +618,18 @@ class Prompt(Cmd):
     def _value(self, expression: str) -> Any:
         code = compiled(expression)
         try:
-            return eval(code, self._known())
+            return self.names.value(code, self._own_names())
         except Exception as error:
             raise ValueError(_said(error)) from error
 
     def _known(self) -> dict[str, Any]:
+        return self.names.all(self._own_names())
+
+    def _own_names(self) -> dict[str, Any]:
         session = self.session
         current = session.current if session.over is None else None
         gradients = () if current is None else session.gradients
-        return self.names.all({"session": session, "task": current, "gradients": gradients})
+        return {"session": session, "task": current, "gradients": gradients}
 
     def _test(self, expression: str) -> Callable[..., Any]:
         return test_of(compiled(expression), lambda: self.names, "task", "gradients")

@@ -57,7 +57,7 @@ def offered(
         names: gives the variables which an expression may name.
         before: what stands between the command and the word.
     """
-    if command in ("print", "pp", "replace", "scale", "clip"):
+    if command in ("print", "pp", "execute", "replace", "scale", "clip"):
         return _expressions(word, names)
     if command == "save":
         return _files(word)
@@ -66,7 +66,12 @@ def offered(
     if command == "watch" and re.search(r"(^|\s)if\s", before) and not re.search(r"\sat\s*$", before):
         return [*_expressions(word, names), *(["at"] if "at".startswith(word) else [])]
     words = _words(command, session, stops, word, before)
-    return sorted({each for each in words if each.startswith(word)}, key=_in_order)[:_MOST]
+    return whole(sorted({each for each in words if each.startswith(word)}, key=_in_order)[:_MOST])
+
+
+def whole(words: list[str]) -> list[str]:
+    """With a space behind the word if it is the only one, and does not want to be gone on with as `norm>` does."""
+    return [f"{words[0]} "] if len(words) == 1 and not words[0].endswith((">", "<")) else words
 
 
 def _words(command: str, session: Debugged, stops: Iterable[Numbered], word: str, before: str) -> Iterable[str]:

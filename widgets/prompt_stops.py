@@ -40,7 +40,7 @@ class Asked:
         make: makes it in a session.
         once: it is deleted when it has stopped a run.
         entry: the session's; None while nothing there matches.
-        why_not: why nothing has matched yet; None from the first match on.
+        why_not: why nothing has matched yet, "" before the first session; None from the first match on.
     """
 
     number: int
@@ -82,17 +82,25 @@ class PromptStops:
         """Whether any may stop a run."""
         return any(each.enabled for each in self)
 
-    def enter(self, session: Session) -> None:
-        """Another session: the breakpoints and watchpoints are set in it, as far as anything there matches."""
+    def enter(self, session: Session) -> list[str]:
+        """Another session: the breakpoints and watchpoints are set in it, as far as anything there matches.
+
+        Returns:
+            Of those that match nothing in the first session they are for, why.
+        """
         self._session = session
+        news = []
         for asked in self._asked.values():
             session.stops.number_from(asked.number)
             try:
                 self._set(asked)
             except ValueError as error:
                 asked.entry = None
+                if asked.why_not == "":
+                    news.append(f"{asked.kind} {asked.text}: {error}")
                 if asked.why_not is not None:
                     asked.why_not = str(error)
+        return news
 
     def ask(
         self, kind: Literal["break", "watch"], text: str, make: Callable[[Session], Entry], *, once: bool = False
@@ -130,9 +138,16 @@ class PromptStops:
         if number in self._asked and self._asked[number].once:
             self.delete(number)
 
+    @property
+    def in_vain(self) -> bool:
+        """Whether something was asked for, and nothing of it has matched in any session."""
+        return bool(self._asked) and all(each.why_not is not None for each in self._asked.values())
+
     def never_met(self) -> Iterator[str]:
         """What has matched nothing in any session."""
-        return (f"{each.kind} {each.text}: {each.why_not}" for each in self._asked.values() if each.why_not)
+        for each in self._asked.values():
+            if each.why_not:
+                yield f"{each.kind} {each.text} matched nothing in any backward: {each.why_not}"
 
     def _new(self, kind: Literal["break", "watch"], text: str, make: Callable[[Session], Entry], once: bool) -> Asked:
         taken = [] if self._session is None else [entry.number for entry in self._session.stops]

@@ -142,6 +142,8 @@ def _statistics_table(
         floats = [_number(value) for value in (each.min, each.max, each.mean, each.norm)]
         bad = [Text(f"{count:,}", style="bold red" if count else "dim") for count in _counts(each)]
         made.add_row(str(number), plain(shown), *floats, *bad, f"{each.zero_count or 0:,}")
+    if any(each is not None and any(_counts(each)) for each in found):
+        return Group(made, plain("min, max, mean and norm are of the finite part", "dim"))
     return made
 
 

@@ -250,7 +250,8 @@ def test_going_back_and_another_way_is_a_branch(model: Model, talk: Talk) -> Non
     said = talk(session, "s 6", "back 3", "zero", "s 2", "branches", "branch 1", "goto #" + str(session.current.id))
     order = len(session.order)
     assert order == 0, "goto went back to the first task"
-    assert said[4].splitlines()[2].startswith(">") and "from 1 after 3 tasks" in said[4]
+    assert "2 (current)" in said[4] and "from 1 after 3" in said[4]
+    assert said[4].startswith("branch ") and said[4].count("heap") == 2, "one table has all"
     assert "6 of " in said[5]
     talk(session, "branch", "c")
     session.close()
@@ -339,6 +340,54 @@ def test_print_sees_the_callers_variables_and_what_is_debugged(model: Model, tal
     assert said[4].startswith("*** '(' is no expression")
     assert said[5] == "tensor([1., 1.])\n"
     assert mine
+
+
+def test_statements_run_in_the_function_that_called_and_change_its_variables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Model
+) -> None:
+    session = th.debug(loss_of(model))
+    typed = [
+        "rate = 3",
+        "!rate += len(names)",
+        "p rate",
+        "!names.append('c')",
+        "!names[0]",
+        "!for name in names: print(name, t.ones(1).item())",
+        "!del gone",
+        "p sorted(locals())",
+        "session = 3",
+        "!1 +",
+        "!{}['key']",
+        "s = 5",
+        "p s",
+    ]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in typed)))
+
+    def train(rate: int) -> int:
+        names, gone, change = ["a", "b"], 1, lambda: rate  # a closure sees what was assigned
+        session.interact()
+        assert names == ["a", "b", "c"] and change() == rate
+        with pytest.raises(UnboundLocalError):
+            print(gone)
+        return rate
+
+    assert train(1) == 5
+    said = [each.partition("\n")[2] for each in capsys.readouterr().out.split(PROMPT)[1:]]
+    assert said[2] == "5\n" and said[4] == "'a'\n" and said[5] == "a 1.0\nb 1.0\nc 1.0\n"
+    assert said[7] == "['change', 'name', 'names', 'rate']\n", "the function's own, and what was assigned"
+    assert said[8].startswith("*** ValueError: session is a name of the prompt's own")
+    assert said[9].startswith("*** '1 +' is no Python") and said[10] == "*** KeyError: 'key'\n"
+    assert said[12] == "5\n" and session.order == []
+
+
+def test_numbers_of_a_gradient_with_nan_are_said_to_be_of_its_finite_part(talk: Talk) -> None:
+    start = torch.tensor([1.0, float("nan"), 3.0])
+    w = torch.ones(3, requires_grad=True)
+    said = talk(th.debug(w.exp() * 1, start), "where")[0]
+    row, note = said.splitlines()[-2:]
+    assert row.split()[-7:] == ["1", "3", "2", "3.162", "1", "0", "0"]
+    assert note == "min, max, mean and norm are of the finite part"
+    assert "finite part" not in talk(th.debug(w.exp() * 1, torch.ones(3)), "where")[0]
 
 
 def test_what_find_info_and_list_say_is_in_the_graph(model: Model, talk: Talk) -> None:
@@ -546,27 +595,31 @@ def test_tab_offers_what_can_stand_there(model: Model, tmp_path: Path, monkeypat
     session.step()
     session.break_at("Relu")
     here = Path(__file__).name
-    assert offers(session, "s #") == [f"#{entry.task.id}" for entry in session.ready]
+    assert [each.strip() for each in offers(session, "s #")] == [f"#{entry.task.id}" for entry in session.ready]
     assert offers(session, "until #1")[:2] == ["#1", "#10"]
     assert offers(session, "break blocks.1.d") == ["blocks.1.down", "blocks.1.down.bias", "blocks.1.down.weight"]
-    assert offers(session, "b Rel") == ["Relu"]
-    assert offers(session, "b module:head") == ["module:head"]
+    assert offers(session, "b Rel") == ["Relu "]
+    assert offers(session, "b module:head") == ["module:head "]
     assert f"{here}:{line_of('# the line of the square')}" in offers(session, f"b {here}:")
     assert offers(session, "b head, gradients and mod", model=model) == ["model"]
     assert offers(session, "watch n") == ["nan", "norm<", "norm>"]
-    assert offers(session, "watch nan at hea") == ["head"]
-    assert offers(session, "policy b") == ["bfs"]
-    assert offers(session, "delete ") == ["1"]
+    assert offers(session, "watch norm>") == ["norm>"], "a number goes on"
+    assert offers(session, "watch nan at hea") == ["head "]
+    assert offers(session, "policy b") == ["bfs "]
+    assert offers(session, "delete ") == ["1 "]
     assert offers(session, "p model.bl", model=model) == ["model.blocks"]
     assert offers(session, "p len(model.bl", model=model) == ["len(model.blocks"]
     assert offers(session, "find blocks.0.u")[0] == "blocks.0.up"
-    assert offers(session, "info st") == ["stops"]
+    assert offers(session, "info st") == ["stops "]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     assert offers(session, "save ru") == ["runs/", "ru.json", "ru.html", "ru.svg"]
     prompt = Prompt(Names(None))
     assert prompt.completenames("st") == ["step", "step_out", "step_over", "stop", "stops"]
-    assert prompt.complete_help("wat") == ["watch"]
+    assert prompt.complete_help("wat") == ["watch "]
+    prompt.names = Names(sys._getframe())
+    prompt.enter(session)
+    assert prompt.completenames("!len(model.bl") == ["!len(model.blocks"]
 
 
 def test_a_prompt_needs_nothing_of_jupyter_and_no_terminal(tmp_path: Path) -> None:
