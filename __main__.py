@@ -264,7 +264,7 @@ def _view(options: argparse.Namespace, console: Console) -> int:
 def _debug(options: argparse.Namespace, console: Console) -> int:
     from .engine.policies import POLICIES
     from .script import UserError, backward_of, run_script, script_path
-    from .widgets.every_backward import EveryBackward
+    from .widgets.every_backward import EveryBackward, ended_well
     from .widgets.user_traceback import users_traceback
 
     target: str = options.target
@@ -279,16 +279,20 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
                 raise ValueError(f"{target} takes no arguments, so {options.arguments[0]!r} can't be one")
             with debugger:
                 backward_of(target)
-            return 0
+            return 2 if debugger.in_vain else 0
         path = script_path(target)
     except UserError as error:
         print(users_traceback(error.error), end="", file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
         return _refuse(error)
-    with debugger:
-        run_script(path, target, options.arguments)
-    return 0
+    try:
+        with debugger:
+            run_script(path, target, options.arguments)
+    except SystemExit as end:
+        if not debugger.in_vain or not ended_well(end):
+            raise
+    return 2 if debugger.in_vain else 0
 
 
 def _diff(options: argparse.Namespace, console: Console) -> int:

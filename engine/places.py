@@ -160,6 +160,8 @@ def _nothing_there(graph: Graph, where: str, text: str, meanings: Collection[str
     near = [lower[name] for name in get_close_matches(text.lower(), lower, _SHOWN, cutoff=0.5)]
     if near:
         return f"{said}; the nearest names are {', '.join(near)}"
+    if "module" in meanings:  # the outermost say most in few words
+        names = list(dict.fromkeys(call.path for call in graph.calls if call.path and "." not in call.path)) or names
     if names:
         more = ", ..." if len(names) > _SHOWN else ""
         return f"{said}; there are {', '.join(names[:_SHOWN])}{more}"

@@ -27,6 +27,11 @@ from .prompt_tables import Session
 from .prompt_terminal import say
 
 
+def ended_well(error: BaseException) -> bool:
+    """Whether a script that ends with this says that all is well: `sys.exit()`."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
 class Quit(SystemExit):
     """The user has had enough: the script ends as with `sys.exit()`."""
 
@@ -183,9 +188,14 @@ class EveryBackward:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._exits.__exit__(None, None, None)  # the capture need not keep what the error's frames hold
-        if error is None and not self.prompt.detached:
+        if not self.prompt.detached and not self.prompt.has_quit and (error is None or ended_well(error)):
             for line in self._never():
                 print(f"tapehead: {line}", file=sys.stderr)
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether the user waited for breakpoints or watchpoints, and no backward had what any of them names."""
+        return self.prompt.stops.in_vain and not self.prompt.detached and not self.prompt.has_quit
 
     def _never(self) -> Iterator[str]:
         """What the user may have waited for."""

@@ -163,7 +163,53 @@ def test_breakpoints_last_from_one_backward_to_the_next_and_wait_quietly(folder:
     rows = [line.split() for line in said[5].splitlines()[2:]]
     assert [(row[0], row[3]) for row in rows] == [("1", "no"), ("2", "yes"), ("3", "yes")]
     assert len(said) == 7 and found.returncode == 0
-    assert found.stderr.startswith('tapehead: break Tanh: nothing in this graph is called "Tanh"')
+    first, second, end = found.stderr.splitlines()
+    assert first.startswith('tapehead: break Log: nothing in this graph is called "Log"')
+    assert second.startswith('tapehead: break Tanh: nothing in this graph is called "Tanh"')
+    assert end.startswith("tapehead: break Tanh matched nothing in any backward: ")
+
+
+NO_SUCH = """
+import sys, torch
+w = torch.ones(2, requires_grad=True)
+for step in range(2):
+    w.exp().sum().backward()
+    print("step", step, file=sys.stderr)
+if len(sys.argv) > 1:
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_a_breakpoint_that_matches_nothing_is_told_at_once_and_ends_with_code_2(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(NO_SUCH)
+    said = 'nothing in this graph is called "Exq"; the nearest names are Exp'
+    for arguments, code in (([], 2), (["0"], 2), (["3"], 3)):
+        found = debug("--break", "Exq", script, *arguments)
+        assert found.returncode == code and PROMPT not in found.stdout
+        first, *steps, end = [*found.stderr.splitlines(), *([""] if code == 3 else [])]
+        assert first == f"tapehead: break Exq: {said}" and steps == ["step 0", "step 1"]
+        assert end == ("" if code == 3 else f"tapehead: break Exq matched nothing in any backward: {said}")
+    assert debug("--break", "Exq", "--break", "Exp", script, typed="c\nc\n").returncode == 0
+    assert debug("--break", "Exq", "--break", "Exp", script, typed="q\n").returncode == 0
+
+
+def test_statements_change_the_variables_of_the_function_that_called_backward(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "rate = 'the module has one, too'\n"
+        "def train(rate):\n"
+        "    w = torch.ones(2, requires_grad=True)\n"
+        "    (w * 2).sum().backward()\n"
+        "    print('rate', rate, w.grad.tolist())\n"
+        "train(0.1)\n"
+        "print(rate)\n"
+    )
+    found = debug(script, typed="p sorted(locals())\nrate = 7\n!w.requires_grad\nc\nc\n")
+    assert f"{PROMPT}p sorted(locals())\n['rate', 'w']\n" in found.stdout
+    assert f"{PROMPT}!w.requires_grad\nTrue\n" in found.stdout
+    assert found.stdout.endswith("rate 7 [2.0, 2.0]\nthe module has one, too\n")
 
 
 def test_a_nan_is_found_where_log_of_zero_made_it(folder: Path) -> None:
@@ -381,23 +427,33 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+def wait_for_ctrl_c(indent: str) -> str:
+    """Lines of a script that say READY and go on once Ctrl-C was pressed, also where it is before they wait for it."""
+    lines = (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})",
+        "print('READY', flush=True)",
+        "while signal.SIGINT not in signal.sigpending(): time.sleep(0.01)",
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})",
+    )
+    return "".join(f"{indent}{line}\n" for line in lines)
+
+
 def test_at_a_terminal_tab_completes_and_ctrl_c_stops(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import signal, torch\n"
+        "import signal, time, torch\n"
         "model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))\n"
         "hidden = model[0](torch.ones(1, 2))\n"
         "def hook(gradient):\n"
-        "    print('READY', flush=True)\n"
-        "    signal.pause()\n"
+        f"{wait_for_ctrl_c('    ')}"
         "hidden.register_hook(hook)\n"
         "model[1](hidden).sum().backward()\n"
         "print('grad', model[0].weight.grad is not None)\n"
     )
     terminal = Terminal("-m", "tapehead", "debug", str(script))
     assert "\x1b[1m> task" in terminal.read_to(PROMPT)
-    terminal.type("whe\t\n")
-    assert "where" in terminal.read_to(PROMPT).splitlines()[0]
+    terminal.type("whe\t#1\n")
+    assert "where #1" in terminal.read_to(PROMPT).splitlines()[0]
     terminal.type("break Accu\t\n")
     assert "breakpoint 1: AccumulateGrad, at 4 tasks" in terminal.read_to(PROMPT)
     terminal.type("delete 1\n")
@@ -418,13 +474,12 @@ def test_at_a_terminal_tab_completes_and_ctrl_c_stops(tmp_path: Path) -> None:
 def test_at_a_terminal_ctrl_d_ends_the_script_and_a_second_ctrl_c_interrupts_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import signal, torch\n"
+        "import signal, time, torch\n"
         "w = torch.ones(2, requires_grad=True)\n"
         "hidden = w * 2\n"
         "def hook(gradient):\n"
         "    for _ in range(2):\n"
-        "        print('READY', flush=True)\n"
-        "        signal.pause()\n"
+        f"{wait_for_ctrl_c('        ')}"
         "hidden.register_hook(hook)\n"
         "try:\n"
         "    hidden.sum().backward()\n"
