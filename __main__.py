@@ -95,7 +95,13 @@ def _parser() -> Parser:
     debug.add_argument(
         "--break", action="append", default=[], dest="breaks", metavar="WHERE", help="run to a breakpoint"
     )
-    debug.add_argument("--watch", action="append", default=[], metavar="CONDITION", help="run to a watchpoint")
+    debug.add_argument(
+        "--watch",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="run to a watchpoint; --engine native is faster, and takes no task back",
+    )
     debug.add_argument("--policy", default="heap", metavar="NAME", help="which task runs next (heap, PyTorch's own)")
     debug.add_argument(
         "--engine", choices=("direct", "native"), help="which runs the backward (direct; what it refuses, native)"

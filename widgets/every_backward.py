@@ -17,6 +17,7 @@ from ..engine.debug import debug
 from ..engine.native import Call
 from ..engine.policies import AnyPolicy
 from ..engine.run import Engine
+from ..engine.statistics import Level
 from ..engine.stop import Stop
 from ..inspector.capture import capture
 from ..inspector.torch_internals import pins_open, redirect_backward
@@ -148,6 +149,8 @@ class ScriptPrompt(Prompt):
 class EveryBackward:
     """While it is open, each `.backward()` of this thread opens a prompt, and the forward is captured for it.
 
+    While nothing but watchpoints waits, no statistics are recorded, and by the native engine no trace at all.
+
     The capture is one for all of the script, and renewed after each backward. Backwards of other threads, of processes
     forked off, and those inside another backward (reentrant checkpoints, hooks), are PyTorch's own.
 
@@ -255,6 +258,9 @@ class EveryBackward:
 
     def _session_of(self, call: Call, engine: Engine) -> Session:
         inputs: Any = call.inputs  # all tensors, or all edges
+        level: Level | None = "cheap"
+        if self.prompt.stops.only_watch:  # most backwards are then looked at by nobody
+            level = "off" if engine == "direct" else None
         return debug(
             call.tensors,
             call.grad_tensors,
@@ -263,6 +269,6 @@ class EveryBackward:
             inputs,
             policy=self._policy,
             engine=engine,
-            trace="cheap",
+            trace=level,
             history=True if engine == "direct" else "auto",
         )

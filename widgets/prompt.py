@@ -269,6 +269,9 @@ class Prompt(Cmd):
         show(tables.where_view(self.session, task))
         show(tables.task_facts(self.session, task))
         record = None if self.session.trace is None else self.session.trace.of(task)
+        if record is None and task.id in self.session.order:
+            say("  what it got and gave was not recorded", style="dim")
+            return
         if record is None:
             self._show_gradients(task)
             return

@@ -82,6 +82,11 @@ class PromptStops:
         """Whether any may stop a run."""
         return any(each.enabled for each in self)
 
+    @property
+    def only_watch(self) -> bool:
+        """Whether what was asked for at this prompt, and is enabled, are watchpoints alone."""
+        return {each.kind for each in self._asked.values() if each.enabled} == {"watch"}
+
     def enter(self, session: Session) -> list[str]:
         """Another session: the breakpoints and watchpoints are set in it, as far as anything there matches.
 
