@@ -727,7 +727,7 @@ def test_what_the_sessions_thread_cannot_have_is_refused() -> None:
         native(loss)
 
 
-def test_a_thousand_sessions_leave_nothing() -> None:
+def test_hundreds_of_sessions_leave_nothing() -> None:
     """Run out, closed at a stop, failed and let go in turns."""
 
     def one(number: int) -> list[weakref.ref[Tensor]]:
@@ -752,9 +752,9 @@ def test_a_thousand_sessions_leave_nothing() -> None:
 
     kept: list[weakref.ref[Tensor]] = []
     objects = []
-    for number in range(1000):
+    for number in range(300):
         kept.extend(one(number))
-        if number in (99, 999):
+        if number in (99, 299):
             wait_for(lambda: not session_threads())
             gc.collect()
             wait_for(lambda: not any(each() is not None for each in kept))
