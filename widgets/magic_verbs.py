@@ -273,4 +273,5 @@ def complete_verb(shell: InteractiveShell, verb: str, word: str, line: str) -> l
     except UsageError:
         return []
     before = line[: len(line) - len(word)].partition(verb)[2]
-    return offered(verb, deck, deck.stops, lambda: shell.user_ns, word, before)
+    words = offered(verb, deck, deck.stops, lambda: shell.user_ns, word, before)
+    return [each.rstrip() for each in words]  # a space behind a whole word is for the terminal
