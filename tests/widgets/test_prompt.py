@@ -50,6 +50,7 @@ Talk = Callable[..., list[str]]
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Talk:
     """Gives a prompt over a session these lines, through a pipe. What each was answered."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it: what is said would be wrapped
 
     def answers(session: th.Stepper | th.NativeSession, *lines: str) -> list[str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -452,7 +453,7 @@ def test_each_command_has_its_help_and_is_listed(model: Model, talk: Talk) -> No
     overview, *each = talk(session, "help", *(f"help {name}" for name in sorted(listed)), "help foo")
     for name, answer in zip(sorted(listed), each, strict=False):
         usage, colon, does = answer.partition(": ")
-        assert usage.startswith(name) and colon and does and all(word in overview for word in usage.split())
+        assert usage.startswith(name) and colon and does and usage in overview
     assert each[len(listed)].startswith("*** there is no command 'foo'")
 
 
