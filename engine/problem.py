@@ -1,0 +1,253 @@
+"""A backward as a scheduling problem: which task waits for which, and what memory lives between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+
+from ..inspector.graph import Graph
+from .footprint import Footprints
+from .schedule import Pending, schedule
+from .timeline import Timeline
+
+_NS_PER_TASK = 5_000  # what the engine and a kernel's launch take, whatever the size
+_BYTES_PER_NS = 10  # what a core reads and writes
+_FOREVER: tuple[int, ...] = ()
+
+
+class Problem:
+    """What a planner knows of a backward. Lists are by task id; tasks that do not run have nothing in them.
+
+    Memory is told in blocks, each alive from the first of its makers until the last of its users has ended. This is
+    read off the simulation of HEAP's order, so for that order the levels are the simulation's. In another order they
+    may differ where several gradients are summed: which comes first decides on whose block that is. What counts in the
+    end is `peak_bytes`, which simulates.
+
+    Attributes:
+        graph: the graph.
+        needed: the tasks that run; None: all.
+        tasks: their ids, ascending.
+        nexts: by task those that wait for it, each once, in the order of its outputs.
+        waits: by task for how many others it waits.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        footprints: Footprints | None = None,
+        needed: Collection[int] | None = None,
+        durations: Mapping[int, float] | Sequence[float] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.needed = None if needed is None else frozenset(needed)
+        self.tasks: Sequence[int] = range(len(graph)) if self.needed is None else sorted(self.needed)
+        self._footprints = footprints
+        self._measured = durations
+        runs = self.needed
+        self.nexts: list[list[int]] = [
+            []
+            if runs is not None and task_id not in runs
+            else [task for task in dict.fromkeys(edge.next_task for edge in edges) if runs is None or task in runs]
+            for task_id, edges in enumerate(graph.out_edges)
+        ]
+        self.waits = [0] * len(graph)
+        for tasks in self.nexts:
+            for task in tasks:
+                self.waits[task] += 1
+
+    def start(self) -> list[int]:
+        """The tasks that are ready at once, in the order in which the engine gets them."""
+        return Pending(self.graph, self.needed).start()
+
+    @cached_property
+    def footprints(self) -> Footprints:
+        """What the tasks allocate: as given, else by a dry run."""
+        from .dry_run import dry_run
+
+        return self._footprints or dry_run(self.graph)
+
+    @property
+    def knows_memory(self) -> bool:
+        """Whether the footprints are at hand, so that no dry run is to come."""
+        return self._footprints is not None or "footprints" in vars(self)
+
+    def timeline(self, order: Sequence[int]) -> Timeline:
+        """The memory in this order, simulated."""
+        from .simulate import simulate
+
+        return simulate(self.graph, order, self.footprints)
+
+    def peak_bytes(self, order: Sequence[int]) -> int:
+        """The highest level in this order, simulated."""
+        return self.timeline(order).peak_bytes
+
+    @cached_property
+    def heap_order(self) -> list[int]:
+        """PyTorch's own order."""
+        return schedule(self.graph, "heap", self.needed)
+
+    @cached_property
+    def heap_timeline(self) -> Timeline:
+        """PyTorch's own memory."""
+        return self.timeline(self.heap_order)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each block."""
+        return self._blocks.sizes
+
+    @property
+    def makers(self) -> list[tuple[int, ...]]:
+        """By block the tasks of which the first to run makes it; () if it is there from the start."""
+        return self._blocks.makers
+
+    @property
+    def users(self) -> list[tuple[int, ...]]:
+        """By block the tasks after the last of which it is gone; () if it stays."""
+        return self._blocks.users
+
+    @property
+    def certain(self) -> list[bool]:
+        """By block whether its makers and users are those of every legal order."""
+        return self._blocks.certain
+
+    @property
+    def needs(self) -> list[int]:
+        """By task the bytes by which the level rises at its highest moment, over the level before it."""
+        return self._blocks.needs
+
+    @cached_property
+    def made_by(self) -> list[list[int]]:
+        """By task the blocks of which it is a maker."""
+        return self._by_task(self.makers)
+
+    @cached_property
+    def used_by(self) -> list[list[int]]:
+        """By task the blocks of which it is a user."""
+        return self._by_task(self.users)
+
+    @cached_property
+    def start_bytes(self) -> int:
+        """The level before the first task."""
+        return sum(size for size, makers in zip(self.sizes, self.makers, strict=True) if not makers)
+
+    def _by_task(self, tasks_of: list[tuple[int, ...]]) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(len(self.graph))]
+        for block, tasks in enumerate(tasks_of):
+            for task in tasks:
+                found[task].append(block)
+        return found
+
+    @cached_property
+    def durations(self) -> list[float]:
+        """Nanoseconds by task: as given; where nothing is, a guess by the bytes of its gradients and of what it saved.
+
+        The guess is 5 µs a task and 10 bytes a nanosecond: it ranks tasks on one machine, and says no time.
+        """
+        tasks = self.graph.tasks
+        touched = [sum(meta.nbytes or 0 for meta in task.inputs) for task in tasks]
+        for edge in self.graph.edges:
+            touched[edge.task] += self.graph.tasks[edge.next_task].inputs[edge.input].nbytes or 0
+        guessed = [_NS_PER_TASK + nbytes / _BYTES_PER_NS for nbytes in touched]
+        if self._measured is None:
+            return guessed
+        known = self._measured if isinstance(self._measured, Mapping) else dict(enumerate(self._measured))
+        return [known.get(task_id, guess) for task_id, guess in enumerate(guessed)]
+
+    def levels(self, order: Sequence[int]) -> tuple[int, list[int]]:
+        """The peak by these blocks, and the highest level in each task, by place. O(tasks + blocks)."""
+        blocks = self._blocks
+        sizes, needs, made_by, used_by = blocks.sizes, blocks.needs, self.made_by, self.used_by
+        left = list(map(len, blocks.users))
+        made = [not makers for makers in blocks.makers]
+        level = self.start_bytes
+        peaks = []
+        for task in order:
+            peaks.append(level + needs[task])
+            for block in made_by[task]:
+                if not made[block]:
+                    made[block] = True
+                    level += sizes[block]
+            for block in used_by[task]:
+                left[block] -= 1
+                if not left[block]:
+                    level -= sizes[block]
+        return max([self.start_bytes, *peaks, level]), peaks
+
+    @cached_property
+    def _blocks(self) -> _Blocks:
+        return _Blocks(self)
+
+
+class _Blocks:
+    """What a simulation of HEAP's order shows of who makes and who uses each storage."""
+
+    def __init__(self, problem: Problem) -> None:
+        graph, timeline = problem.graph, problem.heap_timeline
+        count, order = len(timeline.nbytes), timeline.order
+        place_of = timeline.places
+        born = [-1] * count
+        died = [len(order)] * count
+        self.needs = [0] * len(graph)
+        events, starts, levels, nbytes = timeline.events, timeline.starts, timeline.levels, timeline.nbytes
+        for place, task in enumerate(order):
+            first, end = starts[place], starts[place + 1]
+            if first < end:
+                self.needs[task] = max(levels[first : end + 1]) - levels[first]
+                for number in events[first:end]:
+                    if number >= 0:
+                        born[number] = place
+                    else:
+                        died[~number] = place
+        users: list[dict[int, None]] = [{} for _ in range(count)]
+        sure = [True] * count
+        waits = _arrivals(graph)
+        first_input = list(accumulate([len(task.inputs) for task in graph.tasks], initial=0))
+        makers: list[tuple[int, ...]] = [() if place < 0 else (order[place],) for place in born]
+        producers = [sorted(tasks - {-1}, key=lambda task: place_of.get(task, len(order))) for tasks in map(set, waits)]
+        index = 0
+        for task in order:
+            for place in range(first_input[task], first_input[task + 1]):
+                storage = timeline.inputs[index]
+                index += 1
+                if storage < 0:
+                    continue
+                users[storage][task] = None
+                if len(waits[place]) > 1:
+                    sure[storage] = False
+                    if makers[storage] == tuple(producers[place][:1]):  # else it is a sum, made with the second
+                        makers[storage] = tuple(producers[place])
+        for storage, keepers in timeline.saved.items():
+            for task, _ in keepers:
+                users[storage][task] = None
+        ran = place_of.keys()
+        self.sizes: list[int] = []
+        self.makers: list[tuple[int, ...]] = []
+        self.users: list[tuple[int, ...]] = []
+        self.certain: list[bool] = []
+        for storage in range(count):
+            if born[storage] == died[storage] and born[storage] >= 0:
+                continue  # workspace, and what was added to another's block at once
+            ends = died[storage]
+            last = _FOREVER
+            if ends < len(order):
+                users[storage][order[ends]] = None
+                last = tuple(task for task in users[storage] if task in ran)
+            elif len(users[storage]) > 1:
+                sure[storage] = False  # in another order a copy may become the .grad
+            self.sizes.append(nbytes[storage])
+            self.makers.append(makers[storage])
+            self.users.append(last)
+            self.certain.append(sure[storage])
+
+
+def _arrivals(graph: Graph) -> list[list[int]]:
+    """By input, counted through all tasks, the tasks whose gradients come there; -1: the caller's."""
+    first = list(accumulate([len(task.inputs) for task in graph.tasks], initial=0))
+    found: list[list[int]] = [[] for _ in range(first[-1])]
+    for edge in graph.edges:
+        found[first[edge.next_task] + edge.input].append(edge.task)
+    for root in graph.roots:
+        found[first[root.task] + root.input].append(-1)
+    return found
