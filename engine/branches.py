@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .history import Edited, Ran, nbytes_of
 from .policies import Choice, Policy, policy_name
+from .storage_words import counted
 from .trace import Trace
 
 
@@ -65,13 +66,13 @@ class Branch:
 
     def describe(self) -> str:
         """`branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`."""
-        parts = [f"{self.name}, {_count(len(self.order), 'task')} under {self.policy}"]
+        parts = [f"{self.name}, {counted(len(self.order), 'task')} under {self.policy}"]
         if self.ahead:
             parts.append(f"{self.ahead:,} more taken back")
         if self.parent is not None:
-            parts.append(f"forked from branch {self.parent} after {_count(self.forked_at, 'task')}")
+            parts.append(f"forked from branch {self.parent} after {counted(self.forked_at, 'task')}")
         if self.edits:
-            parts.append(_count(len(self.edits), "edit"))
+            parts.append(counted(len(self.edits), "edit"))
         return ", ".join(parts)
 
     def goes_on_with(self, position: int, task: int, edits: Sequence[Edited]) -> bool:
@@ -164,7 +165,3 @@ def _same(edits: Sequence[Edited], others: Sequence[Edited]) -> bool:
         and all(mine is theirs for mine, theirs in zip(one.after, other.after, strict=True))
         for one, other in zip(edits, others, strict=True)
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -13,6 +13,7 @@ from ..inspector.source import Source
 from .places import outermost_calls, tasks_at
 from .ready_queue import ReadyTask
 from .stop import Stop
+from .storage_words import counted
 
 Gradients = tuple[Tensor | None, ...]
 Predicate = Callable[[Task, Gradients], object]
@@ -46,7 +47,7 @@ class Breakpoint:
     _seen: int = 0
 
     def __repr__(self) -> str:
-        at = "any task" if self.tasks is None else f"{len(self.tasks):,} task{'' if len(self.tasks) == 1 else 's'}"
+        at = "any task" if self.tasks is None else counted(len(self.tasks), "task")
         return f"<Breakpoint {self.number} {self.text}, {at}{'' if self.enabled else ', disabled'}>"
 
     @property

@@ -36,6 +36,7 @@ from .schedule import dependencies, schedule
 from .statistics import Level
 from .stop import Stop
 from .stops import Stops
+from .storage_words import counted
 from .task_runner import APPLIED, TaskRunner
 from .trace import Trace
 
@@ -412,8 +413,7 @@ class Stepper(Rewinding):
         if not self._is_needed(task_id):
             return "is not going to run: no path leads from it to inputs="
         if self._missing[task_id]:
-            count = self._missing[task_id]
-            return f"waits for {count} more gradient{'' if count == 1 else 's'}"
+            return f"waits for {counted(self._missing[task_id], 'more gradient')}"
         return "has run"
 
     def _is_needed(self, task_id: int) -> bool:

@@ -16,6 +16,7 @@ from ..inspector.kept_inputs import argument_names, names_by_place
 from ..inspector.torch_internals import call_node, version_of
 from .derivative import ALLOWED, FiniteDifferences
 from .operation_replay import OperationReplay, Outcome
+from .storage_words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ def wrong_form(returned: Returned, args: Sequence[object]) -> Iterator[str]:
     values, names, needed = returned.values, returned.names, returned.needed
     if len(values) != len(needed):
         yield (
-            f"returns {_count(len(values))} for the {len(needed)} arguments of its forward ({', '.join(names)}): one "
-            "is due for each, None where there is none"
+            f"returns {counted(len(values), 'gradient')} for the {len(needed)} arguments of its forward "
+            f"({', '.join(names)}): one is due for each, None where there is none"
         )
         return
     for value, name, need, argument in zip(values, names, needed, args, strict=False):
@@ -230,7 +231,3 @@ def _fits(value: Tensor, argument: Tensor) -> bool:
 
 def _shape(tensor: Tensor) -> str:
     return "×".join(map(str, tensor.shape)) or "scalar"
-
-
-def _count(number: int) -> str:
-    return f"{number} gradient{'' if number == 1 else 's'}"

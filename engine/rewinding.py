@@ -32,6 +32,7 @@ from .policies import Choice, Policy
 from .ready_queue import ReadyQueue, ready_queue
 from .recorder import Recorder
 from .schedule import Pending
+from .storage_words import counted
 from .task_runner import APPLIED, TaskRunner
 from .verbs import AnyTask, Verbs
 
@@ -114,8 +115,9 @@ class Rewinding(Verbs):
         position = len(self.order) - count
         if position < history.reach:
             can = len(self.order) - history.reach
+            tasks = counted(can, "task") if can else "no tasks"
             why = f": {self._begins}" if self._begins and len(self.order) >= count else ""
-            raise ValueError(f"back({count}): {can or 'no'} task{'' if can == 1 else 's'} can be taken back{why}")
+            raise ValueError(f"back({count}): {tasks} can be taken back{why}")
         self._rewind(position)
         return self.current
 
@@ -192,8 +194,7 @@ class Rewinding(Verbs):
         return self._history
 
     def _after_so_many(self) -> str:
-        ran = len(self.order)
-        return f"after {ran} task{'' if ran == 1 else 's'}"
+        return f"after {counted(len(self.order), 'task')}"
 
     def _begin_history(self, budget_bytes: int, why: str) -> None:
         waiting = {task: tuple(buffer.gradients) for task, buffer in self._buffers.items()}
@@ -270,18 +271,22 @@ class Rewinding(Verbs):
     def _rewind(self, position: int) -> None:
         """Takes back all tasks from this position on."""
         history = self._kept()
-        self._check_way(position, history)
+        lost = self._check_way(position, history)
         try:
             self._branches.leave(self._with_trace)
-            self._rewind_to(position, history)
+            self._rewind_to(position, history, lost)
         except BaseException as error:  # an interrupt: half of it is done
             if self._over is None:
                 self._over = f"{type(error).__name__} on the way back"
                 self._let_go()
             raise
 
-    def _check_way(self, position: int, history: History) -> None:
-        """Says what stands in the way back to a position before anything is undone."""
+    def _check_way(self, position: int, history: History) -> bool:
+        """Whether gradients that waited on the way back to a position are lost, and have to be computed again.
+
+        Raises:
+            RuntimeError: something stands in the way. Nothing is undone yet.
+        """
         undone = history.ran[position - history.reach :]
         for entry in undone:
             if any(grad.is_anothers for grad in entry.grads):
@@ -295,16 +300,16 @@ class Rewinding(Verbs):
                 "what is needed to go back there can't be computed again: the gradient with which the history begins "
                 "was modified in place, by a hook or your code"
             )
+        return lost
 
-    def _rewind_to(self, position: int, history: History) -> None:
-        lost = packed = False
+    def _rewind_to(self, position: int, history: History, lost: bool) -> None:
+        packed = False
         self.stops.taken_back(self.order[position:])
         callbacks = self._runner.graph_task.callbacks_left
         while len(self.order) > position:
             entry = self._take_back(lost)
             packed = packed or entry.packed
             callbacks = entry.callbacks
-            lost = lost or not (_intact(entry.gradients) and _intact(entry.sums))
             if not lost:
                 self._empty_next(entry)
         again = history.ran if lost else ()

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeGuard
 from ..engine.direct import Stepper
 from ..engine.policies import POLICIES
 from ..engine.stop import Stop
+from ..engine.storage_words import counted
 from ..engine.verbs import Verbs
 from ..inspector.graph import Task
 from . import prompt_tables as tables
@@ -570,9 +571,7 @@ class Prompt(Cmd):
         asked = self.stops.ask(kind, text.strip(), make, once=once)
         entry = asked.entry
         assert entry is not None, "it was just made"
-        tasks = (
-            "any task" if entry.tasks is None else f"{len(entry.tasks):,} task{'' if len(entry.tasks) == 1 else 's'}"
-        )
+        tasks = "any task" if entry.tasks is None else counted(len(entry.tasks), "task")
         what = "breakpoint" if kind == "break" else "watchpoint"
         say(f"{what} {asked.number}: {entry.text}, at {tasks}")
 

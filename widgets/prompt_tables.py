@@ -20,6 +20,7 @@ from ..engine.session import NativeSession
 from ..engine.sizes import size_text
 from ..engine.statistics import Statistics, statistics
 from ..engine.stop import Stop
+from ..engine.storage_words import counted
 from ..engine.trace import RecordedGradient, TaskRecord
 from ..inspector.graph import Graph, Task, TensorMeta, module_name
 from ..inspector.saved import SavedTensor
@@ -316,7 +317,7 @@ def _state(session: Session, task: Task, record: TaskRecord | None) -> str:
         return "not going to run: no path leads from it to inputs="
     ran = set(session.order)
     missing = sum(edge.task not in ran for edge in session.graph.in_edges[task.id])
-    return f"waits for {missing} more gradient{'' if missing == 1 else 's'}"
+    return f"waits for {counted(missing, 'more gradient')}"
 
 
 def memory_table(session: Session) -> RenderableType:

@@ -10,6 +10,7 @@ from functools import cached_property
 from IPython.display import display, update_display
 
 from ..engine.sizes import size_text
+from ..engine.storage_words import counted
 from ..engine.timeline import Timeline
 from ..inspector.graph import Fold, Graph
 from ..inspector.svg import Drawing, draw_graph, escaped
@@ -189,7 +190,7 @@ def _basis(timeline: Timeline) -> str:
 
 
 def _counted(moment: Moment) -> str:
-    tasks = f"{moment.of:,} task{'' if moment.of == 1 else 's'}"
+    tasks = counted(moment.of, "task")
     policy = _name(moment.policy)
     if moment.ran == moment.of:
         return f"{tasks}, all have run under {policy}"
