@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..inspector.graph import Graph, Task
 from ..inspector.source import Source
-from .places import outermost_calls, tasks_at
+from .places import tasks_and_calls_at
 from .ready_queue import ReadyTask
 from .stop import Stop
 from .storage_words import counted
@@ -112,11 +112,11 @@ def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, wh
     predicates = () if when is None else (when,)
     if callable(where):
         return Breakpoint(number, name_of(where), None, hit, (where, *predicates))
-    tasks = tasks_at(graph, where)
+    tasks, calls = tasks_and_calls_at(graph, where)
     text = where if isinstance(where, str) else f"task {min(tasks)}"
     if when is not None:
         text = f"{text} when {name_of(when)}"
-    return Breakpoint(number, text, tasks, hit, predicates, calls=outermost_calls(graph, where))
+    return Breakpoint(number, text, tasks, hit, predicates, calls=calls)
 
 
 def name_of(predicate: Callable[..., object]) -> str:

@@ -31,17 +31,19 @@ def tasks_at(graph: Graph, where: str | int | Task | ReadyTask) -> frozenset[int
     return _found(graph, where)[1]
 
 
-def outermost_calls(graph: Graph, where: str | int | Task | ReadyTask) -> dict[int, int] | None:
-    """Where a person means modules: by task the outermost of their calls that made it. None: something else is meant.
+def tasks_and_calls_at(
+    graph: Graph, where: str | int | Task | ReadyTask
+) -> tuple[frozenset[int], dict[int, int] | None]:
+    """As `tasks_at`; and where a person means modules, by task the outermost of their calls that made it, else None.
 
     Raises:
         ValueError, TypeError: as `tasks_at`.
     """
     meaning, tasks = _found(graph, where)
     if meaning != "module":
-        return None
+        return tasks, None
     calls = calls_at(graph, str(where).strip().removeprefix("module:").strip())
-    return {task_id: [call for call in calls_of(graph, task_id) if call in calls][-1] for task_id in tasks}
+    return tasks, {task_id: [call for call in calls_of(graph, task_id) if call in calls][-1] for task_id in tasks}
 
 
 def _found(graph: Graph, where: str | int | Task | ReadyTask) -> tuple[str, frozenset[int]]:

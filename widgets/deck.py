@@ -176,16 +176,10 @@ class Deck(Played):
         return self._live.history
 
     def break_at(self, where: Where, *, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
-        """Makes what runs stop before a task, also while it runs. A run never stops where it begins.
+        """Makes what runs stop before a task, also while it runs; see `Verbs.break_at` for what `where` may be.
 
-        Args:
-            where: a task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path
-                ("encoder.layer.3": its calls and those in them); a parameter's name (before its gradient is
-                accumulated); a line ("model.py:120"). Names may be patterns ("encoder.layer.*"). What more than one of
-                these could be is the first of: task, line, kind, module, parameter; a prefix ("task:", "line:",
-                "kind:", "module:", "grad:") says which is meant. Or a function (task, gradients) -> bool.
-            hit: only at the n-th task that matches, in the order in which they run.
-            when: only where this function (task, gradients) -> bool says so.
+        deck.break_at("encoder.layer.3")                # where the backward enters a call of this module
+        deck.break_at("AddmmBackward0", hit=3)
 
         Raises:
             ValueError: nothing is there by that name; it has the nearest ones.
