@@ -50,7 +50,7 @@ class Referenced:
 
 
 def _version(tensor: Tensor | None) -> int:
-    return -1 if tensor is None or tensor.is_inference() else version_of(tensor)
+    return -1 if tensor is None else version_of(tensor)
 
 
 @dataclass(slots=True)

@@ -225,7 +225,7 @@ class Rewinding(Verbs):
         leaf = leaf_of(self.graph.nodes[task_id]) if self.graph.tasks[task_id].is_leaf else None
         history.begin(entry, leaf if gradients[0] is not None else None)
         if leaf is not None:
-            entry.version = -1 if leaf.is_inference() else version_of(leaf)
+            entry.version = version_of(leaf)
             entry.values = leaf.detach().clone() if post_accumulate_hooks(leaf) else None
         entry.packed = self._runner.is_packed(self.graph.tasks[task_id])
         entry.random = random_states(self.graph.devices)
@@ -262,7 +262,7 @@ class Rewinding(Verbs):
             leaf, values = leaf_of(node), entry.values
             entry.values = None
             written = values is not None and not torch.equal(values, leaf.detach())  # through .data, for instance
-            if written or (entry.version >= 0 and version_of(leaf) != entry.version):
+            if written or version_of(leaf) != entry.version:
                 return "had a hook that changed the parameter itself, as an optimizer's step does"
         elif not self._keep_graph and task.kind in APPLIED and function_is_freed(node):
             return "has freed what it saved by itself"

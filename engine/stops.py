@@ -439,19 +439,14 @@ class _Judged:
 
     def __init__(self, gradient: Tensor, watching: Iterable[Watchpoint]) -> None:
         self._gradient = TensorWeakRef(gradient)
-        self._version = _version(gradient)
+        self._version = version_of(gradient)
         self._by = frozenset(each.number for each in watching)
 
     def by(self, watchpoint: Watchpoint, gradient: Tensor | None) -> bool:
         """Whether this watchpoint has looked at this gradient, which nobody has changed since."""
         if gradient is None or self._gradient() is not gradient:
             return False
-        return watchpoint.number in self._by and self._version == _version(gradient) >= 0
-
-
-def _version(gradient: Tensor) -> int:
-    """-1: nobody counts how often it is modified."""
-    return -1 if gradient.is_inference() else version_of(gradient)
+        return watchpoint.number in self._by and self._version == version_of(gradient) >= 0
 
 
 def _without_graph(tensor: Tensor) -> Tensor:

@@ -48,13 +48,13 @@ class KeptTensor:
         self.is_copy = is_copy
         self.written = False
         self.tensor = tensor.detach().clone() if is_copy else tensor.detach()
-        self._version = None if tensor.is_inference() else version_of(self.tensor)
+        self._version = version_of(self.tensor)
         storage = storage_of(self.tensor)
         self._nbytes = storage.nbytes if storage else 0
 
     def close(self) -> None:
         """The operation has run."""
-        if self._version is not None and version_of(self.tensor) != self._version:
+        if version_of(self.tensor) != self._version:
             self.written = True
             self._version = version_of(self.tensor)
 
@@ -64,7 +64,7 @@ class KeptTensor:
         storage = storage_of(self.tensor)
         if (storage.nbytes if storage else 0) != self._nbytes:
             return True
-        return self._version is not None and version_of(self.tensor) != self._version
+        return version_of(self.tensor) != self._version
 
 
 class _KeptObject:

@@ -85,8 +85,8 @@ def base_of(tensor: Tensor) -> Tensor | None:
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often the tensor was modified in place."""
-    return tensor._version
+    """How often the tensor was modified in place; -1 for an inference tensor, of which nobody counts it."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 class Storage(NamedTuple):
@@ -209,6 +209,19 @@ def saved_slots(node: Node) -> Iterator[SavedSlot]:
                 yield SavedSlot(name, each.data, maker, modified)
 
 
+def packed_slots(node: Node) -> Iterator[tuple[str, object]]:
+    """Per tensor that `saved_tensors_hooks` packed, the slot's name and what the pack hook gave. Runs no hook."""
+    slots = ("_raw_saved_tensors",) if isinstance(node, BackwardCFunction) else _raw_slots(type(node))
+    for raw_name in slots:
+        try:
+            raw = getattr(node, raw_name)
+        except RuntimeError:  # freed
+            continue
+        for each in raw if isinstance(raw, tuple | list) else (raw,):
+            if each is not None and each.unpack_hook is not None and each.unpack_hook is not _freed:
+                yield raw_name.removeprefix("_raw_saved_"), each.data
+
+
 @cache
 def _raw_slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
@@ -227,22 +240,10 @@ def saved_numbers(node: Node) -> dict[str, float]:
     return found
 
 
-ApplyWatcher = Callable[[type[Function], int, tuple[Any, ...], Any], None]
 AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callable[[Any], None]]
 _around_apply: list[AroundApply] = []
 _apply_lock = threading.Lock()
 _original_apply = Function.__dict__["apply"]
-
-
-@contextmanager
-def watch_function_apply(watcher: ApplyWatcher) -> Iterator[None]:
-    """Calls `watcher(SomeFunction, sequence number before, arguments, result)` after each `apply`, in any thread."""
-
-    def around(function: type[Function], args: tuple[Any, ...], kwargs: object) -> Callable[[Any], None]:
-        return partial(watcher, function, sequence_nr(), args)
-
-    with around_function_apply(around):
-        yield
 
 
 @contextmanager

@@ -48,6 +48,14 @@ def test_input_metadata_of_each_output() -> None:
     ]
 
 
+def test_a_version_counts_what_writes_in_place_and_inference_tensors_have_none() -> None:
+    tensor = torch.ones(2)
+    before = internals.version_of(tensor)
+    assert internals.version_of(tensor.add_(1)) == before + 1
+    with torch.inference_mode():
+        assert internals.version_of(torch.ones(2).add_(1)) == -1
+
+
 def test_a_traceback_ends_in_its_caller() -> None:
     frames = internals.traceback_frames(internals.capture_traceback())
     assert "test_a_traceback_ends_in_its_caller" in [frame.name for frame in frames]
@@ -227,9 +235,13 @@ def test_apply_is_watched_and_given_back() -> None:
     seen = []
     original = torch.autograd.Function.__dict__["apply"]
     argument = torch.ones(1, requires_grad=True)
-    with internals.watch_function_apply(lambda function, start, args, result: seen.append((function, args, result))):
+
+    def around(*called: Any) -> Callable[[Any], None]:
+        return lambda result: seen.append((*called, result))
+
+    with internals.around_function_apply(around):
         result = Twice.apply(argument)
-    assert seen == [(Twice, (argument,), result)]
+    assert seen == [(Twice, (argument,), {}, result)]
     assert torch.autograd.Function.__dict__["apply"] is original
     Twice.apply(torch.ones(1))
     assert len(seen) == 1
