@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import torch
 
-from tapehead.engine.schedule import Pending
+from tapehead.engine.problem import Problem
 from tapehead.inspector.graph import Edge, Graph, Root, Task, TensorMeta
 from tapehead.inspector.kinds import Kind
 
@@ -16,44 +16,33 @@ Block = tuple[int, Sequence[int] | int | None, Sequence[int] | int | None]
 """Bytes, the task or tasks that make it (None: it is there from the start), and those that use it (None: it stays)."""
 
 
-@dataclass
-class FakeProblem:
-    """What planners know of a backward, as `tapehead.engine.problem.Problem` has it, from given numbers."""
+class PosedProblem(Problem):
+    """A problem whose blocks are given instead of simulated. Its own levels are then the truth about its peak."""
 
-    graph: Graph
-    tasks: list[int]
-    nexts: list[list[int]]
-    waits: list[int]
-    needs: list[int]
-    sizes: list[int]
-    makers: list[tuple[int, ...]]
-    users: list[tuple[int, ...]]
-    made_by: list[list[int]]
-    used_by: list[list[int]]
-    certain: list[bool]
-    start_bytes: int
-    durations: list[int]
-    ready: list[int] = field(default_factory=list)
-
-    def start(self) -> list[int]:
-        return list(self.ready)
-
-    def levels(self, order: Sequence[int]) -> tuple[int, list[int]]:
-        """The peak, and the highest level within each task of the order, in bytes."""
-        made = {block for block, makers in enumerate(self.makers) if not makers}
-        left = [len(users) for users in self.users]
-        level, peaks = self.start_bytes, []
-        for task in order:
-            peaks.append(level + self.needs[task])
-            for block in self.made_by[task]:
-                if block not in made:
-                    made.add(block)
-                    level += self.sizes[block]
-            for block in self.used_by[task]:
-                left[block] -= 1
-                if not left[block]:
-                    level -= self.sizes[block]
-        return max(peaks, default=level), peaks
+    def __init__(
+        self,
+        graph: Graph,
+        blocks: Iterable[Block],
+        needs: Sequence[int] | None,
+        needed: Iterable[int] | None,
+        durations: Sequence[float] | None,
+    ) -> None:
+        super().__init__(graph, None, None if needed is None else list(needed), durations)
+        runs = set(self.tasks)
+        posed = [(nbytes, _as_tuple(makers), _as_tuple(users)) for nbytes, makers, users in blocks]
+        posed = [each for each in posed if not each[1] or runs.intersection(each[1])]  # else nothing makes it
+        makers = [tuple(task for task in makers if task in runs) for _, makers, _ in posed]
+        users = [tuple(task for task in users if task in runs) for _, _, users in posed]
+        self._blocks = SimpleNamespace(
+            sizes=[nbytes for nbytes, _, _ in posed],
+            makers=makers,
+            users=users,
+            certain=[len(tasks) <= 1 for tasks in makers],
+            needs=[0] * len(graph),
+        )
+        for task in self.tasks:
+            made = sum(self.sizes[block] for block in self.made_by[task])
+            self.needs[task] = made if needs is None else needs[task]
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         return self.levels(order)[0]
@@ -87,7 +76,7 @@ def problem_of(
     durations: Sequence[int] | None = None,
     leaves: Iterable[int] = (),
     needed: Iterable[int] | None = None,
-) -> FakeProblem:
+) -> PosedProblem:
     """A problem of tasks 0 to `tasks` - 1.
 
     Args:
@@ -99,59 +88,14 @@ def problem_of(
         leaves: the tasks that are AccumulateGrad.
         needed: the tasks that run, with all that leads to them; None: all.
     """
-    graph = graph_of(tasks, edges, leaves)
-    run = sorted(range(tasks) if needed is None else needed)
-    runs = set(run)
-    nexts: list[list[int]] = [[] for _ in range(tasks)]
-    waits = [0] * tasks
-    for task, next_task in dict.fromkeys((edge.task, edge.next_task) for edge in graph.edges):
-        if task in runs and next_task in runs:
-            nexts[task].append(next_task)
-            waits[next_task] += 1
-    problem = FakeProblem(
-        graph,
-        run,
-        nexts,
-        waits,
-        [0] * tasks,
-        [],
-        [],
-        [],
-        [[] for _ in range(tasks)],
-        [[] for _ in range(tasks)],
-        [],
-        0,
-        list(durations) if durations is not None else [1] * tasks,
-        Pending(graph, runs).start(),
-    )
-    for nbytes, made_by, used_by in blocks:
-        makers = _as_tuple(made_by, runs)
-        if made_by is not None and not makers:
-            continue  # what makes it does not run
-        users = _as_tuple(used_by, runs)
-        block = len(problem.sizes)
-        problem.sizes.append(nbytes)
-        problem.makers.append(makers)
-        problem.users.append(users)
-        problem.certain.append(len(makers) <= 1)
-        if not makers:
-            problem.start_bytes += nbytes
-        for task in makers:
-            problem.made_by[task].append(block)
-        for task in users:
-            problem.used_by[task].append(block)
-    for task in run:
-        made = sum(problem.sizes[block] for block in problem.made_by[task])
-        problem.needs[task] = made if needs is None else needs[task]
-    return problem
+    return PosedProblem(graph_of(tasks, edges, leaves), blocks, needs, needed, durations or [1] * tasks)
 
 
-def _as_tuple(tasks: Sequence[int] | int | None, runs: set[int]) -> tuple[int, ...]:
-    given = () if tasks is None else (tasks,) if isinstance(tasks, int) else tuple(tasks)
-    return tuple(task for task in given if task in runs)
+def _as_tuple(tasks: Sequence[int] | int | None) -> tuple[int, ...]:
+    return () if tasks is None else (tasks,) if isinstance(tasks, int) else tuple(tasks)
 
 
-def random_problem(tasks: int, seed: int, density: float = 0.3) -> FakeProblem:
+def random_problem(tasks: int, seed: int, density: float = 0.3) -> PosedProblem:
     """As backwards pose them: tasks make outputs for those that wait for them, and let go of what they saved."""
     draw = random.Random(seed)
     edges = [(a, b) for b in range(tasks) for a in range(b) if draw.random() < density]
@@ -170,7 +114,7 @@ def random_problem(tasks: int, seed: int, density: float = 0.3) -> FakeProblem:
     return problem_of(tasks, edges, needs, blocks)
 
 
-def is_legal(problem: FakeProblem, order: Sequence[int]) -> bool:
+def is_legal(problem: PosedProblem, order: Sequence[int]) -> bool:
     """Whether it runs each task once, and none before what it waits for."""
     waits = list(problem.waits)
     for task in order:
@@ -181,7 +125,7 @@ def is_legal(problem: FakeProblem, order: Sequence[int]) -> bool:
     return sorted(order) == list(problem.tasks)
 
 
-def least_peak(problem: FakeProblem) -> int:
+def least_peak(problem: PosedProblem) -> int:
     """The least peak of any legal order, in the problem's own model: all sets of tasks that can have run are tried."""
     tasks, everything = list(problem.tasks), frozenset(problem.tasks)
     before = {task: {a for a in tasks if task in problem.nexts[a]} for task in tasks}
@@ -199,7 +143,7 @@ def least_peak(problem: FakeProblem) -> int:
     return best[everything][0] if tasks else problem.start_bytes
 
 
-def _level(problem: FakeProblem, ran: frozenset[int]) -> int:
+def _level(problem: PosedProblem, ran: frozenset[int]) -> int:
     """Bytes alive between two tasks, once these have run."""
     return sum(
         nbytes
