@@ -93,6 +93,11 @@ def listening() -> Iterator[Page]:
         yield page
 
 
+def settle(deck: Deck) -> None:
+    """Waits until the deck has done all that it was asked for."""
+    deck._live.driver.do(lambda: None).result()
+
+
 class Replay:
     """One schedule as replay.ts sees it."""
 

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 from weakref import ref
@@ -19,32 +19,13 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import tapehead as th
-from tapehead.engine.hook_watch import HookWatch
 from tapehead.engine.policies import POLICIES, Policy, QueueState
 from tapehead.engine.run import Engine
 from tapehead.inspector.graph import Task
 from tapehead.widgets.deck import Deck
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
-from .page_side import Page, listening
-
-
-@pytest.fixture
-def page() -> Iterator[Page]:
-    there_were = HookWatch([]).possible()  # other tests' graphs may still be alive
-    with listening() as page:
-        yield page
-        if page.deck is not None:
-            page.deck.close()
-    page.deck = None
-    gc.collect()  # errors hold frames, and these hooks
-    assert there_were or not HookWatch([]).possible(), "hooks outlive the deck"
-    assert not [each for each in threading.enumerate() if each.name.startswith("tapehead")]
-
-
-def settle(deck: Deck) -> None:
-    """Waits until the deck has done all that it was asked for."""
-    deck._live.driver.do(lambda: None).result()
+from .page_side import Page, settle
 
 
 def agree(page: Page) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -15,31 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.hook_watch import HookWatch
 from tapehead.engine.run import Engine
 from tapehead.engine.simulate import simulate
 from tapehead.widgets.deck import Deck
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
-from .page_side import Page, listening, unpacked
-
-
-@pytest.fixture
-def page() -> Iterator[Page]:
-    there_were = HookWatch([]).possible()  # other tests' graphs may still be alive
-    with listening() as page:
-        yield page
-        if page.deck is not None:
-            page.deck.close()
-    page.deck = None
-    gc.collect()
-    assert there_were or not HookWatch([]).possible(), "hooks outlive the deck"
-    assert not [each for each in threading.enumerate() if each.name.startswith("tapehead")]
-
-
-def settle(deck: Deck) -> None:
-    """Waits until the deck has done all that it was asked for."""
-    deck._live.driver.do(lambda: None).result()
+from .page_side import Page, settle, unpacked
 
 
 def opened(page: Page, model: nn.Module | None = None, **given: Any) -> Deck:

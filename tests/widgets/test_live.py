@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,20 +16,7 @@ from tapehead.widgets.deck import Deck
 from tapehead.widgets.document import packed
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
-from .page_side import Page, listening, unpacked
-
-
-@pytest.fixture
-def page() -> Iterator[Page]:
-    with listening() as page:
-        yield page
-        if page.deck is not None:
-            page.deck.close()
-
-
-def settle(page: Page) -> None:
-    assert page.deck is not None
-    page.deck._live.driver.do(lambda: None).result()
+from .page_side import Page, listening, settle, unpacked
 
 
 def test_memory_is_predicted_before_anything_runs_and_equals_a_simulation(page: Page) -> None:
@@ -40,7 +26,7 @@ def test_memory_is_predicted_before_anything_runs_and_equals_a_simulation(page: 
     page.open(deck_on(loss))
     assert page.deck is not None
     page.send(kind="step", count=1)
-    settle(page)
+    settle(page.deck)
     for content in page.document["schedules"]:
         expected = simulate(graph, content["policy"], footprints)
         assert content["order"] == list(expected.order)
@@ -98,7 +84,7 @@ def test_a_node_that_can_not_be_asked_breaks_nothing(page: Page) -> None:
     model = Branches()
     deck = deck_on(Untouchable.apply(forward(model)))
     page.open(deck)
-    settle(page)
+    settle(page.deck)
     known = [each["memory"] for each in page.document["schedules"]]
     notes = {each["memory_note"] for each in page.document["schedules"]}
     assert all(known) or (known == [None] * 3 and all("Memory was not predicted: " in note for note in notes))
@@ -113,7 +99,7 @@ def test_a_dry_run_that_fails_is_told_and_breaks_nothing(page: Page, monkeypatch
     monkeypatch.setattr(foresight, "dry_run", fail)
     deck = deck_on(forward(Branches()))
     page.open(deck)
-    settle(page)
+    settle(page.deck)
     notes = {each["memory_note"] for each in page.document["schedules"]}
     assert notes == {"Memory was not predicted: ZeroDivisionError: no luck"}
     with pytest.raises(ValueError, match="Memory was not predicted: ZeroDivisionError: no luck"):
@@ -131,7 +117,7 @@ def test_a_simulation_that_fails_is_told_and_breaks_nothing(page: Page, monkeypa
     monkeypatch.setattr(foresight, "simulate", fail)
     deck = deck_on(forward(Branches()))
     page.open(deck)
-    settle(page)
+    settle(page.deck)
     assert {each["memory_note"] for each in page.document["schedules"]} == {
         "Memory was not predicted: ZeroDivisionError: no luck"
     }
@@ -167,7 +153,7 @@ def test_create_graph_is_not_predicted_and_says_why(page: Page, engine: Any) -> 
     model = Branches()
     deck = deck_on(forward(model), engine=engine, create_graph=True)
     page.open(deck)
-    settle(page)
+    settle(page.deck)
     (note,) = {each["memory_note"] for each in page.document["schedules"]}
     assert note == (
         "Memory was not predicted: with create_graph=True the backward's own graph keeps tensors of which "
@@ -182,7 +168,7 @@ def test_create_graph_is_not_predicted_and_says_why(page: Page, engine: Any) -> 
 def test_retain_graph_keeps_what_is_saved_in_the_prediction_too(page: Page) -> None:
     loss = forward(Branches())
     page.open(deck_on(loss, retain_graph=True))
-    settle(page)
+    settle(page.deck)
     memory = page.document["schedules"][0]["memory"]
     expected = simulate(th.graph(loss), "heap", retain_graph=True)
     assert memory["events"] == list(expected.events)
@@ -198,7 +184,7 @@ def test_a_forward_under_autocast_runs_and_is_predicted(page: Page) -> None:
     expected.backward()
     deck = deck_on(loss)
     page.open(deck)
-    settle(page)
+    settle(page.deck)
     assert all(each["memory"] for each in page.document["schedules"])
     deck.run()
     assert all(map(torch.equal, gradients(model), gradients(plain)))
@@ -208,7 +194,7 @@ def test_with_inputs_what_is_left_out_is_an_estimate(page: Page) -> None:
     model = Branches()
     deck = deck_on(forward(model), inputs=[model.up.weight])
     page.open(deck)
-    settle(page)
+    settle(page.deck)
     memory = page.document["schedules"][0]["memory"]
     assert len(memory["starts"]) == len(page.order) + 1
     assert any("gradients that nobody needs" in said for said in memory["estimates"])
@@ -217,7 +203,7 @@ def test_with_inputs_what_is_left_out_is_an_estimate(page: Page) -> None:
 def test_only_what_changed_is_sent(page: Page) -> None:
     deck = deck_on(forward(Branches()))
     page.open(deck)
-    settle(page)
+    settle(page.deck)
     before = len(page.told)
     deck.step()
     assert [(each["live"], each["others"]) for each in page.told[before:]] == [(None, None)]
@@ -241,7 +227,7 @@ def test_a_large_graph_opens_with_its_own_schedule_and_gets_the_others_later(pag
     deck = deck_on(loss)
     first.append(len(deck._live.document.content["schedules"]))
     page.open(deck)
-    settle(page)
+    settle(page.deck)
     assert page.told[0]["live"] is None and len(page.told[0]["others"]) == 2
     assert [each["policy"] for each in page.document["schedules"]] == ["heap", "bfs", "dfs"]
     assert page.document["schedules"][0]["memory"] is None
