@@ -252,6 +252,36 @@ class DLRM(nn.Module):
         return self.top(torch.cat([x, products[:, row, column]], dim=1)).squeeze(-1)
 
 
+class DeepInterestNetwork(nn.Module):
+    """What a user clicked, weighted by what is offered: three embedding tables, of which two serve history and offer.
+
+    Takes users (batch), the goods and categories offered (batch) and those of the history (batch, length); gives one
+    logit per row of the batch. The weights of the history are not normalized, as in the paper.
+    """
+
+    def __init__(self, users: int, goods: int, categories: int, width: int) -> None:
+        super().__init__()
+        self.users = nn.Embedding(users, width)
+        self.goods = nn.Embedding(goods, width)
+        self.categories = nn.Embedding(categories, width)
+        self.activation = nn.Sequential(
+            nn.Linear(4 * 2 * width, 80), nn.PReLU(), nn.Linear(80, 40), nn.PReLU(), nn.Linear(40, 1)
+        )
+        self.top = nn.Sequential(
+            nn.Linear(5 * width, 200), nn.PReLU(), nn.Linear(200, 80), nn.PReLU(), nn.Linear(80, 1)
+        )
+
+    def forward(
+        self, user: Tensor, good: Tensor, category: Tensor, past_goods: Tensor, past_categories: Tensor
+    ) -> Tensor:
+        offer = torch.cat([self.goods(good), self.categories(category)], dim=-1)
+        history = torch.cat([self.goods(past_goods), self.categories(past_categories)], dim=-1)
+        query = offer.unsqueeze(1).expand_as(history)
+        weights = self.activation(torch.cat([query, history, query - history, query * history], dim=-1))
+        interest = (weights * history).sum(dim=1)
+        return self.top(torch.cat([self.users(user), interest, offer], dim=-1)).squeeze(-1)
+
+
 class Ensemble(nn.Module):
     """Networks of one shape on one input, called one after the other. Gives (members, batch, outputs)."""
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 from .workload_models import (
     DLRM,
     GPT2,
+    DeepInterestNetwork,
     Ensemble,
     NormedPerceptron,
     ResNet50,
@@ -25,18 +26,23 @@ from .workload_models import (
     UnrolledLSTM,
     WordLanguageModel,
 )
+from .workload_models_pr4746 import CycleGAN, Seq2Seq, Translated, TwoDevices
 
 Size = Literal["small", "full"]
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A model, what to feed it, and what makes a scalar of its output: `criterion(model(*inputs), *targets)`."""
+    """A model, what to feed it, and what makes a scalar of its output: `criterion(model(*inputs), *targets)`.
+
+    `on_cpu` are modules of the model that stay on the CPU when it goes to an accelerator.
+    """
 
     model: nn.Module
     inputs: tuple[Tensor, ...]
     criterion: Callable[..., Tensor]
     targets: tuple[Tensor, ...] = ()
+    on_cpu: tuple[nn.Module, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class Workload:
             size: "small" or "full".
             seed: of parameters and data; the random numbers are drawn on the CPU, so they are the same on any device.
                 torch's own generators are left as they were.
-            device: where the model lives. On "meta" nothing is allocated.
+            device: where the model lives. On "meta" nothing is allocated. Of two_devices one half stays on the CPU.
             knobs: replace single arguments of the size, such as `batch=8, pixels=64` of resnet50.
 
         Returns:
@@ -71,6 +77,9 @@ class Workload:
         device = torch.device(device)
         parts = self._make(self._arguments(size, knobs), seed, torch.device("meta" if device.type == "meta" else "cpu"))
         model = parts.model.to(device)
+        for module in parts.on_cpu:
+            if device.type != "meta":
+                module.cpu()
         inputs = [tensor.to(device) for tensor in parts.inputs]
         targets = [tensor.to(device) for tensor in parts.targets]
 
@@ -133,6 +142,24 @@ def _lstm_cell(steps: int, batch: int, width: int) -> Parts:
     return Parts(UnrolledLSTM(width, width), (sequence,), functional.mse_loss, (torch.randn(batch),))
 
 
+def _seq2seq(vocabulary: int, width: int, steps: int, batch: int, layers: int) -> Parts:
+    source, target = torch.randint(vocabulary, (steps, batch)), torch.randint(vocabulary, (steps + 1, batch))
+    return Parts(Seq2Seq(vocabulary, width, layers), (source, target[:-1]), _classification, (target[1:],))
+
+
+def _generators_loss(made: Translated, a: Tensor, b: Tensor) -> Tensor:
+    """What CycleGAN's generators minimize: deceive, come back to where they began, leave alone what is right."""
+    judged = [functional.mse_loss(each, torch.ones_like(each)) for each in (made.judged_b, made.judged_a)]
+    cycles = functional.l1_loss(made.again_a, a) + functional.l1_loss(made.again_b, b)
+    identities = functional.l1_loss(made.same_a, a) + functional.l1_loss(made.same_b, b)
+    return sum(judged, 10.0 * cycles + 5.0 * identities)
+
+
+def _cyclegan(batch: int, pixels: int, channels: int, blocks: int) -> Parts:
+    a, b = (torch.rand(batch, 3, pixels, pixels) * 2 - 1 for _ in range(2))
+    return Parts(CycleGAN(channels, blocks), (a, b), _generators_loss, (a, b))
+
+
 def _unet(batch: int, pixels: int, channels: int) -> Parts:
     mask = torch.randint(2, (batch, pixels - 184, pixels - 184))
     image = torch.randn(batch, 1, pixels, pixels)
@@ -144,6 +171,15 @@ def _recommender(rows: int, batch: int, tables: int, dense: int, width: int) -> 
     clicked = torch.randint(2, (batch,)).to(torch.get_default_dtype())
     model = DLRM(dense, tables, rows, width)
     return Parts(model, (numbers, categories), functional.binary_cross_entropy_with_logits, (clicked,))
+
+
+def _din(users: int, goods: int, categories: int, width: int, history: int, batch: int) -> Parts:
+    rows = (users, goods, categories)
+    offered = [torch.randint(each, (batch,)) for each in rows]
+    past = [torch.randint(each, (batch, history)) for each in rows[1:]]
+    clicked = torch.randint(2, (batch,)).to(torch.get_default_dtype())
+    model = DeepInterestNetwork(*rows, width)
+    return Parts(model, (*offered, *past), functional.binary_cross_entropy_with_logits, (clicked,))
 
 
 def _ensemble(members: int, batch: int, width: int) -> Parts:
@@ -159,6 +195,16 @@ def _mlp_norm(layers: int, width: int, batch: int) -> Parts:
     # A sum would give no gradient: what LayerNorm puts out sums to zero.
     target = torch.randn(batch, width)
     return Parts(NormedPerceptron(width, layers), (torch.randn(batch, width),), functional.mse_loss, (target,))
+
+
+def _two_devices(width: int, batch: int, far_layers: int, near_layers: int) -> Parts:
+    model = TwoDevices(width, far_layers, near_layers)
+    target = torch.randn(batch, width)
+    return Parts(model, (torch.randn(batch, width),), _error_where_made, (target,), on_cpu=(model.near,))
+
+
+def _error_where_made(made: Tensor, target: Tensor) -> Tensor:
+    return (made - target.to(made.device)).square().mean()
 
 
 WORKLOADS: dict[str, Workload] = {
@@ -197,6 +243,23 @@ WORKLOADS: dict[str, Workload] = {
             full={"steps": 1500, "batch": 16, "width": 256},
         ),
         Workload(
+            "seq2seq",
+            "Sequence to sequence with attention and input feeding",
+            "Luong et al., Effective Approaches to Attention-based Neural Machine Translation, 2015; Klein et al., "
+            "OpenNMT, 2017",
+            _seq2seq,
+            small={"vocabulary": 500, "width": 64, "steps": 8, "batch": 4, "layers": 2},
+            full={"vocabulary": 50_004, "width": 500, "steps": 30, "batch": 64, "layers": 2},
+        ),
+        Workload(
+            "cyclegan",
+            "CycleGAN, the generators' step through all four networks",
+            "Zhu et al., Unpaired Image-to-Image Translation using Cycle-Consistent Adversarial Networks, 2017",
+            _cyclegan,
+            small={"batch": 1, "pixels": 32, "channels": 8, "blocks": 9},
+            full={"batch": 1, "pixels": 256, "channels": 64, "blocks": 9},
+        ),
+        Workload(
             "unet",
             "U-Net, unpadded",
             "Ronneberger et al., U-Net: Convolutional Networks for Biomedical Image Segmentation, 2015",
@@ -213,6 +276,15 @@ WORKLOADS: dict[str, Workload] = {
             full={"rows": 100_000, "batch": 2048, "tables": 26, "dense": 13, "width": 64},
         ),
         Workload(
+            "din",
+            "Deep Interest Network: tables for history and offer",
+            "Zhou et al., Deep Interest Network for Click-Through Rate Prediction, 2018 (tables as long as for "
+            "Amazon's books, dense gradients)",
+            _din,
+            small={"users": 6037, "goods": 3680, "categories": 16, "width": 32, "history": 10, "batch": 8},
+            full={"users": 603_668, "goods": 367_983, "categories": 1600, "width": 64, "history": 50, "batch": 32},
+        ),
+        Workload(
             "ensemble",
             "Small networks of one shape, called in a loop",
             "pytorch issue #18157, 2019",
@@ -227,6 +299,14 @@ WORKLOADS: dict[str, Workload] = {
             _linear50,
             small={"uses": 50, "width": 512, "batch": 8},
             full={"uses": 50, "width": 2048, "batch": 8},
+        ),
+        Workload(
+            "two_devices",
+            "Two chains on two devices: the later one starves the other",
+            "after pytorch PR #4746, 2018: its example of a graph on which creation order loses",
+            _two_devices,
+            small={"width": 256, "batch": 128, "far_layers": 12, "near_layers": 12},
+            full={"width": 1024, "batch": 1024, "far_layers": 200, "near_layers": 6},
         ),
         Workload(
             "mlp_norm",

@@ -21,14 +21,25 @@ from tapehead.engine.workloads import WORKLOADS
 from .comparing import compiled_loss
 from .profiled import profiled
 
-# Convolutions and batch norms on the CPU allocate inside the kernel, which a dry run can't see.
-TOO_LOW = {"unet": 0.17, "resnet50": 0.02}
+# Convolutions, batch norms and recurrent layers on the CPU allocate inside the kernel, which a dry run can't see.
+TOO_LOW = {"unet": 0.17, "resnet50": 0.02, "seq2seq": 0.11, "cyclegan": 0.04}
+# What CopySlices keep is not seen, and so taken to be held by the user to the end.
+TOO_HIGH = {"cyclegan": 0.04}
 KINDS = {
     "resnet50": {"the workspace of convolutions", "the workspace of normalizations"},
     "gpt2": {"the workspace of attention", "the workspace of normalizations"},
     "lstm_lm": {"the workspace of recurrent layers"},
+    "seq2seq": {"the workspace of recurrent layers"},
+    # An instance norm gives a view, and so a ReLU in place behind it is a CopySlices.
+    "cyclegan": {
+        "the workspace of convolutions",
+        "the workspace of normalizations",
+        "nodes that hide what they keep from the forward",
+    },
     "unet": {"the workspace of convolutions"},
     "recommender": {"the workspace of embedding bags", "formulas with a step in place where there are values"},
+    "din": {"formulas with a step in place where there are values"},
+    "two_devices": {"the workspace of normalizations"},
     "mlp_norm": {"the workspace of normalizations"},
 }
 
@@ -55,8 +66,11 @@ def test_workloads_peak_as_a_dry_run_says(name: str) -> None:
         found = simulate(graph, expected.order, footprints)
         # mse_loss leaves its loss on a larger storage, which no node shows.
         assert found.start_bytes == pytest.approx(expected.start, rel=0.01, abs=16)
-        assert found.end_bytes == pytest.approx(expected.end, rel=0.01)
-        assert found.peak_bytes <= expected.peak
+        if name in TOO_HIGH:
+            assert found.end_bytes >= expected.end
+        else:
+            assert found.end_bytes == pytest.approx(expected.end, rel=0.01)
+        assert found.peak_bytes <= expected.peak * (1 + TOO_HIGH.get(name, 0))
         assert found.peak_bytes >= expected.peak * (1 - TOO_LOW.get(name, 0.01))
 
 

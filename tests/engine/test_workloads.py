@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tapehead as th
+from tapehead.engine.schedule import schedule
 from tapehead.engine.workloads import WORKLOADS, Workload, workload
 from tapehead.inspector.kinds import Kind
 
@@ -65,7 +66,8 @@ def test_the_users_random_numbers_are_left_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_full_size_runs_on_meta_without_memory(name: str) -> None:
-    knobs = {"steps": 3} if name == "lstm_cell" else {}
+    long = {"lstm_cell": {"steps": 3}, "seq2seq": {"steps": 3}, "two_devices": {"far_layers": 3}}
+    knobs = long.get(name, {})
     model, make_loss = WORKLOADS[name].build("full", device="meta", **knobs)
     loss = make_loss()
     loss.backward()
@@ -73,10 +75,16 @@ def test_the_full_size_runs_on_meta_without_memory(name: str) -> None:
     assert all(parameter.grad is not None and parameter.grad.is_meta for parameter in model.parameters())
 
 
-# torchvision's resnet50, GPT-2 small with its tied head, and the U-Net paper's network for one channel and two classes
+# torchvision's resnet50, GPT-2 small with its tied head, the U-Net paper's network for one channel and two classes, and
+# twice the 11.378 M of a generator and the 2.765 M of a discriminator which junyanz/pytorch-CycleGAN-and-pix2pix prints
 @pytest.mark.parametrize(
     ("name", "tensors", "values"),
-    [("resnet50", 161, 25_557_032), ("gpt2", 148, 124_439_808), ("unet", 46, 31_030_658)],
+    [
+        ("resnet50", 161, 25_557_032),
+        ("gpt2", 148, 124_439_808),
+        ("unet", 46, 31_030_658),
+        ("cyclegan", 2 * 48 + 2 * 10, 2 * 11_378_179 + 2 * 2_764_737),
+    ],
 )
 def test_the_full_size_has_the_published_number_of_parameters(name: str, tensors: int, values: int) -> None:
     model, _ = WORKLOADS[name].build("full", device="meta")
@@ -123,12 +131,95 @@ def test_unet_maps_as_many_pixels_as_the_paper_says(pixels: int, mapped: int) ->
     assert model(torch.empty(1, 1, pixels, pixels, device="meta")).shape == (1, 2, mapped, mapped)
 
 
-@pytest.mark.parametrize("name", ["resnet50", "gpt2", "recommender", "ensemble", "linear50"])
+@pytest.mark.parametrize("name", ["resnet50", "gpt2", "cyclegan", "recommender", "din", "ensemble", "linear50"])
 def test_small_and_full_have_the_same_tasks_but_for_the_number_of_members(name: str) -> None:
     knobs = {"members": 16} if name == "ensemble" else {}
     graphs = [th.graph(WORKLOADS[name].build(size, device="meta", **knobs)[1]()) for size in ("small", "full")]
     small, full = ([task.name for task in graph.tasks] for graph in graphs)
     assert small == full
+
+
+def changed_by(model: torch.nn.Module, inputs: list[torch.Tensor], which: int, at: object) -> torch.Tensor:
+    """Where the model's output moves when one number of one input does."""
+    other = [each.clone() for each in inputs]
+    other[which][at] = (other[which][at] + 1) % 500
+    with torch.no_grad():
+        return model(*inputs) != model(*other)
+
+
+def test_seq2seq_attends_to_the_whole_source_and_sees_no_token_of_the_target_that_comes_later() -> None:
+    model, _ = WORKLOADS["seq2seq"].build()
+    random = torch.Generator().manual_seed(0)
+    sentences = [torch.randint(500, (8, 4), generator=random) for _ in range(2)]
+    assert changed_by(model, sentences, 0, (7, 0)).any(dim=2).tolist() == [[True, False, False, False]] * 8
+    assert changed_by(model, sentences, 1, (5, 0)).any(dim=2)[:, 0].tolist() == [False] * 5 + [True] * 3
+
+
+def test_seq2seq_feeds_what_it_attended_to_into_the_next_step() -> None:
+    model, _ = WORKLOADS["seq2seq"].build()
+    tokens, memory = torch.zeros(2, 1, 64), torch.randn(3, 1, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        states = [(torch.zeros(1, 64), torch.zeros(1, 64)) for _ in range(2)]
+        first, second = model.decoder(tokens, list(states), memory)
+        alone = model.decoder(tokens[1:], list(states), memory)[0]
+        (hidden, _), cell = model.decoder.cells[0](torch.cat([tokens[0], 0 * first], 1), states[0]), states[1]
+        top, _ = model.decoder.cells[1](hidden, cell)
+        scores = (memory[:, 0] @ model.decoder.attention.linear_in(top)[0]).softmax(0)
+        mixed = torch.cat([scores @ memory[:, 0], top[0]])
+        torch.testing.assert_close(first[0], model.decoder.attention.linear_out(mixed).tanh())
+        assert not torch.allclose(second, alone)
+
+
+def test_cyclegan_judges_patches_of_70_by_70_pixels() -> None:
+    model, _ = WORKLOADS["cyclegan"].build("full", device="meta")
+    assert model.judge_a(torch.empty(1, 3, 256, 256, device="meta")).shape == (1, 1, 30, 30)
+    reach = 1
+    for layer in reversed([each for each in model.judge_a if isinstance(each, torch.nn.Conv2d)]):
+        reach = (reach - 1) * layer.stride[0] + layer.kernel_size[0]
+    assert reach == 70
+
+
+def test_cyclegan_goes_through_all_four_networks_as_often_as_the_loss_asks() -> None:
+    _, make_loss = WORKLOADS["cyclegan"].build()
+    with th.capture():
+        loss = make_loss()
+    calls: dict[str, int] = {}
+    for call in th.graph(loss).calls:
+        calls[call.path] = calls.get(call.path, 0) + 1
+    networks = ("a_to_b", "b_to_a", "judge_a", "judge_b")
+    assert {path: calls[path] for path in networks} == {"a_to_b": 3, "b_to_a": 3, "judge_a": 1, "judge_b": 1}
+
+
+def test_din_weighs_the_history_by_the_offer_and_shares_its_tables() -> None:
+    model, make_loss = WORKLOADS["din"].build()
+    tasks = [task.name for task in th.graph(make_loss(), model).tasks]
+    assert tasks.count("EmbeddingBackward0") == 5 and len(list(model.children())) == 5
+    inputs = [torch.zeros(2, dtype=torch.long) for _ in range(3)] + [torch.zeros(2, 10, dtype=torch.long)] * 2
+    assert changed_by(model, inputs, 3, (0, 4)).tolist() == [True, False]
+
+
+def test_of_two_devices_one_starts_after_the_other_under_heap_and_dfs_and_at_once_under_bfs() -> None:
+    _, make_loss = WORKLOADS["two_devices"].build()
+    with th.capture():
+        graph = th.graph(make_loss())
+    (copy,) = [task.id for task in graph.tasks if task.name == "ToCopyBackward0"]
+    near = {task.id for task in graph.tasks if (graph.module(task) or "").startswith("near")}
+
+    def before_the_copy(policy: str) -> int:
+        order = schedule(graph, policy)
+        return len(near.intersection(order[: order.index(copy)]))
+
+    assert [before_the_copy(policy) for policy in ("heap", "dfs", "bfs")] == [len(near), len(near), 0]
+
+
+@pytest.mark.gpu
+def test_of_two_devices_one_half_stays_on_the_cpu() -> None:
+    model, make_loss = WORKLOADS["two_devices"].build(device="cuda")
+    assert {str(each.device) for each in model.near.parameters()} == {"cpu"}
+    assert {each.device.type for each in model.far.parameters()} == {"cuda"}
+    graph = th.graph(make_loss(), model)
+    assert {device.type for device in graph.devices} == {"cpu", "cuda"}
+    assert all((task.device.type == "cuda") == task.parameter.startswith("far") for task in graph.tasks if task.is_leaf)
 
 
 def test_mlp_norm_has_the_4001_tasks_of_the_benchmarks() -> None:
