@@ -20,7 +20,9 @@ import walking
 import watching
 from measure import Effort, Row
 from rich.console import Console
-from table import as_json, render, this_machine
+from table import as_json, render
+
+from tapehead.engine.machine import this_machine
 
 BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "capture": capture_cost.rows,
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None, effort: Effort | None = None) -
         console.width = 120
     machine = this_machine()
     console.print(render(rows))
-    console.print(f"[dim]{machine}[/dim]", highlight=False)
+    console.print(f"[dim]{machine}; shared machine, noisy: compare ratios[/dim]", highlight=False)
     if options.json:
         text = json.dumps(as_json(rows, machine), indent=1, ensure_ascii=False)
         options.json.write_text(f"{text}\n", encoding="utf-8")

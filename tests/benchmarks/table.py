@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 
-import torch
 from measure import Row
 from rich.table import Table
 
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the numbers were measured on."""
-
-    cpu: str
-    cores: int
-    torch: str
-    threads: int
-
-    def __str__(self) -> str:
-        parts = (self.cpu, _counted(self.cores, "core"), f"torch {self.torch}", _counted(self.threads, "thread"))
-        return f"{', '.join(parts)}; shared machine, noisy: compare ratios"
-
-
-def this_machine() -> Machine:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(_cpu(), cores, torch.__version__, torch.get_num_threads())
-
-
-def _cpu() -> str:
-    facts = Path("/proc/cpuinfo")
-    lines = facts.read_text().splitlines() if facts.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+from tapehead.engine.machine import Machine
 
 
 def render(rows: Sequence[Row]) -> Table:
@@ -53,10 +25,6 @@ def render(rows: Sequence[Row]) -> Table:
 
 def as_json(rows: Sequence[Row], machine: Machine) -> dict[str, object]:
     return {"machine": asdict(machine), "rows": [{**asdict(row), "measured": row.measured} for row in rows]}
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def _measured(row: Row) -> str:
