@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from .footprint import Footprints
+    from .native import Queues
 
 Theme = Literal["light", "dark"]
 _WORTH_A_REASON = 0.01  # of a peak
@@ -42,7 +43,7 @@ class Row:
         policy: its name.
         timeline: the memory measured.
         times_ns: nanoseconds of each backward whose memory was not recorded, on fresh forwards, taken in turns with the
-            other policies'.
+            other policies'; a number at the same place is of the same round.
         longest_queue: the most tasks that were ready at once.
         predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None where there was
             no other run, or no prediction.
@@ -305,6 +306,8 @@ def compare(
     policies: Sequence[AnyPolicy] | AnyPolicy = ("bfs", "dfs", "heap"),
     *,
     repetitions: int = 3,
+    queues: Queues = "one",
+    progress: Callable[[str], object] | None = None,
 ) -> Comparison:
     """Runs forward and backward under each policy: once to record the memory, which is predicted too, then for time.
 
@@ -317,7 +320,9 @@ def compare(
     Args:
         make_loss: runs the forward and returns the loss, one element; it has to build the same graph each time.
         policies: as in `th.backward`; one alone will do.
-        repetitions: how often each is timed.
+        repetitions: how often each is timed. The order of the policies changes from round to round.
+        queues: with which the times are taken, as in `th.backward`. Memory is always measured with one.
+        progress: called before each run with what comes, such as `bfs, round 3 of 7`.
 
     Raises:
         TypeError: `make_loss` can't be called, or returns no tensor; or `policies` are none.
@@ -328,7 +333,9 @@ def compare(
     from .dry_run import dry_run
     from .profile import profile
     from .simulate import simulate
+    from .timing import time_backward, turns
 
+    tell = progress or (lambda said: None)
     if not callable(make_loss):
         raise TypeError(
             "make_loss must be a function that runs the forward and returns the loss, not a "
@@ -336,8 +343,9 @@ def compare(
         )
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, not {repetitions}")
-    chosen = _chosen(policies)
+    chosen = chosen_policies(policies)
 
+    tell("warming up")
     with same_random_numbers(), capture():
         loss = loss_of(make_loss())
     drawn = graph(loss)
@@ -352,6 +360,7 @@ def compare(
 
     runs: dict[str, _Measured] = {}
     for name, policy in chosen.items():
+        tell(f"{name}, its memory")
         with own_gradients(leaves), same_random_numbers():
             run = profile(make_loss, policy)
         _assert_same_graph(signature, run.graph, name)
@@ -361,10 +370,13 @@ def compare(
         runs[name] = _Measured(replace(run.timeline, graph=bare), replace(run.footprints, graph=bare))
         del run
     times: dict[str, list[int]] = {name: [] for name in chosen}
-    for _ in range(repetitions):
-        for name, policy in chosen.items():
+    for number, round_ in enumerate(turns(list(chosen.items()), repetitions)):
+        for name, policy in round_:
+            tell(f"{name}, round {number + 1:,} of {repetitions:,}")
+            order = None if is_dynamic(policy) else runs[name].timeline.order
+            check = partial(_assert_same_graph, signature, policy=name)
             with own_gradients(leaves), same_random_numbers():
-                times[name].append(backward(loss_of(make_loss()), policy=policy).elapsed_ns)
+                times[name].append(time_backward(make_loss, policy, order, check, queues))
     first = next(iter(runs.values()))
     rows = tuple(_rows(runs, predicted, times))
     return Comparison(first.timeline.graph, rows, not_counted(first.footprints))
@@ -375,8 +387,8 @@ class _Measured(NamedTuple):
     footprints: Footprints
 
 
-def _chosen(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Policy | Choice]:
-    """The policies by name."""
+def chosen_policies(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Policy | Choice]:
+    """The policies by name. Raises what `compare` says."""
     if isinstance(policies, str | Policy) or callable(policies):
         policies = (policies,)
     if not isinstance(policies, Iterable):

@@ -1,0 +1,98 @@
+"""How long backwards take, measured against each other: in turns, each after a fresh forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import TypeVar
+
+import torch
+
+from ..inspector.graph import Graph
+from .make_loss import MakeLoss, loss_of
+from .native import Call, Plan, Queues, run_native
+from .policies import Choice, Policy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of some numbers, and the ends of their middle half."""
+
+    low: float
+    middle: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        """Of one number all three are that one."""
+        if len(values) < 2:
+            return Spread(*(float(values[0]),) * 3)
+        low, _, high = quantiles(values, n=4, method="inclusive")
+        return Spread(low, float(median(values)), high)
+
+    @property
+    def half_width(self) -> float:
+        """Half of the way between the ends, as a share of the median: the ± of a table."""
+        return (self.high - self.low) / (2 * self.middle) if self.middle else 0.0
+
+
+def turns(each: Sequence[T], rounds: int) -> Iterator[list[T]]:
+    """In which order all have their turn, round by round: forwards, backwards, and then one starts who did not yet.
+
+    So what slows the machine down for a while, and what a run leaves behind for the next one, meets all alike: of
+    three, six rounds are all the orders that there are.
+    """
+    for number in range(rounds):
+        first = number // 2 % len(each)
+        turned = [*each[first:], *each[:first]]
+        yield turned[::-1] if number % 2 else turned
+
+
+def time_backward(
+    make_loss: MakeLoss,
+    policy: Policy | Choice,
+    order: Sequence[int] | None = None,
+    check: Callable[[Graph], object] = lambda graph: None,
+    queues: Queues = "one",
+) -> int:
+    """Nanoseconds of a backward alone, after a fresh forward: reading the graph and planning are not in them.
+
+    What accelerators still compute when backward returns is in them, and what the forward gave them to do is not.
+
+    Args:
+        make_loss: runs the forward and returns the loss, one element.
+        policy: what picks the next task.
+        order: what it has planned for the same graph before, so that it does not plan again; None: it plans.
+        check: called with the graph, which may refuse it.
+        queues: as in `th.backward`.
+    """
+    call = Call.of(loss_of(make_loss()), None, None, False, None)
+    graph = call.graph()
+    check(graph)
+    accelerators = frozenset(device for device in graph.devices if device.type != "cpu")
+    if order is None:
+        plan = Plan.of(call, policy)
+    else:
+        plan = Plan(graph, policy, None, list(order), frozenset(map(str, graph.devices)))
+    _wait_for(accelerators)
+    awaited = _Awaited(call.tensors, call.grad_tensors, call.retain_graph, call.create_graph, call.inputs, accelerators)
+    return run_native(awaited, plan, queues=queues).elapsed_ns
+
+
+@dataclass(frozen=True)
+class _Awaited(Call):
+    """A backward which only ends when the devices have done what it gave them to do."""
+
+    devices: frozenset[torch.device]
+
+    def run(self) -> None:
+        super().run()
+        _wait_for(self.devices)
+
+
+def _wait_for(devices: Iterable[torch.device]) -> None:
+    for device in devices:
+        torch.accelerator.synchronize(device)
