@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self
 
 from ..inspector.graph import Graph, Task
+from .footprint import Footprints
+from .policies import Choice, Policy, bound
+from .problem import Problem
 from .ready_queue import ReadyTask
 
 
@@ -16,9 +19,12 @@ class Closing(ABC):
 
     Attributes:
         graph: the graph that is run.
+        footprints: what its tasks allocate, if that is known: policies that plan by memory go by it. A dry run finds it
+            out, but not once tasks have run.
     """
 
     graph: Graph
+    footprints: Footprints | None = None
     _over: str | None  # why no step is possible any more
     _needed: Collection[int] | None
 
@@ -54,6 +60,14 @@ class Closing(ABC):
 
     def _task(self, task: Task | ReadyTask | int) -> Task:
         return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
+
+    def _bound(self, policy: Policy | Choice, ran: Sequence[int] = ()) -> Policy | Choice:
+        """The policy as it picks here after these tasks."""
+        problem = Problem(self.graph, self.footprints, self._needed)
+        chosen = bound(policy, problem, ran)
+        if problem.knows_memory:
+            self.footprints = problem.footprints
+        return chosen
 
 
 def session_over(why: str) -> RuntimeError:

@@ -89,7 +89,7 @@ class Stepper(Rewinding):
         trace: Level | None = "off",
         history: bool | int = False,
     ) -> None:
-        chosen = find_policy(policy)
+        unbound = find_policy(policy)
         tensors = as_outputs(tensors)
         limits = None if inputs is None else as_inputs(inputs)
         _refuse_surroundings()
@@ -99,7 +99,7 @@ class Stepper(Rewinding):
         _refuse_tasks(self.graph)
         gradients = root_gradients(tensors, grad_tensors)
         self._keep_graph = create_graph if retain_graph is None else retain_graph
-        self._policy = chosen
+        self._policy = chosen = self._bound(unbound)
         self._terms = [(0, chosen)]
         self._queue = ready_queue(self.graph, chosen, self._order)
         self._recorder = None if trace is None else Recorder(self.graph, chosen, trace)
@@ -162,7 +162,12 @@ class Stepper(Rewinding):
     @policy.setter
     def policy(self, policy: AnyPolicy) -> None:
         self._check_open()
-        self._take_policy(find_policy(policy))
+        self._take_policy(self._bound(find_policy(policy), self.order))
+
+    @property
+    def picks(self) -> Policy | Choice:
+        """The policy itself, bound to this graph."""
+        return self._policy
 
     @property
     def trace(self) -> Trace | None:

@@ -40,7 +40,8 @@ from .live_numbers import LiveNumbers
 from .measurement import Measurement
 from .memory_watch import MemoryWatch
 from .needed import Inputs, inputs_tuple, needed_tasks
-from .policies import POLICIES, Choice, Policy, is_dynamic, label_of, policy_name
+from .policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, policy_name
+from .problem import Problem
 from .ready_queue import sort_key
 from .recorder import Recorder
 from .roots import as_outputs, root_gradients
@@ -146,6 +147,7 @@ class Plan:
     def of(call: Call, policy: Policy | Choice) -> Plan:
         graph = call.graph()
         needed = call.needed(graph)
+        policy = bound(policy, Problem(graph, None, needed))
         order = [] if is_dynamic(policy) else schedule(graph, policy, needed)
         return Plan(graph, policy, needed, order, frozenset(map(str, graph.devices)))
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..inspector.graph import Graph, Task
 from ..inspector.kinds import Kind
 
+if TYPE_CHECKING:
+    from .problem import Problem
+
 Key: TypeAlias = tuple[int, ...]
+Planner: TypeAlias = "Callable[[Problem, Sequence[int]], list[int]]"
 
 
 def arrival_label(task: Task, arrival: int) -> str:
     """The place in the order of arrival, as the ready queue shows it."""
     return f"@{arrival}"
+
+
+def _unplanned(task: Task, arrival: int) -> Key:
+    raise AssertionError("a policy that plans has keys in a graph alone: bound() gives them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +40,17 @@ class Policy:
         label: the key as the ready queue shows it.
         dynamic: whether keys depend on what is only known while the backward runs (memory in use, values of gradients).
             No order can be planned then. Of equal keys the first to arrive runs first.
+        plan: for a policy that looks at the whole graph before anything runs: gives the ids of all tasks in their order
+            from a `Problem` and the tasks that have run already, with which the order starts. There are no keys then:
+            in a graph, a task's place in the plan is its key.
     """
 
     name: str
     title: str
-    key: Callable[[Task, int], Key] = field(repr=False)
+    key: Callable[[Task, int], Key] = field(default=_unplanned, repr=False)
     label: Callable[[Task, int], str] = field(default=arrival_label, repr=False)
     dynamic: bool = False
+    plan: Planner | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,17 @@ def _creation_label(task: Task, arrival: int) -> str:
     return "leaf" if task.kind is Kind.ACCUMULATE_GRAD else f"#{task.id}"
 
 
+def _random(seed: str) -> Policy:
+    """Each task draws a number, and the least runs first. Not every order is as likely as any other."""
+    number = int(seed)
+    return Policy(
+        "random",
+        "by lot",
+        lambda task, arrival: (Random(f"{number} {task.id}").getrandbits(32), arrival),
+        arrival_label,
+    )
+
+
 POLICIES = {
     policy.name: policy
     for policy in (
@@ -67,25 +92,82 @@ POLICIES = {
         # PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest number there is (PR
         # #7604). Equal numbers come in the order in which the engine's queue gives them, see binary_heap.py.
         Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr,), _creation_label),
+        # What HEAP would be if leaves did not go first: the gradients that wait for them add up (PR #7604, PR #52180).
+        Policy(
+            "delay_accumulate",
+            "last created, first run; AccumulateGrad last",
+            lambda task, arrival: (int(task.is_leaf), -task.sequence_nr, arrival),
+            _creation_label,
+        ),
+        _random("0"),
     )
 }
+
+CLASSIC = ("bfs", "dfs", "heap")
+"""The three of PR #4746, which need no plan."""
+
+TABS = CLASSIC
+"""The policies that a deck shows beside the one that picks."""
+
+_WITH_ARGUMENT: dict[str, tuple[Callable[[str], Policy], str]] = {
+    "random": (_random, "a seed, a whole number,"),
+}
+"""By name what makes the policy of what stands in brackets behind it, and what that is."""
 
 
 def find_policy(policy: AnyPolicy) -> Policy | Choice:
     """The policy that is meant.
 
     Raises:
-        ValueError: no policy has this name; the message lists those there are.
+        ValueError: no policy has this name, and the message lists those there are; or what stands in brackets behind it
+            is not what this policy takes.
         TypeError: it is neither a name, nor a Policy, nor callable.
     """
     if isinstance(policy, str):
-        if policy not in POLICIES:
-            raise ValueError(f"there is no policy {policy!r}; known are {', '.join(POLICIES)}, or pass a callable")
-        return POLICIES[policy]
+        return POLICIES[policy] if policy in POLICIES else _with_argument(policy)
     if isinstance(policy, Policy) or callable(policy):
         return policy
     raise TypeError(
         f"a policy is a name ({', '.join(POLICIES)}), a Policy or a callable (ready, state) -> Task, not {policy!r}"
+    )
+
+
+def _with_argument(text: str) -> Policy:
+    """The policy that "name(argument)" means."""
+    match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
+    if match is None or match[1] not in POLICIES:
+        raise ValueError(f"there is no policy {text!r}; known are {', '.join(POLICIES)}, or pass a callable")
+    name, argument = match[1], match[2].strip()
+    if name not in _WITH_ARGUMENT:
+        raise ValueError(f"policy {name} takes nothing in brackets; those which do are {', '.join(_WITH_ARGUMENT)}")
+    made, what = _WITH_ARGUMENT[name]
+    try:
+        return replace(made(argument), name=f"{name}({argument})")
+    except ValueError as error:
+        reason = f": {error}" if str(error) and not str(error).startswith(("invalid", "could not")) else ""
+        raise ValueError(f"policy {name} takes {what} in brackets, not {argument!r}{reason}") from None
+
+
+def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> Policy | Choice:
+    """The policy in this problem's graph. One that plans has done so, and its keys are places in the plan.
+
+    Args:
+        policy: any; one that does not plan is returned as it is.
+        problem: the graph, which tasks run, and what is known of their memory.
+        ran: those that have run already.
+    """
+    if not isinstance(policy, Policy) or policy.plan is None:
+        return policy
+    places = {task_id: place for place, task_id in enumerate(policy.plan(problem, ran))}
+
+    def place_of(task: Task) -> int:
+        return places.get(task.id, len(places))
+
+    return replace(
+        policy,
+        plan=None,
+        key=lambda task, arrival: (place_of(task), arrival),
+        label=lambda task, arrival: f"{place_of(task) + 1}.",
     )
 
 

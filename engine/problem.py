@@ -27,9 +27,6 @@ class Problem:
     Attributes:
         graph: the graph.
         needed: the tasks that run; None: all.
-        tasks: their ids, ascending.
-        nexts: by task those that wait for it, each once, in the order of its outputs.
-        waits: by task for how many others it waits.
     """
 
     def __init__(
@@ -41,20 +38,33 @@ class Problem:
     ) -> None:
         self.graph = graph
         self.needed = None if needed is None else frozenset(needed)
-        self.tasks: Sequence[int] = range(len(graph)) if self.needed is None else sorted(self.needed)
         self._footprints = footprints
         self._measured = durations
-        runs = self.needed
-        self.nexts: list[list[int]] = [
-            []
-            if runs is not None and task_id not in runs
-            else [task for task in dict.fromkeys(edge.next_task for edge in edges) if runs is None or task in runs]
-            for task_id, edges in enumerate(graph.out_edges)
-        ]
-        self.waits = [0] * len(graph)
+
+    @cached_property
+    def tasks(self) -> Sequence[int]:
+        """The ids of the tasks that run, ascending."""
+        return range(len(self.graph)) if self.needed is None else sorted(self.needed)
+
+    @cached_property
+    def nexts(self) -> list[list[int]]:
+        """By task those that wait for it, each once, in the order of its outputs."""
+        found = [list(dict.fromkeys(edge.next_task for edge in edges)) for edges in self.graph.out_edges]
+        if (runs := self.needed) is not None:
+            found = [
+                [task for task in tasks if task in runs] if task_id in runs else []
+                for task_id, tasks in enumerate(found)
+            ]
+        return found
+
+    @cached_property
+    def waits(self) -> list[int]:
+        """By task for how many others it waits."""
+        counts = [0] * len(self.graph)
         for tasks in self.nexts:
             for task in tasks:
-                self.waits[task] += 1
+                counts[task] += 1
+        return counts
 
     def start(self) -> list[int]:
         """The tasks that are ready at once, in the order in which the engine gets them."""
@@ -76,7 +86,7 @@ class Problem:
         """The memory in this order, simulated."""
         from .simulate import simulate
 
-        return simulate(self.graph, order, self.footprints)
+        return simulate(self.footprints.graph, order, self.footprints)
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         """The highest level in this order, simulated."""

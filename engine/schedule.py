@@ -1,12 +1,16 @@
-"""The order in which a policy would run a graph, from its topology alone: nothing is executed."""
+"""The order in which a policy would run a graph: nothing is executed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from ..inspector.graph import Graph
-from .policies import AnyPolicy, find_policy
+from .policies import AnyPolicy, bound, find_policy
 from .ready_queue import ready_queue
+
+if TYPE_CHECKING:
+    from .footprint import Footprints
 
 
 def dependencies(graph: Graph) -> list[int]:
@@ -55,7 +59,11 @@ class Pending:
 
 
 def schedule(
-    graph: Graph, policy: AnyPolicy, needed: Collection[int] | None = None, ran: Sequence[int] = ()
+    graph: Graph,
+    policy: AnyPolicy,
+    needed: Collection[int] | None = None,
+    ran: Sequence[int] = (),
+    footprints: Footprints | None = None,
 ) -> list[int]:
     """The task ids in the order in which `policy` runs them.
 
@@ -64,12 +72,15 @@ def schedule(
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task.
         needed: the tasks that are going to run at all, as `inputs=` leaves them; None: all.
         ran: the tasks with which the order starts, whatever the policy says: it goes on from there.
+        footprints: what the tasks allocate, for a policy that plans by memory; None: a dry run finds it out.
 
     Raises:
         PolicyError: a user's policy returned something that is not ready.
     """
+    from .problem import Problem
+
     order: list[int] = []
-    queue = ready_queue(graph, find_policy(policy), order)
+    queue = ready_queue(graph, bound(find_policy(policy), Problem(graph, footprints, needed), ran), order)
     pending = Pending(graph, needed)
     for task_id in pending.start():
         queue.push(task_id)

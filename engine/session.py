@@ -303,7 +303,7 @@ class NativeSession(Verbs):
         plan = Plan.of(call, chosen)
         self.graph: Graph = plan.graph
         self._needed, self._planned = plan.needed, plan.order
-        recorder = None if trace is None else Recorder(self.graph, chosen, trace)
+        recorder = None if trace is None else Recorder(self.graph, plan.policy, trace)
         self.stops = Stops(self.graph, plan.needed, None if recorder is None else recorder.trace)
         self._worker = _Worker(call, state, plan, recorder, self.stops)
         self._over: str | None = None
@@ -478,9 +478,9 @@ class NativeSession(Verbs):
     @policy.setter
     @_one_at_a_time
     def policy(self, policy: AnyPolicy) -> None:
-        chosen = find_policy(policy)
         worker = self._worker
         ran = worker.order if worker.taken is None else [*worker.order, worker.taken]
+        chosen = self._bound(find_policy(policy), ran)
         planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, self._needed, ran)
         waiting = worker.upcoming()
         worker.follow(chosen, planned)
@@ -488,6 +488,11 @@ class NativeSession(Verbs):
             worker.recorder.switch(chosen, worker.taken)
         self._planned = planned
         worker.sort_again |= worker.upcoming() != waiting
+
+    @property
+    def picks(self) -> Policy | Choice:
+        """The policy itself, bound to this graph."""
+        return self._worker.policy
 
     @property
     def trace(self) -> Trace | None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..engine.peak import peak_report
-from ..engine.policies import POLICIES, Choice, Policy, policy_name
+from ..engine.policies import CLASSIC, Choice, Policy, policy_name
 from ..engine.run import Engine
 from ..engine.schedule import Pending
 from ..engine.sizes import share_text
@@ -241,12 +241,15 @@ def schedule_content(
 
 
 def _keys(graph: Graph, policy: Policy | Choice, order: Sequence[int]) -> str | list[str]:
-    """How the queue labels tasks: for the policies of our own by a word, else each one's label."""
+    """How the queue labels tasks: for those that need no more than a word by that, else each one's label."""
     name = policy_name(policy)
     if name == "heap":
         return "created"
-    if name in POLICIES or not isinstance(policy, Policy):
+    if name in CLASSIC or not isinstance(policy, Policy):
         return "arrival"
+    if policy.plan is not None:
+        places = {task_id: place for place, task_id in enumerate(order, 1)}
+        return [f"{places[task.id]}." if task.id in places else "" for task in graph.tasks]
     arrivals = arrivals_of(graph, order)
     return [policy.label(task, arrivals.get(task.id, 0)) for task in graph.tasks]
 

@@ -86,8 +86,26 @@ class Foresight:
             raise ValueError("it can only be before the first task has run")
         if self._create_graph:
             raise ValueError("with create_graph=True the backward's own graph keeps tensors of which nothing is known")
-        footprints = dry_run(session.graph)
-        return replace(footprints, graph=replace(footprints.graph, nodes=()))  # a prediction outlives the session
+        footprints = session.footprints or dry_run(session.graph)
+        # A prediction outlives the session, which plans with it, too.
+        session.footprints = replace(footprints, graph=replace(footprints.graph, nodes=()))
+        return session.footprints
+
+    def unknown(self, policy: Policy) -> str:
+        """Why this policy can't plan."""
+        return f"policy {policy.name} plans ahead, and nothing is known of the memory. {self._note}"
+
+    def _order(self, policy: Policy | Choice) -> list[int]:
+        """What a policy would do from the start.
+
+        Raises:
+            ValueError: it plans, and nothing is known of the memory.
+        """
+        if self._footprints is None:
+            if isinstance(policy, Policy) and policy.plan is not None:
+                raise ValueError(self.unknown(policy))
+            return schedule(self._session.graph, policy, self._session.needed)
+        return schedule(self._footprints.graph, policy, self._session.needed, footprints=self._footprints)
 
     def own_schedule(self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int]) -> Json:
         """The session's own: what has run, and what is planned."""
@@ -100,8 +118,8 @@ class Foresight:
             if name == mine or name in self._simulated or is_dynamic(policy):
                 continue
             try:
-                order = schedule(self._session.graph, policy, self._session.needed)
-            except Exception:  # a user's policy fails to choose
+                order = self._order(policy)
+            except Exception:  # a user's policy fails to choose, or plans by memory, of which nothing is known
                 continue
             self._simulated[name] = self.schedule(policy, order)
         return [self._simulated[name][0] for name in known if name in self._simulated and name != mine]
@@ -127,7 +145,7 @@ class Foresight:
                 raise ValueError(
                     f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet"
                 )
-            order = schedule(self._footprints.graph, policy, self._session.needed)
+            order = self._order(policy)
             found[policy_name(policy)] = self._simulate(order, self._footprints)
         return Prediction(found)
 

@@ -14,7 +14,7 @@ from ..engine.branch_comparison import BranchComparison
 from ..engine.breakpoints import Breakpoint
 from ..engine.direct import Stepper
 from ..engine.history import History
-from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, policy_name
+from ..engine.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
 from ..engine.ready_queue import ReadyTask
 from ..engine.run import Engine
 from ..engine.session import NativeSession
@@ -75,9 +75,9 @@ class Live:
         self.status: Status = "stopped"
         self.trouble = ""
         self.stopped: Stop | None = None
-        self._terms = Terms(find_policy(policy))
-        self._known: dict[str, Policy | Choice] = dict(POLICIES)
-        self._know(self._terms.policy)
+        self._terms = Terms(session.picks)
+        self._known: dict[str, Policy | Choice] = {name: POLICIES[name] for name in TABS}
+        self._know(find_policy(policy))
         self._tell = tell
         self._reported = 0
         self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
@@ -230,9 +230,11 @@ class Live:
         chosen = self.find(policy)
         if chosen is self._terms.policy and self.session.over is None:
             return
+        if isinstance(chosen, Policy) and chosen.plan is not None and not self.foresight.is_known:
+            raise ValueError(self.foresight.unknown(chosen))
         self.session.policy = chosen
         self._know(chosen)
-        self._terms.switch(len(self._started()), chosen)
+        self._terms.switch(len(self._started()), self.session.picks)
         self.plan = self._planned()
         self._tell(self.news(live=self._own_schedule(), others=self._others()))
 

@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ..engine.policies import POLICIES, AnyPolicy, Choice, Policy
+from ..engine.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy
 from ..inspector.graph import Task
 from .deck import Deck
 from .display import latest_deck
@@ -68,7 +68,9 @@ class Told:
 
 def policy_of(shell: InteractiveShell, name: str) -> AnyPolicy:
     """The policy of this name, or in a variable of this name."""
-    if name in POLICIES:
+    if name in POLICIES or "(" in name:
+        with _usage():
+            find_policy(name)
         return name
     found = shell.user_ns.get(name)
     if isinstance(found, Policy):
@@ -207,7 +209,7 @@ def _check(told: Told) -> Any:
 
 
 def _compare(told: Told) -> Any:
-    policies = [policy_of(told.shell, word) for word in told.text.split()] or list(POLICIES)
+    policies = [policy_of(told.shell, word) for word in told.text.split()] or list(TABS)
     with _usage():
         return latest_deck().compare(policies)
 

@@ -201,7 +201,7 @@ class Prompt(Cmd):
         NAME is heap (PyTorch's own), bfs, dfs, ..., or a variable of yours: a Policy or a function.
         """
         if arg:
-            self.session.policy = arg if arg in POLICIES else self._value(arg)
+            self.session.policy = arg if arg.partition("(")[0] in POLICIES else self._value(arg)
         say(f"{self.session.policy} picks; known are {', '.join(POLICIES)}")
 
     # Going back

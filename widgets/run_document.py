@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..engine.policies import POLICIES, Policy
+from ..engine.policies import CLASSIC, POLICIES, TABS, Policy
 from ..engine.run import Run
 from ..engine.schedule import Pending, schedule
 from ..engine.simulate import simulate
@@ -50,10 +50,10 @@ def run_document(run: Run, title: str = "", others: Iterable[Other] | None = Non
 def _own_schedule(run: Run) -> Json:
     by_hand = () if run.trace is None else run.trace.by_hand
     known = POLICIES.get(run.policy)
-    policy = known or Policy(run.policy, "as the run had it", key=lambda task, arrival: (arrival,))
+    policy = Policy(run.policy, known.title if known else "as the run had it", key=lambda task, arrival: (arrival,))
     order = [*run.order, *_left(run)]
     own = schedule_content(run.graph, policy, order, by_hand=by_hand, timeline=run.timeline, note=_NOT_MEASURED)
-    if known is None and run.trace is not None:
+    if run.policy not in CLASSIC and run.trace is not None:
         own["keys"] = _labels(run.trace)
     return own
 
@@ -72,7 +72,7 @@ def _left(run: Run) -> list[int]:
     if not arrived <= set(trace.columns.arrivals):  # some were needless
         return []
     last = trace.terms[-1].policy
-    return schedule(run.graph, last if last in POLICIES else "heap", None, run.order)[ran:]
+    return schedule(run.graph, last if last in CLASSIC else "heap", None, run.order)[ran:]
 
 
 def _labels(trace: Trace) -> list[str]:
@@ -94,7 +94,7 @@ def other_policies(run: Run) -> Iterator[Other]:
     runs = {*run.order, *_left(run)}
     needed = None if len(runs) == len(run.graph) else runs
     footprints = run.footprints
-    for name in POLICIES:
-        if name != run.policy:
-            order = schedule(run.graph, name, needed)
+    for name in TABS:
+        if name != run.policy and (footprints is not None or POLICIES[name].plan is None):
+            order = schedule(run.graph, name, needed, footprints=footprints)
             yield name, order, None if footprints is None else simulate(footprints.graph, order, footprints)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.policies import POLICIES
+from tapehead.engine.policies import CLASSIC
 from tapehead.engine.run import Engine
 from tapehead.engine.workloads import WORKLOADS
 
@@ -29,7 +29,7 @@ def test_every_workload_has_pytorchs_gradients_under_every_policy_and_engine(nam
     leaves = list(model.parameters())
     expected = gradients_of(leaves, lambda: make_loss().backward())
     for engine in ENGINES:
-        for policy in POLICIES:
+        for policy in CLASSIC:
             found = gradients_of(leaves, lambda: th.backward(make_loss(), policy=policy, engine=engine))
             assert_equal(found, expected, bitwise=policy == "heap")
 
@@ -37,7 +37,7 @@ def test_every_workload_has_pytorchs_gradients_under_every_policy_and_engine(nam
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_native_executes_the_pinned_order_and_direct_heap_the_order_of_pytorch(name: str) -> None:
     _, make_loss = WORKLOADS[name].build("small")
-    for policy in POLICIES:
+    for policy in CLASSIC:
         run = th.backward(make_loss(), policy=policy)
         assert run.order == run.planned and len(run.order) == len(run.graph)
 
@@ -66,7 +66,7 @@ def test_ties_come_in_the_order_of_pytorchs_queue(engine: Engine) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from(sorted(POLICIES)), st.sampled_from(ENGINES))
+@given(st.integers(0, 10**6), st.sampled_from(CLASSIC), st.sampled_from(ENGINES))
 def test_random_programs_have_pytorchs_gradients(seed: int, policy: str, engine: Engine) -> None:
     leaves, loss = random_program(seed)
     loss.backward()
@@ -95,7 +95,7 @@ class TestBoth:
         """Both engines leave in .grad what PyTorch leaves there."""
         leaves, loss = make()
         expected = gradients_of(leaves, lambda: torch.autograd.backward(loss))
-        for policy in POLICIES:
+        for policy in CLASSIC:
             leaves, loss = make()
             found = gradients_of(leaves, lambda: th.backward(loss, policy=policy, engine=engine))
             assert_equal(found, expected, bitwise=policy == "heap")
@@ -503,7 +503,7 @@ def test_gradients_on_cuda_and_across_devices(engine: Engine) -> None:
         return on_cpu(hidden.cpu()).sum() + on_gpu(hidden).square().mean().cpu()
 
     expected = gradients_of(leaves, lambda: loss().backward())
-    for policy in POLICIES:
+    for policy in CLASSIC:
         runs = []
         found = gradients_of(leaves, lambda: runs.append(th.backward(loss(), policy=policy, engine=engine)))
         assert_equal(found, expected, bitwise=False)

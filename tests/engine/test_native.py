@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 import tapehead as th
 from tapehead.engine.live_numbers import LiveNumbers
-from tapehead.engine.policies import POLICIES, Policy
+from tapehead.engine.policies import CLASSIC, Policy
 from tapehead.engine.schedule import Pending, schedule
 from tapehead.inspector.torch_internals import Pin, node_hooks
 
@@ -29,7 +29,7 @@ def heavy_first(ready: Sequence[th.Task], state: object) -> th.Task:
     return max(ready, key=lambda task: (sum(meta.nbytes or 0 for meta in task.inputs), -task.id))
 
 
-ALL_POLICIES = [*sorted(POLICIES), heavy_first]
+ALL_POLICIES = [*CLASSIC, heavy_first]
 
 
 @settings(max_examples=40, deadline=None)
@@ -49,7 +49,7 @@ def test_the_order_is_what_the_engine_does_although_nobody_watches(seed: int, po
 def test_several_roots_with_inputs_below_only_one_of_them() -> None:
     x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     for inputs in ([x], [y], [x, y], {"x": x}, x):
-        for policy in POLICIES:
+        for policy in CLASSIC:
             losses = [x.exp().sum(), (y.sin() * x).sum(), y.cos().sum()]
             graph = th.graph(losses)
             runs: list[th.Run] = []
@@ -162,8 +162,8 @@ def test_the_order_leaves_out_what_a_backward_inside_the_backward_runs() -> None
     assert run.order == run.planned and torch.equal(x.grad, torch.full((2,), 5.0))
 
 
-@pytest.mark.parametrize("outer", sorted(POLICIES))
-@pytest.mark.parametrize("inner", sorted(POLICIES))
+@pytest.mark.parametrize("outer", CLASSIC)
+@pytest.mark.parametrize("inner", CLASSIC)
 def test_a_pinned_backward_inside_a_pinned_one_spoils_no_order(outer: str, inner: str) -> None:
     """The inner one shares the leaves, of which some wait in the outer one's queue."""
     leaves = [torch.ones(2, requires_grad=True) for _ in range(5)]
@@ -379,7 +379,7 @@ def test_nothing_is_left_alive_after_an_error_either(trace: str | None) -> None:
     assert freed == [1]
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", CLASSIC)
 def test_native_runs_compiled_regions(policy: str) -> None:
     x = torch.arange(3.0, requires_grad=True)
     expected = gradients_of([x], lambda: compiled_loss(x).backward())
@@ -389,7 +389,7 @@ def test_native_runs_compiled_regions(policy: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("queues", ["one", "per device"])
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", CLASSIC)
 def test_on_several_devices_each_queue_follows_the_policy(queues: str, policy: str) -> None:
     torch.manual_seed(0)
     on_gpu, on_cpu = nn.Linear(64, 64, device="cuda"), nn.Linear(64, 64)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tapehead as th
-from tapehead.engine.policies import POLICIES
+from tapehead.engine.policies import CLASSIC
 from tapehead.engine.schedule import schedule
 from tapehead.engine.workloads import WORKLOADS
 from tapehead.widgets.document import FORMAT, NONE, VERSION, Document, arrivals_of, numbered, packed, title_of
@@ -105,7 +105,7 @@ def test_packing_is_the_same_each_time() -> None:
     assert Document(graph, "t", "direct").packed() == Document(graph, "t", "direct").packed()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", CLASSIC)
 def test_arrivals_are_those_of_the_page(policy: str) -> None:
     graph = th.graph(forward(Branches()))
     order = schedule(graph, policy)
