@@ -17,7 +17,7 @@ from .backward import backward
 from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers
 from .not_counted import NotCounted, not_counted
 from .peak import PeakReport, peak_report
-from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
+from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .schedule import queue_lengths
 from .sizes import size_text
 from .storage_words import joined, task_name
@@ -331,6 +331,7 @@ def compare(
         NotImplementedError: this memory can't be recorded.
     """
     from .dry_run import dry_run
+    from .problem import Problem
     from .profile import profile
     from .simulate import simulate
     from .timing import time_backward, turns
@@ -352,11 +353,13 @@ def compare(
     leaves = list(drawn.leaves.values())
     signature = _signature(drawn)
     footprints = dry_run(drawn)
+    problem = Problem(drawn, footprints)
+    chosen = {name: bound(policy, problem) for name, policy in chosen.items()}  # planned once for all runs
     dry = {name: simulate(drawn, policy, footprints) for name, policy in chosen.items() if not is_dynamic(policy)}
     predicted = {name: (timeline.peak_bytes, timeline.estimates) for name, timeline in dry.items()}
     with own_gradients(leaves), same_random_numbers():
         backward(loss)
-    del loss, drawn, footprints, dry
+    del loss, drawn, footprints, problem, dry
 
     runs: dict[str, _Measured] = {}
     for name, policy in chosen.items():

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tapehead.engine import timing
 from tapehead.engine.compare import compare
-from tapehead.engine.policies import POLICIES
+from tapehead.engine.policies import POLICIES, Policy
+from tapehead.engine.schedule import schedule
 from tapehead.engine.timing import Spread, time_backward, turns
 
 
@@ -87,6 +88,20 @@ def test_backwards_are_timed_in_turns_on_fresh_forwards_and_their_order_is_plann
     before = chosen
     compare(make_loss, ["bfs", first, "heap"], repetitions=1)
     assert chosen == 2 * before, "more rounds plan no more"
+
+
+def test_a_policy_that_plans_does_so_once() -> None:
+    planned = 0
+
+    def backwards(problem, ran=()):
+        nonlocal planned
+        planned += 1
+        return schedule(problem.graph, "dfs")
+
+    policy = Policy("backwards", "a plan", plan=backwards)
+    comparison = compare(lambda: (weights() * 2 + weights().exp()).sum(), ["bfs", policy], repetitions=3)
+    assert planned == 1
+    assert list(comparison["backwards"].timeline.order) == schedule(comparison.graph, "dfs")
 
 
 def test_a_forward_that_changes_while_it_is_timed_is_refused() -> None:
