@@ -26,7 +26,7 @@ from .history import BUDGET_BYTES, Ran
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer, fits, fitted
 from .needed import Inputs, as_inputs, needed_tasks
-from .policies import AnyPolicy, find_policy, policy_name
+from .policies import AnyPolicy, Choice, Policy, find_policy, policy_name
 from .ready_queue import PolicyError, ReadyTask, ready_queue
 from .recorder import Recorder
 from .rewinding import Rewinding

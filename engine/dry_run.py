@@ -155,6 +155,7 @@ class _DryRun:
         self._any_packed = any(self._packed)
         self._hooks = TensorHooks(graph.nodes)
         self._more_limits: list[str] = []
+        self._facts: list[object | None] = []
 
     def run(self, order: Sequence[int]) -> Footprints:
         graph = self._graph
@@ -194,6 +195,8 @@ class _DryRun:
         for root in graph.roots:
             self._add(waiting, root.task, root.input, _assumed(graph.tasks[root.task].inputs[root.input]))
         footprints: list[Footprint | None] = [None] * len(graph)
+        # Reading a saved view is an operation, of which a mode would make a fake tensor each time.
+        self._facts = list(map(self._facts_of, graph.tasks, graph.nodes))
         with self._operations:
             for task_id in order:
                 if task_id in leaves:
@@ -291,14 +294,17 @@ class _DryRun:
 
     def _key(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> object | None:
         """Equal for nodes that do the same with memory; None if this can't be told."""
-        if task.kind is not Kind.CPP or hides_saved(node):
-            return None
-        facts = saved_facts(node)
+        facts = self._facts[task.id]
         if facts is None:
             return None
         edges = self._graph.out_edges[task.id]
         gives = tuple((edge.output, self._takes[edge.next_task][edge.input]) for edge in edges)
         return type(node), task.name, tuple(inputs), facts, len(node.next_functions), gives
+
+    def _facts_of(self, task: Task, node: Node) -> object | None:
+        """What a node of PyTorch's own saved, as far as it matters to memory; None if this can't be told."""
+        told = task.kind is Kind.CPP and not self._packed[task.id] and not hides_saved(node)
+        return saved_facts(node) if told else None
 
     def _call(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> _Answer:
         operations = self._operations
@@ -476,7 +482,7 @@ class _DryRun:
             return
         what = "tasks with hooks, which were not run"
         for task_id, node in enumerate(self._graph.nodes):
-            hooks: list[object] = [*node_hooks(node)[0], *node_hooks(node)[1]]
+            hooks: list[object] = [hook for kind in node_hooks(node) for hook in kind]
             hooks += [hook for hook in self._hooks.of(task_id) if hook.kind == "tensor"]
             if task_id in leaves:
                 hooks += [*leaf_hooks(leaves[task_id]), *post_accumulate_hooks(leaves[task_id])]

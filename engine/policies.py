@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..inspector.graph import Graph, Task
 from ..inspector.kinds import Kind
+from . import planners
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -82,6 +84,50 @@ def _random(seed: str) -> Policy:
     )
 
 
+def _bfs_width(width: str) -> Policy:
+    number = int(width)
+    if number < 1:
+        raise ValueError("at least one branch has to be open")
+    plan = partial(planners.bfs_width, width=number)
+    return Policy("bfs_width", f"first ready, first run, at most {number} branches open", plan=plan)
+
+
+def _comm_first(patterns: str) -> Policy:
+    named = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    what = ", ".join(named) or "what DistributedDataParallel sends"
+    return Policy("comm_first", f"first what leads to {what}", plan=partial(planners.comm_first, patterns=named))
+
+
+def _auto(problem: Problem, ran: Sequence[int]) -> list[int]:
+    from .auto import auto_order
+
+    return auto_order(problem, ran)
+
+
+def _search(seconds: str) -> Policy:
+    """The best of the portfolio, and then tasks moved about for some time."""
+    most = float(seconds)
+
+    def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
+        from .local_search import searched_order
+
+        return searched_order(problem, ran, most)
+
+    return Policy("search", f"the best order found in {most:g} s", plan=plan)
+
+
+def _optimal(seconds: str) -> Policy:
+    """The least peak there is. Where that can't be proven in time, PolicyError says what was found."""
+    most = float(seconds)
+
+    def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
+        from .exact import optimal_order
+
+        return optimal_order(problem, ran, most)
+
+    return Policy("optimal", f"the least peak there is, proven in at most {most:g} s", plan=plan)
+
+
 POLICIES = {
     policy.name: policy
     for policy in (
@@ -100,17 +146,32 @@ POLICIES = {
             _creation_label,
         ),
         _random("0"),
+        # The planned ones: see `planners` for the rule, source and cost of each.
+        Policy("lpmf", "least peak memory first", plan=planners.lpmf),
+        Policy("list", "most bytes freed, less those made, first", plan=planners.list_schedule),
+        Policy("postorder", "depth first, the largest branches first", plan=planners.postorder),
+        Policy("liu", "branches merged by their hills and valleys", plan=planners.liu),
+        _bfs_width("8"),
+        Policy("critical_path", "what most time of work still waits for first", plan=planners.critical_path),
+        _comm_first(""),
+        Policy("auto", "the least predicted peak of several policies", plan=_auto),
+        _search("10"),
+        _optimal("10"),
     )
 }
 
 CLASSIC = ("bfs", "dfs", "heap")
 """The three of PR #4746, which need no plan."""
 
-TABS = CLASSIC
+TABS = (*CLASSIC, "lpmf")
 """The policies that a deck shows beside the one that picks."""
 
 _WITH_ARGUMENT: dict[str, tuple[Callable[[str], Policy], str]] = {
     "random": (_random, "a seed, a whole number,"),
+    "bfs_width": (_bfs_width, "how many branches may be open, a whole number,"),
+    "comm_first": (_comm_first, "tasks, modules or parameters, with commas between them,"),
+    "search": (_search, "seconds"),
+    "optimal": (_optimal, "seconds"),
 }
 """By name what makes the policy of what stands in brackets behind it, and what that is."""
 

@@ -20,7 +20,7 @@ from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sort_queu
 from .edits import as_gradients, check_edit
 from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
-from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
+from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
 from .ready_queue import ReadyTask
 from .recorder import Recorder
 from .run import Run

@@ -55,8 +55,8 @@ def simulate(
     with collector_paused():
         if footprints is None:
             footprints = dry_run(graph)
-        elif (difference := _difference(graph, footprints.graph)) is not None:
-            raise ValueError(f"the footprints are not this graph's: {difference}")
+        elif (other := difference(graph, footprints.graph)) is not None:
+            raise ValueError(f"the footprints are not this graph's: {other}")
         program = compiled(footprints)
         places = _places(graph, order, program.edges)
         keep_graph = footprints.keep_graph if retain_graph is None else retain_graph
@@ -70,7 +70,7 @@ def _instead(given: object) -> str:
     return ": pass its .graph" if isinstance(getattr(given, "graph", None), Graph) else ""
 
 
-def _difference(graph: Graph, other: Graph) -> str | None:
+def difference(graph: Graph, other: Graph) -> str | None:
     """Why what holds for another graph does not hold for this one; None: it is that of the same forward, run again."""
     if graph is other:
         return None
