@@ -1,0 +1,397 @@
+"""Which task ran where and when, and why a device stood still: backwards on several devices, side by side."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..inspector.graph import Graph
+from .findings import findings_rich, findings_text
+from .sizes import share_text
+from .storage_words import counted
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from rich.console import RenderableType
+
+Theme = Literal["light", "dark"]
+_HARDLY = 0.01  # of the makespan
+_ALIKE = 1.005  # of a ratio: below it reads as 1.00
+_TIME_UNITS = ((1e3, 1.0, "ns"), (1e6, 1e3, "µs"), (1e9, 1e6, "ms"), (float("inf"), 1e9, "s"))
+
+ESTIMATED = (
+    "The times of the tasks are guesses by the bytes of their gradients. durations=run of a th.backward(..., "
+    'trace="off") takes measured ones.'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A task on its device, in nanoseconds since the start of the backward.
+
+    Attributes:
+        task: its id.
+        ready_ns: when its last gradient arrived, and it came into its device's queue.
+        start_ns, end_ns: when it ran.
+        after: the task that brought that gradient; None for a root.
+    """
+
+    task: int
+    ready_ns: int
+    start_ns: int
+    end_ns: int
+    after: int | None
+
+    @property
+    def elapsed_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A time in which a device stood still.
+
+    Attributes:
+        device: which.
+        start_ns, end_ns: when.
+        before: the task that ended it; None after the device's last one.
+        blocker: of the tasks on the way to that one, which had to run one after the other in this time, the one that
+            waited longest while its device ran others; None if none waited: then no order of these queues would help.
+        waited_ns: how long it waited in this time.
+    """
+
+    device: str
+    start_ns: int
+    end_ns: int
+    before: int | None
+    blocker: int | None
+    waited_ns: int
+
+    @property
+    def elapsed_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, eq=False)
+class Gantt:
+    """One backward on several devices, each of which ran one task at a time.
+
+    Attributes:
+        graph: the graph.
+        policy: the name of the policy by which each device's queue was sorted.
+        order: the ids of the tasks in the order in which they started.
+        rows: by device what ran there, in order.
+        estimated: the times of the tasks are guesses.
+    """
+
+    graph: Graph
+    policy: str
+    order: tuple[int, ...]
+    rows: Mapping[str, tuple[Bar, ...]]
+    estimated: bool
+
+    def __repr__(self) -> str:
+        guessed = ", estimated" if self.estimated else ""
+        devices = counted(len(self.rows), "device")
+        return f"<Gantt of {counted(len(self.order), 'task')} on {devices} under {self.policy}: {self._span}{guessed}>"
+
+    @property
+    def _span(self) -> str:
+        return time_text(self.makespan_ns)
+
+    @cached_property
+    def bars(self) -> dict[int, Bar]:
+        """The bars by task id."""
+        return {bar.task: bar for row in self.rows.values() for bar in row}
+
+    @cached_property
+    def makespan_ns(self) -> int:
+        """Nanoseconds from the start to the end of the last task."""
+        return max((row[-1].end_ns for row in self.rows.values() if row), default=0)
+
+    @cached_property
+    def busy_ns(self) -> dict[str, int]:
+        """By device the nanoseconds in which it ran tasks."""
+        return {device: sum(bar.elapsed_ns for bar in row) for device, row in self.rows.items()}
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """By device the share of the makespan in which it ran tasks, 0 to 1."""
+        return {device: busy / self.makespan_ns if self.makespan_ns else 1.0 for device, busy in self.busy_ns.items()}
+
+    @property
+    def idle_ns(self) -> dict[str, int]:
+        """By device the nanoseconds in which it stood still before the backward had ended."""
+        return {device: self.makespan_ns - busy for device, busy in self.busy_ns.items()}
+
+    @cached_property
+    def idle(self) -> dict[str, tuple[Idle, ...]]:
+        """By device the times in which it stood still, in order. O(tasks) for each device."""
+        return {device: tuple(self._idle_on(device)) for device in self.rows}
+
+    def _idle_on(self, device: str) -> Iterator[Idle]:
+        at = 0
+        for bar in self.rows[device]:
+            if bar.start_ns > at:
+                yield Idle(device, at, bar.start_ns, bar.task, *self._waited(bar, at))
+            at = bar.end_ns
+        if self.makespan_ns > at:
+            yield Idle(device, at, self.makespan_ns, None, None, 0)
+
+    def _waited(self, bar: Bar, since_ns: int) -> tuple[int | None, int]:
+        """Which task waited longest since then on the way to this one, and how long."""
+        blocker: int | None = None
+        longest = 0
+        while bar.after is not None and bar.ready_ns > since_ns:
+            bar = self.bars[bar.after]
+            waited = bar.start_ns - max(bar.ready_ns, since_ns)
+            if waited > longest:
+                blocker, longest = bar.task, waited
+        return blocker, longest
+
+    @cached_property
+    def device_of(self) -> dict[int, str]:
+        """By task id its device."""
+        return {bar.task: device for device, row in self.rows.items() for bar in row}
+
+    def passed_by(self, task: int) -> int:
+        """How many tasks its device ran, to their ends, while this one was ready."""
+        bar, row = self.bars[task], self.rows[self.device_of[task]]
+        return row.index(bar) - bisect_right(row, bar.ready_ns, hi=row.index(bar), key=attrgetter("end_ns"))
+
+    @cached_property
+    def critical_path(self) -> tuple[int, ...]:
+        """The ids of the tasks on the longest way through the graph: no number of devices makes it shorter."""
+        ends = [head + bar.elapsed_ns for head, bar in self._heads]
+        path: list[int] = []
+        before = list(range(len(ends)))
+        while before:
+            path.append(max(before, key=ends.__getitem__))
+            before = [edge.task for edge in self.graph.in_edges[path[-1]]]
+        return tuple(reversed(path))
+
+    @cached_property
+    def lower_bound_ns(self) -> int:
+        """What no order goes below on these devices: the critical path, and of each device its work, with the least
+        that has to run before any of its tasks starts, and after all of them have ended."""
+        tails = [0] * len(self.graph)
+        for task in reversed(self.order):
+            nexts = (edge.next_task for edge in self.graph.out_edges[task])
+            tails[task] = max((self.bars[each].elapsed_ns + tails[each] for each in nexts), default=0)
+        heads = [head for head, _ in self._heads]
+        path = max((head + bar.elapsed_ns for head, bar in self._heads), default=0)
+        works = [
+            min(heads[bar.task] for bar in row) + self.busy_ns[device] + min(tails[bar.task] for bar in row)
+            for device, row in self.rows.items()
+        ]
+        return max([path, *works])
+
+    @cached_property
+    def _heads(self) -> list[tuple[int, Bar]]:
+        """By task id the nanoseconds of the longest way to it, and its bar."""
+        heads = [0] * len(self.graph)
+        for task in self.order:  # is legal
+            end = heads[task] + self.bars[task].elapsed_ns
+            for edge in self.graph.out_edges[task]:
+                heads[edge.next_task] = max(heads[edge.next_task], end)
+        return [(head, self.bars[task]) for task, head in enumerate(heads)]
+
+    @property
+    def starved(self) -> Idle | None:
+        """The time in which a device stood still longest because of a queue's order; None if that is hardly any."""
+        idle = max((idle for row in self.idle.values() for idle in row), key=attrgetter("waited_ns"), default=None)
+        return None if idle is None or idle.waited_ns <= _HARDLY * self.makespan_ns else idle
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, and why, in words."""
+        return (*self._why(), *((ESTIMATED,) if self.estimated else ()))
+
+    def _why(self) -> Iterator[str]:
+        idle = self.starved
+        if idle is None or idle.before is None or idle.blocker is None:
+            return
+        graph, queue = self.graph, self.device_of[idle.blocker]
+        waits = "which" if idle.before == idle.blocker else f"to which {graph.describe(idle.blocker)} leads. That one"
+        passed = counted(self.passed_by(idle.blocker), "other task")
+        yield (
+            f"Under {self.policy}, {idle.device} stands still for {time_text(idle.elapsed_ns)} of {self._span} before "
+            f"{graph.describe(idle.before)}, {waits} waits {time_text(idle.waited_ns)} in the queue of {queue}, which "
+            f"runs {passed} first."
+        )
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first."""
+        rows = [
+            [device, f"{len(row):,}", time_text(self.busy_ns[device]), self._idle_text(device)]
+            for device, row in self.rows.items()
+        ]
+        return [["device", "tasks", "busy", "idle"], *rows]
+
+    def _idle_text(self, device: str) -> str:
+        idle = self.idle_ns[device]
+        return f"{time_text(idle)} ({share_text(idle, self.makespan_ns)})" if idle else "–"
+
+    def __str__(self) -> str:
+        return findings_text([f"{self.policy}: {self._span}", *self.sentences], self.cells, _RIGHT)
+
+    def __rich__(self) -> RenderableType:
+        return findings_rich([f"{self.policy}: {self._span}", *self.sentences], self.cells, _RIGHT)
+
+    def _repr_html_(self) -> str:
+        from ..widgets.report_html import cells_html
+
+        return cells_html(self.cells, [f"{self.policy}: {self._span}", *self.sentences], _RIGHT)
+
+    def figure(self, theme: Theme = "light") -> go.Figure:
+        """A bar for each task, a row for each device, over time. Needs plotly."""
+        from ..widgets.gantt_figure import gantt_figure
+
+        return gantt_figure([self], theme)
+
+
+_RIGHT = ("tasks", "busy", "idle")
+
+
+@dataclass(frozen=True, eq=False)
+class MakespanReport:
+    """How long one backward takes on several devices under several policies. In a notebook the table shows itself.
+
+    Attributes:
+        rows: one for each policy, in the order in which they were given.
+    """
+
+    rows: tuple[Gantt, ...]
+
+    def __getitem__(self, policy: str) -> Gantt:
+        """What happens under a policy.
+
+        Raises:
+            ValueError: it is not compared here.
+        """
+        for row in self.rows:
+            if row.policy == policy:
+                return row
+        raise ValueError(f"{policy!r} is not compared here; compared are {', '.join(row.policy for row in self.rows)}")
+
+    def __repr__(self) -> str:
+        spans = ", ".join(f"{row.policy} {time_text(row.makespan_ns)}" for row in self.rows)
+        return f"<MakespanReport of {len(self.best.graph):,} tasks: {spans}>"
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(self.rows[0].rows)
+
+    @property
+    def best(self) -> Gantt:
+        """The policy that ends first, the first of several."""
+        return min(self.rows, key=attrgetter("makespan_ns"))
+
+    @property
+    def worst(self) -> Gantt:
+        """The policy that ends last, the first of several."""
+        return max(self.rows, key=attrgetter("makespan_ns"))
+
+    @cached_property
+    def lower_bound_ns(self) -> int:
+        """What no order goes below on these devices, see `Gantt.lower_bound_ns`."""
+        return self.best.lower_bound_ns
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, and why, in words."""
+        return (*self._of_makespans(), *((ESTIMATED,) if self.best.estimated else ()))
+
+    def _of_makespans(self) -> Iterator[str]:
+        best, worst = self.best, self.worst
+        ratio = _ratio(worst.makespan_ns, best.makespan_ns)
+        bound = _ratio(best.makespan_ns, self.lower_bound_ns)
+        reached = "which no order can beat" if bound < _ALIKE else f"{bound:.2f} times the lower bound"
+        best_text = f"{time_text(best.makespan_ns)}, {reached}"
+        if ratio < _ALIKE:
+            yield f"The order makes no difference to the makespan: {best_text}."
+            return
+        behind = [row.policy for row in self.rows if _ratio(row.makespan_ns, worst.makespan_ns) > 2 - _ALIKE]
+        yield (
+            f"The makespan is {time_text(worst.makespan_ns)} under {' and '.join(behind)}, {ratio:.2f} times that of "
+            f"{best.policy}, {best_text}."
+        )
+        yield from worst._why()
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per policy, for `pandas.DataFrame(report.records())`."""
+        return [
+            {
+                "policy": row.policy,
+                "makespan_ns": row.makespan_ns,
+                "lower_bound_ns": self.lower_bound_ns,
+                **{f"idle_ns {device}": idle for device, idle in row.idle_ns.items()},
+                "estimated": row.estimated,
+            }
+            for row in self.rows
+        ]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first."""
+        headings = ["policy", "makespan", "× best", "× lower bound", *(f"idle on {device}" for device in self.devices)]
+        best, bound = self.best.makespan_ns, self.lower_bound_ns
+        rows = [
+            [
+                row.policy,
+                time_text(row.makespan_ns),
+                f"{_ratio(row.makespan_ns, best):.2f}",
+                f"{_ratio(row.makespan_ns, bound):.2f}",
+                *map(row._idle_text, self.devices),
+            ]
+            for row in self.rows
+        ]
+        return [headings, *rows]
+
+    @property
+    def _right(self) -> Sequence[str]:
+        return self.cells[0][1:]
+
+    def __str__(self) -> str:
+        return findings_text(self.sentences, self.cells, self._right)
+
+    @property
+    def table(self) -> RenderableType:
+        """What it says, and the rows, for rich."""
+        return findings_rich(self.sentences, self.cells, self._right)
+
+    def __rich__(self) -> RenderableType:
+        return self.table
+
+    def _repr_html_(self) -> str:
+        from ..widgets.report_html import cells_html
+
+        return cells_html(self.cells, self.sentences, self._right)
+
+    def figure(self, theme: Theme = "light") -> go.Figure:
+        """The policies below each other, over one axis of time. Needs plotly."""
+        from ..widgets.gantt_figure import gantt_figure
+
+        return gantt_figure(self.rows, theme, self.lower_bound_ns)
+
+
+def time_unit(elapsed_ns: float) -> tuple[float, str]:
+    """How many nanoseconds the unit has in which to write this time, and its name."""
+    return next((scale, unit) for below, scale, unit in _TIME_UNITS if elapsed_ns < 0.9995 * below)
+
+
+def time_text(elapsed_ns: float) -> str:
+    """`812 ns`, `9.87 µs`, `8.10 ms`, `1.24 s`: three digits."""
+    scale, unit = time_unit(elapsed_ns)
+    value = elapsed_ns / scale
+    digits = 0 if unit == "ns" else 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else 1.0

@@ -1,0 +1,195 @@
+"""`th.makespan`: how long a backward takes where each device works through a queue of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from statistics import median
+from typing import overload
+
+from ..inspector.graph import Graph, Task
+from .gantt import Bar, Gantt, MakespanReport
+from .places import tasks_at
+from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
+from .problem import Problem
+from .ready_queue import ready_queue
+from .run import Run
+from .schedule import Pending
+
+Durations = Sequence[float] | Mapping[int, float] | Run | Sequence[Run] | None
+DeviceOf = Callable[[Task], object] | Mapping[str, object] | None
+
+
+@overload
+def makespan(
+    graph: Graph, policy: AnyPolicy = "heap", durations: Durations = None, device_of: DeviceOf = None
+) -> Gantt: ...
+
+
+@overload
+def makespan(
+    graph: Graph, *, policies: Iterable[AnyPolicy], durations: Durations = None, device_of: DeviceOf = None
+) -> MakespanReport: ...
+
+
+def makespan(
+    graph: Graph,
+    policy: AnyPolicy = "heap",
+    durations: Durations = None,
+    device_of: DeviceOf = None,
+    *,
+    policies: Iterable[AnyPolicy] | None = None,
+) -> Gantt | MakespanReport:
+    """Simulates PyTorch's engine with one ready queue and one worker for each device. Nothing is executed.
+
+    A task comes into the queue of its device when its last gradient is there, wherever that was made: the device of its
+    inputs, also for an AccumulateGrad (node.h, Node::device). Each worker takes the next task of its own queue, sorted
+    by the policy, as soon as it has finished one, and so never waits while its queue has any. O((tasks + edges) log
+    tasks) for a policy.
+
+    Known limitations. A task keeps its worker busy for as long as it takes; a kernel that goes on after its launch, a
+    stream that waits for another, and what workers take from each other (cores, memory, the interpreter's lock) are not
+    in the picture. Under a policy by arrival each queue counts its own, as PyTorch's would, while `th.backward(...,
+    queues="per device")` pins to them all the one order that a single queue would have.
+
+    Args:
+        graph: the graph.
+        policy: what sorts the queues.
+        durations: nanoseconds for each task, by id; or the `Run`, or several of which the medians count, whose traces
+            have measured them. None: guessed, see `Problem.durations`; the report says so.
+        device_of: where tasks run, if elsewhere than in this process: a function of the task; or devices by name of
+            what runs there (a module's path, mostly), with all else where it is. Of several that mean one task the last
+            counts. See `tasks_at` for the names.
+        policies: compares these.
+
+    Returns:
+        What runs when and where; with `policies`, for each of them.
+
+    Raises:
+        ValueError: no such policy, one twice, or one which decides while the backward runs; a time is missing or below
+            0; runs are another graph's or have measured nothing; a name in `device_of` means no task.
+        TypeError: the graph, a policy or a time is something else.
+        PolicyError: a policy of the user's own chose a task that was not ready on that device.
+    """
+    if not isinstance(graph, Graph):
+        raise TypeError(f"th.makespan takes a graph, not a {type(graph).__name__}: th.makespan(th.graph(loss))")
+    chosen = [find_policy(each) for each in ([policy] if policies is None else policies)]
+    names = [policy_name(each) for each in chosen]
+    if not chosen:
+        raise ValueError('there is no policy to compare: th.makespan(graph, policies=("bfs", "dfs", "heap"))')
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ValueError(f"policy {name} is there twice")
+    times = _times(graph, durations)
+    devices = _devices(graph, device_of)
+    problem = Problem(graph, durations=times)
+    rows = tuple(_simulated(problem, each, times, devices, durations is None) for each in chosen)
+    return rows[0] if policies is None else MakespanReport(rows)
+
+
+def task_times(*runs: Run) -> list[int]:
+    """Nanoseconds of each task, by id, with its hooks: the median of several runs of the same graph.
+
+    They are the worker's, from start to end of a task: on an accelerator, what it takes to launch its kernels.
+
+    Raises:
+        ValueError: there is no run; one has no trace, did not run all tasks, or is another graph's.
+    """
+    if not runs:
+        raise ValueError("there is no run to take the times from")
+    graph = runs[0].graph
+    for run in runs:
+        if run.trace is None:
+            raise ValueError('a run has no trace, and so no times: th.backward(loss, trace="off") records them')
+        if run.graph is not graph and not _alike(run.graph, graph):
+            raise ValueError(f"the runs are of different graphs: of {len(graph):,} and of {len(run.graph):,} tasks")
+        for task in graph.tasks:
+            if run.trace.columns.ended_ns[task.id] < 0:
+                raise ValueError(f"{graph.describe(task)} did not run to its end under {run.policy}; it has no time")
+    columns = [run.trace.columns for run in runs if run.trace is not None]
+    return [
+        round(median(each.ended_ns[task_id] - each.started_ns[task_id] for each in columns))
+        for task_id in range(len(graph))
+    ]
+
+
+def _alike(graph: Graph, other: Graph) -> bool:
+    """Whether they are those of one forward, run again."""
+    return graph.edges == other.edges and [task.name for task in graph.tasks] == [task.name for task in other.tasks]
+
+
+def _times(graph: Graph, durations: Durations) -> list[int]:
+    """Nanoseconds by task id: whole ones, so that sums do not depend on their order."""
+    if durations is None:
+        return list(map(round, Problem(graph).durations))
+    if isinstance(durations, Mapping):
+        times = dict(durations)
+    else:
+        given: list[float | Run] = [durations] if isinstance(durations, Run) else [*durations]
+        runs = [each for each in given if isinstance(each, Run)]
+        if runs and not _alike(graph, runs[0].graph):
+            theirs = len(runs[0].graph)
+            raise ValueError(f"the run is another graph's, of {theirs:,} tasks; this one has {len(graph):,}")
+        numbers = [each for each in given if not isinstance(each, Run)]
+        if not runs and len(numbers) != len(graph):
+            raise ValueError(f"there are times for {len(numbers):,} tasks; the graph has {len(graph):,}")
+        times = dict(enumerate(task_times(*runs) if runs else numbers))
+    for task in graph.tasks:
+        if task.id not in times:
+            raise ValueError(f"there is no time for {graph.describe(task)}")
+        if not math.isfinite(times[task.id]) or times[task.id] < 0:
+            raise ValueError(f"{graph.describe(task)} can't take {times[task.id]} ns")
+    return [round(times[task_id]) for task_id in range(len(graph))]
+
+
+def _devices(graph: Graph, device_of: DeviceOf) -> list[str]:
+    """The device of each task, by id."""
+    if callable(device_of):
+        return [str(device_of(task)) for task in graph.tasks]
+    devices = [str(task.device) for task in graph.tasks]
+    for where, device in (device_of or {}).items():
+        for task_id in tasks_at(graph, where):
+            devices[task_id] = str(device)
+    return devices
+
+
+def _simulated(
+    problem: Problem, policy: Policy | Choice, times: Sequence[int], devices: Sequence[str], estimated: bool
+) -> Gantt:
+    if is_dynamic(policy):
+        raise ValueError(f"policy {policy_name(policy)} decides while the backward runs: its order can't be simulated")
+    policy = bound(policy, problem)
+    graph = problem.graph
+    order: list[int] = []
+    names = sorted(set(devices), key=lambda name: (name != "cpu", name))
+    queues = {name: ready_queue(graph, policy, order) for name in names}
+    rows: dict[str, list[Bar]] = {name: [] for name in names}
+    running: list[tuple[int, int, int]] = []  # ends, in which place it started, the task
+    free = set(names)
+    pending = Pending(graph)
+    ready: dict[int, tuple[int, int | None]] = {}
+
+    def arrive(task_ids: Sequence[int], now: int, after: int | None) -> None:
+        for task_id in task_ids:
+            ready[task_id] = now, after
+            queues[devices[task_id]].push(task_id)
+
+    now = 0
+    arrive(pending.start(), now, None)
+    while True:
+        for name in [name for name in names if name in free and queues[name]]:
+            task_id = queues[name].choose()
+            queues[name].remove(task_id)
+            heappush(running, (now + times[task_id], len(order), task_id))
+            order.append(task_id)
+            rows[name].append(Bar(task_id, ready[task_id][0], now, now + times[task_id], ready[task_id][1]))
+            free.discard(name)
+        if not running:
+            done = {name: tuple(row) for name, row in rows.items()}
+            return Gantt(graph, policy_name(policy), tuple(order), done, estimated)
+        now = running[0][0]
+        while running and running[0][0] == now:  # all that end now have brought their gradients before any is taken
+            _, _, task_id = heappop(running)
+            free.add(devices[task_id])
+            arrive(pending.run(task_id), now, task_id)

@@ -1,0 +1,278 @@
+"""Gantt charts drawn with plotly: what each device runs when, under one policy or several below each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+from typing import Any
+
+import plotly.graph_objects as go
+
+from ..engine.gantt import Bar, Gantt, Idle, Theme, time_text, time_unit
+from ..engine.storage_words import counted
+from .memory_figures import Drawing, escaped
+from .theme import DARK, FONT, LIGHT, Colours
+
+_MOST_BARS = 1200  # of a row: about as many as a screen has pixels there
+_DEVICES = ("saved", "pgrad", "held", "buffer", "work", "other")  # colours, of devices in order
+_TOP, _BOTTOM, _RIGHT = 56, 46, 78  # margins, pixels
+_ROW, _GAP = 34, 38  # pixels of a device's row, and above the rows of a policy, where its name stands
+_LINE = 80  # characters of a line in a box that opens on hover: plotly breaks none
+_NAMED = 0.12  # of the makespan: idle times that are longer say so in their bar
+_STILL, _READY = "stands still", "ready and not yet run: what stands still waits for it"
+_EXPLAINED = (_STILL, _READY)  # in the legend, once
+_WAITS = -0.43  # of a row: where what waits in its queue is drawn
+
+
+def gantt_figure(rows: Sequence[Gantt], theme: Theme = "light", lower_bound_ns: int | None = None) -> go.Figure:
+    """The policies below each other, over one axis of time; see `gantt_drawing`."""
+    return go.Figure(gantt_drawing(rows, {"light": LIGHT, "dark": DARK}[theme], lower_bound_ns))
+
+
+def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int | None = None) -> Drawing:
+    """A bar for each task, a row for each device, hatched where it stands still, a line where all has ended.
+
+    Of very many tasks, a bar stands for several in a row. The thin line above a row is the task that the longest idle
+    time is due to, while it waits in that row's queue.
+    """
+    last = max(row.makespan_ns for row in rows)
+    scale, unit = time_unit(last)
+    devices = list(dict.fromkeys(device for row in rows for device in row.rows))
+    plot = len(rows) * (_GAP + _ROW * len(devices))
+    traces: list[Drawing] = []
+    shapes: list[Drawing] = []
+    notes: list[Drawing] = []
+    axes: dict[str, Any] = {}
+    for number, gantt in enumerate(rows):
+        top = 1 - (number * (_GAP + _ROW * len(devices)) + _GAP) / plot
+        bottom = top - _ROW * len(devices) / plot
+        axis = f"y{number + 1 if number else ''}"
+        axes[axis.replace("y", "yaxis")] = _devices_axis(devices, max(bottom, 0), top, colours)
+        traces += _tasks(gantt, devices, axis, scale, colours)
+        traces += _idle(gantt, devices, axis, scale, colours)
+        traces += _waiting(gantt, devices, axis, scale, colours)
+        at = gantt.makespan_ns / scale
+        shapes.append(_line(at, bottom, top, {"color": colours["ink"], "width": 2}))
+        notes += _names(gantt, at, top, (top + bottom) / 2, colours)
+    if lower_bound_ns is not None:
+        bound = {"color": colours["ink2"], "width": 1.2, "dash": "dot"}
+        shapes.append(_line(lower_bound_ns / scale, 0, 1, bound))
+        told = f"no order ends before {time_text(lower_bound_ns)}"
+        traces.append({"type": "scatter", "mode": "lines", "name": told, "x": [None], "y": [None], "line": bound})
+    for name in _EXPLAINED:
+        drawn = [trace for trace in traces if trace.get("name") == name and trace["x"]]
+        for trace in drawn[:1]:
+            trace["showlegend"] = True
+    return {
+        "data": traces,
+        "layout": {
+            "height": _TOP + plot + _BOTTOM,
+            "margin": {"l": 84, "r": _RIGHT, "t": _TOP, "b": _BOTTOM},
+            "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
+            "paper_bgcolor": colours["panel"],
+            "plot_bgcolor": colours["panel"],
+            "barmode": "overlay",
+            "hovermode": "closest",
+            "hoverlabel": {
+                "align": "left",
+                "bgcolor": colours["panel"],
+                "bordercolor": colours["line2"],
+                "font": {"family": FONT, "size": 11, "color": colours["ink"]},
+            },
+            "xaxis": {
+                "range": [0, last / scale or 1],
+                "title": {"text": f"{unit} since the start of the backward", "standoff": 8},
+                "zeroline": False,
+                "gridcolor": colours["line"],
+                "tickfont": {"color": colours["ink3"]},
+                "anchor": f"y{len(rows) if len(rows) > 1 else ''}",
+            },
+            **axes,
+            "shapes": shapes,
+            "annotations": notes,
+            "legend": {
+                "orientation": "h",
+                "x": 0,
+                "y": 1,
+                "yanchor": "bottom",
+                "font": {"color": colours["ink2"]},
+                "itemclick": False,
+                "itemdoubleclick": False,
+            },
+            "showlegend": True,
+        },
+    }
+
+
+def _devices_axis(devices: Sequence[str], bottom: float, top: float, colours: Colours) -> dict[str, Any]:
+    return {
+        "domain": [bottom, top],
+        "range": [len(devices) - 0.5, -0.5],
+        "tickvals": list(range(len(devices))),
+        "ticktext": [escaped(_cut(device, 12)) for device in devices],
+        "ticklabelstandoff": 5,
+        "tickfont": {"color": colours["ink2"]},
+        "showgrid": False,
+        "zeroline": False,
+        "fixedrange": True,
+    }
+
+
+def _tasks(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours: Colours) -> Iterator[Drawing]:
+    for device, row in gantt.rows.items():
+        parts = list(_together(row, gantt.makespan_ns))
+        place = devices.index(device)
+        yield {
+            "type": "bar",
+            "orientation": "h",
+            "name": f"{escaped(gantt.policy)}, {escaped(device)}",
+            "showlegend": False,
+            "yaxis": axis,
+            "base": [part[0].start_ns / scale for part in parts],
+            "x": [(part[-1].end_ns - part[0].start_ns) / scale for part in parts],
+            "y": [place] * len(parts),
+            "width": 0.62,
+            "customdata": [_story(gantt, part) for part in parts],
+            "hovertemplate": "%{customdata}<extra></extra>",
+            "marker": {
+                "color": colours[_DEVICES[place % len(_DEVICES)]],
+                "line": {"color": colours["panel"], "width": 0.5 if len(parts) < 250 else 0},
+            },
+        }
+
+
+def _together(row: Sequence[Bar], makespan_ns: int) -> Iterator[list[Bar]]:
+    """The bars; those of very many that follow upon each other without a gap, and are too short to be seen, as one."""
+    shortest = makespan_ns / _MOST_BARS if len(row) > _MOST_BARS else 0
+    part: list[Bar] = []
+    for bar in row:
+        if part and (bar.start_ns > part[-1].end_ns or bar.end_ns - part[0].start_ns > shortest):
+            yield part
+            part = []
+        part.append(bar)
+    if part:
+        yield part
+
+
+def _story(gantt: Gantt, part: Sequence[Bar]) -> str:
+    first, last = part[0], part[-1]
+    span = f"{time_text(last.end_ns - first.start_ns)} from {time_text(first.start_ns)} on"
+    if len(part) > 1:
+        between = f"{gantt.graph.describe(first.task)} to {gantt.graph.describe(last.task)}"
+        return f"<b>{counted(len(part), 'task')}</b><br>{_wrapped(between)}<br>{span}"
+    waited = first.start_ns - first.ready_ns
+    ready = f"<br>ready {time_text(waited)} before" if waited else "<br>as soon as it was ready"
+    return f"<b>{_wrapped(gantt.graph.describe(first.task))}</b><br>{span}{ready}"
+
+
+def _idle(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours: Colours) -> Iterator[Drawing]:
+    seen = gantt.makespan_ns / _MOST_BARS
+    found = [idle for row in gantt.idle.values() for idle in row if idle.elapsed_ns > seen]
+    long = _NAMED * gantt.makespan_ns
+    yield {
+        "type": "bar",
+        "orientation": "h",
+        "name": _STILL,
+        "showlegend": False,
+        "yaxis": axis,
+        "base": [idle.start_ns / scale for idle in found],
+        "x": [idle.elapsed_ns / scale for idle in found],
+        "y": [devices.index(idle.device) for idle in found],
+        "width": 0.62,
+        "customdata": [_wrapped(why_idle(gantt, idle)) for idle in found],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "marker": {
+            "color": colours["panel"],
+            "line": {"color": colours["line2"], "width": 0.5},
+            "pattern": {"shape": "/", "size": 6, "solidity": 0.2, "fgcolor": colours["line2"], "fillmode": "replace"},
+        },
+    }
+    yield {
+        "type": "scatter",
+        "mode": "text",
+        "name": "for how long",
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "yaxis": axis,
+        "x": [(idle.start_ns + idle.end_ns) / 2 / scale for idle in found if idle.elapsed_ns > long],
+        "y": [devices.index(idle.device) for idle in found if idle.elapsed_ns > long],
+        "text": [f"<b>{time_text(idle.elapsed_ns)}</b>" for idle in found if idle.elapsed_ns > long],
+        "textfont": {"color": colours["ink"], "size": 11},
+    }
+
+
+def why_idle(gantt: Gantt, idle: Idle) -> str:
+    """What a device waits for, in words."""
+    still = f"{idle.device} stands still for {time_text(idle.elapsed_ns)}"
+    if idle.before is None:
+        return f"{still}: all of its tasks have run"
+    before = gantt.graph.describe(idle.before)
+    if idle.blocker is None:
+        return f"{still} before {before}: what that one waits for takes so long"
+    waits = f"waited {time_text(idle.waited_ns)} in the queue of {gantt.device_of[idle.blocker]}"
+    if idle.blocker == idle.before:
+        return f"{still} before {before}, which {waits}"
+    return f"{still} before {before}, to which {gantt.graph.describe(idle.blocker)} leads, which {waits}"
+
+
+def _waiting(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours: Colours) -> Iterator[Drawing]:
+    """The task that the longest idle time is due to: from when it is ready to when it runs."""
+    idle = gantt.starved
+    if idle is None or idle.blocker is None:
+        return
+    bar = gantt.bars[idle.blocker]
+    yield {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": _READY,
+        "showlegend": False,
+        "yaxis": axis,
+        "x": [bar.ready_ns / scale, bar.start_ns / scale],
+        "y": [devices.index(gantt.device_of[idle.blocker]) + _WAITS] * 2,
+        "customdata": [_wrapped(why_idle(gantt, idle))] * 2,
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "line": {"color": colours["accent"], "width": 2},
+        "marker": {"symbol": "line-ns-open", "size": 8, "color": colours["accent"], "line": {"width": 2}},
+    }
+
+
+def _line(at: float, bottom: float, top: float, line: dict[str, Any]) -> Drawing:
+    """An upright line through the rows of one policy, or through all."""
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": bottom, "y1": top, "line": line}
+
+
+def _names(gantt: Gantt, at: float, top: float, middle: float, colours: Colours) -> Iterator[Drawing]:
+    """The policy above its rows, and the makespan beside its line."""
+    yield _note(f"<b>{escaped(_cut(gantt.policy, 40))}</b>", 0, top, colours["ink"]) | {
+        "xref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "yshift": 2,
+        "font": {"size": 12, "color": colours["ink"]},
+    }
+    yield _note(f"<b>{time_text(gantt.makespan_ns)}</b>", at, middle, colours["ink"]) | {
+        "xanchor": "left",
+        "yanchor": "middle",
+        "xshift": 6,
+        "font": {"size": 12, "color": colours["ink"]},
+    }
+
+
+def _note(text: str, x: float, y: float, colour: str) -> Drawing:
+    return {
+        "xref": "x",
+        "x": x,
+        "yref": "paper",
+        "y": y,
+        "text": text,
+        "showarrow": False,
+        "font": {"size": 11, "color": colour},
+    }
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _wrapped(text: str) -> str:
+    return "<br>".join(map(escaped, wrap(text, _LINE)))
