@@ -7,6 +7,7 @@ from .engine.direct import Stepper
 from .engine.find_nan import NanReport, find_nan
 from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.install import install, policy, uninstall
+from .engine.makespan import makespan
 from .engine.peak import PeakReport, peak_report
 from .engine.policies import POLICIES, Policy
 from .engine.profile import profile
@@ -66,6 +67,7 @@ __all__ = [
     "graph",
     "install",
     "load",
+    "makespan",
     "peak_report",
     "policy",
     "profile",
