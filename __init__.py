@@ -10,6 +10,7 @@ from .engine.install import install, policy, uninstall
 from .engine.makespan import makespan
 from .engine.peak import PeakReport, peak_report
 from .engine.policies import POLICIES, Policy
+from .engine.precedence import Break, OrderCheck, check_order, constrained
 from .engine.profile import profile
 from .engine.ready_queue import PolicyError
 from .engine.run import Run
@@ -20,6 +21,7 @@ from .engine.stop import Stop
 from .engine.timeline import Category, Storage, Timeline
 from .engine.trace import TaskRecord, Trace
 from .engine.trace_file import load
+from .engine.unpack_order import Unpack, UnpackOrder, unpack_order
 from .inspector.capture import capture
 from .inspector.graph import Edge, Graph, Task
 from .inspector.walk import graph
@@ -35,6 +37,7 @@ def load_ipython_extension(shell: object) -> None:
 
 __all__ = [
     "POLICIES",
+    "Break",
     "Category",
     "Comparison",
     "Difference",
@@ -43,6 +46,7 @@ __all__ = [
     "Histogram",
     "NanReport",
     "NativeSession",
+    "OrderCheck",
     "PeakReport",
     "Policy",
     "PolicyError",
@@ -55,11 +59,15 @@ __all__ = [
     "TaskRecord",
     "Timeline",
     "Trace",
+    "Unpack",
+    "UnpackOrder",
     "UnusedParameter",
     "UnusedReport",
     "backward",
     "capture",
+    "check_order",
     "compare",
+    "constrained",
     "debug",
     "diff",
     "find_nan",
@@ -74,4 +82,5 @@ __all__ = [
     "simulate",
     "statistics",
     "uninstall",
+    "unpack_order",
 ]

@@ -1,0 +1,572 @@
+"""Precedences of the user's own: "k before k-1", kept by any policy, and checked before a backward runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from functools import wraps
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import Tensor
+
+from ..inspector.graph import Graph, Outputs, Task
+from ..inspector.walk import graph as graph_of
+from .binary_heap import pop, push
+from .findings import findings_rich, findings_text
+from .places import tasks_at
+from .policies import AnyPolicy, Choice, Key, Policy, QueueState, bound, find_policy, is_dynamic, policy_name
+from .problem import Problem
+from .ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
+from .run import Run
+from .schedule import Pending, schedule
+from .storage_words import counted, joined, ordinal
+from .unpack_order import SavedBy, tensor_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Place: TypeAlias = "str | int | Task | ReadyTask | Tensor"
+Side: TypeAlias = "Place | AbstractSet[Place]"
+Constraint: TypeAlias = Sequence[Side]
+
+_MOST_SAID = 5  # breaks in sentences
+_MOST_ROWS = 40  # breaks in a table
+_MOST_STEPS = 5  # tasks of a path
+_MOST_TRIED = 20  # precedences among which the shortest contradiction is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Precedence:
+    """One step of a constraint: all tasks of `first` run before any of `then`.
+
+    Attributes:
+        number: of the constraint, counted from 1 as they were given. A chain of n places has n - 1 steps.
+        first, then: ids of tasks.
+        names: both places in words.
+    """
+
+    number: int
+    first: frozenset[int]
+    then: frozenset[int]
+    names: tuple[str, str]
+
+    @property
+    def text(self) -> str:
+        """`"decoder" before "encoder"`."""
+        return " before ".join(self.names)
+
+    def __str__(self) -> str:
+        return f"constraint {self.number} ({self.text})"
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Where an order breaks a precedence for the first time.
+
+    Attributes:
+        constraint: the precedence.
+        first: the id of a task that should have run by then: of those that had not, the next.
+        then: the id of the first task that runs too early.
+        places: the places of both in the order, from 0.
+    """
+
+    constraint: Precedence
+    first: int
+    then: int
+    places: tuple[int, int]
+
+
+def resolve(graph: Graph, constraints: Sequence[Constraint]) -> list[Precedence]:
+    """What the constraints mean in a graph. `constrained` says what they may be.
+
+    Raises:
+        ValueError: a place is not in this graph; a constraint has less than two; or both sides name a task.
+        TypeError: a constraint, or a place, is something else.
+    """
+    found = []
+    saved = SavedBy(graph)
+    for number, constraint in enumerate(constraints, 1):
+        try:
+            tasks = [_tasks_of(graph, saved, side) for side in constraint]
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"constraint {number}: {error}") from None
+        texts = [_side_text(side, place) for place, side in enumerate(constraint, 1)]
+        for (first, then), names in zip(pairwise(tasks), pairwise(texts), strict=True):
+            step = Precedence(number, first, then, names)
+            if both := first & then:
+                shared = joined([graph.describe(task) for task in sorted(both)])
+                raise ValueError(
+                    f"{step} can't be met: {shared} {'is' if len(both) == 1 else 'are'} on both sides, and can't run "
+                    "before itself; narrow one of them"
+                )
+            found.append(step)
+    return found
+
+
+def _as_constraints(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
+    """The constraints, each read once, and of the right shape."""
+    if isinstance(constraints, str | Tensor | AbstractSet) or not isinstance(constraints, Iterable):
+        raise TypeError(f"constraints are a list of (first, then) or longer chains, not {_shown(constraints)}")
+    found = []
+    for number, each in enumerate(constraints, 1):
+        if isinstance(each, str | Tensor | AbstractSet) or not isinstance(each, Iterable):
+            raise TypeError(
+                f"constraint {number} is {_shown(each)}, one place alone: constraints are a list of (first, then) or "
+                'longer chains, as in [("decoder", "encoder")]'
+            )
+        chain = tuple(each)
+        if len(chain) < 2:
+            raise ValueError(
+                f"constraint {number} names {counted(len(chain), 'place')}: it takes two, (first, then), or a chain of "
+                "more"
+            )
+        found.append(chain)
+    return tuple(found)
+
+
+def _tasks_of(graph: Graph, saved: SavedBy, side: Side) -> frozenset[int]:
+    """The tasks of one side of a constraint."""
+    if isinstance(side, AbstractSet):
+        return frozenset().union(*(_tasks_of(graph, saved, place) for place in side))
+    return saved.tasks(side) if isinstance(side, Tensor) else tasks_at(graph, side)
+
+
+def _side_text(side: Side, place: int = 0) -> str:
+    """A side in words; tensors look alike, so that of them the place in the chain is told."""
+    if isinstance(side, AbstractSet):
+        texts = sorted(map(_side_text, side), key=lambda text: (len(text), text))
+        if len(texts) > 1 and all(text.startswith("task ") for text in texts):
+            return f"tasks {joined([text.removeprefix('task ') for text in texts])}"
+        return joined(texts) or "nothing"
+    if isinstance(side, Tensor):
+        return f"the {ordinal(place)} tensor ({tensor_text(side)})" if place else f"a tensor of {tensor_text(side)}"
+    if isinstance(side, str):
+        return f'"{side}"'
+    task = side.task if isinstance(side, ReadyTask) else side
+    return f"task {task.id if isinstance(task, Task) else task}"
+
+
+def _shown(value: object) -> str:
+    return _side_text(value) if isinstance(value, str | int | Task | Tensor) else f"a {type(value).__name__}"
+
+
+def constrained(policy: AnyPolicy, constraints: Iterable[Constraint]) -> Policy:
+    """A policy that follows another one's rule among the tasks which the constraints allow.
+
+    A constraint is (first, then): everything that `first` names runs before anything that `then` names; or a chain
+    [a, b, c, ...]: a before b before c. A place is what `session.break_at` takes (a task or its number; a node's name,
+    a module's path, a source line, a parameter, also as patterns), or a tensor: the tasks that unpack it; or a set of
+    these, all together. Hooks that rebuild state k from state k+1 when it is unpacked (chunked training with a KV
+    cache, reversible networks: PyTorch RFC #198225) ask for the chain of their states, the last first:
+
+        >>> import torch, tapehead as th
+        >>> state, states = torch.ones(2, requires_grad=True), []
+        >>> for _ in range(3):
+        ...     state = state * 1.5
+        ...     states.append(state)
+        >>> loss = sum((state * state).sum() for state in reversed(states))
+        >>> chain = states[::-1]
+        >>> bool(th.check_order(loss, [chain]))
+        False
+        >>> bool(th.check_order(loss, [chain], th.constrained("heap", [chain])))
+        True
+        >>> th.backward(loss, policy=th.constrained("heap", [chain])).policy
+        'heap with 1 constraint'
+
+    The order is planned ahead, in time and memory near linear in tasks, edges and what the constraints name. Where the
+    policy's own order keeps them, it stays; a user's function is shown the ready tasks that may run, alone. What does
+    not run, as `inputs=` has it, is not waited for. In a training loop places by name hold for each new forward;
+    tensors are one forward's own. With `queues="per device"` no order holds between devices.
+
+    Args:
+        policy: as in `th.backward`.
+        constraints: pairs and chains of places.
+
+    Raises:
+        ValueError, TypeError: the policy decides while the backward runs; or a constraint is none. When a backward is
+            planned, before anything runs: a place is not in the graph, or the constraints can't be met, with the task
+            that both sides name, or with the path of edges which they contradict.
+    """
+    base = find_policy(policy)
+    if is_dynamic(base):
+        raise ValueError(
+            f"policy {policy_name(base)} decides while the backward runs, and constraints are met by planning ahead"
+        )
+    given = _as_constraints(constraints)
+    plan = base.plan if isinstance(base, Policy) else None
+    if isinstance(plan, _Plan):  # its own constraints would be no more than a preference
+        base, given = plan.base, (*plan.constraints, *given)
+    rule = f"{base.title}, " if isinstance(base, Policy) else ""
+    return Policy(
+        f"{policy_name(base)} with {counted(len(given), 'constraint')}",
+        f"{rule}among what the constraints allow",
+        plan=_Plan(base, given),
+    )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Plan:
+    """The planner of a constrained policy."""
+
+    base: Policy | Choice
+    constraints: tuple[Constraint, ...]
+
+    def __call__(self, problem: Problem, ran: Sequence[int] = ()) -> list[int]:
+        graph, needed = problem.graph, problem.needed
+        steps = _running(resolve(graph, self.constraints), needed)
+        if (obstacle := _obstacle(graph, steps)) is not None:
+            raise ValueError(obstacle)
+        return _scheduled(graph, bound(self.base, problem, ran), steps, needed, ran)
+
+
+def _running(steps: Sequence[Precedence], needed: Collection[int] | None) -> list[Precedence]:
+    """The precedences between the tasks that run. A chain goes on behind a place of which none does."""
+    if needed is None:
+        return list(steps)
+    runs = frozenset(needed)
+    found: list[Precedence] = []
+    skipped: Precedence | None = None  # the first of those whose `then` does not run
+    for step in steps:
+        if skipped is not None and skipped.number == step.number:
+            step = Precedence(step.number, skipped.first, step.then, (skipped.names[0], step.names[1]))
+        skipped = None
+        step = replace(step, first=step.first & runs, then=step.then & runs)
+        if not step.then:
+            skipped = step
+        elif step.first:
+            found.append(step)
+    return found
+
+
+def _scheduled(
+    graph: Graph,
+    policy: Policy | Choice,
+    steps: Sequence[Precedence],
+    needed: Collection[int] | None,
+    ran: Sequence[int],
+) -> list[int]:
+    """The order of a policy that is shown no ready task before its precedences are met."""
+    left = [len(step.first) for step in steps]
+    opens: dict[int, list[int]] = {}
+    holds: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        for task_id in step.first:
+            opens.setdefault(task_id, []).append(number)
+        for task_id in step.then:
+            holds[task_id] = holds.get(task_id, 0) + 1
+    order: list[int] = []
+    pending = Pending(graph, needed)
+    queue: _Keyed | ChoiceQueue
+    if isinstance(policy, Policy):
+        queue = _Keyed(graph, policy, holds)
+    else:
+        queue = ChoiceQueue(graph, _among_allowed(policy, graph, holds), order)
+    for task_id in pending.start():
+        queue.push(task_id)
+    given = iter(ran)
+    while queue:
+        task_id = next(given, -1)
+        if task_id < 0:
+            task_id = queue.choose()
+        queue.remove(task_id)
+        order.append(task_id)
+        for number in opens.get(task_id, ()):
+            left[number] -= 1
+            if not left[number]:
+                for then in steps[number].then:
+                    holds[then] -= 1
+                    if not holds[then] and isinstance(queue, _Keyed):
+                        queue.allow(then)
+        for next_task in pending.run(task_id):
+            queue.push(next_task)
+    return order
+
+
+class _Keyed(KeyedQueue):
+    """A queue by keys from which some tasks may not be chosen yet. These keep the key with which they came."""
+
+    def __init__(self, graph: Graph, policy: Policy, holds: Mapping[int, int]) -> None:
+        super().__init__(graph, policy)
+        self._holds = holds
+        self._aside: dict[int, Key] = {}
+
+    def choose(self) -> int:
+        while self._holds.get(task_id := super().choose()):
+            self._aside[task_id] = pop(self._heap)[0]
+        return task_id
+
+    def remove(self, task_id: int) -> None:
+        if self._aside.pop(task_id, None) is None:
+            super().remove(task_id)
+        else:  # was run by hand
+            del self._arrivals[task_id]
+
+    def allow(self, task_id: int) -> None:
+        """Nothing holds the task any more."""
+        if task_id in self._aside:
+            push(self._heap, (self._aside.pop(task_id), task_id))
+
+
+def _among_allowed(choice: Choice, graph: Graph, holds: Mapping[int, int]) -> Choice:
+    """A user's own choice, which is shown the allowed tasks alone."""
+
+    @wraps(choice)
+    def chosen(ready: Sequence[Task], state: QueueState) -> Task:
+        allowed = [task for task in ready if not holds.get(task.id)]
+        task = choice(allowed, state)
+        if isinstance(task, Task) and task not in allowed and task in ready:
+            raise PolicyError(
+                f"policy {policy_name(choice)} returned {graph.describe(task)}, which a constraint holds back; it must "
+                f"return one of the {len(allowed)} tasks it got"
+            )
+        return task
+
+    return chosen
+
+
+def _obstacle(graph: Graph, steps: Sequence[Precedence]) -> str | None:
+    """Why no order meets these precedences, in a sentence; None if one does. O(tasks + edges + places)."""
+    tasks = len(graph)
+    nexts: list[list[int]] = [[edge.next_task for edge in edges] for edges in graph.out_edges]
+    for number, step in enumerate(steps):  # a precedence is a node of its own, between its two sides
+        nexts.append(list(step.then))
+        for task_id in step.first:
+            nexts[task_id].append(tasks + number)
+    missing = [0] * len(nexts)
+    for targets in nexts:
+        for target in targets:
+            missing[target] += 1
+    free = [node for node, waits in enumerate(missing) if not waits]
+    while free:
+        for target in nexts[free.pop()]:
+            missing[target] -= 1
+            if not missing[target]:
+                free.append(target)
+    stuck = {node for node, waits in enumerate(missing) if waits}
+    if not stuck:
+        return None
+    starts = [node for node in _on_a_cycle(nexts, stuck) if node >= tasks]
+    cycles = [_shortest_cycle(node, nexts, stuck) for node in starts[:_MOST_TRIED]]
+    cycle = min(cycles, key=lambda nodes: (sum(node >= tasks for node in nodes), len(nodes)))
+    return _contradiction(graph, steps, cycle)
+
+
+def _on_a_cycle(nexts: Sequence[Sequence[int]], stuck: AbstractSet[int]) -> list[int]:
+    """The nodes of any one cycle. Whatever is stuck waits for something that is."""
+    before = {target: node for node in stuck for target in nexts[node] if target in stuck}
+    node, seen = min(stuck), dict[int, None]()
+    while node not in seen:
+        seen[node] = None
+        node = before[node]
+    path = list(seen)
+    return path[path.index(node) :]
+
+
+def _shortest_cycle(start: int, nexts: Sequence[Sequence[int]], stuck: AbstractSet[int]) -> list[int]:
+    """The shortest way from a node on a cycle back to itself: its nodes, this one first."""
+    came_from: dict[int, int] = {}
+    queue = deque([start])
+    while start not in came_from:
+        node = queue.popleft()
+        for target in nexts[node]:
+            if target in stuck and target not in came_from:
+                came_from[target] = node
+                queue.append(target)
+    path = [came_from[start]]
+    while path[-1] != start:
+        path.append(came_from[path[-1]])
+    return path[::-1]
+
+
+def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[int]) -> str:
+    """What a cycle says that begins with a precedence: the tasks after each one lead to the next."""
+    parts: list[tuple[Precedence, list[int]]] = []
+    for node in cycle:
+        if node >= len(graph):
+            parts.append((steps[node - len(graph)], []))
+        else:
+            parts[-1][1].append(node)
+    describe = graph.describe
+    if len(parts) == 1:
+        step, path = parts[0]
+        return (
+            f"{step} can't be met: task {path[0]} has to run before task {path[-1]}, since the gradient goes "
+            f"{_path_text(graph, path)}"
+        )
+    said = []
+    for (_, path), (step, after) in zip(parts, [*parts[1:], parts[0]], strict=True):
+        if len(path) > 1:
+            said.append(f"the gradient goes {_path_text(graph, path)}")
+        said.append(f"constraint {step.number} wants {describe(path[-1])} before {describe(after[0])}")
+    if len(said) > _MOST_SAID:
+        said = [*said[:_MOST_SAID], "and so on, back to where it began"]
+    names = list({step.number: str(step) for step, _ in reversed(parts)}.values())[::-1]
+    together = " together" if len(names) > 1 else ""
+    return f"{joined(names, _MOST_SAID)} can't be met{together}: {'; '.join(said)}"
+
+
+def _path_text(graph: Graph, path: Sequence[int]) -> str:
+    if len(path) <= _MOST_STEPS:
+        return " → ".join(map(graph.describe, path))
+    start, end = path[: _MOST_STEPS - 2], path[-1:]
+    more = len(path) - len(start) - len(end)
+    return f"{' → '.join(map(graph.describe, start))} → {more:,} more → {graph.describe(end[0])}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OrderCheck:
+    """Whether an order keeps constraints, and where it first breaks them. It is true where it does.
+
+    Attributes:
+        graph: the graph, without its nodes.
+        policy: whose order it is.
+        order: the ids of the tasks.
+        count: how many constraints there are.
+        precedences: what they mean in this graph, step by step.
+        broken: for each step that is broken the first time it is, in the order in which that happens.
+        remedy: a policy that keeps them all; None where nothing is broken, or none can.
+        obstacle: why none can, in a sentence.
+    """
+
+    graph: Graph
+    policy: str
+    order: tuple[int, ...]
+    count: int
+    precedences: tuple[Precedence, ...]
+    broken: tuple[Break, ...]
+    remedy: Policy | None
+    obstacle: str | None
+    _remedy_text: str = ""
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+    @property
+    def holds(self) -> bool:
+        """Whether the order keeps all constraints."""
+        return not self.broken
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What was found, in words."""
+        return tuple(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        constraints = counted(self.count, "constraint")
+        if self.holds:
+            which = f"all {constraints}" if self.count > 1 else "the constraint" if self.count else "no constraints"
+            yield f"The order of {self.policy} keeps {which}."
+            return
+        numbers = {each.constraint.number for each in self.broken}
+        steps = f", in {counted(len(self.broken), 'step')}" if len(self.broken) > len(numbers) else ""
+        of = f"{len(numbers):,} of {constraints}" if self.count > 1 else "the constraint"
+        yield f"The order of {self.policy} breaks {of}{steps}."
+        for each in self.broken[:_MOST_SAID]:
+            first, then = self.graph.describe(each.first), self.graph.describe(each.then)
+            first_place, then_place = each.places
+            yield (
+                f"C{str(each.constraint)[1:]}: {then} runs as number {then_place + 1:,} of {len(self.order):,},"
+                f" before {first}, which runs as number {first_place + 1:,}."
+            )
+        if len(self.broken) > _MOST_SAID:
+            more = len(self.broken) - _MOST_SAID
+            yield f"{counted(more, 'more step')} {'is' if more == 1 else 'are'} broken later."
+        if self.obstacle is not None:
+            yield f"No order keeps them: {self.obstacle}."
+        else:
+            yield f"{self._remedy_text} keeps them: pass it as policy= to th.backward, or to th.policy around a step."
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """What is broken as text, headings first; of much the beginning."""
+        describe = self.graph.describe
+        rows = [["constraint", "runs too early", "at", "should come first", "at"]]
+        for each in self.broken[:_MOST_ROWS]:
+            numbers = [f"{place + 1:,}" for place in each.places]
+            said = f"{each.constraint.number}: {each.constraint.text}"
+            rows.append([said, describe(each.then), numbers[1], describe(each.first), numbers[0]])
+        return rows
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per broken step, for `pandas.DataFrame(check.records())`."""
+        return [
+            {
+                "constraint": each.constraint.number,
+                "text": each.constraint.text,
+                "then": each.then,
+                "then_place": each.places[1],
+                "first": each.first,
+                "first_place": each.places[0],
+            }
+            for each in self.broken
+        ]
+
+    def __repr__(self) -> str:
+        return findings_text(self.sentences, [[]])
+
+    def __rich__(self) -> RenderableType:
+        return findings_rich(self.sentences, [[]])
+
+    def _repr_html_(self) -> str:
+        from ..widgets.report_html import cells_html
+
+        first, *others = self.sentences
+        said = [first, *others[-1:]] if self.broken else [first]
+        return cells_html(self.cells, said, ("at",))
+
+
+def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], policy: AnyPolicy = "heap") -> OrderCheck:
+    """Says whether an order keeps constraints, and where it first breaks each. Nothing runs.
+
+    Args:
+        of: a loss (as `th.graph` takes it) or a graph, of which the policy's order is checked; or a run, whose own is.
+        constraints: as in `th.constrained`. Of a run that is over, tensors tell nothing: its nodes have let them go.
+        policy: whose order is asked for, and on which the remedy is built.
+
+    Raises:
+        ValueError, TypeError: a constraint is none, or a place is not in the graph; the policy is unknown, or decides
+            while the backward runs; or, as a constrained one, has constraints that can't be met.
+    """
+    chosen = find_policy(policy)
+    given = _as_constraints(constraints)
+    if isinstance(of, Run):
+        graph, name, order = of.graph, f"this run under {of.policy}", list(of.order)
+    else:
+        graph = of if isinstance(of, Graph) else graph_of(of)
+        if is_dynamic(chosen):
+            raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs; check its run instead")
+        name, order = policy_name(chosen), schedule(graph, chosen)
+    needed = None if len(order) == len(graph) else frozenset(order)
+    steps = _running(resolve(graph, given), needed)
+    place_of = {task_id: place for place, task_id in enumerate(order)}
+    broken = [found for step in steps if (found := _broken(step, place_of)) is not None]
+    broken.sort(key=lambda each: each.places[1])
+    remedy = obstacle = None
+    if broken:
+        obstacle = _obstacle(graph, steps)
+        remedy = constrained(chosen, given) if obstacle is None and not is_dynamic(chosen) else None
+    said = f'"{policy}"' if isinstance(policy, str) else "policy"
+    return OrderCheck(
+        replace(graph, nodes=()),
+        name,
+        tuple(order),
+        len(given),
+        tuple(steps),
+        tuple(broken),
+        remedy,
+        obstacle,
+        f"th.constrained({said}, constraints)",
+    )
+
+
+def _broken(step: Precedence, place_of: Mapping[int, int]) -> Break | None:
+    """Where an order first breaks a precedence."""
+    then_place, then = min((place_of[task_id], task_id) for task_id in step.then)
+    late = [(place, task_id) for task_id in step.first if (place := place_of[task_id]) > then_place]
+    if not late:
+        return None
+    first_place, first = min(late)
+    return Break(step, first, then, (first_place, then_place))
