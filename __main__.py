@@ -1,7 +1,7 @@
-"""The command line: `tapehead demo`, `compare`, `workloads`, `graph`, `view`, `diff`, `debug`.
+"""The command line: `tapehead demo`, `compare`, `bench`, `workloads`, `graph`, `view`, `diff`, `debug`.
 
-Bad input is one sentence and exit code 2. Code 1: a user's script raised, gradients of a demo are wrong, or two runs
-differ.
+Bad input is one sentence and exit code 2. Code 1: a user's script raised, gradients of a demo are wrong, two runs
+differ, or a workload could not be measured. Code 130: a study was interrupted, and what it had measured is printed.
 """
 
 from __future__ import annotations
@@ -74,6 +74,25 @@ def _parser() -> Parser:
     compare.add_argument("--size", choices=("small", "full"), default="small", help="how large a ready model (small)")
     compare.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the page (out)")
     compare.set_defaults(command=_compare)
+
+    bench = commands.add_parser("bench", help="measure ready models on PyTorch's engine, and print a table")
+    benches = bench.add_subparsers(title="what", metavar="WHAT", required=True)
+    orders = benches.add_parser(
+        "orders", help="time and memory under several orders: the benchmark of PyTorch PR #4746"
+    )
+    orders.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help="of `tapehead workloads` (the six that the PR measured)"
+    )
+    orders.add_argument(
+        "--policies", "--policy", nargs="+", action="extend", metavar="NAME", help="orders to run (bfs dfs heap)"
+    )
+    orders.add_argument("--size", choices=("small", "full"), default="small", help="how large the models (small)")
+    orders.add_argument("--device", default="cpu", metavar="NAME", help="where they live, such as cuda (cpu)")
+    orders.add_argument("--repetitions", type=int, default=12, metavar="N", help="how often each is timed (12)")
+    orders.add_argument("--markdown", action="store_true", help="print the table as GitHub shows it")
+    orders.add_argument("--html", type=Path, metavar="FILE", help="write a page with table and figure, too")
+    orders.add_argument("--json", type=Path, metavar="FILE", help="write every single time, too")
+    orders.set_defaults(command=_bench_orders)
 
     workloads = commands.add_parser("workloads", help="list the ready models")
     workloads.set_defaults(command=_workloads)
@@ -187,6 +206,89 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     path = comparison.save_html(options.out / f"{name}-compare.html", title)
     console.print(f"\nFigures, and the peak of each policy, are in {path}", soft_wrap=True, markup=False)
     return 0
+
+
+def _bench_orders(options: argparse.Namespace, console: Console) -> int:
+    from .engine.order_study import ORDERS_STUDIED, WORKLOADS_STUDIED, order_study
+
+    if options.html is not None and find_spec("plotly") is None:
+        return _refuse("the page draws its figure with plotly, which is missing: pip install plotly")
+    with ProgressLine() as line:
+        try:
+            _place_for("--html", options.html)
+            _place_for("--json", options.json)
+            study = order_study(
+                list(dict.fromkeys(options.workloads)) or WORKLOADS_STUDIED,
+                list(dict.fromkeys(options.policies or ORDERS_STUDIED)),
+                size=options.size,
+                device=options.device,
+                repetitions=options.repetitions,
+                progress=line.show,
+            )
+        except (ValueError, OSError) as error:
+            line.clear()
+            return _refuse(error)
+        except KeyboardInterrupt:
+            line.clear()
+            print("tapehead: interrupted before anything was measured", file=sys.stderr)
+            return 130
+    if options.markdown:
+        print(study.markdown, end="")
+    else:
+        if study.rows:
+            console.print(study.table)
+        for sentence in study.sentences:
+            console.print(f"\n{sentence}", markup=False)
+        console.print()
+        for row in study.rows:
+            console.print(f"{row.name}: {row.sentence}", style="dim", markup=False)
+        console.print()
+        for sentence in (*study.how_measured, f"Measured on {study.machine}."):
+            console.print(sentence, style="dim", markup=False)
+    for save, path in ((study.save_html, options.html), (study.save_json, options.json)):
+        if path is not None:
+            try:
+                print(f"tapehead: written to {save(path)}", file=sys.stderr)
+            except OSError as error:
+                return _refuse(error)
+    return 130 if study.interrupted else 1 if study.refused else 0
+
+
+class ProgressLine:
+    """What is being done, on one line of a terminal's stderr that is written anew; elsewhere a line per workload.
+
+    It has no thread, which would be measured, too.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._before = ""
+
+    def show(self, said: str) -> None:
+        """`linear50 (5 of 6): bfs, round 3 of 12`."""
+        if self._terminal:
+            print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
+        elif (head := said.partition(":")[0]) != self._before:
+            self._before = head
+            print(f"measuring {head}", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.clear()
+
+
+def _place_for(option: str, path: Path | None) -> None:
+    """Makes the folder for what comes out. Better told now than when all is measured that there can be none."""
+    if path is not None:
+        if path.is_dir():
+            raise ValueError(f"{option}: {path} is a folder, not the name of a file")
+        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _chosen(options: argparse.Namespace) -> tuple[Workload, list[str]]:

@@ -1,0 +1,556 @@
+"""The benchmark of PyTorch PR #4746: ready models under several orders, measured on PyTorch's own engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import torch
+
+from .backward import backward
+from .compare import Comparison, chosen_policies, compare
+from .gantt import MakespanReport, time_text
+from .machine import Machine, this_machine
+from .make_loss import own_gradients, same_random_numbers
+from .makespan import makespan
+from .policies import AnyPolicy, Choice, Policy, is_dynamic
+from .sizes import size_text
+from .storage_words import joined
+from .timing import Spread
+from .workloads import Size, Workload, workload
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from rich.table import Table
+
+WORKLOADS_STUDIED = ("resnet50", "seq2seq", "lstm_lm", "cyclegan", "linear50", "two_devices")
+"""Those of the PR: its four models, its mini-model (*) and the one crafted against HEAP (**)."""
+
+ORDERS_STUDIED = ("bfs", "dfs", "heap")
+"""The orders which the PR compared. HEAP, the last one, is what PyTorch took and still has."""
+
+_REFERENCE = "heap"
+_APART = {"two_devices": {"far": "cuda:0"}}
+"""By workload which of its modules the simulation puts on a device of their own where there is only one."""
+
+_TIMED_RUNS = 5  # for the times of tasks
+_ENOUGH = 4  # rounds, of which there is a middle half
+_ALIKE = 0.005  # of a ratio: nearer to 1 it reads as 1.00
+_STYLES = {1: "red", 0: "dim", -1: "green"}
+_FILE = "tapehead order study"
+
+Theme = Literal["light", "dark"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StudiedWorkload:
+    """One ready model under all orders.
+
+    Attributes:
+        workload: which.
+        size: "small" or "full".
+        comparison: what was measured, with the whole timeline of each order.
+        makespans: how long each order takes where each of the workload's devices has a queue of its own, simulated with
+            measured times of the tasks; None where there is one device.
+    """
+
+    workload: Workload
+    size: Size
+    comparison: Comparison
+    makespans: MakespanReport | None = None
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+    @property
+    def knobs(self) -> Mapping[str, int]:
+        """The arguments that it was made with."""
+        return self.workload.small if self.size == "small" else self.workload.full
+
+    @property
+    def sentence(self) -> str:
+        """What it is: `One Linear used 50 times … · pytorch PR #4746, 2018 · small: uses=50 … · 104 tasks`."""
+        knobs = " ".join(f"{knob}={value}" for knob, value in self.knobs.items())
+        tasks = f"{len(self.comparison.graph):,} tasks"
+        return " · ".join((self.workload.title, self.workload.source, f"{self.size}: {knobs}", tasks))
+
+    def time(self, policy: str) -> Spread:
+        """Nanoseconds of the backward alone: the median, and the ends of the middle half.
+
+        Raises:
+            ValueError: the policy is not studied here, as in all that follow.
+        """
+        return Spread.of(self.comparison[policy].times_ns)
+
+    def time_ratio(self, policy: str, reference: str) -> Spread:
+        """The time over that of another policy, round by round: what slows one round down slows both."""
+        pairs = zip(self.comparison[policy].times_ns, self.comparison[reference].times_ns, strict=True)
+        return Spread.of([over / under for over, under in pairs])
+
+    def peak_ratio(self, policy: str, reference: str) -> float:
+        """The peak over that of another policy."""
+        return self.comparison[policy].peak_bytes / max(self.comparison[reference].peak_bytes, 1)
+
+    def start_bytes(self, policy: str) -> int:
+        """What the forward left: the level as the backward starts."""
+        return self.comparison[policy].timeline.start_bytes
+
+    def rise_bytes(self, policy: str) -> int:
+        """By how much the level rises in the backward over what the forward left."""
+        return self.comparison[policy].peak_bytes - self.start_bytes(policy)
+
+    def makespan_ns(self, policy: str) -> int | None:
+        """See `makespans`; None where there is none under this policy: one which decides while the backward runs."""
+        rows = () if self.makespans is None else self.makespans.rows
+        return next((row.makespan_ns for row in rows if row.policy == policy), None)
+
+    @property
+    def devices(self) -> str:
+        """`cpu and cuda:0`: those of the simulation."""
+        return "" if self.makespans is None else " and ".join(self.makespans.devices)
+
+    def records(self, reference: str) -> Iterator[dict[str, Any]]:
+        """One flat dict per policy."""
+        for row in self.comparison.rows:
+            time, ratio = self.time(row.policy), self.time_ratio(row.policy, reference)
+            yield {
+                "workload": self.name,
+                "size": self.size,
+                "tasks": len(self.comparison.graph),
+                "policy": row.policy,
+                "elapsed_ns": time.middle,
+                "elapsed_low_ns": time.low,
+                "elapsed_high_ns": time.high,
+                "time_ratio": ratio.middle,
+                "time_ratio_low": ratio.low,
+                "time_ratio_high": ratio.high,
+                "peak_bytes": row.peak_bytes,
+                "peak_ratio": self.peak_ratio(row.policy, reference),
+                "start_bytes": self.start_bytes(row.policy),
+                "rise_bytes": self.rise_bytes(row.policy),
+                "predicted_bytes": row.dry_run_bytes,
+                "longest_queue": row.longest_queue,
+                "makespan_ns": self.makespan_ns(row.policy),
+                "times_ns": list(row.times_ns),
+            }
+
+
+@dataclass(frozen=True, eq=False)
+class OrderStudy:
+    """Ready models under several orders. In a notebook the table shows itself.
+
+    Attributes:
+        rows: what was measured, in the order in which it was.
+        policies: their names.
+        repetitions: how often each was timed.
+        machine: what it was measured on.
+        device: the device of the models.
+        refused: by workload why it could not be measured.
+        interrupted: whether workloads are missing since the study was interrupted.
+    """
+
+    rows: tuple[StudiedWorkload, ...]
+    policies: tuple[str, ...]
+    repetitions: int
+    machine: Machine
+    device: str = "cpu"
+    refused: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def __getitem__(self, name: str) -> StudiedWorkload:
+        """The row of a workload.
+
+        Raises:
+            ValueError: it is not studied here.
+        """
+        for row in self.rows:
+            if row.name == name:
+                return row
+        studied = ", ".join(row.name for row in self.rows) or "none"
+        raise ValueError(f"{name!r} is not studied here; studied are {studied}")
+
+    @property
+    def reference(self) -> str:
+        """The policy which ratios are against: HEAP, PyTorch's own, or else the first."""
+        return _REFERENCE if _REFERENCE in self.policies else self.policies[0]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The policies without that one."""
+        return tuple(policy for policy in self.policies if policy != self.reference)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, in words: which order needs more, or takes longer, and where there is no difference."""
+        left_out = (f"{name} was left out: {why}" for name, why in self.refused.items())
+        cut = ("The study was interrupted: workloads are missing.",) if self.interrupted else ()
+        return (*(self._compared() if self.others else ()), *self._of_makespans(), *left_out, *cut)
+
+    def _compared(self) -> Iterator[str]:
+        reference = self.reference
+        for policy in self.others:
+            peaks = {row.name: row.peak_ratio(policy, reference) for row in self.rows}
+            times = {
+                row.name: row.time_ratio(policy, reference).middle for row in self.rows if _time(self, row, policy).sign
+            }
+            said = [
+                f"{how} {reference} on {_listed(found)}"
+                for how, found in (
+                    ("needs more memory than", {name: ratio for name, ratio in peaks.items() if ratio >= 1 + _ALIKE}),
+                    ("needs less memory than", {name: ratio for name, ratio in peaks.items() if ratio <= 1 - _ALIKE}),
+                    ("takes longer than", {name: ratio for name, ratio in times.items() if ratio > 1}),
+                    ("is faster than", {name: ratio for name, ratio in times.items() if ratio < 1}),
+                )
+                if found
+            ]
+            if said:
+                yield f"{policy} {'; it '.join(said)}."
+        alike = [
+            row.name
+            for row in self.rows
+            if all(abs(row.peak_ratio(policy, reference) - 1) < _ALIKE for policy in self.others)
+        ]
+        if alike:
+            yield f"The order makes no difference to the peak of {joined(alike)}."
+
+    def _of_makespans(self) -> Iterator[str]:
+        for row in self.rows:
+            if row.makespans is not None:
+                yield f"{row.name}, with a queue for each device. {' '.join(row.makespans.sentences)}"
+
+    @property
+    def how_measured(self) -> tuple[str, ...]:
+        """What the numbers are, in sentences."""
+        against = f" Ratios are against {self.reference}." if self.others else ""
+        each = "1 backward" if self.repetitions == 1 else f"the median of {self.repetitions:,} backwards"
+        half = "" if self.repetitions == 1 else "; ± is half the width of their middle half"
+        rounds = " Those of times are the medians of each round's own." if self.others and self.repetitions > 1 else ""
+        return (
+            f"time: {each} alone, after a fresh forward each, the policies in turns{half}.{against}{rounds}",
+            "peak: the highest level in the backward of all bytes asked for since just before the forward and not yet "
+            "freed, measured once. Parameters, inputs and .grad of before are not in it. rise: what of that the "
+            "backward adds to what the forward left.",
+            "longest queue: the most tasks that were ready at one moment.",
+            *(
+                f"makespan: of {row.name} on {row.devices}, each of which works through a queue of its own; simulated, "
+                f"with the times of its tasks in {_TIMED_RUNS} backwards."
+                for row in self.rows
+                if row.makespans is not None
+            ),
+        )
+
+    def lines(self, row: StudiedWorkload) -> Iterator[tuple[str, list[Cell]]]:
+        """What there is to tell of a workload: the heading, and a cell for each policy."""
+        for what, of in _LINES.items():
+            cells = [of(self, row, policy) for policy in self.policies]
+            if any(cell.value for cell in cells):
+                yield what, cells
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first; several lines for each workload."""
+        lines = [["workload", "", *self.policies]]
+        for row in self.rows:
+            for number, (what, cells) in enumerate(self.lines(row)):
+                texts = (" ".join(filter(None, (cell.value, cell.ratio))) for cell in cells)
+                lines.append(["" if number else row.name, what, *texts])
+        return lines
+
+    @property
+    def table(self) -> Table:
+        """The rows as a table of rich."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("workload")
+        table.add_column("")
+        for policy in self.policies:
+            table.add_column(Text(policy), justify="right", no_wrap=True)
+            if self.others:
+                table.add_column("", no_wrap=True)
+        for row in self.rows:
+            for number, (what, cells) in enumerate(self.lines(row)):
+                texts: list[Text] = []
+                for cell in cells:
+                    texts += [Text(cell.value), Text(cell.ratio, _STYLES[cell.sign])][: 2 if self.others else 1]
+                table.add_row(Text("" if number else row.name, "bold"), Text(what, "dim"), *texts)
+            if row is not self.rows[-1]:
+                table.add_row()
+        return table
+
+    def __rich__(self) -> Table:
+        return self.table
+
+    def __str__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
+        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in self.cells]
+        about = [f"{row.name}: {row.sentence}" for row in self.rows]
+        return "\n".join([*lines, "", *self.sentences, "", *about, "", *self.how_measured, str(self.machine)])
+
+    def __repr__(self) -> str:
+        return f"<OrderStudy of {', '.join(row.name for row in self.rows) or 'nothing'}: {', '.join(self.policies)}>"
+
+    def _repr_html_(self) -> str:
+        from ..widgets.order_study_page import study_html
+
+        return study_html(self)
+
+    @property
+    def markdown(self) -> str:
+        """The table as GitHub shows it: a row per workload, and for each policy its time and its peak."""
+        headings = ["workload"]
+        for policy in self.policies:
+            headings += [f"{policy}, time", "peak"]
+        headings.append(f"longest queue ({' / '.join(self.policies)})" if len(self.policies) > 1 else "longest queue")
+        lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
+        for row in self.rows:
+            cells = [row.name]
+            for policy in self.policies:
+                for of in (_time, _peak):
+                    cell = of(self, row, policy)
+                    cells.append(f"{cell.value} ({cell.ratio})" if cell.ratio else cell.value)
+            cells.append(" / ".join(f"{row.comparison[policy].longest_queue:,}" for policy in self.policies))
+            lines.append(cells)
+        table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        about = "\n".join(f"- {row.name}: {row.sentence}{self._makespans_text(row)}" for row in self.rows)
+        return f"{table}\n\n{about}\n\nMeasured on {self.machine}. {' '.join(self.how_measured)}\n"
+
+    def _makespans_text(self, row: StudiedWorkload) -> str:
+        if row.makespans is None:
+            return ""
+        cells = {policy: _makespan(self, row, policy) for policy in self.policies}
+        spans = [
+            f"{policy} {cell.value}{f' ({cell.ratio})' if cell.ratio else ''}"
+            for policy, cell in cells.items()
+            if cell.value
+        ]
+        return f". Makespan on {row.devices}: {', '.join(spans)}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per workload and policy, for `pandas.DataFrame(study.records())`."""
+        return [record for row in self.rows for record in row.records(self.reference)]
+
+    def save_json(self, path: str | Path) -> Path:
+        """Writes all that was measured, each single time, too."""
+        path = Path(path)
+        content = {
+            "format": _FILE,
+            "version": 1,
+            "machine": asdict(self.machine),
+            "device": self.device,
+            "policies": self.policies,
+            "reference": self.reference,
+            "repetitions": self.repetitions,
+            "workloads": [
+                {
+                    "name": row.name,
+                    "title": row.workload.title,
+                    "source": row.workload.source,
+                    "size": row.size,
+                    "knobs": dict(row.knobs),
+                    "tasks": len(row.comparison.graph),
+                }
+                for row in self.rows
+            ],
+            "refused": dict(self.refused),
+            "rows": self.records(),
+        }
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    def figure(self, theme: Theme = "light") -> go.Figure:
+        """Peak and time of each order against the reference, per workload. Needs plotly."""
+        from ..widgets.order_study_page import study_figure
+
+        return study_figure(self, theme)
+
+    def save_html(self, path: str | Path, title: str = "Orders of the backward") -> Path:
+        """Writes one page with the table and the figure. It works offline, plotly.js is inside. Needs plotly."""
+        from ..widgets.order_study_page import save_page
+
+        return save_page(self, Path(path), title)
+
+
+def order_study(
+    workloads: Sequence[str | Workload] = WORKLOADS_STUDIED,
+    policies: Sequence[AnyPolicy] = ORDERS_STUDIED,
+    *,
+    size: Size = "small",
+    device: torch.device | str = "cpu",
+    repetitions: int = 12,
+    progress: Callable[[str], object] | None = None,
+) -> OrderStudy:
+    """Measures ready models under several orders: time and memory of the backward, and how long the queue gets.
+
+    Each workload is made once. Under each policy one forward and backward have their memory recorded (`th.profile`),
+    then `repetitions` others are timed, each on a fresh forward and with the policies in turns; a backward before all
+    of them warms up. See `th.compare`, which does this for any program. A workload that can't be measured is left out,
+    and `OrderStudy.refused` says why. An interrupt (Ctrl-C) after the first workload ends the study with those that
+    have been measured.
+
+    Args:
+        workloads: their names, or Workload objects.
+        policies: as in `th.backward`.
+        size: "small" or "full" of each workload.
+        device: where the models live.
+        repetitions: how often each is timed.
+        progress: called before each run with what comes, such as `linear50 (5 of 6): bfs, round 3 of 12`.
+
+    Raises:
+        ValueError: an unknown workload, size or policy, one twice, or none; no such device; `repetitions` is below 1.
+        KeyboardInterrupt: before the first workload was measured.
+    """
+    chosen = [workload(each) if isinstance(each, str) else each for each in workloads]
+    names = [each.name for each in chosen]
+    if not chosen:
+        raise ValueError("there is no workload to study")
+    if len(set(names)) < len(names):
+        raise ValueError(f"a workload is named twice: {', '.join(names)}")
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be at least 1, not {repetitions}")
+    if size not in get_args(Size):
+        raise ValueError(f"unknown size {size!r}; known: {', '.join(get_args(Size))}")
+    orders = chosen_policies(policies)
+    place = _usable(device)
+    rows: list[StudiedWorkload] = []
+    refused: dict[str, str] = {}
+    interrupted = False
+    for number, each in enumerate(chosen):
+        told = None if progress is None else _prefixed(progress, f"{each.name} ({number + 1} of {len(chosen)})")
+        try:
+            rows.append(_studied(each, orders, size, place, repetitions, told))
+        except (NotImplementedError, ValueError, torch.OutOfMemoryError) as error:
+            refused[each.name] = str(error)
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            interrupted = True
+            break
+    machine = this_machine(place)
+    return OrderStudy(tuple(rows), tuple(orders), repetitions, machine, str(place), refused, interrupted)
+
+
+def _studied(
+    each: Workload,
+    orders: Mapping[str, Policy | Choice],
+    size: Size,
+    device: torch.device,
+    repetitions: int,
+    progress: Callable[[str], object] | None,
+) -> StudiedWorkload:
+    model, make_loss = each.build(size, device=device)
+    policies = list(orders.values())
+    comparison = compare(make_loss, policies, repetitions=repetitions, queues="per device", progress=progress)
+    drawn = comparison.graph
+    apart = None if len(drawn.devices) > 1 else _APART.get(each.name)
+    planned = [policy for policy in policies if not is_dynamic(policy)]
+    if not planned or (apart is None and len(drawn.devices) < 2):
+        return StudiedWorkload(each, size, comparison)
+    if progress is not None:
+        progress("the times of its tasks")
+    with own_gradients(list(model.parameters())), same_random_numbers():
+        runs = [backward(make_loss(), trace="off") for _ in range(_TIMED_RUNS)]
+    makespans = makespan(drawn, policies=planned, durations=runs, device_of=apart)
+    return StudiedWorkload(each, size, comparison, makespans)
+
+
+def _prefixed(progress: Callable[[str], object], prefix: str) -> Callable[[str], object]:
+    return lambda said: progress(f"{prefix}: {said}")
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    """The device, if tensors with values can be made there.
+
+    Raises:
+        ValueError: they can't.
+    """
+    try:
+        found = torch.device(device)
+        if found.type == "meta":
+            raise ValueError("there is nothing to measure on the device meta: it has shapes and no values")
+        torch.zeros(1, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(f"the device {str(device)!r} can't be used here: {why}") from error
+    return found
+
+
+class Cell(NamedTuple):
+    """A number of the table, and what it is against the reference's.
+
+    Attributes:
+        value: `12.3 ms ± 3 %`.
+        ratio: `1.04×`; empty where there is none.
+        sign: 1 where it is worse by 5 % or more, -1 where it is better by as much, else 0. Of times this has to hold
+            for the whole middle half of the rounds: on a busy machine medians alone differ by that. Of a few rounds
+            nothing is said.
+    """
+
+    value: str
+    ratio: str = ""
+    sign: int = 0
+
+
+def _time(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
+    spread = row.time(policy)
+    varies = f" ± {100 * spread.half_width:.0f} %" if study.repetitions > 1 else ""
+    said = f"{time_text(spread.middle)}{varies}"
+    if policy == study.reference:
+        return Cell(said)
+    ratio = row.time_ratio(policy, study.reference)
+    sign = _sign(ratio.low, ratio.high) if study.repetitions >= _ENOUGH else 0
+    return Cell(said, ratio_text(ratio.middle), sign)
+
+
+def _peak(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
+    said = size_text(row.comparison[policy].peak_bytes)
+    if policy == study.reference:
+        return Cell(said)
+    ratio = row.peak_ratio(policy, study.reference)
+    return Cell(said, ratio_text(ratio), _sign(ratio, ratio))
+
+
+def _rise(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
+    return Cell(size_text(row.rise_bytes(policy)))
+
+
+def _longest_queue(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
+    return Cell(f"{row.comparison[policy].longest_queue:,}")
+
+
+def _sign(low: float, high: float) -> int:
+    return 1 if low >= 1.05 else -1 if high <= 0.95 else 0
+
+
+def _makespan(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
+    span, reference = row.makespan_ns(policy), row.makespan_ns(study.reference)
+    if span is None:
+        return Cell("")
+    if policy == study.reference or not reference:
+        return Cell(time_text(span))
+    return Cell(time_text(span), ratio_text(span / reference), _sign(span / reference, span / reference))
+
+
+_LINES: Mapping[str, Callable[[OrderStudy, StudiedWorkload, str], Cell]] = {
+    "time": _time,
+    "peak": _peak,
+    "rise": _rise,
+    "longest queue": _longest_queue,
+    "makespan": _makespan,
+}
+
+
+def ratio_text(ratio: float) -> str:
+    """`1.04×`, `17.0×`: three digits."""
+    return f"{ratio:.{2 if ratio < 9.995 else 1 if ratio < 99.95 else 0}f}×"
+
+
+def _listed(ratios: Mapping[str, float]) -> str:
+    """`linear50 (17.0×), seq2seq (1.20×)`: the largest difference first."""
+    ordered = sorted(ratios.items(), key=lambda item: max(item[1], 1 / item[1]), reverse=True)
+    return ", ".join(f"{name} ({ratio_text(ratio)})" for name, ratio in ordered)

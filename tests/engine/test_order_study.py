@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+from tapehead.engine.order_study import OrderStudy, order_study, ratio_text
+from tapehead.engine.profile import profile
+from tapehead.engine.schedule import queue_lengths, schedule
+from tapehead.engine.workloads import Parts, Workload, workload
+
+LINEAR = replace(workload("linear50"), small={"uses": 8, "width": 64, "batch": 2})
+ENSEMBLE = replace(workload("ensemble"), small={"members": 3, "batch": 4, "width": 8})
+POLICIES = ("bfs", "dfs", "heap")
+
+
+@pytest.fixture(scope="module")
+def study() -> OrderStudy:
+    return order_study([LINEAR, ENSEMBLE], repetitions=2)
+
+
+def raising(name: str, error: BaseException) -> Workload:
+    def make(width: int) -> Parts:
+        raise error
+
+    return Workload(name, "Raises", "nowhere", make, {"width": 1}, {"width": 1})
+
+
+def timed(times: dict[str, tuple[int, ...]]) -> OrderStudy:
+    """A study in which the times are these."""
+    found = order_study([LINEAR], list(times), repetitions=1)
+    (row,) = found.rows
+    rows = tuple(replace(each, times_ns=times[each.policy]) for each in row.comparison.rows)
+    measured = replace(row, comparison=replace(row.comparison, rows=rows))
+    return replace(found, rows=(measured,), repetitions=len(next(iter(times.values()))))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_peaks_and_queues_are_those_of_a_single_run(study: OrderStudy, number: int) -> None:
+    row = study.rows[number]
+    for policy in POLICIES:
+        run = profile(row.workload.build()[1], policy)
+        assert run.timeline is not None
+        assert row.comparison[policy].peak_bytes == run.peak_bytes
+        assert row.start_bytes(policy) == run.timeline.start_bytes
+        assert row.rise_bytes(policy) == run.peak_bytes - run.timeline.start_bytes
+        graph = row.comparison.graph
+        assert row.comparison[policy].longest_queue == max(queue_lengths(graph, schedule(graph, policy)))
+        assert len(row.comparison[policy].times_ns) == 2 and min(row.comparison[policy].times_ns) > 0
+
+
+def test_breadth_first_holds_every_weight_gradient_of_a_reused_linear(study: OrderStudy) -> None:
+    assert study["linear50"].peak_ratio("bfs", "heap") > 2
+    assert study["linear50"].peak_ratio("dfs", "heap") == 1
+    assert study.sentences[0].startswith("bfs needs more memory than heap on linear50 (")
+    assert any(each.startswith("The order makes no difference") for each in study.sentences) == (
+        study["ensemble"].peak_ratio("bfs", "heap") == 1
+    )
+
+
+def test_times_are_compared_round_by_round_so_that_a_slow_machine_cancels_out() -> None:
+    study = timed({"bfs": (20, 90, 2000, 40, 200), "heap": (10, 30, 1000, 20, 100)})
+    row = study["linear50"]
+    assert (row.time("heap").middle, row.time("bfs").middle) == (30, 90), "3 times"
+    ratio = row.time_ratio("bfs", "heap")
+    assert (ratio.low, ratio.middle, ratio.high) == (2.0, 2.0, 2.0)
+    assert "it takes longer than heap on linear50 (2.00×)" in study.sentences[0]
+
+
+def test_a_difference_that_is_not_in_all_of_the_middle_half_is_not_called_one() -> None:
+    study = timed({"bfs": (10, 20, 10, 20), "heap": (20, 10, 20, 8)})
+    assert study["linear50"].time_ratio("bfs", "heap").middle == 1.25
+    assert "takes longer" not in " ".join(study.sentences) and "is faster" not in " ".join(study.sentences)
+
+
+def test_of_a_few_rounds_no_difference_is_claimed() -> None:
+    study = timed({"bfs": (200,), "heap": (100,)})
+    assert "takes longer" not in study.sentences[0] and "2.00×" in str(study)
+
+
+@pytest.fixture(scope="module")
+def two_devices() -> OrderStudy:
+    small = {**workload("two_devices").small, "width": 128, "batch": 256, "far_layers": 3, "near_layers": 3}
+    return order_study([LINEAR, replace(workload("two_devices"), small=small)], ["bfs", "heap"], repetitions=1)
+
+
+def test_on_two_devices_the_order_of_creation_starves_one_of_them(two_devices: OrderStudy) -> None:
+    row = two_devices["two_devices"]
+    assert row.makespans is not None and row.devices == "cpu and cuda:0"
+    assert not row.makespans.best.estimated, "times are measured"
+    assert row.makespan_ns("heap") > row.makespan_ns("bfs") >= row.makespans.lower_bound_ns
+    assert any(
+        each.startswith("two_devices, with a queue for each device. The makes") for each in two_devices.sentences
+    )
+
+
+def test_makespans_are_in_the_table_where_there_are_several_devices(two_devices: OrderStudy, tmp_path: Path) -> None:
+    assert two_devices["linear50"].makespans is None
+    assert [line[1] for line in two_devices.cells[1:]].count("makespan") == 1
+    assert two_devices.markdown.count("Makespan on cpu and cuda:0: bfs ") == 1
+    spans = {(each["workload"], each["policy"]): each["makespan_ns"] for each in two_devices.records()}
+    assert spans["linear50", "bfs"] is None and spans["two_devices", "heap"] > spans["two_devices", "bfs"]
+
+
+def test_the_table_is_text_markdown_and_a_data_frame(study: OrderStudy) -> None:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(study)
+    for text in (capture.get(), str(study)):
+        lines = text.splitlines()
+        assert lines[0].split() == ["workload", *POLICIES]
+        assert lines[1].split()[:2] == ["linear50", "time"]
+        assert [line.split()[0] for line in lines[2:5]] == ["peak", "rise", "longest"]
+        ratio = ratio_text(study["linear50"].peak_ratio("bfs", "heap"))
+        assert lines[2].split()[3] == ratio and lines[4].split()[-3:] == ["9", "8", "8"]
+    assert repr(study) == "<OrderStudy of linear50, ensemble: bfs, dfs, heap>"
+    head, dashes, first, second = study.markdown.splitlines()[:4]
+    headings = (
+        "| workload | bfs, time | peak | dfs, time | peak | heap, time | peak | longest queue (bfs / dfs / heap) |"
+    )
+    assert head == headings
+    assert {line.count("|") for line in (head, dashes, first, second)} == {9}
+    assert first.startswith("| linear50 | ") and first.endswith("| 9 / 8 / 8 |") and f"({ratio})" in first
+    assert "- linear50: One Linear used 50 times independently · pytorch PR #4746, 2018 · small: uses=8 width=64" in (
+        study.markdown
+    )
+    frame = pd.DataFrame(study.records())
+    assert len(frame) == 6
+    assert frame.query("policy == 'heap'")[["peak_ratio", "time_ratio"]].to_numpy().tolist() == [[1.0, 1.0]] * 2
+
+
+def test_the_file_has_every_single_time(study: OrderStudy, tmp_path: Path) -> None:
+    written = json.loads(study.save_json(tmp_path / "study.json").read_text(encoding="utf-8"))
+    assert (written["format"], written["version"], written["reference"]) == ("tapehead order study", 1, "heap")
+    assert written["machine"]["torch"] == torch.__version__
+    assert [each["tasks"] for each in written["workloads"]] == [len(row.comparison.graph) for row in study.rows]
+    assert [(each["workload"], each["policy"], each["times_ns"]) for each in written["rows"]] == [
+        (row.name, each.policy, list(each.times_ns)) for row in study.rows for each in row.comparison.rows
+    ]
+
+
+def test_one_policy_alone_has_no_ratios_and_no_figure() -> None:
+    study = order_study([LINEAR], ["dfs"], repetitions=1)
+    assert study.sentences == () and "×" not in str(study) and "±" not in str(study)
+    assert study.markdown.splitlines()[0] == "| workload | dfs, time | peak | longest queue |"
+    with pytest.raises(ValueError, match="needs a workload and two policies"):
+        study.figure()
+
+
+def test_a_workload_that_cannot_be_measured_is_left_out_with_its_reason() -> None:
+    study = order_study([raising("hopeless", NotImplementedError("no such kernel")), LINEAR], ["heap"], repetitions=1)
+    assert [row.name for row in study.rows] == ["linear50"]
+    assert study.sentences == ("hopeless was left out: no such kernel",)
+
+
+def test_an_interrupt_ends_the_study_with_what_has_been_measured() -> None:
+    stopped = raising("stopped", KeyboardInterrupt())
+    study = order_study([LINEAR, stopped, ENSEMBLE], ["heap"], repetitions=1)
+    assert [row.name for row in study.rows] == ["linear50"] and study.interrupted
+    assert study.sentences == ("The study was interrupted: workloads are missing.",)
+    with pytest.raises(KeyboardInterrupt):
+        order_study([stopped, LINEAR], ["heap"], repetitions=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workloads": ["resnet"]}, "unknown workload 'resnet'; known: resnet50"),
+        ({"workloads": []}, "there is no workload to study"),
+        ({"workloads": [LINEAR, LINEAR]}, "a workload is named twice: linear50, linear50"),
+        ({"policies": ["bfs", "zzz"]}, "there is no policy 'zzz'; known are bfs"),
+        ({"policies": []}, "there is no policy to compare"),
+        ({"repetitions": 0}, "repetitions must be at least 1, not 0"),
+        ({"size": "huge"}, "unknown size 'huge'; known: small, full"),
+        ({"device": "meta"}, "there is nothing to measure on the device meta"),
+        ({"device": "banana"}, "the device 'banana' can't be used here: "),
+    ],
+)
+def test_what_cannot_be_studied_is_refused_before_anything_runs(arguments: dict[str, object], message: str) -> None:
+    told: list[str] = []
+    with pytest.raises(ValueError, match=message):
+        order_study(**{"workloads": [LINEAR], **arguments}, progress=told.append)
+    assert told == []
+
+
+def test_progress_says_which_workload_and_which_round() -> None:
+    told: list[str] = []
+    order_study([LINEAR, ENSEMBLE], ["heap"], repetitions=1, progress=told.append)
+    assert told[0] == "linear50 (1 of 2): warming up" and told[-1] == "ensemble (2 of 2): heap, round 1 of 1"
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(1.0, "1.00×"), (9.99, "9.99×"), (9.999, "10.0×"), (123.4, "123×")])
+def test_ratios_have_three_digits(ratio: float, text: str) -> None:
+    assert ratio_text(ratio) == text
+
+
+def test_names_and_sources_are_text_on_the_page_and_in_the_notebook(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    evil = "</script><script>alert(1)</script>"
+    study = order_study([replace(LINEAR, name=evil, title=evil, source=evil)], ["bfs", "heap"], repetitions=1)
+    assert evil not in study._repr_html_() and escape(evil) in study._repr_html_()
+    page = study.save_html(tmp_path / "page.html", evil).read_text(encoding="utf-8")
+    assert evil not in page and "alert(1)" in page

@@ -1,0 +1,269 @@
+"""A study of orders as a table for notebooks, a figure, and one HTML page that needs no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from ..engine.order_study import Cell, OrderStudy, StudiedWorkload, Theme, ratio_text
+from .figure_page import figure_page
+from .gantt_figure import gantt_drawing
+from .memory_figures import Drawing, escaped
+from .report_html import STYLE
+from .theme import DARK, FONT, LATER, LIGHT, Colours
+
+_COLOURS = ("ink", "accent", "saved", "pgrad", "held", "work", "buffer", "other")  # of policies in order
+_PATTERNS = ("", "/", "x")  # where there are more policies than colours
+_SIGNS = {1: "color:var(--accent,#c23b10)", 0: "opacity:.72", -1: "color:var(--saved,#2f66b3)"}
+_BAR = 17  # pixels of one bar, with its distance from the next
+_GAP = 16  # between two workloads
+_TOP, _BOTTOM = 62, 34
+_FAR = 3.0  # a ratio from which on the axis is logarithmic, so that small ones are still seen
+_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_CHARACTERS = 18  # of a workload's name beside its bars
+_TABLE = """
+.th-report tbody tr.more:nth-child(n){border-top:0}
+.th-report tr.more td{padding-top:0;padding-bottom:2px}
+.th-report tr.more:last-child td{padding-bottom:8px}
+"""
+_STYLE = """
+.said p{margin:0 0 4px;color:var(--ink2);max-width:120ch}
+"""
+
+
+def save_page(study: OrderStudy, path: Path, title: str) -> Path:
+    """Writes the page. See `OrderStudy.save_html`."""
+    path.write_text(page_html(study, title), encoding="utf-8")
+    return path
+
+
+def page_html(study: OrderStudy, title: str) -> str:
+    """The page of a study."""
+    drawings: dict[str, Drawing] = {}
+    parts = [f"<section>{study_html(study)}</section>"]
+    if study.others and study.rows:
+        drawings["ratios"] = study_drawing(study, LATER)
+        parts.append(
+            f"<section><h2>Against {escape(study.reference)}<span>to the right of the line is more, to the left less"
+            '</span></h2><div class="figure" data-drawing="ratios"></div></section>'
+        )
+    for row in study.rows:
+        if row.makespans is not None:
+            drawings[f"makespan {row.name}"] = gantt_drawing(row.makespans.rows, LATER, row.makespans.lower_bound_ns)
+            parts.append(
+                f"<section><h2>{escape(row.name)} on {escape(row.devices)}<span>simulated with measured times of its "
+                f'tasks</span></h2><div class="figure" data-drawing="{escape(f"makespan {row.name}")}"></div></section>'
+            )
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.how_measured)
+    parts.append(f'<section class="said"><h2>How it was measured</h2>{said}</section>')
+    return figure_page(title, f"Measured on {study.machine}.", "\n".join(parts), drawings, _STYLE)
+
+
+def study_html(study: OrderStudy) -> str:
+    """The rows of a study and what they say. It brings its own style."""
+    columns = 2 + 2 * len(study.policies)
+    heads = "".join(
+        f'<th scope="colgroup" style="text-align:right;padding-right:6px"><b>{escape(policy)}</b></th><th></th>'
+        for policy in study.policies
+    )
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.sentences)
+    bodies = "".join(f"<tbody>{''.join(_lines(study, row, columns))}</tbody>" for row in study.rows)
+    table = f'<table><thead><tr><th></th>{heads}<th style="width:40%"></th></tr></thead>{bodies}</table>'
+    return f'<div class="th-report"><style>{STYLE}{_TABLE}</style>{said}{table if study.rows else ""}</div>'
+
+
+def _lines(study: OrderStudy, row: StudiedWorkload, columns: int) -> Iterator[str]:
+    about = f'<b>{escape(row.name)}</b> <span class="soft">{escape(row.sentence)}</span>'
+    yield (
+        f'<tr><th colspan="{columns}" scope="rowgroup" style="text-align:left;white-space:normal;opacity:1">'
+        f"{about}</th></tr>"
+    )
+    for what, cells in study.lines(row):
+        named = f'<td class="soft" style="text-align:left;white-space:nowrap">{escape(what)}</td>'
+        yield f'<tr class="more">{named}{"".join(map(_cell, cells))}<td></td></tr>'
+
+
+def _cell(cell: Cell) -> str:
+    value = cell.value.replace(" ", "\u00a0")
+    return (
+        f'<td class="num" style="text-align:right;padding-right:6px">{escape(value)}</td>'
+        f'<td class="num" style="text-align:left;{_SIGNS[cell.sign]}">{escape(cell.ratio)}</td>'
+    )
+
+
+def study_figure(study: OrderStudy, theme: Theme = "light") -> go.Figure:
+    """Peak and time of each policy against the reference's, per workload.
+
+    Raises:
+        ValueError: there is nothing to compare.
+    """
+    if not study.others or not study.rows:
+        raise ValueError("a figure of a study needs a workload and two policies: it shows one against the other")
+    return go.Figure(study_drawing(study, {"light": LIGHT, "dark": DARK}[theme]))
+
+
+def study_drawing(study: OrderStudy, colours: Colours) -> Drawing:
+    """See `study_figure`: bars from 1, the reference, in two panels. Of times the middle half of the rounds, too."""
+    height = _GAP + _BAR * len(study.others)
+    peaks = [row.peak_ratio(policy, study.reference) for row in study.rows for policy in study.others]
+    times = [row.time_ratio(policy, study.reference) for row in study.rows for policy in study.others]
+    traces: list[Drawing] = []
+    for number, policy in enumerate(study.others):
+        at = [place + (number - (len(study.others) - 1) / 2) * _BAR / height for place in range(len(study.rows))]
+        traces += _bars(study, policy, at, 0.72 * _BAR / height, colours)
+    plot = height * len(study.rows)
+    layout = {
+        "height": plot + _TOP + _BOTTOM,
+        "margin": {"l": 130, "r": 24, "t": _TOP, "b": _BOTTOM},
+        "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
+        "paper_bgcolor": colours["panel"],
+        "plot_bgcolor": colours["panel"],
+        "hovermode": "closest",
+        "hoverlabel": {
+            "align": "left",
+            "bgcolor": colours["panel"],
+            "bordercolor": colours["line2"],
+            "font": {"family": FONT, "size": 11, "color": colours["ink"]},
+        },
+        "barmode": "overlay",
+        "showlegend": True,
+        "legend": {
+            "orientation": "h", "x": 0, "xanchor": "left", "y": 1 + 26 / plot, "yanchor": "bottom",
+            "font": {"color": colours["ink2"]}, "itemclick": False, "itemdoubleclick": False,
+        },
+        "xaxis": _axis(peaks, (0.0, 0.47), colours),
+        "xaxis2": _axis([end for each in times for end in (each.low, each.high)], (0.53, 1.0), colours),
+        "yaxis": {
+            "range": [len(study.rows) - 0.5, -0.5],
+            "tickvals": list(range(len(study.rows))),
+            "ticktext": [escaped(_cut(row.name)) for row in study.rows],
+            "tickfont": {"color": colours["ink"], "size": 12},
+            "ticklabelstandoff": 8,
+            "showgrid": False,
+            "zeroline": False,
+            "fixedrange": True,
+        },
+        "shapes": list(_shapes(len(study.rows), colours)),
+        "annotations": [
+            _title(0.0, f"peak, × {study.reference}", plot, colours),
+            _title(0.53, f"time, × {study.reference}", plot, colours),
+        ],
+    }  # fmt: skip
+    return {"data": traces, "layout": layout}
+
+
+def _bars(study: OrderStudy, policy: str, at: list[float], width: float, colours: Colours) -> Iterator[Drawing]:
+    """The bars of one policy in both panels."""
+    place = study.policies.index(policy)
+    marker = {
+        "color": colours[_COLOURS[place % len(_COLOURS)]],
+        "pattern": {
+            "shape": _PATTERNS[place // len(_COLOURS) % len(_PATTERNS)],
+            "fgcolor": colours["panel"],
+            "size": 5,
+        },
+        "line": {"width": 0},
+    }
+    peaks = [row.peak_ratio(policy, study.reference) for row in study.rows]
+    times = [row.time_ratio(policy, study.reference) for row in study.rows]
+    bar = {
+        "type": "bar",
+        "orientation": "h",
+        "name": escaped(policy),
+        "legendgroup": policy,
+        "y": at,
+        "width": width,
+        "base": 1,
+        "marker": marker,
+        "customdata": [_story(study, row, policy) for row in study.rows],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+    yield {
+        **bar,
+        "x": [ratio - 1 for ratio in peaks],
+        "text": [ratio_text(ratio) for ratio in peaks],
+        "textposition": "outside",
+        "textfont": {"color": colours["ink2"]},
+        "cliponaxis": False,
+    }
+    yield {
+        **bar,
+        "xaxis": "x2",
+        "showlegend": False,
+        "x": [spread.middle - 1 for spread in times],
+        "error_x": {
+            "type": "data",
+            "array": [spread.high - spread.middle for spread in times],
+            "arrayminus": [spread.middle - spread.low for spread in times],
+            "visible": study.repetitions > 1,
+            "color": colours["ink3"],
+            "thickness": 1.2,
+            "width": 3,
+        },
+    }
+
+
+def _story(study: OrderStudy, row: StudiedWorkload, policy: str) -> str:
+    lines = [f"<b>{escaped(policy)}</b> on {escaped(row.name)}"]
+    for what, cells in study.lines(row):
+        mine, its = (cells[study.policies.index(each)] for each in (policy, study.reference))
+        lines.append(f"{what} {mine.value} {mine.ratio}, {escaped(study.reference)} {its.value}")
+    return "<br>".join(lines)
+
+
+def _axis(ratios: list[float], domain: tuple[float, float], colours: Colours) -> dict[str, Any]:
+    """An axis on which all ratios have room, 1 among them, and text behind the longest bar."""
+    low, high = min(1.0, *ratios), max(1.0, *ratios)
+    axis: dict[str, Any] = {
+        "domain": list(domain),
+        "ticksuffix": "×",
+        "tickfont": {"color": colours["ink3"]},
+        "gridcolor": colours["line"],
+        "zeroline": False,
+        "nticks": 6,
+    }
+    if high < _FAR:
+        room = 0.18 * max(high - low, 0.2)
+        return {**axis, "range": [low - room, high + room]}
+    ends = math.log10(low), math.log10(high)
+    room = 0.18 * (ends[1] - ends[0])
+    ticks = [
+        mark for mark in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if 0.5 * low <= mark <= 2 * high
+    ]
+    return {
+        **axis,
+        "type": "log",
+        "range": [ends[0] - room, ends[1] + room],
+        "tickvals": ticks,
+        "ticktext": [f"{tick}×" for tick in ticks],
+    }
+
+
+def _shapes(rows: int, colours: Colours) -> Iterator[dict[str, Any]]:
+    """The line of the reference in each panel, and one between each two workloads."""
+    for axis in ("x", "x2"):
+        yield {
+            "type": "line", "xref": axis, "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1,
+            "line": {"color": colours["ink3"], "width": 1},
+        }  # fmt: skip
+    for place in range(1, rows):
+        yield {
+            "type": "line", "xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": place - 0.5, "y1": place - 0.5,
+            "line": {"color": colours["line"], "width": 1}, "layer": "below",
+        }  # fmt: skip
+
+
+def _title(x: float, text: str, plot: int, colours: Colours) -> dict[str, Any]:
+    return {
+        "xref": "paper", "yref": "paper", "x": x, "xanchor": "left", "y": 1 + 6 / plot, "yanchor": "bottom",
+        "text": escaped(text), "showarrow": False, "font": {"color": colours["ink"], "size": 12},
+    }  # fmt: skip
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _CHARACTERS else f"{name[: _CHARACTERS - 1]}…"
