@@ -17,7 +17,7 @@ import torch
 FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
-    *("memory", "memory_cuda", "prediction", "deck", "watching"),
+    *("memory", "memory_cuda", "prediction", "orders", "deck", "watching"),
 )
 
 
@@ -59,6 +59,17 @@ def test_predictions_are_held_against_measurements(benchmarks: ModuleType) -> No
     assert programs.outcome.startswith("8 of 8 peaks equal to the byte")
 
 
+def test_orders_are_compared_by_time_by_peak_and_on_two_devices_by_makespan(benchmarks: ModuleType) -> None:
+    rows = {row.what: row for row in benchmarks.BENCHMARKS["orders"](benchmarks.Effort(repetitions=1, tiny=True))}
+    peak = rows["linear50: peak, bfs / heap"]
+    assert peak.measured == pytest.approx(17, rel=0.01) and peak.goal == 15 and peak.at_least
+    assert rows["linear50: time, dfs / heap"].measured > 0
+    for policy in ("dfs", "heap"):
+        span = rows[f"two_devices: makespan on cpu and cuda:0, {policy} / bfs"]
+        assert span.measured > 1 and span.goal == 1.2
+    assert len(rows) == 10 and sum(row.goal is not None for row in rows.values()) == 3
+
+
 def test_without_cuda_its_memory_is_not_measured(benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (row,) = benchmarks.BENCHMARKS["memory_cuda"](benchmarks.Effort(tiny=True))
@@ -80,17 +91,19 @@ def test_the_table_says_what_was_measured_and_by_how_much_a_goal_is_missed(
     made = [
         row("slow", "×", (3.0, 6.0, 4.0), 2.0),
         row("fast", "s", (0.5, 0.5, 0.5), 2.0),
+        row("large", "×", (12.0, 12.0), 15.0, at_least=True),
         row("other", "s", outcome="not installed"),
     ]
     monkeypatch.setitem(benchmarks.BENCHMARKS, "walking", lambda effort: iter(made))
     benchmarks.main(["--only", "walking", "--json", str(tmp_path / "rows.json")])
-    slow, fast, other, machine = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
+    slow, fast, large, other, machine = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
     assert slow == ["slow", "4.00", "×", "3.00", "–", "6.00", "2", "×", "missed", "by", "100%"]
     assert fast == ["fast", "0.500", "s", "0.500", "–", "0.500", "2", "s", "met,", "75%", "below"]
+    assert large == ["large", "12.00", "×", "12.00", "–", "12.00", "≥", "15", "×", "missed", "by", "20%"]
     assert other == ["other", "not", "installed"]
     assert "torch" in machine and machine[-3:] == ["noisy:", "compare", "ratios"]
     written = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]
-    assert [each["measured"] for each in written] == [4.0, 0.5, None]
+    assert [each["measured"] for each in written] == [4.0, 0.5, 12.0, None]
 
 
 def test_the_two_sides_of_a_ratio_run_in_turns(benchmarks: ModuleType) -> None:

@@ -12,6 +12,7 @@ import deck
 import drawing
 import memory
 import memory_cuda
+import orders
 import other_tools
 import prediction
 import stepping
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "memory": memory.rows,
     "memory_cuda": memory_cuda.rows,
     "prediction": prediction.rows,
+    "orders": orders.rows,
     "deck": deck.rows,
     "other_tools": other_tools.rows,
 }

@@ -22,13 +22,17 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: one value per repetition in `unit`, or in `outcome` what came instead of a number."""
+    """One line of the table: one value per repetition in `unit`, or in `outcome` what came instead of a number.
+
+    The goal is not to be exceeded; `at_least` says that it is to be reached.
+    """
 
     what: str
     unit: Literal["×", "s", "ms", "µs", "MiB", "kB"]
     values: tuple[float, ...] = ()
     goal: float | None = None
     outcome: str | None = None
+    at_least: bool = False
 
     @property
     def measured(self) -> float | None:

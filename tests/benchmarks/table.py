@@ -36,14 +36,16 @@ def _spread(row: Row) -> str:
 
 
 def _goal(row: Row) -> str:
-    return "" if row.goal is None else f"{row.goal:g} {row.unit}"
+    return "" if row.goal is None else f"{'≥ ' if row.at_least else ''}{row.goal:g} {row.unit}"
 
 
 def _verdict(row: Row) -> str:
     if row.goal is None or row.measured is None:
         return row.outcome or ""
-    beyond = row.measured / row.goal - 1
-    return f"[green]met, {-beyond:.0%} below[/green]" if beyond <= 0 else f"[red]missed by {beyond:.0%}[/red]"
+    beyond = (row.measured / row.goal - 1) * (-1 if row.at_least else 1)
+    if beyond > 0:
+        return f"[red]missed by {beyond:.0%}[/red]"
+    return f"[green]met, {-beyond:.0%} {'above' if row.at_least else 'below'}[/green]"
 
 
 def _number(value: float) -> str:
