@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from ..inspector.collector import collector_paused
 from .series_parallel import Segment, contracted
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def _by_key(problem: Problem, ran: Sequence[int], key: Callable[[int], tuple[flo
     return progress.order
 
 
+@collector_paused()
 def lpmf(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     """Least peak memory first: a task which the peak so far leaves room for, and of those the one that frees most.
 
@@ -201,6 +203,7 @@ def lpmf(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     return progress.order
 
 
+@collector_paused()
 def list_schedule(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     """XLA's list scheduling: the task that frees most over what it makes; of equals the one for which most tasks wait.
 
@@ -226,6 +229,7 @@ def list_schedule(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     return progress.order
 
 
+@collector_paused()
 def bfs_width(problem: Problem, ran: Sequence[int] = (), *, width: int = 8) -> list[int]:
     """First ready, first run, but never with more than `width` branches open.
 
@@ -244,27 +248,31 @@ def bfs_width(problem: Problem, ran: Sequence[int] = (), *, width: int = 8) -> l
     if width < 1:
         raise ValueError(f"bfs_width needs room for at least 1 open branch, not {width}: bfs_width(8) has 8")
     progress = Progress(problem, ())
-    waiting = dict.fromkeys(problem.start())
-    opened: dict[int, None] = {}
-    for task in ran:
-        branch = opened if task in opened else waiting
-        del branch[task]
-        _go_on(progress.run(task), opened, waiting)
-    open_branches, new_branches = deque(opened), deque(waiting)
-    while open_branches or new_branches:
-        while new_branches and len(open_branches) < width:
-            open_branches.append(new_branches.popleft())
-        arrived = progress.run(open_branches.popleft())
+    new_branches, open_branches = deque(problem.start()), deque[int]()
+    waiting, opened = set(new_branches), set[int]()  # `ran` may take tasks out of turn, which are passed over then
+    for place in range(len(problem.tasks)):
+        while waiting and len(opened) < width:
+            task = new_branches.popleft()
+            if task in waiting:
+                waiting.remove(task)
+                opened.add(task)
+                open_branches.append(task)
+        if place < len(ran):
+            task = ran[place]
+        else:
+            while (task := open_branches.popleft()) not in opened:
+                pass
+        waiting.discard(task)
+        opened.discard(task)
+        arrived = progress.run(task)
+        opened.update(arrived[:1])
         open_branches.extend(arrived[:1])
+        waiting.update(arrived[1:])
         new_branches.extend(arrived[1:])
     return progress.order
 
 
-def _go_on(arrived: Sequence[int], opened: dict[int, None], waiting: dict[int, None]) -> None:
-    opened.update(dict.fromkeys(arrived[:1]))
-    waiting.update(dict.fromkeys(arrived[1:]))
-
-
+@collector_paused()
 def postorder(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     """Depth first from the ends back: each task just after all that leads to it, the largest part of which comes first.
 
@@ -305,6 +313,7 @@ def postorder(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     return order
 
 
+@collector_paused()
 def critical_path(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     """The task first from which the longest way leads to the end, in time as `Problem.durations` has it.
 
@@ -319,6 +328,7 @@ def critical_path(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     return _by_key(problem, ran, lambda task: (-rest[task], places[task]))
 
 
+@collector_paused()
 def comm_first(problem: Problem, ran: Sequence[int] = (), *, patterns: Sequence[str | int] = ()) -> list[int]:
     """The named tasks, with all that leads to them, as early as possible: first the first pattern's, then the next's.
 
@@ -327,8 +337,8 @@ def comm_first(problem: Problem, ran: Sequence[int] = (), *, patterns: Sequence[
 
     Args:
         patterns: each as `places.tasks_at` takes it: a task's number, a node's kind, the path of a module, the name of
-            a parameter, any of them with wildcards. None: the buckets of DistributedDataParallel, in the order in which
-            their all-reduces start.
+            a parameter, any of them with wildcards. Where there are none: the buckets of DistributedDataParallel, in
+            the order in which their all-reduces start.
 
     Raises:
         ValueError: a pattern names nothing, or nothing that runs; none is given and there are no buckets.
@@ -380,6 +390,7 @@ def _buckets(problem: Problem) -> list[list[int]]:
     return groups
 
 
+@collector_paused()
 def liu(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     """Merges branches segment by segment, each cut where memory is lowest: optimal on trees and series-parallel graphs.
 

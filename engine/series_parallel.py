@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple, TypeAlias
 
 _FALLS = -(1 << 62)  # below the key of any segment that ends no lower than it began
-_SEARCHED = 64  # vertices that are looked at to find out that an edge says nothing new
+_SEARCHED = 32  # vertices that are looked at to find out that an edge says nothing new
 
 Parts: TypeAlias = "int | tuple[Parts, Parts]"
 """The place of a task, or what two segments were that are one now."""
@@ -145,11 +145,12 @@ class _Contraction:
         for vertex, edges in enumerate(self._ahead):
             if len(edges) > 1:
                 for after in [after for after, row in edges.items() if row is None and self._behind[after] > 1]:
-                    if len(edges) > 1 and self._is_reached(after, [other for other in edges if other != after]):
+                    others = islice((other for other in edges if other != after), _SEARCHED)  # of a fan maybe thousands
+                    if self._is_reached(after, others):
                         self._take_out(vertex, after)
 
-    def _is_reached(self, vertex: int, starts: list[int]) -> bool:
-        stack = [start for start in starts[:_SEARCHED] if start < vertex]
+    def _is_reached(self, vertex: int, starts: Iterable[int]) -> bool:
+        stack = [start for start in starts if start < vertex]
         seen = set(stack)
         while stack:
             edges = self._ahead[stack.pop()]
