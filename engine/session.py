@@ -6,9 +6,10 @@ import atexit
 import contextvars
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
 from typing import Concatenate, ParamSpec, TypeVar
 from weakref import finalize
@@ -38,6 +39,9 @@ _NEXT = -2  # before whichever task comes next
 
 class _Abandoned(BaseException):
     """Ends the engine's run from within. Nobody but the session sees it: it is raised in a hook which C++ calls."""
+
+HEARS_SIGNALS_S = 0.2
+"""How long the main thread waits at most before it looks whether a signal has come."""
 
 
 class _Worker(Watch):
@@ -106,6 +110,16 @@ class _Worker(Watch):
         self.abandoned = True
         self.until = _NEXT
         self._go.put(None)
+
+    def report(self) -> tuple[BaseException, ...] | None:
+        """Waits for the next report.
+
+        A signal which comes just before a wait, or to another thread, does not end it: Ctrl-C would do nothing. So the
+        wait is short, and begun again.
+        """
+        while True:
+            with suppress(Empty):
+                return self.reports.get(timeout=HEARS_SIGNALS_S)
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for the thread. One that was not seen to run, after an interrupt of its start, ends by itself."""
@@ -553,7 +567,7 @@ class NativeSession(Verbs):
                 worker.go_on()
             else:
                 worker.start()
-            report = worker.reports.get()
+            report = worker.report()
             if report is not None:
                 self._ended = True
                 worker.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..engine.history import History
 from ..engine.policies import AnyPolicy
 from ..engine.ready_queue import ReadyTask
 from ..engine.run import Run
-from ..engine.session import NativeSession
+from ..engine.session import HEARS_SIGNALS_S, NativeSession
 from ..engine.stop import Stop
 from ..engine.trace import Trace
 from ..engine.verbs import AnyTask
@@ -423,6 +423,8 @@ class Deck(Played):
     def _wait(self, future: Future[T]) -> T:
         __tracebackhide__ = True  # IPython leaves such frames out of what it shows
         try:
+            while not wait((future,), HEARS_SIGNALS_S).done:
+                pass
             return future.result()
         except KeyboardInterrupt:
             self._live.stop()
