@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest
 import torch
 
 WIDGETS = Path(__file__).parents[1] / "widgets"
+
+
+def pytest_configure() -> None:
+    """Lets tests press Ctrl-C: what a shell starts in the background ignores it, and so do its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
