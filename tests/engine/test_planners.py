@@ -29,6 +29,7 @@ from tapehead.engine.planners import (
 )
 from tapehead.engine.problem import Problem
 from tapehead.engine.schedule import schedule
+from tapehead.engine.series_parallel import contracted
 from tapehead.engine.workloads import workload
 
 from .problems import Block, PosedProblem, is_legal, least_peak, problem_of, random_problem
@@ -333,7 +334,34 @@ def test_liu_finds_xlas_optimum() -> None:
     assert problem.peak_bytes(liu(problem)) == 5
 
 
-def test_liu_sees_past_leaves_and_edges_that_make_a_chain_of_steps_no_series_parallel_graph() -> None:
+def chain_and(*more: tuple[int, int]) -> list[set[int]]:
+    """By task those that wait for it: 0 to 5 one after the other, and more."""
+    nexts: list[set[int]] = [{1}, {2}, {3}, {4}, {5}, set(), set(), set(), set()]
+    for task, next_task in more:
+        nexts[task].add(next_task)
+    return nexts
+
+
+def test_edges_that_repeat_what_others_say_do_not_keep_a_graph_from_one_row() -> None:
+    """0 to 4 and 2 to 5 cross, so that neither has one fork and one join of its own."""
+    hills, changes = [9, 2, 7, 1, 5, 3], [4, -2, 3, 1, -6, 0]
+    assert contracted(range(6), chain_and((0, 4), (2, 5)), hills, changes) == contracted(
+        range(6), chain_and(), hills, changes
+    )
+
+
+def test_a_leaf_for_which_branches_wait_does_not_keep_a_graph_from_one_row() -> None:
+    """1 and 3 begin branches, 6 and 7, which end in one leaf, 8. It needs no memory: it is in no segment."""
+    hills, changes = [9, 2, 7, 1, 5, 3, 2, 4, 0], [4, -2, 3, 1, -6, 0, 2, -1, 0]
+    with_leaf = chain_and((1, 6), (3, 7), (6, 8), (7, 8))
+    found = contracted(range(9), with_leaf, hills, changes)
+    assert found == contracted(range(8), with_leaf, hills, changes)
+    assert [segment.nexts for segment in found] == [[number] for number in range(1, len(found))] + [[]]
+    kept = contracted(range(9), with_leaf, [*hills[:8], 1], changes)
+    assert 8 in [task for segment in kept for task in segment.tasks]
+
+
+def test_liu_needs_as_much_for_a_row_of_steps_with_one_parameter_as_for_one_step() -> None:
     """Steps as of an RNN: harpoons in a row, a parameter that all share, and edges which skip to the next step."""
     edges: list[tuple[int, int]] = []
     blocks: list[Block] = []
