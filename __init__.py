@@ -9,6 +9,7 @@ from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.install import install, policy, uninstall
 from .engine.makespan import makespan
 from .engine.peak import PeakReport, peak_report
+from .engine.plan import OrderPlan, PlannedOrder, plan
 from .engine.policies import POLICIES, Policy
 from .engine.precedence import Break, OrderCheck, check_order, constrained
 from .engine.profile import profile
@@ -47,7 +48,9 @@ __all__ = [
     "NanReport",
     "NativeSession",
     "OrderCheck",
+    "OrderPlan",
     "PeakReport",
+    "PlannedOrder",
     "Policy",
     "PolicyError",
     "Run",
@@ -77,6 +80,7 @@ __all__ = [
     "load",
     "makespan",
     "peak_report",
+    "plan",
     "policy",
     "profile",
     "simulate",

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from ..inspector.torch_internals import redirect_backward, torch_backward
 from .backward import backward, check_choices
 from .native import Queues
-from .policies import AnyPolicy, find_policy, policy_name
+from .policies import POLICIES, AnyPolicy, find_policy, policy_name
 from .run import Engine, Run
 from .statistics import Level
 
@@ -89,7 +89,37 @@ class Installation:
         create_graph: bool,
         inputs: Sequence[Tensor] | Sequence[GradientEdge],
     ) -> None:
-        run = backward(
+        if self._may_leave_alone:
+            from .auto import looked_at
+
+            with looked_at(tensors, bool(inputs)) as alone:
+                if alone:
+                    torch_backward(tensors, grad_tensors, retain_graph, create_graph, inputs=inputs or None)
+                    run = None
+                else:
+                    run = self._ordered(tensors, grad_tensors, retain_graph, create_graph, inputs)
+        else:
+            run = self._ordered(tensors, grad_tensors, retain_graph, create_graph, inputs)
+        with _lock:
+            self.backwards += 1
+        if self._on_run is not None and run is not None:
+            self._on_run(run)
+
+    @property
+    def _may_leave_alone(self) -> bool:
+        """Whether nobody looks at the runs, so that one in PyTorch's own order need not be ours."""
+        plain = self.engine == "native" and self._trace is None and self._queues == "one" and self._on_run is None
+        return plain and self._policy is POLICIES["auto"]
+
+    def _ordered(
+        self,
+        tensors: Sequence[Tensor | GradientEdge],
+        grad_tensors: Sequence[Tensor | None],
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Tensor] | Sequence[GradientEdge],
+    ) -> Run:
+        return backward(
             tensors,
             grad_tensors,
             retain_graph,
@@ -100,10 +130,6 @@ class Installation:
             trace=self._trace,
             queues=self._queues,
         )
-        with _lock:
-            self.backwards += 1
-        if self._on_run is not None:
-            self._on_run(run)
 
 
 def _run_installed(

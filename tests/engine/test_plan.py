@@ -1,0 +1,210 @@
+"""Orders that are judged before anything runs, and the policy that takes the best."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine import auto
+from tapehead.engine.plan import PORTFOLIO
+from tapehead.engine.policies import POLICIES
+from tapehead.engine.problem import Problem
+from tapehead.engine.schedule import dependencies, schedule
+from tapehead.engine.workloads import workload
+
+from .programs import random_program
+
+PLANNED = [name for name, policy in POLICIES.items() if policy.plan is not None and name not in ("comm_first",)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_planned() -> Iterator[None]:
+    auto.forget_plans()
+    yield
+    auto.forget_plans()
+
+
+def wide() -> Tensor:
+    """Independent branches, each with a large gradient: the order decides how many are alive at once."""
+    weight = torch.ones(64, 64, requires_grad=True)
+    return torch.stack([(weight * number).sum() for number in range(6)]).sum()
+
+
+def is_legal(graph: th.Graph, order: list[int]) -> bool:
+    missing = dependencies(graph)
+    for root in graph.roots:
+        missing[root.task] -= 1
+    for task in order:
+        if missing[task]:
+            return False
+        for edge in graph.out_edges[task]:
+            missing[edge.next_task] -= 1
+    return sorted(order) == list(range(len(graph)))
+
+
+@pytest.mark.parametrize("policy", [*PLANNED, "bfs_width(2)", "random(3)", "search(0.1)", "delay_accumulate"])
+def test_a_planned_order_is_legal_and_runs_as_planned_on_both_engines_with_pytorchs_gradients(policy: str) -> None:
+    for seed in range(3):
+        leaves, loss = random_program(seed)
+        graph = th.graph(loss)
+        expected = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+        order = schedule(graph, policy)
+        assert is_legal(graph, order)
+        for engine in ("native", "direct"):
+            for leaf in leaves:
+                leaf.grad = None
+            run = th.backward(loss, policy=policy, engine=engine, retain_graph=True, trace="off")
+            assert is_legal(graph, list(run.order))
+            if policy != "search(0.1)":  # finds as much as there is time for
+                assert list(run.order) == order
+            for leaf, gradient in zip(leaves, expected, strict=True):
+                assert (leaf.grad is None) == (gradient is None)
+                if gradient is not None:
+                    torch.testing.assert_close(leaf.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["lpmf", "liu", "critical_path"])
+def test_a_policy_that_plans_goes_on_from_what_has_run(policy: str) -> None:
+    _, loss = random_program(1)
+    graph = th.graph(loss)
+    ran = schedule(graph, "dfs")[:5]
+    order = schedule(graph, policy, ran=ran)
+    assert order[:5] == ran
+    assert is_legal(graph, order)
+    with th.debug(loss, policy=policy) as session:
+        for task in ran:
+            session.step(task)
+        session.policy = policy
+        assert list(session.run().order) == order
+
+
+def test_the_plan_names_the_least_peak_and_what_no_order_is_below() -> None:
+    planned = th.plan(wide())
+    peaks = {row.policy: row.peak_bytes for row in planned.rows}
+    assert list(peaks) == list(PORTFOLIO)
+    assert planned.best.peak_bytes == min(peaks.values()) < peaks["bfs"]
+    assert all(row.peak_bytes >= planned.bound_bytes for row in planned.rows)
+    graph = th.graph(wide())
+    assert all(th.simulate(graph, row.order).peak_bytes == row.peak_bytes for row in planned.rows)
+    assert planned.best.policy in str(planned)
+    assert "no order is" in str(planned).lower()
+
+
+def test_a_plan_is_a_policy_for_the_same_forward_run_again_and_for_no_other() -> None:
+    planned = th.plan(wide(), ("bfs", "dfs"))
+    assert th.backward(wide(), policy=planned.policy).order == planned.order
+    with pytest.raises(ValueError, match="planned for another graph"):
+        th.backward(torch.ones(2, requires_grad=True).exp().sum(), policy=planned.policy)
+
+
+def test_time_finds_what_no_policy_does() -> None:
+    _, make_loss = workload("ensemble").build(members=4, width=16, batch=4)
+    short, long = th.plan(make_loss(), "bfs"), th.plan(make_loss(), "bfs", seconds=2.0)
+    assert long.best.policy in ("optimal", "exact", "search")
+    assert long.bound_bytes <= long.best.peak_bytes < short.best.peak_bytes
+
+
+def test_what_can_not_be_planned_is_said() -> None:
+    decides = th.Policy("decides", "late", key=lambda task, arrival: (arrival,), dynamic=True)
+    with pytest.raises(ValueError, match="decides while the backward runs"):
+        th.plan(wide(), decides)
+    with pytest.raises(ValueError, match="there is no policy 'best'"):
+        th.plan(wide(), "best")
+    with pytest.raises(ValueError, match="not this graph's"):
+        th.plan(wide(), footprints=th.profile(lambda: torch.ones(2, requires_grad=True).exp().sum()).footprints)
+    with pytest.raises(ValueError, match=r"bfs_width takes how many .* not 'x'"):
+        th.backward(wide(), policy="bfs_width(x)")
+    with pytest.raises(ValueError, match="heap takes nothing in brackets"):
+        th.backward(wide(), policy="heap(1)")
+
+
+def test_auto_takes_the_best_of_the_portfolio_by_prediction() -> None:
+    loss = wide()
+    graph = th.graph(loss)
+    with mock.patch.object(auto, "PORTFOLIO", ("bfs", "dfs")):
+        order = auto.auto_order(Problem(graph))
+    assert order == schedule(graph, "dfs")
+
+
+def test_auto_leaves_pytorchs_order_alone_where_less_than_a_percent_is_won() -> None:
+    loss = torch.randn(4, requires_grad=True).exp().tanh().sum()
+    graph = th.graph(loss)
+    assert auto.auto_order(Problem(graph)) == schedule(graph, "heap")
+
+
+def training(model: nn.Module, make_loss: Callable[[], Tensor], steps: int) -> list[Tensor]:
+    for _ in range(steps):
+        model.zero_grad()
+        make_loss().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("name", ["ensemble", "lstm_cell"])
+def test_a_training_loop_plans_once_and_gets_pytorchs_gradients(name: str) -> None:
+    model, make_loss = workload(name).build()
+    expected = [gradient.clone() for gradient in training(model, make_loss, 1)]
+    with mock.patch.object(auto, "_best", wraps=auto._best) as best:
+        with th.policy("auto") as installed:
+            found = training(model, make_loss, 4)
+        assert best.call_count == 1
+        assert installed.backwards == 4
+    for gradient, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient, other)
+
+
+def test_where_pytorchs_order_is_the_best_the_graph_is_read_no_more() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    data = torch.randn(8, 4)
+    with mock.patch("tapehead.engine.install.backward", wraps=th.backward) as ours, th.policy("auto"):
+        training(model, lambda: model(data).sum(), 5)
+        assert ours.call_count <= 2  # before the first nobody knows how many nodes a forward makes
+        training(model, lambda: model(data).exp().sum(), 1)
+        assert ours.call_count <= 3
+
+
+def test_a_plan_is_for_leaves_with_or_without_a_grad() -> None:
+    weight = torch.ones(8, 8, requires_grad=True)
+
+    def known() -> int:
+        return auto.fingerprint(Problem(th.graph((weight @ weight).sum())))
+
+    first = known()
+    assert known() == first
+    weight.grad = torch.ones(8, 8)
+    assert known() != first
+
+
+def test_a_graph_that_can_not_be_asked_keeps_pytorchs_order_and_says_so() -> None:
+    class Picky(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    x = torch.ones(3, requires_grad=True)
+    graph = th.graph(Picky.apply(x).sum())
+    with (
+        mock.patch("tapehead.engine.auto.planned_order", side_effect=RuntimeError("no values")),
+        pytest.warns(UserWarning, match="keeps PyTorch's own order for this graph: no values"),
+    ):
+        assert auto.auto_order(Problem(graph)) == schedule(graph, "heap")
+
+
+@pytest.mark.parametrize("name", ["ensemble", "recommender", "lstm_cell", "linear50", "unet"])
+def test_auto_is_nowhere_worse_than_heap_predicted_and_measured(name: str) -> None:
+    _, make_loss = workload(name).build()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own, best = (th.profile(make_loss, policy) for policy in ("heap", "auto"))
+    assert best.peak_bytes <= own.peak_bytes
+    graph = th.graph(make_loss())
+    assert th.simulate(graph, best.order).peak_bytes <= th.simulate(graph, own.order).peak_bytes
