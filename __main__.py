@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .engine.order_study import OrderStudy
     from .engine.workloads import Workload
     from .inspector.graph import Fold, Graph
 
@@ -232,26 +233,33 @@ def _bench_orders(options: argparse.Namespace, console: Console) -> int:
             line.clear()
             print("tapehead: interrupted before anything was measured", file=sys.stderr)
             return 130
-    if options.markdown:
-        print(study.markdown, end="")
-    else:
-        if study.rows:
-            console.print(study.table)
-        for sentence in study.sentences:
-            console.print(f"\n{sentence}", markup=False)
-        console.print()
-        for row in study.rows:
-            console.print(f"{row.name}: {row.sentence}", style="dim", markup=False)
-        console.print()
-        for sentence in (*study.how_measured, f"Measured on {study.machine}."):
-            console.print(sentence, style="dim", markup=False)
+    failed = None
     for save, path in ((study.save_html, options.html), (study.save_json, options.json)):
         if path is not None:
             try:
                 print(f"tapehead: written to {save(path)}", file=sys.stderr)
             except OSError as error:
-                return _refuse(error)
+                failed = error
+    if options.markdown:
+        print(study.markdown, end="")
+    else:
+        _print_study(study, console)
+    if failed is not None:
+        return _refuse(failed)
     return 130 if study.interrupted else 1 if study.refused else 0
+
+
+def _print_study(study: OrderStudy, console: Console) -> None:
+    if study.rows:
+        console.print(study.table)
+    for sentence in study.sentences:
+        console.print(f"\n{sentence}", markup=False)
+    console.print()
+    for row in study.rows:
+        console.print(f"{row.name}: {row.sentence}", style="dim", markup=False)
+    console.print()
+    for sentence in (*study.how_measured, f"Measured on {study.machine}."):
+        console.print(sentence, style="dim", markup=False)
 
 
 class ProgressLine:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
@@ -36,8 +36,9 @@ _REFERENCE = "heap"
 _APART = {"two_devices": {"far": "cuda:0"}}
 """By workload which of its modules the simulation puts on a device of their own where there is only one."""
 
+_BESIDE = 4  # policies that stand beside each other in the table
 _TIMED_RUNS = 5  # for the times of tasks
-_ENOUGH = 4  # rounds, of which there is a middle half
+_ENOUGH = 6  # rounds, of which the middle half says something
 _ALIKE = 0.005  # of a ratio: nearer to 1 it reads as 1.00
 _STYLES = {1: "red", 0: "dim", -1: "green"}
 _FILE = "tapehead order study"
@@ -251,14 +252,35 @@ class OrderStudy:
                 yield what, cells
 
     @property
+    def blocks(self) -> tuple[list[str], list[Block]]:
+        """The table: the headings of its columns, and per workload its lines.
+
+        A column for each policy, which has a time, a peak and so on below each other; of many policies, which would
+        not fit beside each other, a line for each.
+        """
+        lines = [dict(self.lines(row)) for row in self.rows]
+        if len(self.policies) <= _BESIDE:
+            return list(self.policies), list(map(list, map(dict.items, lines)))
+        headings = [what for what in _LINES if any(what in each for each in lines)]
+        missing = [Cell("")] * len(self.policies)
+        return headings, [
+            [
+                (policy, [each.get(what, missing)[number] for what in headings])
+                for number, policy in enumerate(self.policies)
+            ]
+            for each in lines
+        ]
+
+    @property
     def cells(self) -> list[list[str]]:
         """The table as text, its headings first; several lines for each workload."""
-        lines = [["workload", "", *self.policies]]
-        for row in self.rows:
-            for number, (what, cells) in enumerate(self.lines(row)):
+        headings, blocks = self.blocks
+        found = [["workload", "", *headings]]
+        for row, block in zip(self.rows, blocks, strict=True):
+            for number, (label, cells) in enumerate(block):
                 texts = (" ".join(filter(None, (cell.value, cell.ratio))) for cell in cells)
-                lines.append(["" if number else row.name, what, *texts])
-        return lines
+                found.append(["" if number else row.name, label, *texts])
+        return found
 
     @property
     def table(self) -> Table:
@@ -266,19 +288,24 @@ class OrderStudy:
         from rich.table import Table
         from rich.text import Text
 
+        headings, blocks = self.blocks
+        with_ratio = [
+            any(block[at][1][place].ratio for block in blocks for at in range(len(block)))
+            for place in range(len(headings))
+        ]
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("workload")
-        table.add_column("")
-        for policy in self.policies:
-            table.add_column(Text(policy), justify="right", no_wrap=True)
-            if self.others:
+        table.add_column("workload", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for heading, ratio in zip(headings, with_ratio, strict=True):
+            table.add_column(Text(heading), justify="right", no_wrap=True)
+            if ratio:
                 table.add_column("", no_wrap=True)
-        for row in self.rows:
-            for number, (what, cells) in enumerate(self.lines(row)):
+        for row, block in zip(self.rows, blocks, strict=True):
+            for number, (label, cells) in enumerate(block):
                 texts: list[Text] = []
-                for cell in cells:
-                    texts += [Text(cell.value), Text(cell.ratio, _STYLES[cell.sign])][: 2 if self.others else 1]
-                table.add_row(Text("" if number else row.name, "bold"), Text(what, "dim"), *texts)
+                for cell, ratio in zip(cells, with_ratio, strict=True):
+                    texts += [Text(cell.value), *([Text(cell.ratio, _STYLES[cell.sign])] if ratio else [])]
+                table.add_row(Text("" if number else row.name, "bold"), Text(label, "dim"), *texts)
             if row is not self.rows[-1]:
                 table.add_row()
         return table
@@ -448,7 +475,7 @@ def _studied(
     comparison = compare(make_loss, policies, repetitions=repetitions, queues="per device", progress=progress)
     drawn = comparison.graph
     apart = None if len(drawn.devices) > 1 else _APART.get(each.name)
-    planned = [policy for policy in policies if not is_dynamic(policy)]
+    planned = [_as_planned(policy, comparison) for policy in policies if not is_dynamic(policy)]
     if not planned or (apart is None and len(drawn.devices) < 2):
         return StudiedWorkload(each, size, comparison)
     if progress is not None:
@@ -457,6 +484,14 @@ def _studied(
         runs = [backward(make_loss(), trace="off") for _ in range(_TIMED_RUNS)]
     makespans = makespan(drawn, policies=planned, durations=runs, device_of=apart)
     return StudiedWorkload(each, size, comparison, makespans)
+
+
+def _as_planned(policy: Policy | Choice, comparison: Comparison) -> Policy | Choice:
+    """One that plans keeps the order that was measured."""
+    if not isinstance(policy, Policy) or policy.plan is None:
+        return policy
+    order = comparison[policy.name].timeline.order
+    return replace(policy, plan=lambda problem, ran: list(order))
 
 
 def _prefixed(progress: Callable[[str], object], prefix: str) -> Callable[[str], object]:
@@ -478,6 +513,10 @@ def _usable(device: torch.device | str) -> torch.device:
         why = str(error).partition("\n")[0].rstrip(".")
         raise ValueError(f"the device {str(device)!r} can't be used here: {why}") from error
     return found
+
+
+Block: TypeAlias = "list[tuple[str, list[Cell]]]"
+"""The lines of one workload: their labels, and a cell for each column."""
 
 
 class Cell(NamedTuple):

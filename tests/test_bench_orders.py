@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tapehead.__main__ import ProgressLine, main
+from tapehead.engine.order_study import OrderStudy
 from tapehead.engine.workloads import WORKLOADS, Parts, Workload
 
 
@@ -58,6 +59,18 @@ def test_files_are_written_beside_the_table(tmp_path: Path, capsys: pytest.Captu
     assert [each["policy"] for each in json.loads(data.read_text(encoding="utf-8"))["rows"]] == ["dfs", "heap"]
     text = page.read_text(encoding="utf-8")
     assert "<script src" not in text and "<link" not in text and "@import" not in text, "it works offline"
+
+
+def test_where_a_file_cannot_be_written_the_table_is_not_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: OrderStudy, path: Path) -> Path:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(OrderStudy, "save_json", full)
+    assert bench("linear50", "--json", str(tmp_path / "data.json")) == 2
+    printed, told = capsys.readouterr()
+    assert printed.startswith("workload") and told.splitlines()[-1] == "tapehead: no space left"
 
 
 def test_an_interrupt_prints_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..engine.order_study import Cell, OrderStudy, StudiedWorkload, Theme, ratio_text
+from ..engine.order_study import Block, Cell, OrderStudy, StudiedWorkload, Theme, ratio_text
 from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
 from .memory_figures import Drawing, escaped
@@ -66,25 +66,28 @@ def page_html(study: OrderStudy, title: str) -> str:
 
 def study_html(study: OrderStudy) -> str:
     """The rows of a study and what they say. It brings its own style."""
-    columns = 2 + 2 * len(study.policies)
+    headings, blocks = study.blocks
     heads = "".join(
-        f'<th scope="colgroup" style="text-align:right;padding-right:6px"><b>{escape(policy)}</b></th><th></th>'
-        for policy in study.policies
+        f'<th scope="colgroup" style="text-align:right;padding-right:6px"><b>{escape(heading)}</b></th><th></th>'
+        for heading in headings
+    )
+    columns = 2 + 2 * len(headings)
+    bodies = "".join(
+        f"<tbody>{''.join(_lines(row, block, columns))}</tbody>" for row, block in zip(study.rows, blocks, strict=True)
     )
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.sentences)
-    bodies = "".join(f"<tbody>{''.join(_lines(study, row, columns))}</tbody>" for row in study.rows)
     table = f'<table><thead><tr><th></th>{heads}<th style="width:40%"></th></tr></thead>{bodies}</table>'
     return f'<div class="th-report"><style>{STYLE}{_TABLE}</style>{said}{table if study.rows else ""}</div>'
 
 
-def _lines(study: OrderStudy, row: StudiedWorkload, columns: int) -> Iterator[str]:
+def _lines(row: StudiedWorkload, block: Block, columns: int) -> Iterator[str]:
     about = f'<b>{escape(row.name)}</b> <span class="soft">{escape(row.sentence)}</span>'
     yield (
         f'<tr><th colspan="{columns}" scope="rowgroup" style="text-align:left;white-space:normal;opacity:1">'
         f"{about}</th></tr>"
     )
-    for what, cells in study.lines(row):
-        named = f'<td class="soft" style="text-align:left;white-space:nowrap">{escape(what)}</td>'
+    for label, cells in block:
+        named = f'<td class="soft" style="text-align:left;white-space:nowrap">{escape(label)}</td>'
         yield f'<tr class="more">{named}{"".join(map(_cell, cells))}<td></td></tr>'
 
 
@@ -164,6 +167,7 @@ def _bars(study: OrderStudy, policy: str, at: list[float], width: float, colours
         "color": colours[_COLOURS[place % len(_COLOURS)]],
         "pattern": {
             "shape": _PATTERNS[place // len(_COLOURS) % len(_PATTERNS)],
+            "fillmode": "overlay",
             "fgcolor": colours["panel"],
             "size": 5,
         },
