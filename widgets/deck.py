@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -423,8 +424,9 @@ class Deck(Played):
     def _wait(self, future: Future[T]) -> T:
         __tracebackhide__ = True  # IPython leaves such frames out of what it shows
         try:
-            while not wait((future,), HEARS_SIGNALS_S).done:
-                pass
+            while not future.done():
+                with suppress(TimeoutError):
+                    future.exception(HEARS_SIGNALS_S)
             return future.result()
         except KeyboardInterrupt:
             self._live.stop()

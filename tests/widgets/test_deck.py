@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import tapehead as th
-from tapehead.engine.policies import POLICIES, Policy, QueueState
+from tapehead.engine.policies import TABS, Policy, QueueState
 from tapehead.engine.run import Engine
 from tapehead.inspector.graph import Task
 from tapehead.widgets.deck import Deck
@@ -42,7 +42,7 @@ def agree(page: Page) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", TABS)
 def test_after_every_step_the_page_shows_the_queue_of_the_session(page: Page, engine: Engine, policy: str) -> None:
     deck = deck_on(forward(Branches()), engine=engine, policy=policy)
     page.open(deck)
@@ -76,7 +76,7 @@ def test_switching_midway_shows_what_ran_and_what_will(page: Page, engine: Engin
         deck.switch(policy)
         assert deck.policy == policy
         assert page.document["schedules"][0]["policy"] == mixed
-        assert [each["policy"] for each in page.document["schedules"][1:]] == list(POLICIES), "from their start"
+        assert [each["policy"] for each in page.document["schedules"][1:]] == list(TABS), "from their start"
         agree(page)
     planned = page.order
     deck.run()
@@ -641,7 +641,7 @@ def test_a_callable_picks_and_its_tab_stays_when_another_policy_takes_over(page:
     deck.policy = "heap"
     settle(deck)
     mixed = "first_name, then heap"
-    assert [each["policy"] for each in page.document["schedules"]] == [mixed, *POLICIES, "first_name"]
+    assert [each["policy"] for each in page.document["schedules"]] == [mixed, *TABS, "first_name"]
     page.send(kind="policy", policy="first_name")
     settle(deck)
     assert deck.policy == "first_name" and page.order == planned
@@ -783,7 +783,7 @@ def test_a_page_that_opens_late_hears_what_it_missed(page: Page) -> None:
     page.send(kind="hello", revision=late["revision"])
     news = page.told[count]
     assert news["position"] == 3 and len(news["records"]) >= 3
-    assert news["live"]["order"] == page.order and len(news["others"]) == 3
+    assert news["live"]["order"] == page.order and len(news["others"]) == len(TABS)
     page.send(kind="hello", revision=deck._live.document.content["revision"])
     assert page.last["live"] is None and page.last["records"] == {} and page.last["status"] == "stopped"
 

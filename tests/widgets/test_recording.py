@@ -15,7 +15,7 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.__main__ import main
-from tapehead.engine.policies import CLASSIC, Policy, QueueState
+from tapehead.engine.policies import TABS, Policy, QueueState
 from tapehead.engine.run import Run
 from tapehead.inspector.graph import Task
 from tapehead.widgets.recording import Recording
@@ -45,7 +45,7 @@ def test_a_run_is_played_with_what_it_has(trace: Any, from_file: bool, tmp_path:
     if from_file:
         run = through_a_file(run, tmp_path)
     content = content_of(run)
-    assert [each["policy"] for each in content["schedules"]] == ["bfs", *(name for name in CLASSIC if name != "bfs")]
+    assert [each["policy"] for each in content["schedules"]] == ["bfs", "dfs", "heap"]
     assert content["schedules"][0]["order"] == list(run.order) and content["position"] == len(run.order)
     assert len(content["records"]) == (0 if trace is None else len(run.order))
     if trace == "full":
@@ -254,6 +254,6 @@ def test_other_policies_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("tapehead.widgets.run_document.simulate", counting)
     recording = run.deck()
-    assert set(recording.moment().timelines) == set(recording.moment().timelines) == set(CLASSIC)
-    assert len(simulated) == len(CLASSIC) - 1
+    assert set(recording.moment().timelines) == set(recording.moment().timelines) == set(TABS)
+    assert len(simulated) == len(TABS) - 1
     recording.close()
