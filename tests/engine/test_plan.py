@@ -20,7 +20,8 @@ from tapehead.engine.workloads import workload
 
 from .programs import random_program
 
-PLANNED = [name for name, policy in POLICIES.items() if policy.plan is not None and name not in ("comm_first",)]
+_NEED_MORE = ("comm_first", "search", "optimal")  # the name of something, or time
+PLANNED = [name for name, policy in POLICIES.items() if policy.plan is not None and name not in _NEED_MORE]
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +32,9 @@ def nothing_planned() -> Iterator[None]:
 
 
 def wide() -> Tensor:
-    """Independent branches, each with a large gradient: the order decides how many are alive at once."""
-    weight = torch.ones(64, 64, requires_grad=True)
-    return torch.stack([(weight * number).sum() for number in range(6)]).sum()
+    """Independent uses of one weight, each with a large gradient: the order decides how many are alive at once."""
+    _, make_loss = workload("linear50").build(uses=6, width=64)
+    return make_loss()
 
 
 def is_legal(graph: th.Graph, order: list[int]) -> bool:
@@ -50,7 +51,7 @@ def is_legal(graph: th.Graph, order: list[int]) -> bool:
 
 @pytest.mark.parametrize("policy", [*PLANNED, "bfs_width(2)", "random(3)", "search(0.1)", "delay_accumulate"])
 def test_a_planned_order_is_legal_and_runs_as_planned_on_both_engines_with_pytorchs_gradients(policy: str) -> None:
-    for seed in range(3):
+    for seed in range(2):
         leaves, loss = random_program(seed)
         graph = th.graph(loss)
         expected = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
@@ -104,8 +105,8 @@ def test_a_plan_is_a_policy_for_the_same_forward_run_again_and_for_no_other() ->
 
 
 def test_time_finds_what_no_policy_does() -> None:
-    _, make_loss = workload("ensemble").build(members=4, width=16, batch=4)
-    short, long = th.plan(make_loss(), "bfs"), th.plan(make_loss(), "bfs", seconds=2.0)
+    _, make_loss = workload("din").build()
+    short, long = th.plan(make_loss(), "heap"), th.plan(make_loss(), "heap", seconds=1.0)
     assert long.best.policy in ("optimal", "exact", "search")
     assert long.bound_bytes <= long.best.peak_bytes < short.best.peak_bytes
 

@@ -233,7 +233,10 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
         ("%tapehead", "%tapehead needs the name of a loss, or a verb: %tapehead? shows them all"),
         ("%tapehead --what 3 loss", "%tapehead has no option --what; it has --policy, --engine and --names"),
         ("%tapehead --policy", "--policy needs a value"),
-        ("%tapehead --policy bsf x", "there is no policy 'bsf'; known are bfs, dfs, heap, and policies in variables"),
+        (
+            "%tapehead --policy bsf x",
+            f"there is no policy 'bsf'; known are {', '.join(th.POLICIES)}, and policies in variables",
+        ),
         ("%tapehead --engine steam x", "there is no engine 'steam'; known are direct, native"),
         ("%%tapehead --names x loss\n1", "--names x: a module is needed, not a Tensor"),
         ("%%tapehead\n1", "which tensor? Give the loss: %%tapehead loss"),
@@ -428,7 +431,7 @@ def test_memory_is_predicted_when_asked_for(fresh: Kernel) -> None:
 def test_completion_offers_what_fits(fresh: Kernel) -> None:
     fresh.run("loss = model(x).sum()")
     assert {"bfs", "dfs", "heap"} <= set(fresh.completes("%tapehead --policy "))
-    assert fresh.completes("%tapehead compare b") == ["bfs"]
+    assert fresh.completes("%tapehead compare b") == ["bfs", "bfs_width"]
     assert "predict" in fresh.completes("%tapehead pre")
     assert "loss" in fresh.completes("%%tapehead lo")
     assert {"step", "stop"} <= set(fresh.completes("%tapehead st"))
