@@ -310,12 +310,11 @@ def _chosen(options: argparse.Namespace) -> tuple[Workload, list[str]]:
 
 
 def _policies(options: argparse.Namespace) -> list[str]:
-    from .engine.policies import POLICIES
+    from .engine.policies import find_policy
 
     policies = list(dict.fromkeys(options.policy or DEMO_POLICIES))
     for policy in policies:
-        if policy not in POLICIES:
-            raise ValueError(f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
+        find_policy(policy)
     return policies
 
 
@@ -378,7 +377,7 @@ def _view(options: argparse.Namespace, console: Console) -> int:
 
 
 def _debug(options: argparse.Namespace, console: Console) -> int:
-    from .engine.policies import POLICIES
+    from .engine.policies import find_policy
     from .script import UserError, backward_of, run_script, script_path
     from .widgets.every_backward import EveryBackward, ended_well
     from .widgets.user_traceback import users_traceback
@@ -386,8 +385,7 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
     target: str = options.target
     of_function = ":" in target and not Path(target).is_file()
     try:
-        if options.policy not in POLICIES:
-            raise ValueError(f"unknown policy {options.policy!r}; known: {', '.join(POLICIES)}")
+        find_policy(options.policy)
         debugger = EveryBackward(options.engine, options.policy, options.skip, options.commands, options.keep_inputs)
         debugger.prompt.ask_for(options.breaks, options.watch)
         if of_function:

@@ -176,7 +176,7 @@ def test_an_unknown_workload_lists_the_known_ones(capsys: pytest.CaptureFixture[
 
 def test_an_unknown_policy_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = assert_refused(["demo", "linear50", "--policy", "heap", "best"], capsys)
-    assert "unknown policy 'best'; known: bfs, dfs, heap" in sentence
+    assert "there is no policy 'best'; known are bfs, dfs, heap" in sentence
 
 
 def test_other_bad_input_is_one_sentence_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -354,7 +354,7 @@ def test_compare_refuses_what_it_does_not_know(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "linear50" in assert_refused(["compare", "linear51"], capsys)
-    assert "unknown policy 'lifo'" in assert_refused(["compare", "linear50", "--policy", "lifo"], capsys)
+    assert "there is no policy 'lifo'" in assert_refused(["compare", "linear50", "--policy", "lifo"], capsys)
     (tmp_path / "file").touch()
     assert "file" in assert_refused(["compare", "linear50", "--out", str(tmp_path / "file")], capsys)
     monkeypatch.setattr("tapehead.__main__.find_spec", lambda name: None)
@@ -365,7 +365,7 @@ def test_compare_refuses_what_it_does_not_know(
     ("arguments", "sentence"),
     [
         (["missing.py"], "there is no script missing.py"),
-        (["--policy", "lifo", "x.py"], "unknown policy 'lifo'; known: bfs, dfs, heap"),
+        (["--policy", "lifo", "x.py"], "there is no policy 'lifo'; known are bfs, dfs, heap"),
         (["--watch", "nann", "x.py"], 'unknown condition "nann"'),
         (["--break", ", 1 +", "x.py"], "'1 +' is no expression"),
         (["x.py:make", "3"], "takes no arguments"),
