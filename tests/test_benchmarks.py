@@ -17,7 +17,7 @@ import torch
 FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
-    *("memory", "memory_cuda", "prediction", "orders", "deck", "watching"),
+    *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching"),
 )
 
 
@@ -68,6 +68,15 @@ def test_orders_are_compared_by_time_by_peak_and_on_two_devices_by_makespan(benc
         span = rows[f"two_devices: makespan on cpu and cuda:0, {policy} / bfs"]
         assert span.measured > 1 and span.goal == 1.2
     assert len(rows) == 10 and sum(row.goal is not None for row in rows.values()) == 3
+
+
+def test_planning_is_timed_as_graphs_grow_and_auto_is_held_against_heap(benchmarks: ModuleType) -> None:
+    *found, linear50, din = benchmarks.BENCHMARKS["planning"](benchmarks.Effort(repetitions=1, tiny=True))
+    assert sum("grows with the number of tasks to the power of " in (row.outcome or "") for row in found) == 2
+    auto = [row for row in found if 'policy "auto" / plain' in row.what]
+    assert [row.goal for row in auto] == [1.05, 1.15, None] and all(row.measured > 0 for row in auto)
+    assert linear50.measured == 1 and linear50.goal == 1
+    assert din.measured < 0.9 and "lower bound" in din.what
 
 
 def test_without_cuda_its_memory_is_not_measured(benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import memory
 import memory_cuda
 import orders
 import other_tools
+import planning
 import prediction
 import stepping
 import tracing
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "memory_cuda": memory_cuda.rows,
     "prediction": prediction.rows,
     "orders": orders.rows,
+    "planning": planning.rows,
     "deck": deck.rows,
     "other_tools": other_tools.rows,
 }

@@ -1,0 +1,87 @@
+"""What planning an order costs, how that grows, and what the orders that are found save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import log
+from statistics import median
+
+from measure import Effort, Row, ratios, repeated, seconds
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.dry_run import dry_run
+from tapehead.engine.sizes import size_text
+from tapehead.engine.workloads import WORKLOADS, workload
+
+_TASKS = (1_000, 3_000, 10_000, 30_000, 100_000)
+_GOALS = {10_000: 1.0, 100_000: 10.0}
+_SHAPES: dict[str, tuple[str, Callable[[int], dict[str, int]]]] = {
+    "a chain": ("mlp_norm", lambda tasks: {"layers": tasks // 8, "width": 4, "batch": 2}),
+    "many branches": ("ensemble", lambda tasks: {"members": tasks // 19, "width": 4, "batch": 2}),
+}
+_TINY = {"resnet50": {"batch": 2, "pixels": 32}, "mlp_norm": {"layers": 4}}
+
+
+def rows(effort: Effort) -> Iterator[Row]:
+    for shape in _SHAPES:
+        yield from _growth(shape, effort)
+    for name, goal in (("resnet50", 1.05), ("mlp_norm", 1.15), ("din", None)):
+        yield _cost_of_auto(name, goal, effort)
+    for name in ("linear50", "din") if effort.tiny else WORKLOADS:
+        yield _saved_by_auto(name)
+
+
+def _growth(shape: str, effort: Effort) -> Iterator[Row]:
+    """Seconds of `th.plan`: a dry run, the orders of the portfolio with their simulations, and the lower bound."""
+    name, knobs = _SHAPES[shape]
+    points: list[tuple[float, float]] = []
+    for wanted in (200, 400) if effort.tiny else _TASKS:
+        _, make_loss = workload(name).build(**knobs(wanted))
+        graph = th.graph(make_loss())
+        times = 1 if wanted > 10_000 else min(effort.repetitions, 3)
+        found = repeated(lambda graph=graph: th.plan(graph), times)
+        points.append((log(len(graph)), log(median(found))))
+        yield Row(f"th.plan: {len(graph):,} tasks, {shape}", "s", found, _GOALS.get(wanted))
+        yield Row("    of that the dry run", "s", repeated(lambda graph=graph: dry_run(graph), times))
+    said = f"grows with the number of tasks to the power of {_slope(points):.2f}"
+    yield Row(f"th.plan: {shape}", "s", outcome=said)
+
+
+def _slope(points: list[tuple[float, float]]) -> float:
+    """Of the line that fits best."""
+    x, y = (sum(each) / len(points) for each in zip(*points, strict=True))
+    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+
+
+def _cost_of_auto(name: str, goal: float | None, effort: Effort) -> Row:
+    """A backward under "auto", with its plan at hand, over a plain one."""
+    model, make_loss = workload(name).build(**(_TINY.get(name, {}) if effort.tiny else {}))
+
+    def plain() -> float:
+        return seconds(_fresh(model, make_loss).backward)
+
+    def auto() -> float:
+        loss = _fresh(model, make_loss)
+        with th.policy("auto"):
+            return seconds(loss.backward)
+
+    tasks = len(th.graph(make_loss()))
+    return Row(f'{name}, {tasks:,} tasks: policy "auto" / plain', "×", ratios(auto, plain, effort.repetitions), goal)
+
+
+def _fresh(model: nn.Module, make_loss: Callable[[], Tensor]) -> Tensor:
+    model.zero_grad(set_to_none=True)
+    return make_loss()
+
+
+def _saved_by_auto(name: str) -> Row:
+    """The peak under "auto" over that under HEAP, measured; and what was predicted, and what no order is below."""
+    _, make_loss = workload(name).build()
+    heap, auto = th.compare(make_loss, ["heap", "auto"], repetitions=1).rows
+    bound = th.plan(make_loss()).bound_bytes
+    what = (
+        f"{name}: peak, auto {size_text(auto.peak_bytes)} (predicted {size_text(auto.dry_run_bytes)}) / "
+        f"heap {size_text(heap.peak_bytes)} ({size_text(heap.dry_run_bytes)}); lower bound {size_text(bound)}"
+    )
+    return Row(what, "×", (auto.peak_bytes / heap.peak_bytes,), 1.0)
