@@ -146,8 +146,8 @@ class _Reader:
         self._found = CertainMemory([0] * len(self._graph), [0] * len(self._graph))
         self._ends: list[int] = []  # by block, how many gradients on it are at the end of their way
         self._taker = [NOBODY]  # by input, the task whose it is
-        for task in self._graph.tasks:
-            self._taker += [task.id] * len(task.inputs)
+        for taker in self._graph.tasks:
+            self._taker += [taker.id] * len(taker.inputs)
         self._given_to: list[tuple[Sum, list[tuple[int, _Tensor]]]] = []
 
     def read(self, order: list[int]) -> CertainMemory:

@@ -101,9 +101,9 @@ def _told(problem: Problem, memory: CertainMemory, case: _Case, nbytes: int) -> 
     """The task, and the sentence."""
     task = case.moments[0].task
     if len(case.moments) > 1 or task is None:
-        return None, f"{case.words} at least {size_text(nbytes)} is alive"
+        return None, f"{case.words} at least {size_text(nbytes)} is alive."
     needs = memory.needs[task]
-    alive = f"{size_text(nbytes - needs)} is certainly alive"
+    alive = f"{size_text(nbytes - needs)} is certainly alive."
     if not needs:
         return task, f"as {problem.graph.describe(task)} runs, {alive}"
     return task, f"{problem.graph.describe(task)} needs {size_text(needs)} while {alive}"
