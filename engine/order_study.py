@@ -36,6 +36,7 @@ _REFERENCE = "heap"
 _APART = {"two_devices": {"far": "cuda:0"}}
 """By workload which of its modules the simulation puts on a device of their own where there is only one."""
 
+_RISE = "rise: what of the peak the backward adds to what the forward left."
 _BESIDE = 4  # policies that stand beside each other in the table
 _TIMED_RUNS = 5  # for the times of tasks
 _ENOUGH = 6  # rounds, of which the middle half says something
@@ -233,8 +234,8 @@ class OrderStudy:
         return (
             f"time: {each} alone, after a fresh forward each, the policies in turns{half}.{against}{rounds}",
             "peak: the highest level in the backward of all bytes asked for since just before the forward and not yet "
-            "freed, measured once. Parameters, inputs and .grad of before are not in it. rise: what of that the "
-            "backward adds to what the forward left.",
+            "freed, measured once. Parameters, inputs and .grad of before are not in it.",
+            _RISE,
             "longest queue: the most tasks that were ready at one moment.",
             *(
                 f"makespan: of {row.name} on {row.devices}, each of which works through a queue of its own; simulated, "
@@ -345,7 +346,8 @@ class OrderStudy:
             lines.append(cells)
         table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
         about = "\n".join(f"- {row.name}: {row.sentence}{self._makespans_text(row)}" for row in self.rows)
-        return f"{table}\n\n{about}\n\nMeasured on {self.machine}. {' '.join(self.how_measured)}\n"
+        said = (sentence for sentence in self.how_measured if sentence != _RISE)
+        return f"{table}\n\n{about}\n\nMeasured on {self.machine}. {' '.join(said)}\n"
 
     def _makespans_text(self, row: StudiedWorkload) -> str:
         if row.makespans is None:
