@@ -37,10 +37,10 @@ def cp_sat(
     """Looks for an order with a low peak, and for a bound that none is below.
 
     The tasks get places, which all differ, after those of the tasks for which they wait. Each block of memory takes its
-    bytes from the place after its maker to that of its last user, and each task besides, at its own place, what it needs
-    itself; the least capacity that holds all of it is looked for. That is the formulation of OLLA (Steiner et al., 2022)
-    in intervals. Told is only what is certain in every order (`certain_memory`): so the solver's bound holds, and what
-    its order really takes is simulated. Practical to some hundred tasks.
+    bytes from the place after its maker to that of its last user, and each task besides, at its own place, what it
+    needs itself; the least capacity that holds all of it is looked for. That is the formulation of OLLA (Steiner et
+    al., 2022) in intervals. Told is only what is certain in every order (`certain_memory`): so the solver's bound
+    holds, and what its order really takes is simulated. Practical to some hundred tasks.
 
     Args:
         problem: the backward.
@@ -118,7 +118,7 @@ class _Model:
         if len(made) < len(makers):
             return  # the caller's own gradient is there already, or a task that does not run would give it
         used = [self.places[task] for task in {*block.users, *block.passers} if task in self.places]
-        start = self._one_of(made, first=arrivals is None) + 1 if made else 0
+        start: cp_model.LinearExprT = self._one_of(made, first=arrivals is None) + 1 if made else 0
         forever = block.nbytes if block.stays or not used else block.grad_bytes
         self._take(forever, start, self._end + 1)
         if used:
@@ -145,9 +145,7 @@ def _solve(model: _Model, hint: Sequence[int], seconds: float, workers: int) -> 
     solver.parameters.max_time_in_seconds = max(seconds, 0.01)
     solver.parameters.num_workers = workers
     status = solver.solve(model.model)
-    if status == cp_model.UNKNOWN:
-        return None
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    bound = int(round(solver.best_objective_bound)) * model.unit
+    bound = round(solver.best_objective_bound) * model.unit
     return sorted(model.places, key=lambda task: solver.value(model.places[task])), bound

@@ -1,4 +1,4 @@
-"""`th.plan`: what peak each order would have, which is the least, and how far that is from what no order can be below."""
+"""`th.plan`: what peak each order would have, which is least, and how far that is from what no order can be below."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..inspector.graph import Graph, Outputs
 from ..inspector.walk import graph as graph_of
 from .footprint import Footprints
 from .lower_bound import lower_bound
-from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
+from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .problem import Problem
 from .schedule import queue_lengths, schedule
 from .simulate import difference
@@ -217,11 +217,13 @@ def plan(
     if not chosen:
         raise ValueError("there is no policy to plan with")
     problem = Problem(graph, footprints)
+    bare = problem.footprints.graph  # a dry run, where there is one, counts for no policy
     with collector_paused():
         rows = [planned_order(problem, policy) for policy in chosen]
         bound = lower_bound(problem)
     bound_bytes, why = bound.nbytes, bound.sentence
     best = min(rows, key=lambda row: row.peak_bytes)
+    ends = perf_counter() + seconds
     if seconds and len(problem.tasks) <= _EXACT_TASKS and best.peak_bytes > bound_bytes:
         exact = optimal(problem, seconds=seconds / 2)
         if exact.bound_bytes > bound_bytes:
@@ -229,12 +231,11 @@ def plan(
         if exact.peak_bytes < best.peak_bytes or exact.proven:
             best = PlannedOrder("optimal" if exact.proven else "exact", exact.order, exact.peak_bytes, exact.seconds)
             rows.append(best)
-    left = began + seconds - perf_counter()
+    left = ends - perf_counter()
     if left > 0 and best.peak_bytes > bound_bytes:
         found = search(problem, best.order, seconds=left, progress=progress)
         if found.peak_bytes < best.peak_bytes:
             rows.append(PlannedOrder("search", tuple(found.order), found.peak_bytes, found.seconds))
-    bare = problem.footprints.graph
     return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, perf_counter() - began)
 
 
@@ -247,5 +248,5 @@ def planned_order(problem: Problem, policy: Policy | Choice) -> PlannedOrder:
     if is_dynamic(policy):
         raise ValueError(f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet")
     began = perf_counter()
-    order = schedule(problem.graph, policy, problem.needed, footprints=problem.footprints)
+    order = schedule(problem.graph, bound(policy, problem), problem.needed)  # all read the memory of one problem
     return PlannedOrder(policy_name(policy), tuple(order), problem.peak_bytes(order), perf_counter() - began)

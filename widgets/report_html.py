@@ -19,6 +19,7 @@ from .theme import CATEGORY_COLOURS, LIGHT
 
 if TYPE_CHECKING:
     from ..engine.branch_comparison import BranchComparison
+    from ..engine.plan import OrderPlan
     from .prediction import Prediction
 
 _PEAKS = ("peak", "predicted peak")
@@ -65,12 +66,15 @@ def peak_html(report: PeakReport) -> str:
     return f'<div class="th-report"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
-def table_html(comparison: Comparison | Prediction | BranchComparison) -> str:
+def table_html(comparison: Comparison | Prediction | BranchComparison | OrderPlan) -> str:
     """The rows of a comparison and what they say. It brings its own style."""
     peaks = [row.peak_bytes for row in comparison.rows]
     most = max((peak for peak in peaks if peak), default=1)
     bars = [None if peak is None else 100 * peak / most for peak in peaks]
-    right = ("peak", "predicted", "predicted peak", "dry run", "longest queue", "time", "ran", "edits")
+    right = (
+        *("peak", "predicted", "predicted peak", "dry run", "above the bound", "longest queue", "planned in", "time"),
+        *("ran", "edits"),
+    )
     return cells_html(comparison.cells, comparison.sentences, right, bars)
 
 
