@@ -18,6 +18,8 @@ from .plan import PORTFOLIO, planned_order
 from .policies import find_policy
 from .problem import Problem
 
+_MANY = 2_000  # tasks, of more of which only the quickest planners are asked, and no bound: to plan them takes a second
+_QUICK = ("heap", "dfs", "bfs", "lpmf", "list")
 _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
 _MOST_KEPT = 64  # plans
 _LOOKED_AT = 256  # nodes that make the shape of a graph which is not walked
@@ -37,8 +39,10 @@ class _Thread(local):
 def auto_order(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     """The order with the least predicted peak of the portfolio; PyTorch's own unless another saves 1 % or more.
 
-    It is kept by what the graph is: the names of its nodes, the shapes, dtypes and devices of their gradients, its edges
-    and roots, which tasks run, and which leaves have a .grad already. A training loop plans once.
+    For more than 2,000 tasks it is that of HEAP, DFS, BFS, lpmf and list, which take less time to plan.
+
+    It is kept by what the graph is: the names of its nodes, the shapes, dtypes and devices of their gradients, its
+    edges and roots, which tasks run, and which leaves have a .grad already. A training loop plans once.
     """
     known = fingerprint(problem)
     with _lock:
@@ -115,9 +119,10 @@ def _best(problem: Problem) -> tuple[int, ...] | None:
     """The best order; None if that is PyTorch's own."""
     with collector_paused():
         try:
-            heap, *others = (find_policy(name) for name in PORTFOLIO)
+            many = len(problem.tasks) > _MANY
+            heap, *others = (find_policy(name) for name in (_QUICK if many else PORTFOLIO))
             best = own = planned_order(problem, heap)
-            bound = lower_bound(problem).nbytes
+            bound = 0 if many else lower_bound(problem).nbytes
             for policy in others:
                 if best.peak_bytes <= bound:
                     break
