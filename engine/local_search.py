@@ -19,6 +19,7 @@ _LONGER = 1.3
 _WARM, _COLD = 0.02, 0.0005  # of the peak: what counts as nearly as high, as a round starts and as it ends
 _ELSEWHERE = 0.4  # of the moves are about a high level somewhere; the others about the peak
 _BLOCKS = 0.4  # of the moves are of all that makes or uses a block; the others of one task
+_SUMS = 0.05  # of the moves let another of several gradients come first
 _FARTHEST = 4_096  # places that a task is moved at once
 _TOLERANCE = 0.1  # how much more of such levels is still taken now and then
 
@@ -62,7 +63,8 @@ def search(
     waits for it to after the peak, because it makes something; or does so anywhere. Moves are judged by the problem's
     blocks, over the part of the order that changes, O(its tasks + their blocks). Those are taken that lower the levels
     near the peak, and now and then one that does not (simulated annealing, in rounds that each start from the best).
-    What then looks better than the best is simulated, and that decides.
+    What then looks better than the best is simulated, and that decides. So is an order in which another of several
+    gradients comes first, as that decides on whose block they are summed, which the blocks do not tell.
 
     Ctrl-C ends it with the best order so far. It stops at once where no order is better (`lower_bound`).
 
@@ -195,10 +197,14 @@ class _Search:
         self.tried = 0
         self._round: float = _FIRST_ROUND
         self._round_ends = 0  # so that one starts with the first move
-        self._levels = _Levels(problem, order)
+        givers: dict[tuple[int, int], dict[int, None]] = {}
+        for edge in problem.graph.edges:
+            givers.setdefault((edge.next_task, edge.input), {})[edge.task] = None
+        runs = set(problem.tasks)
+        # By input to which several gradients come, the tasks that give them.
+        self._sums = [list(tasks) for (task, _), tasks in givers.items() if len(tasks) > 1 and task in runs]
+        self._go_by(problem, order)
         self._highest = self._at = 0  # the highest level that can be lowered, and its place
-        self._blocks = [block for block, size in enumerate(problem.sizes) if size]
-        self._sizes = list(accumulate(problem.sizes[block] for block in self._blocks))
 
     @property
     def done(self) -> bool:
@@ -208,8 +214,15 @@ class _Search:
     def found(self, seconds: float, interrupted: bool = False) -> Found:
         return Found(tuple(self._best), self._peak, self._start, self.bound, self.tried, seconds, interrupted)
 
+    def _go_by(self, model: Problem, order: Sequence[int]) -> None:
+        """From here on moves, of this order, are judged by this model's blocks."""
+        self._model = model
+        self._levels = _Levels(model, order)
+        self._blocks = [block for block, size in enumerate(model.sizes) if size]
+        self._sizes = list(accumulate(model.sizes[block] for block in self._blocks))
+
     def _new_round(self) -> None:
-        self._levels = _Levels(self._problem, self._best)
+        self._levels = _Levels(self._model, self._best)
         self._round_starts = self.tried
         self._round_ends = self.tried + int(self._round)
         self._round *= _LONGER
@@ -237,7 +250,8 @@ class _Search:
         elif self.tried >= self._next_cooling:
             self._cool()
         self.tried += 1
-        move = self._move()
+        another_first = bool(self._sums) and self._draw.random() < _SUMS
+        move = self._another_first() if another_first else self._move()
         if move is None:
             return
         first, tasks = move
@@ -257,7 +271,7 @@ class _Search:
             self._highest, self._at = highest, first + now[1].index(highest)
         elif first <= self._at < end:
             self._find_highest()
-        if self._highest < self._goal:
+        if self._highest < self._goal or (another_first and self._highest <= self._peak):
             self._judge()
 
     def _find_highest(self) -> None:
@@ -266,14 +280,21 @@ class _Search:
         self._at = peaks.index(self._highest, self._ran)
 
     def _judge(self) -> None:
-        """Simulates the order, which looks better than the best. If it is not as good as it looks, it is left again."""
-        peak = self._problem.peak_bytes(self._levels.order)
-        if peak < self._peak:
-            self._peak, self._best = peak, list(self._levels.order)
-        self._goal = self._highest
-        if peak > self._highest:
-            self._levels = _Levels(self._problem, self._best)
-            self._find_highest()
+        """Simulates the order. If it is not as good as it looks, it is left again."""
+        order = list(self._levels.order)
+        peak, thought = self._problem.peak_bytes(order), self._highest
+        better, hoped = peak < self._peak, thought < self._goal
+        if better:
+            self._peak, self._best = peak, order
+        self._goal = min(self._goal, thought)
+        if better and peak < thought:  # which these blocks do not show
+            model = Problem(self._problem.graph, self._problem.footprints, self._problem.needed)
+            model.heap_timeline = self._problem.timeline(order)
+            self._go_by(model, order)
+            self._goal = peak
+        elif hoped and peak > thought and not better:
+            self._levels = _Levels(self._model, self._best)
+        self._find_highest()
         self._weight = self._weighed(self._levels.peaks)
 
     def _move(self) -> tuple[int, list[int]] | None:
@@ -300,7 +321,7 @@ class _Search:
 
         Users are those that have not ended yet. None, if none is found soon.
         """
-        problem, place_of = self._problem, self._levels.place
+        problem, place_of = self._model, self._levels.place
         for block in self._draw.choices(self._blocks, cum_weights=self._sizes, k=6):
             made = [place_of[task] for task in problem.makers[block]]
             used = [place_of[task] for task in problem.users[block]]
@@ -310,6 +331,17 @@ class _Search:
                 [place for place in used if place >= at] if users else [place for place in made if place >= self._ran]
             )
         return []
+
+    def _another_first(self) -> tuple[int, list[int]] | None:
+        """Of the gradients that are summed another one comes first: it may be that to it can be added in place."""
+        places = sorted(
+            place for task in self._draw.choice(self._sums) if (place := self._levels.place[task]) >= self._ran
+        )
+        if len(places) < 2:
+            return None
+        if self._draw.random() < 0.5:
+            return self._pushed(places[:1], self._draw.choice(places[1:]), False)
+        return self._pulled(places[0], [self._draw.choice(places[1:])], False)
 
     def _distance(self, most: int) -> int:
         """From 0 to below `most`, any order of magnitude as often."""
