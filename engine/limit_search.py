@@ -1,0 +1,263 @@
+"""Whether any order of a backward stays within a limit of memory: a search that only tries what has to be weighed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from math import inf
+from time import perf_counter
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from .block_state import BlockStates, State
+from .commuting import Commuting
+from .memory_state import MemoryState, MemoryStates
+from .problem import Problem
+
+_State = TypeVar("_State", bound=State)
+
+
+class StoppedError(Exception):
+    """The time is up, or there are too many states."""
+
+
+class _States(Protocol[_State]):
+    """The states of a backward, one task apart: see `MemoryStates`."""
+
+    def start(self) -> _State: ...
+
+    def run(self, state: _State, task: int) -> tuple[_State, int]: ...
+
+    def key(self, state: _State) -> object: ...
+
+    def adds_in_place(self, state: _State, place: int) -> bool: ...
+
+    def pack(self, state: _State) -> None: ...
+
+
+def limit_search(problem: Problem) -> LimitSearch[MemoryState] | LimitSearch[State]:
+    """By the rules of `simulate` or, where there are no footprints to be had, by the problem's blocks."""
+    if problem.knows_memory or problem.graph.nodes:
+        commuting = Commuting(problem)
+        return LimitSearch(problem, MemoryStates(problem), commuting)
+    return LimitSearch(problem, BlockStates(problem), None)
+
+
+_Path: TypeAlias = "tuple[_Path, list[int]] | None"
+"""How a state was reached: another's path, and the tasks after it."""
+
+
+class LimitSearch(Generic[_State]):
+    """Whether an order stays within a limit: depth first through the sets of tasks that may have run, each once.
+
+    Most steps are forced. Write f(S) for the bytes alive once the tasks S have run, those for which they wait included.
+    Each block is alive from the first of its makers to the last of its users. Of such a block, "one of the makers is in
+    S" is submodular in S, and so is "not all of the users are": hence f is, f(A | B) + f(A & B) <= f(A) + f(B). What a
+    task adds to the level can only fall as more others have run before it. The highest moment within a task is like the
+    level after half of it, and obeys the same. So, for any two orders of the same tasks:
+
+    Downhill first. From S, tasks D run within the limit and end at a level not above f(S); and no part of D that could
+    run alone, P, ends lower: f(S | P) >= f(S | D). Then D may run now, and nothing else need be tried. For take any
+    order from S on, within this limit or a higher one, and move D to its front. Wherever the others T had run before,
+    with a part P of D, now all of D has: f(S | T | D) <= f(S | T | P) + f(S | D) - f(S | P) <= f(S | T | P), which is
+    no higher than it was. `_downhill` finds D where each next task is the only one that those before have got ready (so
+    that any part P without it ends at an earlier level, above f(S)), or does not raise the level (so that adding it to
+    P does not either).
+
+    Uphill last. By the same argument read backwards: a task for which no other waits, which after all the others runs
+    within the limit and does not lower the level, may run after them all. So may then the next one. If none that could
+    be the last stays within the limit, no order does.
+
+    Autograd breaks the rule in two ways, and neither kind of step is forced there. First, which of several gradients
+    comes first may decide what is alive for good: `Commuting.tame` leaves out all that has to do with it. Second, of
+    gradients that meet in a buffer the second takes a new block for their sum, within its task, where the first is not
+    alone on its own. Which task pays for that depends on the order. So after D what waits in a buffer must be alone,
+    if others may yet give to it that need not have waited for D (`Commuting.rivals`); and a task must not run last if
+    another would pay instead of it (`Commuting.loose`).
+    """
+
+    def __init__(self, problem: Problem, states: _States[_State], commuting: Commuting | None) -> None:
+        self.states = 0
+        self.until: float = inf
+        self.most: float = inf
+        self._states = states
+        count = len(problem.nexts)
+        self._tame = [True] * count if commuting is None else commuting.tame
+        self._rivals: list[list[tuple[int, int]]] = (
+            [[] for _ in range(count)] if commuting is None else commuting.rivals
+        )
+        self._loose = frozenset[int]() if commuting is None else commuting.loose
+        self._ends_alike = commuting is None or commuting.ends_alike
+        self._nexts = problem.nexts
+        self._tasks = sum(1 << task for task in problem.tasks)
+        self._start = states.start()
+        self._order: Sequence[int] = ()
+
+    def begin(self, ran: Sequence[int], order: Sequence[int]) -> int:
+        """Starts after these tasks, of a legal order. Returns the peak until then."""
+        highest = self._start.level
+        for task in ran:
+            self._start, reached = self._states.run(self._start, task)
+            highest = max(highest, reached)
+        self._order = order[len(ran) :]
+        return highest
+
+    def within(self, limit: int, most: int) -> list[int] | int | None:
+        """The tasks in an order with no higher peak; or, if there is none, a peak that no order is below.
+
+        None: that is not known after so many states.
+        """
+        last = self._last(limit)
+        if isinstance(last, int):
+            return last
+        inner = self._tasks & ~_bits(last)
+        above: list[int] = []
+        seen: set[object] = set()
+        settled: set[object] = set()
+        most += self.states
+        stack: list[tuple[_State, int | None, _Path]] = [(self._start, None, None)]
+        while stack:
+            if self.states == most:
+                return None
+            self.states += 1
+            state, task, path = stack.pop()
+            tasks: list[int] = []
+            if task is not None:
+                state, _ = self._states.run(state, task)
+                tasks.append(task)
+            state, following = self._settle(state, tasks, limit, inner)
+            path = path, tasks
+            if not inner & ~state.ran:
+                return [*_tasks_of(path), *reversed(last)]
+            if (key := self._states.key(state)) in settled:
+                continue
+            settled.add(key)
+            self._states.pack(state)
+            children = []
+            for task, (after, highest) in following.items():
+                if highest > limit:
+                    above.append(highest)
+                elif (key := self._states.key(after)) not in seen:
+                    seen.add(key)
+                    children.append((after.level, task))
+            for _, task in sorted(children, reverse=True):  # the lowest is taken up first
+                stack.append((state, task, path))
+            if len(seen) > self.most:
+                raise StoppedError
+        return min(above)
+
+    def _settle(
+        self, state: _State, tasks: list[int], limit: int, inner: int
+    ) -> tuple[_State, dict[int, tuple[_State, int]]]:
+        """Takes the steps downhill, adds them to `tasks`. By other ready task the state after it, and the peak."""
+        following: dict[int, tuple[_State, int]] = {}
+        queue = deque(_numbers(state.ready & inner))
+        while len(following) < len(queue):
+            if perf_counter() > self.until:
+                raise StoppedError
+            task = queue.popleft()
+            after, highest = self._states.run(state, task)
+            found = self._downhill(state, after, task, limit, inner) if highest <= limit else None
+            if found is None:
+                following[task] = after, highest
+                queue.append(task)
+                continue
+            queue.extendleft(_numbers(found[0].ready & ~state.ready & inner))
+            state = found[0]
+            tasks += found[1]
+            following.clear()
+        return state, following
+
+    def _downhill(
+        self, state: _State, after: _State, task: int, limit: int, inner: int
+    ) -> tuple[_State, list[int]] | None:
+        """The tasks from this one on that end no higher than the state, if there are any, and the state after them."""
+        if not self._tame[task]:
+            return None
+        tasks = [task]
+        while after.level > state.level:
+            ready = list(_numbers(after.ready & ~state.ready & inner))
+            for task in ready:
+                if not self._tame[task]:
+                    continue
+                following, highest = self._states.run(after, task)
+                if highest <= limit and (following.level <= after.level or len(ready) == 1):
+                    break
+            else:
+                return None
+            tasks.append(task)
+            after = following
+        for task in tasks:
+            for place, others in self._rivals[task]:
+                if others & ~after.ran and not self._states.adds_in_place(after, place):
+                    return None
+        return after, tasks
+
+    def _last(self, limit: int) -> list[int] | int:
+        """The tasks that may run last, the very last first; or, if none can be the last, what no order is below."""
+        last: list[int] = []
+        if not self._ends_alike:
+            return last  # how high the level is before them depends on the order of the others
+        rest = self._tasks & ~self._start.ran
+        while rest:
+            ends = [task for task in _numbers(rest) if not any(rest >> later & 1 for later in self._nexts[task])]
+            others = rest & ~_bits(ends)
+            state = self._start
+            for task in self._order:
+                if others >> task & 1:
+                    state, _ = self._states.run(state, task)
+            fit, peaks = [], []
+            for task, before in self._each_left_out(state, ends):
+                if perf_counter() > self.until:
+                    raise StoppedError
+                after, highest = self._states.run(before, task)
+                peaks.append(highest if self._tame[task] else 0)
+                if highest <= limit and after.level >= before.level and self._may_wait(task, rest):
+                    fit.append(task)
+            if min(peaks) > limit:
+                return min(peaks)
+            if not fit:
+                break
+            last += fit  # what holds for one of them still does where another runs after it
+            rest &= ~_bits(fit)
+        return last
+
+    def _may_wait(self, task: int, rest: int) -> bool:
+        """Whether no other of these tasks needs more within itself where this one has not run."""
+        return self._tame[task] and not any(
+            place in self._loose and others & rest for place, others in self._rivals[task]
+        )
+
+    def _each_left_out(self, state: _State, tasks: list[int]) -> Iterator[tuple[int, _State]]:
+        """Each of some ready tasks with the state after all the others. O(n log n) tasks run."""
+        stack = [(state, tasks)]
+        while stack:
+            state, left_out = stack.pop()
+            if len(left_out) == 1:
+                yield left_out[0], state
+                continue
+            half = len(left_out) // 2
+            for some, others in ((left_out[:half], left_out[half:]), (left_out[half:], left_out[:half])):
+                after = state
+                for task in some:
+                    after, _ = self._states.run(after, task)
+                stack.append((after, others))
+
+
+def _numbers(bits: int) -> Iterator[int]:
+    """The places of the bits that are set."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def _bits(numbers: Sequence[int]) -> int:
+    return sum(1 << number for number in numbers)
+
+
+def _tasks_of(path: _Path) -> list[int]:
+    parts = []
+    while path is not None:
+        path, tasks = path
+        parts.append(tasks)
+    return [task for tasks in reversed(parts) for task in tasks]
