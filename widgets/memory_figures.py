@@ -90,7 +90,7 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours) -> Drawi
     for policy, timeline in timelines.items():
         traces.append(_ring(timeline, scale, colours, policy))
     layout = _layout(colours, _HEIGHT)
-    layout["margin"] = {"l": 64, "r": 160, "t": _TOP, "b": _BOTTOM}
+    layout["margin"] = {"l": 64, "r": 178, "t": _TOP, "b": _BOTTOM}
     layout["xaxis"] |= {"range": [0, count], "title": _axis_title(_many("task, in the order in which they run", count))}
     layout["yaxis"] |= {"range": [0, top], "ticksuffix": f" {unit_name(scale)}"}
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": colours["ink2"]}}
