@@ -8,7 +8,8 @@ from heapq import heappop, heappush
 from statistics import median
 from typing import overload
 
-from ..inspector.graph import Graph, Task
+from ..inspector.graph import Graph, Outputs, Task
+from ..inspector.walk import graph as graph_of
 from .gantt import Bar, Gantt, MakespanReport
 from .places import tasks_at
 from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
@@ -23,18 +24,18 @@ DeviceOf = Callable[[Task], object] | Mapping[str, object] | None
 
 @overload
 def makespan(
-    graph: Graph, policy: AnyPolicy = "heap", durations: Durations = None, device_of: DeviceOf = None
+    of: Outputs | Graph, policy: AnyPolicy = "heap", durations: Durations = None, device_of: DeviceOf = None
 ) -> Gantt: ...
 
 
 @overload
 def makespan(
-    graph: Graph, *, policies: Iterable[AnyPolicy], durations: Durations = None, device_of: DeviceOf = None
+    of: Outputs | Graph, *, policies: Iterable[AnyPolicy], durations: Durations = None, device_of: DeviceOf = None
 ) -> MakespanReport: ...
 
 
 def makespan(
-    graph: Graph,
+    of: Outputs | Graph,
     policy: AnyPolicy = "heap",
     durations: Durations = None,
     device_of: DeviceOf = None,
@@ -54,7 +55,7 @@ def makespan(
     queues="per device")` pins to them all the one order that a single queue would have.
 
     Args:
-        graph: the graph.
+        of: a loss (as `th.graph` takes it) or a graph.
         policy: what sorts the queues.
         durations: nanoseconds for each task, by id; or the `Run`, or several of which the medians count, whose traces
             have measured them. None: guessed, see `Problem.durations`; the report says so.
@@ -69,15 +70,14 @@ def makespan(
     Raises:
         ValueError: no such policy, one twice, or one which decides while the backward runs; a time is missing or below
             0; runs are another graph's or have measured nothing; a name in `device_of` means no task.
-        TypeError: the graph, a policy or a time is something else.
+        TypeError: the loss, a policy or a time is something else.
         PolicyError: a policy of the user's own chose a task that was not ready on that device.
     """
-    if not isinstance(graph, Graph):
-        raise TypeError(f"th.makespan takes a graph, not a {type(graph).__name__}: th.makespan(th.graph(loss))")
+    graph = of if isinstance(of, Graph) else graph_of(of)
     chosen = [find_policy(each) for each in ([policy] if policies is None else policies)]
     names = [policy_name(each) for each in chosen]
     if not chosen:
-        raise ValueError('there is no policy to compare: th.makespan(graph, policies=("bfs", "dfs", "heap"))')
+        raise ValueError('there is no policy to compare: th.makespan(loss, policies=("bfs", "dfs", "heap"))')
     for place, name in enumerate(names):
         if name in names[:place]:
             raise ValueError(f"policy {name} is there twice")
@@ -101,7 +101,10 @@ def task_times(*runs: Run) -> list[int]:
     graph = runs[0].graph
     for run in runs:
         if run.trace is None:
-            raise ValueError('a run has no trace, and so no times: th.backward(loss, trace="off") records them')
+            raise ValueError(
+                f'the run under {run.policy} took no note of when each task ran: th.backward(loss, policy="bfs", '
+                'trace="off") records the times, and no gradients; pass the run that it returns'
+            )
         if run.graph is not graph and not _alike(run.graph, graph):
             raise ValueError(f"the runs are of different graphs: of {len(graph):,} and of {len(run.graph):,} tasks")
         for task in graph.tasks:
