@@ -157,14 +157,23 @@ def _nothing_there(graph: Graph, where: str, text: str, meanings: Collection[str
     said = f'nothing in this graph is called "{where}"'
     if text.isdecimal() and "task" in meanings:
         return f"{said}: it has tasks 0 to {len(graph) - 1}"
+    said_more = _unknown(graph, meanings)
     names = _names(graph, meanings)
     lower = {name.lower(): name for name in names}
     near = [lower[name] for name in get_close_matches(text.lower(), lower, _SHOWN, cutoff=0.5)]
     if near:
-        return f"{said}; the nearest names are {', '.join(near)}"
+        return f"{said}; the nearest names are {', '.join(near)}{said_more}"
     if "module" in meanings:  # the outermost say most in few words
         names = list(dict.fromkeys(call.path for call in graph.calls if call.path and "." not in call.path)) or names
     if names:
         more = ", ..." if len(names) > _SHOWN else ""
-        return f"{said}; there are {', '.join(names[:_SHOWN])}{more}"
-    return f"{said}: it has no such names; with th.capture() around the forward it would know modules and lines"
+        return f"{said}; there are {', '.join(names[:_SHOWN])}{more}{said_more}"
+    return f"{said}: it has no such names{said_more}"
+
+
+def _unknown(graph: Graph, meanings: Collection[str]) -> str:
+    """What a place may mean and this graph knows nothing of, since no capture saw all of its forward."""
+    if graph.calls or all(task.operation is not None or task.is_leaf for task in graph.tasks):
+        return ""
+    kinds = [kinds for meaning, kinds in (("module", "modules"), ("line", "lines")) if meaning in meanings]
+    return f"; this graph knows no {kinds[0]}: run the forward under `with th.capture():`" if kinds else ""

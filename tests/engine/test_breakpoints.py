@@ -212,11 +212,21 @@ def test_where_nothing_is_the_nearest_names_are_told(engine: Engine, where: str 
 
 
 def test_without_a_capture_the_error_says_what_a_capture_would_know(engine: Engine) -> None:
-    loss = torch.ones(2, requires_grad=True).exp().sum()
-    with session_of(engine, loss) as session, pytest.raises(ValueError, match="Exp"):
+    x = torch.ones(2, requires_grad=True)
+    loss = x.exp().sum()
+    said = r"this graph knows no modules: run the forward under `with th.capture\(\):`"
+    with session_of(engine, loss) as session, pytest.raises(ValueError, match=rf"are Exp; {said}"):
         session.break_at("Expo")
-    with session_of(engine, loss) as session, pytest.raises(ValueError, match=r"th.capture\(\) around the forward"):
+    with session_of(engine, loss) as session, pytest.raises(ValueError, match=rf"no such names; {said}"):
         session.break_at("module:encoder")
+    with session_of(engine, loss) as session, pytest.raises(ValueError, match="knows no lines: run the forward under"):
+        session.break_at("line:model.py:3")
+    with th.capture():
+        captured = x.exp().sum()
+    for of, place in ((captured, "Expo"), (loss, "kind:Expo"), (loss, "99")):
+        with session_of(engine, of) as session, pytest.raises(ValueError, match="nothing in this graph") as raised:
+            session.break_at(place)
+        assert "capture" not in str(raised.value)
 
 
 def test_stops_are_listed_switched_and_deleted_by_number(engine: Engine) -> None:
