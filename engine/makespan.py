@@ -102,8 +102,8 @@ def task_times(*runs: Run) -> list[int]:
     for run in runs:
         if run.trace is None:
             raise ValueError(
-                f'the run under {run.policy} took no note of when each task ran: th.backward(loss, policy="bfs", '
-                'trace="off") records the times, and no gradients; pass the run that it returns'
+                f"the run under {run.policy} took no note of when its tasks ran: "
+                'th.backward(loss, policy="bfs", trace="off") records times, and durations= takes the run it returns'
             )
         if run.graph is not graph and not _alike(run.graph, graph):
             raise ValueError(f"the runs are of different graphs: of {len(graph):,} and of {len(run.graph):,} tasks")

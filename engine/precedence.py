@@ -100,7 +100,7 @@ def resolve(graph: Graph, constraints: Sequence[Constraint]) -> list[Precedence]
                 shared = joined([graph.describe(task) for task in sorted(both)])
                 raise ValueError(
                     f"{step} can't be met: {shared} {'is' if len(both) == 1 else 'are'} on both sides, and can't run "
-                    "before itself; narrow one of them"
+                    f"before {'itself' if len(both) == 1 else 'themselves'}; narrow one of them"
                 )
             found.append(step)
     return found
@@ -456,8 +456,11 @@ class OrderCheck:
 
     def _sentences(self) -> Iterator[str]:
         constraints = counted(self.count, "constraint")
+        if not self.count:
+            yield f"There is no constraint, so the order of {self.policy} keeps them all."
+            return
         if self.holds:
-            which = f"all {constraints}" if self.count > 1 else "the constraint" if self.count else "no constraints"
+            which = f"all {constraints}" if self.count > 1 else "the constraint"
             yield f"The order of {self.policy} keeps {which}."
             return
         numbers = {each.constraint.number for each in self.broken}

@@ -284,9 +284,7 @@ def test_runs_that_have_no_times_are_told() -> None:
     graph = th.graph(loss())
     with pytest.raises(ValueError, match="there is no run"):
         task_times()
-    said = (
-        r'the run under heap took no note of when .* th.backward\(loss, policy="bfs", trace="off"\) records the times'
-    )
+    said = r'the run under heap took no note of when .*: th.backward\(loss, policy="bfs", trace="off"\) records times'
     with pytest.raises(ValueError, match=said):
         th.makespan(graph, durations=th.backward(loss()))
     x = torch.ones(1, requires_grad=True)

@@ -232,7 +232,8 @@ def test_constraints_that_contradict_each_other_are_named_with_the_way_around() 
 def test_what_is_no_constraint_is_told_in_a_sentence() -> None:
     _, loss = two_heads()
     for constraints, kind, said in (
-        ([("right", "left"), ("*", "left")], ValueError, r"constraint 2 .* are on both sides"),
+        ([("right", "left"), ("*", "left")], ValueError, r"constraint 2 .* are on .* can't run before themselves"),
+        ([("right", "left"), (0, 0)], ValueError, r"constraint 2 .* is on both sides, and can't run before itself"),
         ([("left",)], ValueError, "constraint 1 names 1 place: it takes two"),
         (["left", "right"], TypeError, 'constraint 1 is "left", one place alone'),
         ("left", TypeError, 'constraints are a list of .*, not "left"'),
@@ -244,6 +245,12 @@ def test_what_is_no_constraint_is_told_in_a_sentence() -> None:
     dynamic = th.Policy("by memory", "by memory", lambda task, arrival: (arrival,), dynamic=True)
     with pytest.raises(ValueError, match="policy by memory decides while the backward runs"):
         th.constrained(dynamic, [("left", "right")])
+
+
+def test_without_constraints_every_order_keeps_them_all() -> None:
+    _, loss = two_heads()
+    check = th.check_order(loss, [])
+    assert check and check.sentences == ("There is no constraint, so the order of heap keeps them all.",)
 
 
 def named(graph: th.Graph, constraint: Sequence[Any]) -> list[list[str]]:
