@@ -17,7 +17,7 @@ from ..inspector.facts import Operation, resolve_sources
 from ..inspector.graph import Graph, Outputs
 from ..inspector.kinds import Kind
 from ..inspector.source import Source
-from ..inspector.torch_internals import hides_saved, packed_slots, saved_slots, storage_of
+from ..inspector.torch_internals import first_freed, hides_saved, packed_slots, saved_slots, storage_of
 from ..inspector.walk import graph as graph_of
 from .findings import findings_rich, findings_text
 from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
@@ -274,6 +274,7 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
 
     Raises:
         ValueError: the policy decides while the backward runs; or the graph is from a file, and has no nodes.
+        RuntimeError: a backward has freed what a task saved, so that this one can't run.
     """
     graph = loss_or_graph if isinstance(loss_or_graph, Graph) else graph_of(loss_or_graph)
     chosen = find_policy(policy)
@@ -281,6 +282,10 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
         raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs: its order is not known ahead")
     _assert_has_nodes(graph)
     order = schedule(graph, chosen)
+    for task_id in order:  # each alone: another backward may have freed only what it shares with this graph
+        if first_freed([graph.nodes[task_id]]) is not None:
+            task = graph.describe(task_id)
+            raise RuntimeError(f"a backward has freed what {task} saved, so it can't be unpacked; make the graph again")
     rows: list[Unpack] = []
     with collector_paused():
         resolve_sources(task.operation for task in graph.tasks if isinstance(task.operation, Operation))

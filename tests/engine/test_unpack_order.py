@@ -218,6 +218,28 @@ def test_what_can_not_be_seen_is_said() -> None:
     assert "inside of these" in str(order)
 
 
+def test_what_a_backward_has_freed_is_told_also_where_only_a_part_is_shared() -> None:
+    x = torch.ones(2, requires_grad=True)
+    shared = x.exp()
+    loss, other = shared.sin().sum(), shared.cos().sum()
+    loss.backward(retain_graph=True)
+    assert [row.slot for row in th.unpack_order(loss)] == ["self", "result"]
+    loss.backward()
+    for of, name in ((loss, "task 1 SinBackward0"), (other, "task 0 ExpBackward0")):
+        with pytest.raises(RuntimeError, match=f"a backward has freed what {name} saved, .* make the graph again"):
+            th.unpack_order(of)
+        with pytest.raises(RuntimeError, match="second time"):
+            of.backward()
+
+
+def test_a_graph_that_saved_nothing_has_nothing_freed_either() -> None:
+    x = torch.ones(2, requires_grad=True)
+    loss = (x + 1).transpose(0, 0).sum()
+    loss.backward()
+    assert not len(th.unpack_order(loss))
+    loss.backward()
+
+
 def test_a_graph_from_a_file_is_refused(tmp_path: Path) -> None:
     loss = branches()
     run = th.backward(loss, trace="off")
