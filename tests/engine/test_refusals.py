@@ -14,6 +14,7 @@ from .comparing import ENGINES
 from .programs import Scale
 
 
+@pytest.mark.usefixtures("nothing_set_aside")
 def test_the_direct_engine_finds_hooks_of_frozen_objects_and_minds_no_stranger() -> None:
     class Strict(Tensor):
         @classmethod

@@ -21,8 +21,6 @@ from tapehead.engine.workloads import workload
 from tapehead.inspector.graph import Task
 from tapehead.widgets.document import memory_content
 
-pytestmark = pytest.mark.xdist_group("bundle")
-
 
 def middle(ready: Sequence[Task], _: QueueState) -> Task:
     """A policy that is none of the known ones."""

@@ -22,8 +22,6 @@ from tapehead.inspector.layout import Layout, Rect, layout
 from tapehead.inspector.text_width import text_width
 from tapehead.widgets.document import Document
 
-pytestmark = pytest.mark.xdist_group("bundle")
-
 TOLERANCE = 0.1
 
 InNode = Callable[[str, bytes], Any]

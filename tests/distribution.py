@@ -1,0 +1,36 @@
+"""How tests are dealt to the processes of `pytest -n auto --dist loadfile`."""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+TOGETHER = {
+    "JupyterLab": (
+        "tests/e2e/test_deck_in_lab.py",
+        "tests/e2e/test_debugging_in_lab.py",
+        "tests/e2e/test_deck_benchmark.py",
+    ),
+    "bundler": ("tests/test_bundle.py", "tests/widgets/test_layout_agrees.py", "tests/widgets/test_deck_memory.py"),
+}
+"""Files that share one server, or one `npm ci`."""
+
+FIRST = ("JupyterLab", "tests/engine/test_conformance.py", "tests/test_upstream.py", "tests/test_notebooks.py")
+"""Long although few tests: at the end they would leave the other processes without work."""
+
+
+class WholeFiles(LoadScopeScheduling):
+    """The tests of a file run in one process, which makes once what they share; the files with most tests run first.
+
+    `--dist loadgroup` of pytest-xdist 3.8 does not know its groups under pytest 9, where a test's id can't be changed.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return next((name for name, paths in TOGETHER.items() if path in paths), path)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        first = next((name for name in FIRST if name in self.workqueue), None)
+        if first is not None:
+            self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
