@@ -27,6 +27,7 @@ class Closing(ABC):
     footprints: Footprints | None = None
     _over: str | None  # why no step is possible any more
     _needed: Collection[int] | None
+    _keep_graph: bool | None = None  # None: as a backward does that is told nothing
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +64,7 @@ class Closing(ABC):
 
     def _bound(self, policy: Policy | Choice, ran: Sequence[int] = ()) -> Policy | Choice:
         """The policy as it picks here after these tasks."""
-        problem = Problem(self.graph, self.footprints, self._needed)
+        problem = Problem(self.graph, self.footprints, self._needed, keep_graph=self._keep_graph, may_ask=not ran)
         chosen = bound(policy, problem, ran)
         if problem.knows_memory:
             self.footprints = problem.footprints

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib.util import find_spec
-from math import gcd
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -92,13 +92,15 @@ class _Model:
             model.add(places[task] == place)
         memory = certain_memory(problem, list(known))
         sizes = [(block, size) for block in memory.blocks for size in {block.nbytes, block.grad_bytes}]
-        self.unit = gcd(*(size for _, size in sizes), *(memory.needs[task] for task in problem.tasks)) or 1
+        self.unit = math.gcd(*(size for _, size in sizes), *(memory.needs[task] for task in problem.tasks)) or 1
         self._intervals: list[cp_model.IntervalVar] = []
         self._demands: list[int] = []
         for task, place in places.items():
             self._take(memory.needs[task], place, place + 1)
+        summed = {arrival.block for found in memory.sums.values() for arrival in found.arrivals}
         for number in range(len(memory.blocks)):
-            self._add_block(memory, number)
+            if number not in summed and number not in memory.sums:  # whose block a sum is, depends on the order
+                self._add_block(memory, number)
         self.peak = model.new_int_var(-(-least // self.unit), -(-most // self.unit), "")
         model.add_cumulative(self._intervals, self._demands, self.peak)
         model.minimize(self.peak)
@@ -110,16 +112,14 @@ class _Model:
             self._demands.append(nbytes // self.unit)
 
     def _add_block(self, memory: CertainMemory, number: int) -> None:
-        """A block, from the end of its first maker on, a sum from that of the last; to the end of its last user."""
+        """A block, from the end of its first maker on to the end of its last user."""
         block = memory.blocks[number]
-        arrivals = memory.sums[number].arrivals if number in memory.sums else None
-        makers = block.makers if arrivals is None else [each.task for each in arrivals]
-        made = [self.places[task] for task in makers if task in self.places]
-        if len(made) < len(makers):
-            return  # the caller's own gradient is there already, or a task that does not run would give it
+        made = [self.places[task] for task in block.makers if task in self.places]
+        if len(made) < len(block.makers):
+            return  # a task that does not run would make it
         used = [self.places[task] for task in {*block.users, *block.passers} if task in self.places]
-        start: cp_model.LinearExprT = self._one_of(made, first=arrivals is None) + 1 if made else 0
-        forever = block.nbytes if block.stays or not used else block.grad_bytes
+        start: cp_model.LinearExprT = self._one_of(made, first=True) + 1 if made else 0
+        forever = block.nbytes if block.stays else block.grad_bytes
         self._take(forever, start, self._end + 1)
         if used:
             self._take(block.nbytes - forever, start, self._one_of(used, first=False) + 1)
@@ -144,8 +144,11 @@ def _solve(model: _Model, hint: Sequence[int], seconds: float, workers: int) -> 
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(seconds, 0.01)
     solver.parameters.num_workers = workers
-    status = solver.solve(model.model)
+    try:
+        status = solver.solve(model.model)
+    except IndexError:  # of the solver's own: ortools 9.15 fails on a few small models
+        return None
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    bound = round(solver.best_objective_bound) * model.unit
+    bound = math.ceil(solver.best_objective_bound - 1e-6) * model.unit
     return sorted(model.places, key=lambda task: solver.value(model.places[task])), bound

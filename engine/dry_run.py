@@ -21,6 +21,7 @@ from ..inspector.torch_internals import (
     first_freed,
     hides_saved,
     hooks_registered,
+    is_fake,
     is_view,
     leaf_hooks,
     node_hooks,
@@ -167,8 +168,8 @@ class _DryRun:
             }
             tasks = self._ask(order, states)
         finally:
-            for task_id, leaf in leaves.items():  # a custom Function may have set one
-                if leaf.grad is not grads[task_id]:
+            for task_id, leaf in leaves.items():  # a custom Function may have set one; other threads' are real
+                if is_fake(leaf.grad):
                     leaf.grad = grads[task_id]
         roots = [graph.tasks[root.task].inputs[root.input] for root in graph.roots]
         start = tuple(self._start())

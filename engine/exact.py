@@ -88,7 +88,7 @@ def exact(
     return Exact(tuple(hunt.order), hunt.peak, hunt.bound, proven, hunt.states, perf_counter() - began)
 
 
-def optimal(problem: Problem, ran: Sequence[int] = (), *, seconds: float = 10.0) -> Exact:
+def optimal(problem: Problem, ran: Sequence[int] = (), *, seconds: float = 10.0, interruptible: bool = False) -> Exact:
     """The best order and the best bound that `exact` finds and, where it leaves a gap, `cp_sat` in half of the time.
 
     That needs the package ortools, and is not tried without it, nor where there are too many tasks for it.
@@ -97,10 +97,11 @@ def optimal(problem: Problem, ran: Sequence[int] = (), *, seconds: float = 10.0)
 
     began = perf_counter()
     second = has_ortools() and len(problem.tasks) <= MOST_TASKS
-    found = exact(problem, ran, seconds=seconds / 2 if second else seconds)
-    if found.proven or not second:
+    found = exact(problem, ran, seconds=seconds / 2 if second else seconds, interruptible=interruptible)
+    left = seconds + began - perf_counter()
+    if found.proven or not second or left < 0.2 * seconds:
         return found
-    other = cp_sat(problem, ran, seconds=seconds + began - perf_counter(), hint=found.order)
+    other = cp_sat(problem, ran, seconds=left, hint=found.order)
     best = min(found, other, key=lambda each: each.peak_bytes)
     bound = min(max(found.bound_bytes, other.bound_bytes), best.peak_bytes)
     return replace(

@@ -109,7 +109,10 @@ def searched_order(problem: Problem, ran: Sequence[int], seconds: float) -> list
 
     orders = [schedule(problem.graph, name, problem.needed, ran, problem.footprints) for name in PORTFOLIO]
     best = min(orders, key=problem.peak_bytes)
-    return list(search(problem, best, ran=len(ran), seconds=seconds).order)
+    found = search(problem, best, ran=len(ran), seconds=seconds)
+    if found.interrupted:  # who presses Ctrl-C before a backward wants none
+        raise KeyboardInterrupt
+    return list(found.order)
 
 
 class _Levels:

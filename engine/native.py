@@ -147,7 +147,10 @@ class Plan:
     def of(call: Call, policy: Policy | Choice) -> Plan:
         graph = call.graph()
         needed = call.needed(graph)
-        policy = bound(policy, Problem(graph, None, needed))
+        if first_freed(graph.nodes) is None:
+            policy = bound(policy, Problem(graph, None, needed, keep_graph=call.keep_graph))
+        elif not isinstance(policy, Policy) or policy.plan is not None:
+            policy = POLICIES["heap"]  # for PyTorch's own error
         order = [] if is_dynamic(policy) else schedule(graph, policy, needed)
         return Plan(graph, policy, needed, order, frozenset(map(str, graph.devices)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING, Literal
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Outputs
 from ..inspector.walk import graph as graph_of
+from .dry_run import WORKSPACE
 from .footprint import Footprints
 from .lower_bound import lower_bound
 from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .problem import Problem
+from .ready_queue import PolicyError
 from .schedule import queue_lengths, schedule
 from .simulate import difference
 from .sizes import percent_text, size_text
+from .storage_words import joined
 from .timeline import Timeline
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "list", "postorder", "liu", "bfs_width")
 """The policies of which "auto" takes the best. PyTorch's own comes first: it wins where no other is better."""
 
+_MOST_LIMITS = 3  # that are said
 _EXACT_TASKS = 200  # up to so many the least peak is looked for, half of the time that is given
 
 
@@ -58,8 +63,9 @@ class OrderPlan:
         rows: as the policies were given; then what was searched for.
         bound_bytes: no legal order has a lower peak.
         bound: why.
-        proven: whether the best order is one that no order beats.
+        proven: whether no order beats the best, by this prediction.
         seconds: what all took, a dry run included.
+        notes: what was tried in vain, and why the prediction is an estimate, in sentences.
     """
 
     graph: Graph
@@ -68,6 +74,7 @@ class OrderPlan:
     bound_bytes: int
     bound: str
     seconds: float
+    notes: tuple[str, ...] = ()
 
     def __getitem__(self, policy: str) -> PlannedOrder:
         """The row of a policy.
@@ -120,15 +127,20 @@ class OrderPlan:
     def sentences(self) -> list[str]:
         """What the table says."""
         best, count = self.best, len(self.rows)
-        found = [f"{best.policy} needs least, {size_text(best.peak_bytes)}. Predicted; nothing was run."]
-        if count > 1 and len({row.peak_bytes for row in self.rows}) == 1:
-            found = [f"The order makes no difference to the peak, {size_text(best.peak_bytes)}. Nothing was run."]
+        equals = [row.policy for row in self.rows if row.peak_bytes == best.peak_bytes]
+        if count > 1 and len(equals) == count:
+            found = [
+                f"All {count} orders have the same peak, {size_text(best.peak_bytes)}. Predicted; nothing was run."
+            ]
+        else:
+            least = f"{joined(equals)} {'need' if len(equals) > 1 else 'needs'} least"
+            found = [f"{least}, {size_text(best.peak_bytes)}. Predicted; nothing was run."]
         if self.proven:
-            found.append(f"No order is better: {self.bound}")
+            found.append(f"No order is predicted to be better: {self.bound}")
         else:
             above = percent_text(self.above(best))
             found.append(f"That is {above} above {size_text(self.bound_bytes)}, which no order is below: {self.bound}")
-        return found
+        return [*found, *self.notes]
 
     @property
     def cells(self) -> list[list[str]]:
@@ -201,8 +213,9 @@ def plan(
         progress: is told now and then what has been found.
 
     Raises:
-        ValueError: there is no policy, an unknown one, or one that has no order before it runs; or the footprints are
-            another graph's.
+        ValueError: there is no policy, an unknown one, one twice, or one that has no order before it runs; `seconds` is
+            no time; or the footprints are another graph's.
+        PolicyError: no policy gave an order.
     """
     from .exact import optimal
     from .local_search import search
@@ -216,27 +229,50 @@ def plan(
     chosen = [find_policy(policy) for policy in policies]
     if not chosen:
         raise ValueError("there is no policy to plan with")
+    names = list(map(policy_name, chosen))
+    if len(set(names)) < len(names):
+        raise ValueError(f"there are two policies of one name: {', '.join(names)}")
+    if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+        raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
     problem = Problem(graph, footprints)
-    bare = problem.footprints.graph  # a dry run, where there is one, counts for no policy
+    bare = problem.footprints.graph  # a dry run, where there is one, counts for no policy, nor what all planners read
+    rows: list[PlannedOrder] = []
+    notes: list[str] = []
     with collector_paused():
-        rows = [planned_order(problem, policy) for policy in chosen]
-        bound = lower_bound(problem)
-    bound_bytes, why = bound.nbytes, bound.sentence
+        lowest = lower_bound(problem)
+        for policy in chosen:
+            try:
+                rows.append(planned_order(problem, policy))
+            except PolicyError as error:  # what it set out to prove is not proven
+                notes.append(f"{error}.")
+    if not rows:
+        raise PolicyError(notes[0])
+    bound_bytes, why = lowest.nbytes, lowest.sentence
     best = min(rows, key=lambda row: row.peak_bytes)
+    if best.peak_bytes > bound_bytes and any(name.startswith("optimal") for name in names) and not notes:
+        bound_bytes, why = best.peak_bytes, "that is proven by a search through all orders."
     ends = perf_counter() + seconds
     if seconds and len(problem.tasks) <= _EXACT_TASKS and best.peak_bytes > bound_bytes:
-        exact = optimal(problem, seconds=seconds / 2)
-        if exact.bound_bytes > bound_bytes:
-            bound_bytes, why = exact.bound_bytes, f"{exact}."
-        if exact.peak_bytes < best.peak_bytes or exact.proven:
-            best = PlannedOrder("optimal" if exact.proven else "exact", exact.order, exact.peak_bytes, exact.seconds)
+        exactly = optimal(problem, seconds=seconds / 2, interruptible=True)
+        if exactly.bound_bytes > bound_bytes:
+            bound_bytes, why = exactly.bound_bytes, f"{exactly}."
+        if exactly.peak_bytes < best.peak_bytes or exactly.proven:
+            name = "optimal" if exactly.proven else "exact"
+            best = PlannedOrder(name, exactly.order, exactly.peak_bytes, exactly.seconds)
             rows.append(best)
     left = ends - perf_counter()
-    if left > 0 and best.peak_bytes > bound_bytes:
+    if seconds and left > 0 and best.peak_bytes > bound_bytes:
         found = search(problem, best.order, seconds=left, progress=progress)
         if found.peak_bytes < best.peak_bytes:
             rows.append(PlannedOrder("search", tuple(found.order), found.peak_bytes, found.seconds))
-    return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, perf_counter() - began)
+        else:
+            notes.append(f"A search of {found.seconds:.1f} s found nothing better.")
+    unknown = [each for each in problem.footprints.limits if each != WORKSPACE]
+    notes += [f"An estimate: {each}." for each in unknown[:_MOST_LIMITS]]
+    if len(unknown) > _MOST_LIMITS:
+        notes.append(f"{len(unknown) - _MOST_LIMITS} more reasons are in plan.footprints.limits.")
+    took = perf_counter() - began
+    return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, took, tuple(notes))
 
 
 def planned_order(problem: Problem, policy: Policy | Choice) -> PlannedOrder:

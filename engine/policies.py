@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ class Policy:
         plan: for a policy that looks at the whole graph before anything runs: gives the ids of all tasks in their order
             from a `Problem` and the tasks that have run already, with which the order starts. There are no keys then:
             in a graph, a task's place in the plan is its key.
+        keeps: whether a plan holds for every graph of the same kind (`plans.fingerprint`): a training loop plans once.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Policy:
     label: Callable[[Task, int], str] = field(default=arrival_label, repr=False)
     dynamic: bool = False
     plan: Planner | None = field(default=None, repr=False)
+    keeps: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,28 +107,35 @@ def _auto(problem: Problem, ran: Sequence[int]) -> list[int]:
     return auto_order(problem, ran)
 
 
+def _seconds(text: str) -> float:
+    found = float(text)
+    if not 0 <= found < math.inf:
+        raise ValueError("it takes a time")
+    return found
+
+
 def _search(seconds: str) -> Policy:
     """The best of the portfolio, and then tasks moved about for some time."""
-    most = float(seconds)
+    most = _seconds(seconds)
 
     def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
         from .local_search import searched_order
 
         return searched_order(problem, ran, most)
 
-    return Policy("search", f"the best order found in {most:g} s", plan=plan)
+    return Policy("search", f"the best order found in {most:g} s", plan=plan, keeps=True)
 
 
 def _optimal(seconds: str) -> Policy:
     """The least peak there is. Where that can't be proven in time, PolicyError says what was found."""
-    most = float(seconds)
+    most = _seconds(seconds)
 
     def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
         from .exact import optimal_order
 
         return optimal_order(problem, ran, most)
 
-    return Policy("optimal", f"the least peak there is, proven in at most {most:g} s", plan=plan)
+    return Policy("optimal", f"the least peak there is, proven in at most {most:g} s", plan=plan, keeps=True)
 
 
 POLICIES = {
@@ -147,10 +157,10 @@ POLICIES = {
         ),
         _random("0"),
         # The planned ones: see `planners` for the rule, source and cost of each.
-        Policy("lpmf", "least peak memory first", plan=planners.lpmf),
-        Policy("list", "most bytes freed, less those made, first", plan=planners.list_schedule),
-        Policy("postorder", "depth first, the largest branches first", plan=planners.postorder),
-        Policy("liu", "branches merged by their hills and valleys", plan=planners.liu),
+        Policy("lpmf", "least peak memory first", plan=planners.lpmf, keeps=True),
+        Policy("list", "most bytes freed, less those made, first", plan=planners.list_schedule, keeps=True),
+        Policy("postorder", "depth first, the largest branches first", plan=planners.postorder, keeps=True),
+        Policy("liu", "branches merged by their hills and valleys", plan=planners.liu, keeps=True),
         _bfs_width("8"),
         Policy("critical_path", "what most time of work still waits for first", plan=planners.critical_path),
         _comm_first(""),
@@ -219,7 +229,14 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
     """
     if not isinstance(policy, Policy) or policy.plan is None:
         return policy
-    places = {task_id: place for place, task_id in enumerate(policy.plan(problem, ran))}
+    from .plans import kept_plan
+
+    order = (
+        kept_plan(policy.name, policy.plan, problem, ran)
+        if policy.keeps and not problem.given
+        else policy.plan(problem, ran)
+    )
+    places = {task_id: place for place, task_id in enumerate(order)}
 
     def place_of(task: Task) -> int:
         return places.get(task.id, len(places))

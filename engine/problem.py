@@ -27,6 +27,7 @@ class Problem:
     Attributes:
         graph: the graph.
         needed: the tasks that run; None: all.
+        keep_graph: whether the backward frees nothing that is saved; None: as in the run from which the footprints are.
     """
 
     def __init__(
@@ -35,11 +36,16 @@ class Problem:
         footprints: Footprints | None = None,
         needed: Collection[int] | None = None,
         durations: Mapping[int, float] | Sequence[float] | None = None,
+        *,
+        keep_graph: bool | None = None,
+        may_ask: bool = True,
     ) -> None:
         self.graph = graph
         self.needed = None if needed is None else frozenset(needed)
         self._footprints = footprints
         self._measured = durations
+        self.keep_graph = keep_graph
+        self._may_ask = may_ask
 
     @cached_property
     def tasks(self) -> Sequence[int]:
@@ -72,10 +78,24 @@ class Problem:
 
     @cached_property
     def footprints(self) -> Footprints:
-        """What the tasks allocate: as given, else by a dry run."""
+        """What the tasks allocate: as given, else by a dry run.
+
+        Raises:
+            ValueError: it is too late for one.
+        """
         from .dry_run import dry_run
 
+        if self._footprints is None and not self._may_ask:
+            raise ValueError(
+                "this policy plans by memory, of which nothing is known once tasks have run: begin with it, or set "
+                "session.footprints to those of a measured run before"
+            )
         return self._footprints or dry_run(self.graph)
+
+    @property
+    def given(self) -> bool:
+        """Whether footprints were given."""
+        return self._footprints is not None
 
     @property
     def knows_memory(self) -> bool:
@@ -86,7 +106,7 @@ class Problem:
         """The memory in this order, simulated."""
         from .simulate import simulate
 
-        return simulate(self.footprints.graph, order, self.footprints)
+        return simulate(self.footprints.graph, order, self.footprints, retain_graph=self.keep_graph)
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         """The highest level in this order, simulated."""

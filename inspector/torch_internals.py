@@ -1445,6 +1445,11 @@ def in_float64(tensor: Tensor) -> Tensor:
     return tensor.detach().to(_DOUBLE.get(tensor.dtype, tensor.dtype), copy=True)
 
 
+def is_fake(tensor: Tensor | None) -> bool:
+    """Whether it has a shape and no bytes: what a dry run makes."""
+    return isinstance(tensor, FakeTensor)
+
+
 def saved_facts(node: Node) -> tuple[Any, ...] | None:
     """What a C++ node keeps, as values that can be compared: layouts of tensors, and what else it shows.
 

@@ -68,6 +68,7 @@ class Told:
 
 def policy_of(shell: InteractiveShell, name: str) -> AnyPolicy:
     """The policy of this name, or in a variable of this name."""
+    name = name.strip("'\"")
     if name in POLICIES or "(" in name:
         with _usage():
             find_policy(name)

@@ -1,0 +1,81 @@
+"""Plans that are kept: of one kind of graph a training loop makes many, and plans once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from threading import Lock
+from typing import Generic, TypeVar
+
+from .problem import Problem
+
+_MOST = 64  # of each kind
+
+V = TypeVar("V")
+
+
+class Kept(Generic[V]):
+    """The latest of what was found, by key. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Hashable, V] = OrderedDict()
+        self._lock = Lock()
+
+    def __contains__(self, key: Hashable) -> bool:
+        with self._lock:
+            return key in self._found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def of(self, key: Hashable, find: Callable[[], V]) -> V:
+        """What is kept by this key; what `find` gives, and from now on kept, if there is nothing."""
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+        found = find()  # may take seconds: nobody else waits for it
+        with self._lock:
+            self._found[key] = found
+            while len(self._found) > _MOST:
+                self._found.popitem(last=False)
+        return found
+
+    def clear(self) -> None:
+        with self._lock:
+            self._found.clear()
+
+
+_plans: Kept[tuple[int, ...]] = Kept()
+
+
+def kept_plan(
+    name: str, planner: Callable[[Problem, Sequence[int]], list[int]], problem: Problem, ran: Sequence[int]
+) -> tuple[int, ...]:
+    """What the policy of this name planned for such a graph after such tasks, else what its planner plans now."""
+    return _plans.of((name, fingerprint(problem), tuple(ran)), lambda: tuple(planner(problem, ran)))
+
+
+def forget_plans() -> None:
+    """From here on all is planned anew."""
+    from .auto import forget
+
+    _plans.clear()
+    forget()
+
+
+def fingerprint(problem: Problem) -> Hashable:
+    """What decides on a plan, but for the sizes of what was saved, which mostly follow from it.
+
+    It is made of the names of the nodes, the shapes, dtypes and devices of their gradients, the edges and roots, which
+    tasks run, which leaves have a .grad already, and whether the graph is kept.
+    """
+    graph = problem.graph
+    return (
+        tuple([(task.name, task.inputs) for task in graph.tasks]),
+        graph.edges,
+        graph.roots,
+        problem.needed,
+        tuple([leaf.grad is None for leaf in graph.leaves.values()]) if graph.nodes else None,
+        problem.keep_graph,
+    )
