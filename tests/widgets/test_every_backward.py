@@ -8,10 +8,13 @@ import re
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from .warm_command import Started, WarmCommand, warm_command
 
 PROMPT = "(tapehead) "
 
@@ -71,32 +74,43 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(*command: str | Path, typed: str = "") -> subprocess.Popen[str]:
-    environment = os.environ | {"TERM": "dumb"}
-    environment.pop("COLUMNS", None)
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, *map(str, command)], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+class Debug:
+    """`tapehead debug` without a terminal."""
+
+    def __init__(self, command: WarmCommand) -> None:
+        self._command = command
+
+    def start(self, *arguments: str | Path, typed: str = "") -> Started:
+        return self._command.start("debug", *map(str, arguments), environment=environment(), typed=typed)
+
+    def __call__(self, *arguments: str | Path, typed: str = "") -> subprocess.CompletedProcess[str]:
+        return self.start(*arguments, typed=typed).end()
+
+    def beside_python(self, script: Path, *arguments: str, typed: str = "") -> list[subprocess.CompletedProcess[str]]:
+        """The script as Python runs it, and debugged."""
+        debugged = self.start(script, *arguments, typed=typed)
+        return [python(script, *arguments), debugged.end()]
+
+
+@pytest.fixture(scope="module")
+def debug() -> Iterator[Debug]:
+    with warm_command() as command:
+        yield Debug(command)
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    return kept | {"TERM": "dumb"}
+
+
+def python(script: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, script, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=environment(),
     )
-    assert process.stdin is not None
-    process.stdin.write(typed)
-    process.stdin.flush()
-    return process
-
-
-def end(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    printed, errors = process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, printed, errors)
-
-
-def debug(*arguments: str | Path, typed: str = "") -> subprocess.CompletedProcess[str]:
-    return end(start("-m", "tapehead", "debug", *arguments, typed=typed))
-
-
-def both(script: Path, *arguments: str, typed: str = "") -> list[subprocess.CompletedProcess[str]]:
-    """The script as Python runs it, and debugged."""
-    processes = [start(script, *arguments), start("-m", "tapehead", "debug", script, *arguments, typed=typed)]
-    return [end(process) for process in processes]
 
 
 def without_prompts(printed: str) -> list[str]:
@@ -115,24 +129,24 @@ WAYS = {
 }
 
 
-def test_a_debugged_training_has_the_weights_of_a_plain_one(folder: Path) -> None:
+def test_a_debugged_training_has_the_weights_of_a_plain_one(debug: Debug, folder: Path) -> None:
     script = folder / "train.py"
     started = {
-        way: start("-m", "tapehead", "debug", *options, script, folder / f"{way}.pt", "0.01", typed=typed)
+        way: debug.start(*options, script, folder / f"{way}.pt", "0.01", typed=typed)
         for way, (options, typed) in WAYS.items()
     }
-    plain = end(start(script, folder / "plain.pt", "0.01"))
+    plain = python(script, folder / "plain.pt", "0.01")
     assert plain.returncode == 0, plain.stderr
     weights = torch.load(folder / "plain.pt")
     for way, process in started.items():
-        found = end(process)
+        found = process.end()
         assert (found.returncode, found.stderr) == (0, plain.stderr), way
         assert without_prompts(found.stdout) == without_prompts(plain.stdout), way
         debugged = torch.load(folder / f"{way}.pt")
         assert weights.keys() == debugged.keys() and all(torch.equal(weights[name], debugged[name]) for name in weights)
 
 
-def test_each_backward_opens_with_modules_lines_and_variables_of_its_own_step(folder: Path) -> None:
+def test_each_backward_opens_with_modules_lines_and_variables_of_its_own_step(debug: Debug, folder: Path) -> None:
     typed = "".join(f"break grad:blocks.0.down.*\nc\nwhere\np step\ndelete {step}\nc\n" for step in (1, 2, 3))
     said = debug(folder / "train.py", folder / "w.pt", "0.1", typed=typed).stdout.split(PROMPT)
     headings = [each for each in said if "\nbackward " in f"\n{each}"]
@@ -146,7 +160,7 @@ def test_each_backward_opens_with_modules_lines_and_variables_of_its_own_step(fo
     assert [each for each in said if each.startswith("p step")] == [f"p step\n{step}\n" for step in range(3)]
 
 
-def test_breakpoints_last_from_one_backward_to_the_next_and_wait_quietly(folder: Path) -> None:
+def test_breakpoints_last_from_one_backward_to_the_next_and_wait_quietly(debug: Debug, folder: Path) -> None:
     (folder / "two.py").write_text(
         "import torch\n"
         "w = torch.ones(2, requires_grad=True)\n"
@@ -181,7 +195,7 @@ if len(sys.argv) > 1:
 """
 
 
-def test_a_breakpoint_that_matches_nothing_is_told_at_once_and_ends_with_code_2(tmp_path: Path) -> None:
+def test_a_breakpoint_that_matches_nothing_is_told_at_once_and_ends_with_code_2(debug: Debug, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(NO_SUCH)
     said = 'nothing in this graph is called "Exq"; the nearest names are Exp'
@@ -195,7 +209,7 @@ def test_a_breakpoint_that_matches_nothing_is_told_at_once_and_ends_with_code_2(
     assert debug("--break", "Exq", "--break", "Exp", script, typed="q\n").returncode == 0
 
 
-def test_while_it_only_watches_no_statistics_are_recorded_and_natively_nothing(tmp_path: Path) -> None:
+def test_while_it_only_watches_no_statistics_are_recorded_and_natively_nothing(debug: Debug, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import torch\nw = torch.ones(2, requires_grad=True)\n(w.exp() * 2).sum().backward()\n")
     watch = "--watch", "norm>2"
@@ -204,15 +218,14 @@ def test_while_it_only_watches_no_statistics_are_recorded_and_natively_nothing(t
         "direct": [*watch, "--engine", "direct"],
         "a breakpoint, too": [*watch, "--break", "Tanh"],
     }
-    started = {how: start("-m", "tapehead", "debug", *given, script, typed="info\n") for how, given in asked.items()}
-    said = {how: end(process).stdout for how, process in started.items()}
+    said = {how: debug(*given, script, typed="info\n").stdout for how, given in asked.items()}
     assert all("(norm>2): task 1 MulBackward0 (script.py:3) gave" in each for each in said.values())
     assert "what it got and gave was not recorded\n" in said["native"]
     assert "\ngot  gradient\n0    2 float32 cpu\n" in said["direct"]
     assert re.search(r"\ngot  gradient +min +max", said["a breakpoint, too"])
 
 
-def test_statements_change_the_variables_of_the_function_that_called_backward(tmp_path: Path) -> None:
+def test_statements_change_the_variables_of_the_function_that_called_backward(debug: Debug, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import torch\n"
@@ -230,7 +243,7 @@ def test_statements_change_the_variables_of_the_function_that_called_backward(tm
     assert found.stdout.endswith("rate 7 [2.0, 2.0]\nthe module has one, too\n")
 
 
-def test_a_nan_is_found_where_log_of_zero_made_it(folder: Path) -> None:
+def test_a_nan_is_found_where_log_of_zero_made_it(debug: Debug, folder: Path) -> None:
     (folder / "entropy.py").write_text(
         "import torch\n"
         "from torch import nn\n"
@@ -260,6 +273,18 @@ def test_a_nan_is_found_where_log_of_zero_made_it(folder: Path) -> None:
 
 ENDS = """
 import sys
+
+how = sys.argv[1]
+if how == "raises":
+    raise ValueError("before")
+if how == "own hook":
+    sys.excepthook = lambda kind, error, frames: print("hook", kind.__name__, frames.tb_frame.f_lineno, frames.tb_next)
+    raise ValueError
+if how == "exits":
+    sys.exit(5)
+if how == "says why":
+    sys.exit("no data")
+
 import torch
 
 class Raises(torch.autograd.Function):
@@ -274,16 +299,6 @@ class Raises(torch.autograd.Function):
 def backward():
     Raises.apply(torch.ones(3, requires_grad=True)).sum().backward()
 
-how = sys.argv[1]
-if how == "raises":
-    raise ValueError("before")
-if how == "own hook":
-    sys.excepthook = lambda kind, error, frames: print("hook", kind.__name__, frames.tb_frame.f_lineno, frames.tb_next)
-    raise ValueError
-if how == "exits":
-    sys.exit(5)
-if how == "says why":
-    sys.exit("no data")
 if how == "no graph":
     torch.ones(1).backward()
 if how == "backward":
@@ -297,10 +312,10 @@ if how == "caught":
 
 
 @pytest.mark.parametrize("how", ["raises", "own hook", "exits", "says why", "no graph", "backward", "caught"])
-def test_a_script_ends_as_it_would_without_a_debugger(how: str, tmp_path: Path) -> None:
+def test_a_script_ends_as_it_would_without_a_debugger(debug: Debug, how: str, tmp_path: Path) -> None:
     script = tmp_path / "ends.py"
     script.write_text(ENDS)
-    plain, found = both(script, how, typed="c\nc\n")
+    plain, found = debug.beside_python(script, how, typed="c\nc\n")
     assert found.returncode == plain.returncode
     assert found.stdout.splitlines()[-1:] == plain.stdout.splitlines()[-1:] or how == "backward"
     if how == "backward":  # the engine's own frame is not there, and a note is
@@ -310,19 +325,19 @@ def test_a_script_ends_as_it_would_without_a_debugger(how: str, tmp_path: Path) 
             line for line in lines if line.startswith("  File")
         ]
         assert error == "KeyError: 'in the backward'"
-        assert note == "tapehead: raised in task 0 RaisesBackward (ends.py:15)"
+        assert note == "tapehead: raised in task 0 RaisesBackward (ends.py:27)"
     else:
         assert found.stderr == plain.stderr
 
 
-def test_a_script_that_can_not_be_compiled_shows_its_own_line(tmp_path: Path) -> None:
+def test_a_script_that_can_not_be_compiled_shows_its_own_line(debug: Debug, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("def f(:\n")
-    plain, found = both(script)
+    plain, found = debug.beside_python(script)
     assert (found.returncode, found.stdout, found.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
-def test_quit_ends_the_script_for_good_and_close_only_the_backward(tmp_path: Path) -> None:
+def test_quit_ends_the_script_for_good_and_close_only_the_backward(debug: Debug, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import torch\n"
@@ -342,12 +357,12 @@ def test_quit_ends_the_script_for_good_and_close_only_the_backward(tmp_path: Pat
     assert found.stdout.count("swallowed Quit True") == 2 and found.stdout.count(PROMPT) == 3
     assert found.stdout.endswith("cleaned up\n") and found.returncode == 0
     script.write_text("import torch\nw = torch.ones(2, requires_grad=True)\nw.exp().sum().backward()\nprint('on')\n")
-    for process in [start("-m", "tapehead", "debug", script, typed=typed) for typed in ("exit\n", "")]:
-        found = end(process)
+    for typed in ("exit\n", ""):
+        found = debug(script, typed=typed)
         assert found.returncode == 0 and "on" not in found.stdout.split() and not found.stderr
 
 
-def test_only_the_outermost_backwards_of_the_main_thread_are_debugged(tmp_path: Path) -> None:
+def test_only_the_outermost_backwards_of_the_main_thread_are_debugged(debug: Debug, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import threading, torch\n"
@@ -365,14 +380,14 @@ def test_only_the_outermost_backwards_of_the_main_thread_are_debugged(tmp_path: 
         "print('grad', w.grad.tolist())\n"
         "print('grad of', torch.autograd.grad(w.exp().sum(), w)[0].tolist())\n"
     )
-    plain, found = both(script, typed="s\nc\n")
+    plain, found = debug.beside_python(script, typed="s\nc\n")
     assert found.stdout.count("backward 1:") == 1 and found.stdout.count(PROMPT) == 2
     assert [
         line for line in found.stdout.splitlines() if line in plain.stdout.splitlines()
     ] == plain.stdout.splitlines()
 
 
-def test_what_the_direct_engine_refuses_the_native_one_debugs_and_it_says_so(tmp_path: Path) -> None:
+def test_what_the_direct_engine_refuses_the_native_one_debugs_and_it_says_so(debug: Debug, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, torch\n"
@@ -392,7 +407,7 @@ def test_what_the_direct_engine_refuses_the_native_one_debugs_and_it_says_so(tmp
     assert "grad [[1.0, 1.0]]" in refused.stdout and PROMPT not in refused.stdout
 
 
-def test_a_function_can_be_debugged_as_well(tmp_path: Path) -> None:
+def test_a_function_can_be_debugged_as_well(debug: Debug, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import torch\n"
         "model = torch.nn.Linear(2, 1)\n"
