@@ -1,9 +1,10 @@
-"""What tests/engine/test_distributed.py starts under torchrun: steps of DistributedDataParallel, logged as JSON.
+"""What tests/engine/test_distributed.py starts twice: steps of DistributedDataParallel, logged as JSON.
 
-Each rank has data of its own. argv: the folder for the logs. No postponed annotations: DDP looks at those of its hooks.
+Each rank has data of its own. argv: the rank, and the folder for the logs. No postponed annotations: DDP looks at those of its hooks.
 """
 
 import copy
+import gc
 import json
 import os
 import sys
@@ -171,9 +172,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     torch.manual_seed(0)
     net = Net()
+    wrap(net, [], [])  # imports what DDP needs
+    gc.freeze()  # each backward looks for hooks, and for modules of DDP, through all objects of the process
     results: dict[str, Any] = {}
     for variant, options in VARIANTS.items():
         results[variant] = {"plain": train(net, Tensor.backward, **options)}
@@ -183,7 +187,7 @@ def main() -> None:
     results["as it is"]["stepped"] = train(net, stepped)
     results["refusal"] = refusal(net)
     results["two wrappers"] = two_wrappers(net)
-    Path(sys.argv[1], f"{dist.get_rank()}.json").write_text(json.dumps(results), encoding="utf-8")
+    (folder / f"{rank}.json").write_text(json.dumps(results), encoding="utf-8")
     dist.barrier()
     os._exit(0)  # gloo's destructor may wait for a thread which waits for the GIL
 
