@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from .history import Edited, Ran, nbytes_of
-from .policies import Choice, Policy, policy_name
+from .policies import Choice, Policy, names_in_turn
 from .storage_words import counted
 from .trace import Trace
 
@@ -56,8 +56,7 @@ class Branch:
     @property
     def policy(self) -> str:
         """The policy's name; "bfs, then dfs" where one took over from another."""
-        names = [policy_name(policy) for _, policy in self.terms]
-        return ", then ".join(name for place, name in enumerate(names) if not place or names[place - 1] != name)
+        return names_in_turn(policy for _, policy in self.terms)
 
     @property
     def gradient_bytes(self) -> int:

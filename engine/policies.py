@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -252,6 +253,11 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
 def policy_name(policy: Policy | Choice) -> str:
     """What to call it in tables."""
     return policy.name if isinstance(policy, Policy) else getattr(policy, "__name__", type(policy).__name__)
+
+
+def names_in_turn(policies: Iterable[Policy | Choice]) -> str:
+    """What to call an order that they made, one after the other: "bfs, then dfs"."""
+    return ", then ".join(name for name, _ in groupby(map(policy_name, policies)))
 
 
 def label_of(policy: Policy | Choice) -> Callable[[Task, int], str]:

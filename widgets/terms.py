@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..engine.policies import Choice, Policy, policy_name
+from ..engine.policies import Choice, Policy, names_in_turn, policy_name
 from .document import Json
 
 Term = tuple[int, Policy | Choice]
@@ -25,8 +25,7 @@ class Terms:
     @property
     def name(self) -> str:
         """What to call an order that they made: "bfs, then heap"."""
-        names = [policy_name(policy) for _, policy in self._terms]
-        return ", then ".join(name for place, name in enumerate(names) if place == 0 or names[place - 1] != name)
+        return names_in_turn(policy for _, policy in self._terms)
 
     def switch(self, begun: int, policy: Policy | Choice) -> None:
         """Another one picks once so many tasks have begun."""
