@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -13,6 +13,7 @@ from ..engine.breakpoints import Breakpoint, Predicate, Where
 from ..engine.conditions import as_conditions
 from ..engine.stops import Entry
 from ..inspector.graph import Task
+from .stop_words import watched
 
 if TYPE_CHECKING:
     from .prompt_tables import Session
@@ -29,7 +30,7 @@ Test = Callable[[Task | None, tuple[Tensor | None, ...]], object]
 
 _HIT = re.compile(r"hit\s+(\d+)")
 _CONDITION = re.compile(r"(?:^|\s)if\s+|,")
-_AT = re.compile(r"\s+at\s+(\S+)$")
+_TEST = re.compile(r"\s*if\s+(.+?)(?:\s+at\s+(\S+))?\s*")
 
 
 @dataclass(slots=True, eq=False)
@@ -210,18 +211,14 @@ def read_watch(text: str, test_of: Callable[[str], Callable[[Any, Any], object]]
     """`nan`, `nan or inf`, `norm>1e3 and inf at encoder.*`, `if EXPRESSION of gradient and task`.
 
     Raises:
-        ValueError: it says nothing.
+        ValueError: it says nothing, or what is no condition.
     """
-    text = text.strip()
-    at = None
-    if match := _AT.search(text):
-        text, at = text[: match.start()].strip(), match[1]
-    if not text:
-        raise ValueError("watch what? watch CONDITION [at MODULE]; help watch has the conditions")
-    conditions: list[Any] = [each.strip() for each in re.split(r"\s+or\s+|,", text)]
-    if text.startswith("if "):
-        test = test_of(text[3:])
-        test.__name__ = text[3:]
-        conditions = [test]
-    as_conditions(tuple(conditions))  # says at once what is none
+    conditions: Sequence[Any]
+    if found := _TEST.fullmatch(text):
+        test = test_of(found[1])
+        test.__name__ = found[1]
+        conditions, at = (test,), found[2]
+    else:
+        conditions, at = watched(text)
+        as_conditions(tuple(conditions))  # says at once what is none
     return lambda session: session.watch(*conditions, at=at)

@@ -243,7 +243,7 @@ def test_a_watchpoint_may_be_an_expression_or_several_words_and_at_a_module(mode
     assert stopped is not None and stopped.task is not None
     assert (session.graph.module(stopped.task) or "").startswith("blocks.0.")
     assert said[2].startswith("watchpoint 2: ")
-    assert said[3].startswith("*** watch what?") and said[4].startswith("*** unknown condition")
+    assert said[3].startswith("*** watch for what?") and said[4].startswith("*** unknown condition")
 
 
 def test_going_back_and_another_way_is_a_branch(model: Model, talk: Talk) -> None:
@@ -606,7 +606,7 @@ def test_tab_offers_what_can_stand_there(model: Model, tmp_path: Path, monkeypat
     assert offers(session, "watch n") == ["nan", "norm<", "norm>"]
     assert offers(session, "watch norm>") == ["norm>"], "a number goes on"
     assert offers(session, "watch nan at hea") == ["head "]
-    assert offers(session, "policy b") == ["bfs "]
+    assert offers(session, "policy df") == ["dfs "]
     assert offers(session, "delete ") == ["1 "]
     assert offers(session, "p model.bl", model=model) == ["model.blocks"]
     assert offers(session, "p len(model.bl", model=model) == ["len(model.blocks"]
