@@ -8,6 +8,7 @@ from playwright.sync_api import Browser, expect
 
 from .chromium import chromium, find_chromium
 from .lab import Lab, Notebook, lab_server
+from .shown import ShownDeck
 
 expect.set_options(timeout=15_000)  # where all cores are busy; what is well takes milliseconds
 
@@ -35,6 +36,8 @@ def open_notebook(lab: Lab, browser: Browser) -> Iterator[Notebook]:
     page.close()
 
 
+# What the tests' modules in the kernel call `model`, and `expected`: the gradients that it has in PyTorch.
+GRADIENTS_AGREE = "all(torch.equal(a.grad, b) for a, b in zip(model.parameters(), expected, strict=True))"
 REMEMBER = "import threading as _threading; _before = set(_threading.enumerate())"
 CLOSE_ALL = """
 import threading as _threading, time as _time
@@ -60,3 +63,9 @@ def notebook(open_notebook: Notebook) -> Iterator[Notebook]:
     open_notebook.clear()
     assert left == "", "threads of the deck outlive it"
     assert open_notebook.trouble == []
+
+
+@pytest.fixture
+def shown(lab_page: Notebook) -> ShownDeck:
+    """A deck at its start, `deck` in the kernel, on what a module's own `lab_page` has there."""
+    return ShownDeck(lab_page.run("deck = th.debug(captured(), policy='heap')").element)

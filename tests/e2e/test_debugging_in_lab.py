@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from .conftest import GRADIENTS_AGREE
 from .lab import Notebook
 from .shown import ShownDeck
 
@@ -53,7 +54,6 @@ captured().backward()
 expected = [parameter.grad.clone() for parameter in model.parameters()]
 planned = th.backward(captured(), policy="heap", retain_graph=True).order
 """
-GRADIENTS_AGREE = "all(torch.equal(a.grad, b) for a, b in zip(model.parameters(), expected, strict=True))"
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,6 @@ def model(open_notebook: Notebook) -> None:
 @pytest.fixture
 def lab_page(notebook: Notebook, model: None) -> Notebook:
     return notebook
-
-
-@pytest.fixture
-def shown(lab_page: Notebook) -> ShownDeck:
-    """A deck at its start, `deck` in the kernel."""
-    return ShownDeck(lab_page.run("deck = th.debug(captured(), policy='heap')").element)
 
 
 def add_stop(shown: ShownDeck, text: str, kind: str = "break") -> None:

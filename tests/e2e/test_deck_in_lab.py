@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from .chromium import trouble_of
-from .conftest import REMEMBER
+from .conftest import GRADIENTS_AGREE, REMEMBER
 from .lab import Notebook
 from .shown import ShownDeck
 
@@ -49,7 +49,6 @@ model(x).square().mean().backward()
 expected = [parameter.grad.clone() for parameter in model.parameters()]
 planned = th.backward(captured(), policy="heap", retain_graph=True).order
 """
-GRADIENTS_AGREE = "all(torch.equal(a.grad, b) for a, b in zip(model.parameters(), expected, strict=True))"
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +61,6 @@ def model(open_notebook: Notebook) -> None:
 def lab_page(notebook: Notebook, model: None) -> Notebook:
     notebook.kernel("model.zero_grad()\nwhile hooks: hooks.pop().remove()")
     return notebook
-
-
-@pytest.fixture
-def shown(lab_page: Notebook) -> ShownDeck:
-    """A deck at its start, `deck` in the kernel."""
-    return ShownDeck(lab_page.run("deck = th.debug(captured(), policy='heap')").element)
 
 
 def test_the_magic_opens_a_deck_on_what_its_cell_computes(lab_page: Notebook) -> None:
