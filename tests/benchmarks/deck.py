@@ -11,6 +11,7 @@ from measure import Effort, Row
 
 import tapehead as th
 from tapehead.engine.dry_run import dry_run
+from tapehead.engine.policies import TABS
 from tapehead.engine.schedule import schedule
 from tapehead.engine.simulate import simulate
 from tapehead.engine.workloads import workload
@@ -90,7 +91,7 @@ def page_row(browser: Browser, folder: Path, effort: Effort) -> Row:
     graph = th.graph(loss)
     document = Document(graph, "LSTM cells", "direct")
     footprints = dry_run(graph)
-    for policy in th.POLICIES.values():
+    for policy in map(th.POLICIES.__getitem__, TABS):
         order = schedule(graph, policy)
         timeline = simulate(graph, order, footprints)
         document.content["schedules"].append(schedule_content(graph, policy, order, timeline=timeline))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from playwright.sync_api import Browser
 
@@ -24,8 +26,10 @@ def test_what_goes_wrong_on_a_page_is_noticed(browser: Browser, script: str, not
     page = browser.new_page()
     trouble = trouble_of(page)
     page.evaluate(f"() => {{ {script}; }}")
-    page.wait_for_timeout(50)
-    assert any(noticed in each for each in trouble)
+    until = time.monotonic() + 15
+    while not any(noticed in each for each in trouble):
+        assert time.monotonic() < until, f"not noticed; but {trouble}"
+        page.wait_for_timeout(10)
     page.close()
 
 

@@ -1,6 +1,7 @@
 """What tests/engine/test_distributed.py starts twice: steps of DistributedDataParallel, logged as JSON.
 
-Each rank has data of its own. argv: the rank, and the folder for the logs. No postponed annotations: DDP looks at those of its hooks.
+Each rank has data of its own. argv: the rank, and the folder for the logs. No postponed annotations: DDP looks at those
+of its hooks.
 """
 
 import copy
