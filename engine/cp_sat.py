@@ -95,8 +95,8 @@ class _Model:
         self.unit = math.gcd(*(size for _, size in sizes), *(memory.needs[task] for task in problem.tasks)) or 1
         self._intervals: list[cp_model.IntervalVar] = []
         self._demands: list[int] = []
-        for task, place in places.items():
-            self._take(memory.needs[task], place, place + 1)
+        for task in problem.tasks:
+            self._take(memory.needs[task], places[task], places[task] + 1)
         summed = {arrival.block for found in memory.sums.values() for arrival in found.arrivals}
         for number in range(len(memory.blocks)):
             if number not in summed and number not in memory.sums:  # whose block a sum is, depends on the order

@@ -40,6 +40,7 @@ _NEXT = -2  # before whichever task comes next
 class _Abandoned(BaseException):
     """Ends the engine's run from within. Nobody but the session sees it: it is raised in a hook which C++ calls."""
 
+
 HEARS_SIGNALS_S = 0.2
 """How long the main thread waits at most before it looks whether a signal has come."""
 
