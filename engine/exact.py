@@ -89,7 +89,7 @@ def exact(
 
 
 def optimal(problem: Problem, ran: Sequence[int] = (), *, seconds: float = 10.0, interruptible: bool = False) -> Exact:
-    """The best order and the best bound that `exact` finds and, where it leaves a gap, `cp_sat` in half of the time.
+    """The best order and the best bound of `exact` and, where it leaves a gap, of `cp_sat` in a quarter of the time.
 
     That needs the package ortools, and is not tried without it, nor where there are too many tasks for it.
     """
@@ -97,9 +97,9 @@ def optimal(problem: Problem, ran: Sequence[int] = (), *, seconds: float = 10.0,
 
     began = perf_counter()
     second = has_ortools() and len(problem.tasks) <= MOST_TASKS
-    found = exact(problem, ran, seconds=seconds / 2 if second else seconds, interruptible=interruptible)
+    found = exact(problem, ran, seconds=0.75 * seconds if second else seconds, interruptible=interruptible)
     left = seconds + began - perf_counter()
-    if found.proven or not second or left < 0.2 * seconds:
+    if found.proven or not second or left < 0.2 * seconds:  # interrupted, or it took long to begin
         return found
     other = cp_sat(problem, ran, seconds=left, hint=found.order)
     best = min(found, other, key=lambda each: each.peak_bytes)

@@ -25,7 +25,7 @@ from .any_backward import random_backward
 from .problems import PosedProblem, is_legal, least_peak, problem_of, random_problem
 from .test_simulate import tasks_of
 
-MOST_ORDERS = 250
+MOST_ORDERS = 200
 
 
 def legal_orders(problem: Problem) -> Iterator[list[int]]:
@@ -78,14 +78,14 @@ def check(problem: Problem, best: int) -> None:
 
 def test_of_random_footprints_it_finds_the_best_of_all_orders() -> None:
     seen = decided = 0
-    for seed in range(600):
+    for seed in range(500):
         footprints = random_backward(seed, 7)
         problem = Problem(footprints.graph, footprints)
         if peaks := peaks_of_all(problem):
             check(problem, min(peaks))
             seen += 1
             decided += max(peaks) > min(peaks)
-    assert seen > 550 and decided > 180  # in so many the order matters
+    assert seen > 450 and decided > 140  # in so many the order matters
 
 
 class Slices(torch.autograd.Function):
@@ -160,13 +160,13 @@ def small_problems(seeds: range) -> Iterator[Problem]:
 
 def test_of_real_backwards_it_finds_the_best_of_all_orders() -> None:
     seen = decided = 0
-    for first in range(0, 160, 8):
-        for problem in small_problems(range(first, first + 8)):
+    for first in range(0, 120, 30):
+        for problem in small_problems(range(first, first + 30)):
             if peaks := peaks_of_all(problem):
                 check(problem, min(peaks))
                 seen += 1
                 decided += max(peaks) > min(peaks)
-    assert seen > 100 and decided > 25
+    assert seen > 80 and decided > 15
 
 
 def test_a_view_that_comes_first_makes_the_next_gradient_pay_for_the_sum() -> None:
@@ -307,14 +307,20 @@ def test_what_ran_already_stays_where_it_is() -> None:
         assert found.peak_bytes == found.bound_bytes == min(map(problem.peak_bytes, rest))
 
 
-def test_without_the_solver_optimal_is_exact_and_with_it_both_are_asked() -> None:
+def test_without_the_solver_optimal_is_exact_and_with_it_the_better_of_both() -> None:
     problem = xlas_counter_example()
-    assert optimal(problem).peak_bytes == 5
-    with mock.patch("tapehead.engine.exact.exact", return_value=Exact((0, 1, 2, 3, 4, 5, 6), 9, 4, False, 7, 0.0)):
+    order = tuple(exact(problem).order)
+    one, other = Exact((0, 1), 9, 4, False, 7, 0.0), Exact(order, 6, 3, False, 0, 0.0)
+    with mock.patch("tapehead.engine.exact.exact", return_value=one):
         with mock.patch("tapehead.engine.cp_sat.has_ortools", return_value=False):
-            assert optimal(problem).peak_bytes == 9
-        found = optimal(problem)
-    assert (found.peak_bytes, found.bound_bytes, found.proven, found.states) == (5, 5, True, 7)
+            assert optimal(problem) == one
+        with (
+            mock.patch("tapehead.engine.cp_sat.has_ortools", return_value=True),
+            mock.patch("tapehead.engine.cp_sat.cp_sat", return_value=other) as asked,
+        ):
+            found = optimal(problem)
+    assert asked.call_args.kwargs["hint"] == (0, 1)
+    assert (found.order, found.peak_bytes, found.bound_bytes, found.proven, found.states) == (order, 6, 4, False, 7)
 
 
 def test_the_policy_gives_a_proven_order_or_says_what_was_found() -> None:
