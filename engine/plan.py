@@ -33,7 +33,7 @@ PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "list", "postorder", "liu", "bfs_widt
 """The policies of which "auto" takes the best. PyTorch's own comes first: it wins where no other is better."""
 
 _MOST_LIMITS = 3  # that are said
-_EXACT_TASKS = 200  # up to so many the least peak is looked for, half of the time that is given
+_EXACT_TASKS = 1_000  # up to so many the least peak is looked for, half of the time that is given
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,9 +207,9 @@ def plan(
         of: the loss, or its graph.
         policies: names, `Policy` objects or callables, without one which decides while the backward runs.
         footprints: what the tasks allocate: those of a measured run, `th.profile(...).footprints`; None: a dry run.
-        seconds: how long to look for something better than all of them. For up to 200 tasks half of it goes to a search
-            for the least peak there is ("optimal"), and the rest to moving tasks about ("search"). Interrupted, the
-            best so far is taken.
+        seconds: how long to look for something better than all of them. For up to 1,000 tasks half of it goes to a
+            search for the least peak there is ("optimal"), and the rest to moving tasks about ("search"). Interrupted,
+            the best so far is taken.
         progress: is told now and then what has been found.
 
     Raises:
