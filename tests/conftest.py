@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 import torch
 
@@ -59,8 +60,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFi
 
 
 def pytest_configure() -> None:
-    """Lets tests press Ctrl-C: what a shell starts in the background ignores it, and so do its children."""
+    """Lets tests press Ctrl-C, and take their time.
+
+    What a shell starts in the background ignores that signal, and so do its children.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine is no failure
+    hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
