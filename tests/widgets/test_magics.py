@@ -30,6 +30,9 @@ model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.ran
 def last(ready, state):
     return ready[-1]
 %load_ext tapehead
+import gc, torch._dynamo  # as in conftest.py: sessions are not to look for hooks through all that was imported
+gc.freeze()
+gc.get_freeze_count = lambda: 0
 """
 
 
