@@ -15,7 +15,10 @@ TOGETHER = {
 }
 """Files that share one server, or one `npm ci`."""
 
-FIRST = ("JupyterLab", "tests/engine/test_conformance.py", "tests/test_upstream.py", "tests/test_notebooks.py")
+FIRST = (
+    *("tests/test_notebooks.py", "JupyterLab", "tests/engine/test_conformance.py", "tests/test_upstream.py"),
+    *("tests/e2e/test_deck_page.py", "tests/widgets/test_every_backward.py", "tests/inspector/test_walk.py"),
+)
 """Long although few tests: at the end they would leave the other processes without work."""
 
 

@@ -23,7 +23,9 @@ def test_a_process_gets_whole_files_and_those_that_share_a_server_and_the_long_o
     lab, other_lab, _ = TOGETHER["JupyterLab"]
     many = [f"tests/many.py::test[{number}::x]" for number in range(9)]
     few = ["tests/few.py::test_a", "tests/few.py::test_b"]
-    tests = [*few, *many, f"{lab}::test_a", f"{FIRST[1]}::test_c", f"{other_lab}::test_b"]
+    long, server, *_ = FIRST
+    assert server == "JupyterLab"
+    tests = [*few, *many, f"{lab}::test_a", f"{long}::test_c", f"{other_lab}::test_b"]
     monkeypatch.setattr(pytestconfig.option, "tx", ["2*popen"])
     scheduler = WholeFiles(pytestconfig)
     nodes = [_Node(), _Node()]
@@ -32,7 +34,7 @@ def test_a_process_gets_whole_files_and_those_that_share_a_server_and_the_long_o
         scheduler.add_node_collection(node, tests)
     scheduler.schedule()
     given = [[tests[index] for index in node.given] for node in nodes]
-    assert given == [[f"{lab}::test_a", f"{other_lab}::test_b", *many], [f"{FIRST[1]}::test_c", *few]]
+    assert given == [[f"{long}::test_c", *many], [f"{lab}::test_a", f"{other_lab}::test_b", *few]]
 
 
 class _Node:
