@@ -21,11 +21,12 @@ from tapehead.engine.workloads import WORKLOADS
 
 from .comparing import ENGINES, assert_equal, engine_order, gradients_of
 from .programs import Swap, random_program
+from .sizes import built
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_every_workload_has_pytorchs_gradients_under_every_policy_and_engine(name: str) -> None:
-    model, make_loss = WORKLOADS[name].build("small")
+    model, make_loss = built(name)
     leaves = list(model.parameters())
     expected = gradients_of(leaves, lambda: make_loss().backward())
     for engine in ENGINES:
@@ -36,7 +37,7 @@ def test_every_workload_has_pytorchs_gradients_under_every_policy_and_engine(nam
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_native_executes_the_pinned_order_and_direct_heap_the_order_of_pytorch(name: str) -> None:
-    _, make_loss = WORKLOADS[name].build("small")
+    _, make_loss = built(name)
     for policy in CLASSIC:
         run = th.backward(make_loss(), policy=policy)
         assert run.order == run.planned and len(run.order) == len(run.graph)

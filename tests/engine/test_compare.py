@@ -25,6 +25,7 @@ from tapehead.engine.workloads import workload
 
 from .profiled import profiled
 from .programs import OnCtx
+from .sizes import built
 
 
 def compared(name: str) -> Comparison:
@@ -45,7 +46,7 @@ def small_model() -> tuple[nn.Module, Callable[[], Tensor]]:
 
 @pytest.mark.parametrize("name", ["linear50", "ensemble", "resnet50"])
 def test_the_peaks_are_those_of_torchs_own_profiler(name: str) -> None:
-    model, make_loss = workload(name).build()
+    model, make_loss = built(name)
     comparison = compare(make_loss)
     assert [row.policy for row in comparison.rows] == ["bfs", "dfs", "heap"]
     for row in comparison.rows:

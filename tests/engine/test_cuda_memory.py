@@ -31,6 +31,7 @@ from tapehead.inspector.torch_internals import start_allocation_events, stop_all
 
 from .memory_programs import Program
 from .programs import random_policy
+from .sizes import built
 
 OLDER = 10**6
 ON_CUDA = [name for name in WORKLOADS if name != "two_devices"]  # half of that one stays on the CPU
@@ -234,8 +235,8 @@ def test_a_dry_run_is_of_the_accelerator_and_of_devices_that_are_named() -> None
 
 @pytest.mark.parametrize("name", ["resnet50", "unet", "recommender", "ensemble"])
 def test_a_dry_run_on_another_device_is_that_of_the_cpu(name: str) -> None:
-    on_cpu = dry_run(th.graph(WORKLOADS[name].build()[1]()))
-    graph = th.graph(WORKLOADS[name].build(device="meta")[1]())
+    on_cpu = dry_run(th.graph(built(name)[1]()))
+    graph = th.graph(built(name, "meta")[1]())
     elsewhere = dry_run(graph, "meta")
     assert elsewhere.device == "meta" and elsewhere.tasks == on_cpu.tasks
     assert [each.nbytes for each in elsewhere.start] == [each.nbytes for each in on_cpu.start]
@@ -264,7 +265,7 @@ def test_tasks_that_may_overlap_are_not_measured() -> None:
 
 def on_cuda(name: str) -> tuple[nn.Module, Callable[[], Tensor]]:
     """A workload after a step, in which libraries have taken what they keep."""
-    model, make_loss = WORKLOADS[name].build(device="cuda", **({"layers": 40} if name == "mlp_norm" else {}))
+    model, make_loss = built(name, "cuda")
     for _ in range(2):
         model.zero_grad()
         th.backward(make_loss())

@@ -20,6 +20,7 @@ from tapehead.engine.workloads import WORKLOADS
 
 from .comparing import compiled_loss
 from .profiled import profiled
+from .sizes import built
 
 # Convolutions, batch norms and recurrent layers on the CPU allocate inside the kernel, which a dry run can't see.
 TOO_LOW = {"unet": 0.17, "resnet50": 0.02, "seq2seq": 0.11, "cyclegan": 0.04}
@@ -51,7 +52,7 @@ def order_of(graph: th.Graph, policy: str) -> list[int]:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workloads_peak_as_a_dry_run_says(name: str) -> None:
-    model, forward = WORKLOADS[name].build()
+    model, forward = built(name)
 
     def make_loss() -> Tensor:
         model.zero_grad(set_to_none=True)

@@ -12,6 +12,7 @@ from tapehead.engine.workloads import WORKLOADS
 
 from .memory_programs import Program
 from .programs import random_policy
+from .sizes import built
 
 
 def deltas_by_task(timeline: th.Timeline) -> list[list[int]]:
@@ -22,7 +23,7 @@ def deltas_by_task(timeline: th.Timeline) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_event_of_every_order(name):
-    model, make_loss = WORKLOADS[name].build(**({"layers": 40} if name == "mlp_norm" else {}))
+    model, make_loss = built(name)
     calibration = th.profile(make_loss)
     for policy in ("heap", "bfs", "dfs", random_policy(0), random_policy(1)):
         model.zero_grad()

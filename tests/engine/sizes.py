@@ -1,0 +1,15 @@
+"""The ready models so small that tests can run all of them: their graphs are what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from tapehead.engine.workloads import WORKLOADS
+
+SMALLER = {"mlp_norm": {"layers": 100}, "resnet50": {"pixels": 32}}
+
+
+def built(name: str, device: str = "cpu") -> tuple[nn.Module, Callable[[], Tensor]]:
+    return WORKLOADS[name].build(device=device, **SMALLER.get(name, {}))
