@@ -47,7 +47,7 @@ from .tensor_hooks import TensorHooks
 from .timeline import Maker
 
 
-def dry_run(graph: Graph, device: torch.device | str | None = None) -> Footprints:
+def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hooks: bool = True) -> Footprints:
     """Finds out what the tasks of a graph would do with memory. No backward runs.
 
     Each node is called once, as the engine calls it and in an order of the engine's, on fake tensors: they have shapes
@@ -68,6 +68,8 @@ def dry_run(graph: Graph, device: torch.device | str | None = None) -> Footprint
     Args:
         graph: the graph. The caller gives the gradients of roots that are no scalars.
         device: whose memory. None: of the accelerator on which the backward runs, else of the CPU.
+        names_hooks: among the limits are the tasks with hooks, for which all objects are looked through. No footprint
+            depends on it.
 
     Raises:
         ValueError: the graph is from a file; or it is on several accelerators, and none is chosen.
@@ -80,7 +82,7 @@ def dry_run(graph: Graph, device: torch.device | str | None = None) -> Footprint
     if freed is not None:
         task = graph.describe(graph.nodes.index(freed))
         raise RuntimeError(f"a backward has freed what {task} saved, so it can't be asked; make the graph again")
-    return _DryRun(graph, device_of(graph, device)).run(order)
+    return _DryRun(graph, device_of(graph, device)).run(order, names_hooks)
 
 
 WORKSPACE = (
@@ -158,7 +160,7 @@ class _DryRun:
         self._more_limits: list[str] = []
         self._facts: list[object | None] = []
 
-    def run(self, order: Sequence[int]) -> Footprints:
+    def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
         graph = self._graph
         leaves = graph.leaves
         grads = {task_id: leaf.grad for task_id, leaf in leaves.items()}
@@ -173,7 +175,8 @@ class _DryRun:
                     leaf.grad = grads[task_id]
         roots = [graph.tasks[root.task].inputs[root.input] for root in graph.roots]
         start = tuple(self._start())
-        self._look_for_hooks(leaves)
+        if names_hooks:
+            self._look_for_hooks(leaves)
         return Footprints(
             graph,
             str(self._device),

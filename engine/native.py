@@ -148,7 +148,7 @@ class Plan:
         graph = call.graph()
         needed = call.needed(graph)
         if first_freed(graph.nodes) is None:
-            policy = bound(policy, Problem(graph, None, needed, keep_graph=call.keep_graph))
+            policy = bound(policy, Problem(graph, None, needed, keep_graph=call.keep_graph, names_hooks=False))
         elif not isinstance(policy, Policy) or policy.plan is not None:
             policy = POLICIES["heap"]  # for PyTorch's own error
         order = [] if is_dynamic(policy) else schedule(graph, policy, needed)

@@ -39,6 +39,7 @@ class Problem:
         *,
         keep_graph: bool | None = None,
         may_ask: bool = True,
+        names_hooks: bool = True,
     ) -> None:
         self.graph = graph
         self.needed = None if needed is None else frozenset(needed)
@@ -46,6 +47,7 @@ class Problem:
         self._measured = durations
         self.keep_graph = keep_graph
         self._may_ask = may_ask
+        self._names_hooks = names_hooks
 
     @cached_property
     def tasks(self) -> Sequence[int]:
@@ -90,7 +92,7 @@ class Problem:
                 "this policy plans by memory, of which nothing is known once tasks have run: begin with it, or set "
                 "session.footprints to those of a measured run before"
             )
-        return self._footprints or dry_run(self.graph)
+        return self._footprints or dry_run(self.graph, names_hooks=self._names_hooks)
 
     @property
     def given(self) -> bool:
