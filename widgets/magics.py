@@ -9,7 +9,6 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from types import TracebackType
 from typing import Any
 from weakref import ref
@@ -33,6 +32,7 @@ OPTIONS = ("policy", "engine", "names")
 FLAGS = ("keep-inputs",)
 
 _NEAR = 50  # nodes
+_SOON_S = 0.2  # a cell that is waiting begins first
 
 _HERE = Path(__file__).parent
 _NOT_THE_USERS = tuple(
@@ -332,7 +332,11 @@ def _is_freed(loss: Tensor) -> bool:
 
 
 def load(shell: InteractiveShell) -> None:
-    """`%load_ext tapehead`. What the first deck needs of torch is loaded meanwhile."""
-    Thread(target=warm_up_fakes, name="tapehead warm-up", daemon=True).start()
+    """`%load_ext tapehead`. What the first deck needs of torch is loaded once the kernel has nothing to do.
+
+    A thread could not do it meanwhile: beside an import of the user's, one of the two would find modules half loaded.
+    """
+    with suppress(RuntimeError):  # no kernel, whose loop would run
+        asyncio.get_running_loop().call_later(_SOON_S, warm_up_fakes)
     shell.register_magics(DeckMagics)
     shell.set_hook("complete_command", complete, re_key=r"%{1,2}tapehead")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -464,6 +465,21 @@ def test_closing_the_output_closes_a_deck_that_nobody_holds(fresh: Kernel) -> No
     fresh.run("th.debug(model(x).sum())")  # Out and _ hold it
     fresh.run(f"latest_deck(){unseen}")
     assert fresh.value("_latest") == "[]"
+
+
+def test_what_the_first_deck_needs_is_loaded_in_the_users_own_thread(fresh: Kernel) -> None:
+    fresh.run(
+        "import threading, tapehead.widgets.magics as magics\n"
+        "loaded_in, warm_up = [], magics.warm_up_fakes\n"
+        "magics.warm_up_fakes = lambda: loaded_in.append(threading.current_thread().name)\n"
+        "%reload_ext tapehead"
+    )
+    until = time.monotonic() + 15
+    while fresh.value("loaded_in") == "[]":
+        assert time.monotonic() < until, "nothing was loaded"
+        time.sleep(0.05)
+    fresh.run("magics.warm_up_fakes = warm_up")
+    assert fresh.value("loaded_in") == "['MainThread']"
 
 
 def test_the_users_own_mappings_are_not_looked_into(fresh: Kernel) -> None:
