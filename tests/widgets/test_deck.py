@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 from weakref import ref
@@ -593,18 +593,15 @@ def test_messages_from_many_threads_keep_the_deck_whole(page: Page) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_interrupt_ends_the_run_and_leaves_the_deck(
-    page: Page, engine: Engine, interrupt: Callable[[threading.Event], None]
-) -> None:
+def test_an_interrupt_ends_the_run_and_leaves_the_deck(page: Page, engine: Engine) -> None:
     loss = forward(Branches())
     begun, go_on = threading.Event(), threading.Event()
     loss.grad_fn.register_prehook(lambda gradients: (begun.set(), go_on.wait(5), None)[-1])
     deck = deck_on(loss, engine=engine)
     page.open(deck)
     for _ in range(2):  # the second while the task is still under way
-        interrupt(begun)
         with pytest.raises(KeyboardInterrupt):
-            deck.run()
+            interrupted_run(deck, begun)
     go_on.set()
     settle(deck)
     assert (deck.position, deck.status) == (1, "stopped")
@@ -613,17 +610,14 @@ def test_an_interrupt_ends_the_run_and_leaves_the_deck(
     assert deck.status == "finished"
 
 
-@pytest.fixture
-def interrupt() -> Callable[[threading.Event], None]:
-    def soon(begun: threading.Event) -> None:
-        def send() -> None:
-            begun.wait(5)
-            time.sleep(0.05)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+def interrupted_run(deck: Deck, begun: threading.Event) -> None:
+    def send() -> None:
+        begun.wait(5)
+        time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-        threading.Thread(target=send, daemon=True).start()
-
-    return soon
+    threading.Thread(target=send, daemon=True).start()
+    deck.run()
 
 
 def first_name(ready: Sequence[Task], state: QueueState) -> Task:
