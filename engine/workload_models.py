@@ -283,14 +283,84 @@ class DeepInterestNetwork(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """Networks of one shape on one input, called one after the other. Gives (members, batch, outputs)."""
+    """Networks of one shape, called one after the other.
+
+    Takes (batch, features), which all of them get, or (members, batch, features), of which each gets its own; gives
+    (members, batch, outputs).
+    """
 
     def __init__(self, members: int, widths: Sequence[int]) -> None:
         super().__init__()
         self.members = nn.ModuleList(PerceptronStack(widths) for _ in range(members))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([member(x) for member in self.members])
+        inputs = x if x.dim() == 3 else [x] * len(self.members)
+        return torch.stack([member(each) for member, each in zip(self.members, inputs, strict=True)])
+
+
+class Experts(nn.Module):
+    """Two-layer networks of one shape, each for its own rows, called one after the other.
+
+    Takes rows (rows, width) sorted by expert, and how many each gets.
+    """
+
+    def __init__(self, experts: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(PerceptronStack([width, hidden, width]) for _ in range(experts))
+
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        return torch.cat([expert(part) for expert, part in zip(self.each, rows.split(counts), strict=True)])
+
+
+class GroupedExperts(nn.Module):
+    """The same networks with their weights in one tensor a layer: two grouped products, whatever the numbers of rows.
+
+    Needs `torch.nn.functional.grouped_mm`, so no float64, and rows of a multiple of 16 bytes.
+    """
+
+    def __init__(self, experts: Experts) -> None:
+        super().__init__()
+        layers = [[expert[number] for expert in experts.each] for number in (0, 2)]
+        self.weights = nn.ParameterList(torch.stack([each.weight.detach().T for each in layer]) for layer in layers)
+        self.biases = nn.ParameterList(torch.stack([each.bias.detach() for each in layer]) for layer in layers)
+
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        numbers = torch.tensor(counts, device=rows.device)
+        ends = numbers.cumsum(0, dtype=torch.int32)
+        first, second = (bias.repeat_interleave(numbers, 0, output_size=len(rows)) for bias in self.biases)
+        hidden = (functional.grouped_mm(rows, self.weights[0], offs=ends) + first).relu()
+        return functional.grouped_mm(hidden, self.weights[1], offs=ends) + second
+
+
+class MixtureOfExperts(nn.Module):
+    """A router sends each token to the few experts that it rates highest, and weighs what they make of it.
+
+    So the experts get different numbers of rows. Takes and gives (tokens, width). On "meta", where the router decides
+    nothing, all get the same.
+    """
+
+    def __init__(self, width: int, hidden: int, experts: int, per_token: int, grouped: bool) -> None:
+        super().__init__()
+        self.per_token = per_token
+        self.router = nn.Linear(width, experts, bias=False)
+        looped = Experts(experts, width, hidden)
+        self.experts = GroupedExperts(looped) if grouped else looped
+
+    def forward(self, x: Tensor) -> Tensor:
+        ratings, chosen = self.router(x).topk(self.per_token, dim=-1)
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // self.per_token
+        made = self.experts(x[tokens], self._counts(chosen))
+        weights = ratings.softmax(-1).flatten()[order]
+        return torch.zeros_like(x).index_add(0, tokens, made * weights.unsqueeze(-1))
+
+    def _counts(self, chosen: Tensor) -> list[int]:
+        """How many rows each expert gets."""
+        experts = self.router.out_features
+        if not chosen.is_meta:
+            return chosen.flatten().bincount(minlength=experts).tolist()
+        each, rest = divmod(chosen.numel(), experts)
+        return [each + (number < rest) for number in range(experts)]
 
 
 class ReusedLinear(nn.Module):

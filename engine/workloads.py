@@ -19,6 +19,7 @@ from .workload_models import (
     GPT2,
     DeepInterestNetwork,
     Ensemble,
+    MixtureOfExperts,
     NormedPerceptron,
     ResNet50,
     ReusedLinear,
@@ -182,9 +183,33 @@ def _din(users: int, goods: int, categories: int, width: int, history: int, batc
     return Parts(model, (*offered, *past), functional.binary_cross_entropy_with_logits, (clicked,))
 
 
-def _ensemble(members: int, batch: int, width: int) -> Parts:
-    model = Ensemble(members, [width, width, width, width, 1])
-    return Parts(model, (torch.randn(batch, width),), functional.mse_loss, (torch.randn(members, batch, 1),))
+def _ensemble(members: int, layers: int, batch: int, width: int, separate_inputs: int) -> Parts:
+    model = Ensemble(members, [width] * layers + [1])
+    x = torch.randn(members, batch, width) if separate_inputs else torch.randn(batch, width)
+    return Parts(model, (x,), functional.mse_loss, (torch.randn(members, batch, 1),))
+
+
+def _mixture_of_experts(experts: int, per_token: int, tokens: int, width: int, hidden: int, grouped: int) -> Parts:
+    if grouped and (why := _why_not_grouped(width, hidden)):
+        raise ValueError(f"mixture_of_experts with grouped={grouped}: {why}; grouped=0 calls one expert after another")
+    x = torch.randn(tokens, width) + torch.randn(width)  # tokens have something in common: some experts get more
+    model = MixtureOfExperts(width, hidden, experts, per_token, grouped=bool(grouped))
+    return Parts(model, (x,), _error_where_made, (torch.randn(tokens, width),))
+
+
+def _why_not_grouped(width: int, hidden: int) -> str | None:
+    """Why torch.nn.functional.grouped_mm can't take the experts."""
+    if not hasattr(functional, "grouped_mm"):
+        return f"torch {torch.__version__} has no torch.nn.functional.grouped_mm"
+    dtype = torch.get_default_dtype()
+    if dtype is torch.float64:
+        return "grouped_mm takes float32, bfloat16 and float16, no float64"
+    if torch.empty(0).is_meta and dtype is not torch.bfloat16:
+        return f'on "meta" grouped_mm takes bfloat16 alone, no {str(dtype).removeprefix("torch.")}'
+    for name, size in (("width", width), ("hidden", hidden)):
+        if size * dtype.itemsize % 16:
+            return f"grouped_mm takes rows of a multiple of 16 bytes, and {name}={size} gives {size * dtype.itemsize}"
+    return None
 
 
 def _linear50(uses: int, width: int, batch: int) -> Parts:
@@ -289,8 +314,16 @@ WORKLOADS: dict[str, Workload] = {
             "Small networks of one shape, called in a loop",
             "pytorch issue #18157, 2019",
             _ensemble,
-            small={"members": 16, "batch": 32, "width": 64},
-            full={"members": 64, "batch": 256, "width": 256},
+            small={"members": 16, "layers": 4, "batch": 32, "width": 64, "separate_inputs": 0},
+            full={"members": 64, "layers": 4, "batch": 256, "width": 256, "separate_inputs": 0},
+        ),
+        Workload(
+            "mixture_of_experts",
+            "A router and experts that get different numbers of tokens",
+            "Shazeer et al., Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer, 2017",
+            _mixture_of_experts,
+            small={"experts": 8, "per_token": 2, "tokens": 64, "width": 32, "hidden": 64, "grouped": 0},
+            full={"experts": 64, "per_token": 2, "tokens": 4096, "width": 512, "hidden": 2048, "grouped": 0},
         ),
         Workload(
             "linear50",

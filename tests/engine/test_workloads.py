@@ -232,6 +232,47 @@ def test_linear50_uses_one_weight_50_times() -> None:
     assert [task.kind for task in tasks].count(Kind.ACCUMULATE_GRAD) == 2
 
 
+@pytest.mark.parametrize("separate_inputs", [0, 1])
+def test_an_ensemble_has_one_network_per_member_on_the_same_input_or_on_its_own(separate_inputs: int) -> None:
+    model, make_loss = WORKLOADS["ensemble"].build(members=3, layers=2, separate_inputs=separate_inputs)
+    assert [task.name for task in th.graph(make_loss()).tasks].count("AddmmBackward0") == 3 * 2
+    x = torch.randn(3, 32, 64, generator=torch.Generator().manual_seed(0))
+    made = model(x if separate_inputs else x[0])
+    for member, network in enumerate(model.members):
+        torch.testing.assert_close(made[member], network(x[member if separate_inputs else 0]))
+
+
+def test_experts_get_different_numbers_of_tokens_and_do_with_each_what_the_router_weighs() -> None:
+    model, make_loss = WORKLOADS["mixture_of_experts"].build()
+    rows = [task.inputs[0].shape for task in th.graph(make_loss()).tasks if task.name == "AddmmBackward0"]
+    assert len(rows) == 2 * 8 and len(set(rows)) > 2 * 3
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for token, made in zip(x, model(x), strict=True):
+            ratings, experts = model.router(token).topk(2)
+            weighed = zip(ratings.softmax(0), experts, strict=True)
+            torch.testing.assert_close(
+                made, sum(weight * model.experts.each[expert](token) for weight, expert in weighed)
+            )
+
+
+def test_grouped_experts_are_the_same_with_one_product_a_layer_and_are_refused_where_torch_cannot() -> None:
+    (looped, looped_loss), (grouped, grouped_loss) = (
+        WORKLOADS["mixture_of_experts"].build(grouped=grouped) for grouped in (0, 1)
+    )
+    loss = grouped_loss()
+    torch.testing.assert_close(loss, looped_loss())
+    assert [task.name for task in th.graph(loss).tasks].count("GroupedMmBackward0") == 2
+    loss.backward()
+    looped_loss().backward()
+    torch.testing.assert_close(grouped.router.weight.grad, looped.router.weight.grad)
+    each = torch.stack([expert[0].weight.grad.T for expert in looped.experts.each])
+    torch.testing.assert_close(grouped.experts.weights[0].grad, each)
+    for knobs, why in (({"width": 30}, "multiple of 16 bytes, and width=30"), ({"device": "meta"}, "bfloat16 alone")):
+        with pytest.raises(ValueError, match=f"grouped=1: .*{why}.*; grouped=0 calls"):
+            WORKLOADS["mixture_of_experts"].build(grouped=1, **knobs)
+
+
 def test_steps_of_the_unrolled_cell_multiply_its_tasks() -> None:
     sizes = [len(th.graph(WORKLOADS["lstm_cell"].build(steps=steps)[1]())) for steps in (50, 51, 1500)]
     per_step = sizes[1] - sizes[0]
