@@ -308,8 +308,9 @@ class Experts(nn.Module):
         super().__init__()
         self.each = nn.ModuleList(PerceptronStack([width, hidden, width]) for _ in range(experts))
 
-    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        return torch.cat([expert(part) for expert, part in zip(self.each, rows.split(counts), strict=True)])
+    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
+        parts = torch.split(rows, counts)
+        return torch.cat([expert(part) for expert, part in zip(self.each, parts, strict=True)])
 
 
 class GroupedExperts(nn.Module):
@@ -320,11 +321,13 @@ class GroupedExperts(nn.Module):
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()
-        layers = [[expert[number] for expert in experts.each] for number in (0, 2)]
-        self.weights = nn.ParameterList(torch.stack([each.weight.detach().T for each in layer]) for layer in layers)
-        self.biases = nn.ParameterList(torch.stack([each.bias.detach() for each in layer]) for layer in layers)
+        layers = [[expert.get_submodule(name) for expert in experts.each] for name in ("0", "2")]
+        weights = ([each.get_parameter("weight").detach().T for each in layer] for layer in layers)
+        biases = ([each.get_parameter("bias").detach() for each in layer] for layer in layers)
+        self.weights = nn.ParameterList(map(torch.stack, weights))
+        self.biases = nn.ParameterList(map(torch.stack, biases))
 
-    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         numbers = torch.tensor(counts, device=rows.device)
         ends = numbers.cumsum(0, dtype=torch.int32)
         first, second = (bias.repeat_interleave(numbers, 0, output_size=len(rows)) for bias in self.biases)
