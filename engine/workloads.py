@@ -27,6 +27,17 @@ from .workload_models import (
     UnrolledLSTM,
     WordLanguageModel,
 )
+from .workload_models_hips219 import (
+    ByHand,
+    FanOut,
+    NeedlessAdditions,
+    Step,
+    VanillaRNN,
+    fan_out_by_hand,
+    logistic_loss,
+    needless_by_hand,
+    rnn_by_hand,
+)
 from .workload_models_pr4746 import CycleGAN, Seq2Seq, Translated, TwoDevices
 
 Size = Literal["small", "full"]
@@ -48,7 +59,10 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A ready model. `small` and `full` hold the arguments that `make` is called with for either size."""
+    """A ready model. `small` and `full` hold the arguments that `make` is called with for either size.
+
+    `gradient`, where there is one, is the gradient written by hand: see workload_models_hips219.py.
+    """
 
     name: str
     title: str
@@ -56,9 +70,15 @@ class Workload:
     make: Callable[..., Parts] = field(repr=False)
     small: Mapping[str, int]
     full: Mapping[str, int]
+    gradient: Callable[..., ByHand] | None = field(default=None, repr=False)
 
     def build(
-        self, size: Size = "small", seed: int = 0, device: torch.device | str = "cpu", **knobs: int
+        self,
+        size: Size = "small",
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        **knobs: int,
     ) -> tuple[nn.Module, Callable[[], Tensor]]:
         """Makes the model and its data.
 
@@ -67,6 +87,8 @@ class Workload:
             seed: of parameters and data; the random numbers are drawn on the CPU, so they are the same on any device.
                 torch's own generators are left as they were.
             device: where the model lives. On "meta" nothing is allocated. Of two_devices one half stays on the CPU.
+            dtype: of parameters and of data that are no whole numbers, which are made in torch's default one and cast.
+                None: as made.
             knobs: replace single arguments of the size, such as `batch=8, pixels=64` of resnet50.
 
         Returns:
@@ -75,19 +97,61 @@ class Workload:
         Raises:
             ValueError: an unknown size or knob.
         """
-        device = torch.device(device)
+        parts = self._parts(size, seed, torch.device(device), dtype, knobs)
+
+        def make_loss() -> Tensor:
+            return parts.criterion(parts.model(*parts.inputs), *parts.targets)
+
+        return parts.model, make_loss
+
+    def by_hand(
+        self,
+        size: Size = "small",
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        *,
+        fused: bool = False,
+        **knobs: int,
+    ) -> tuple[nn.Module, Callable[..., ByHand]]:
+        """The same model on the same data, and its gradient written by hand: torch's operations, no autograd.
+
+        Args:
+            size, seed, device, dtype, knobs: as in `build`.
+            fused: add each product to the sum of gradients in the call that computes it (`addmm_`). No backward that
+                passes gradients from node to node can: there each is a tensor of its own first.
+
+        Returns:
+            The model, and a function of no arguments, or of one: `step`, which it calls when the forward is done and
+            after each step of the backward. It gives the loss and the gradients by parameter; no .grad is touched.
+
+        Raises:
+            ValueError: there is no such gradient for this workload; an unknown size or knob.
+        """
+        if self.gradient is None:
+            known = ", ".join(each.name for each in WORKLOADS.values() if each.gradient is not None)
+            raise ValueError(f"workload {self.name} has no gradient written by hand; those which have: {known}")
+        parts, gradient = self._parts(size, seed, torch.device(device), dtype, knobs), self.gradient
+
+        @torch.no_grad()
+        def compute(step: Step = lambda: None) -> ByHand:
+            return gradient(parts.model, *parts.inputs, *parts.targets, fused=fused, step=step)
+
+        return parts.model, compute
+
+    def _parts(
+        self, size: str, seed: int, device: torch.device, dtype: torch.dtype | None, knobs: Mapping[str, int]
+    ) -> Parts:
         parts = self._make(self._arguments(size, knobs), seed, torch.device("meta" if device.type == "meta" else "cpu"))
-        model = parts.model.to(device)
+        model = parts.model.to(device, dtype)
         for module in parts.on_cpu:
             if device.type != "meta":
                 module.cpu()
-        inputs = [tensor.to(device) for tensor in parts.inputs]
-        targets = [tensor.to(device) for tensor in parts.targets]
 
-        def make_loss() -> Tensor:
-            return parts.criterion(model(*inputs), *targets)
+        def there(tensor: Tensor) -> Tensor:
+            return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
-        return model, make_loss
+        return Parts(model, tuple(map(there, parts.inputs)), parts.criterion, tuple(map(there, parts.targets)))
 
     def _arguments(self, size: str, knobs: Mapping[str, int]) -> dict[str, int]:
         if size not in ("small", "full"):
@@ -222,6 +286,19 @@ def _mlp_norm(layers: int, width: int, batch: int) -> Parts:
     return Parts(NormedPerceptron(width, layers), (torch.randn(batch, width),), functional.mse_loss, (target,))
 
 
+def _rnn(batch: int, width: int, steps: int) -> Parts:
+    x, label = 0.01 * torch.randn(batch, width), (torch.rand(batch, 1) > 0.5).to(torch.get_default_dtype())
+    return Parts(VanillaRNN(width, steps), (x,), logistic_loss, (label,))
+
+
+def _fan_out(width: int, uses: int) -> Parts:
+    return Parts(FanOut(width, uses), (torch.randn(width, width),), torch.sum)
+
+
+def _needless(width: int, additions: int) -> Parts:
+    return Parts(NeedlessAdditions(width, additions), (), torch.sum)
+
+
 def _two_devices(width: int, batch: int, far_layers: int, near_layers: int) -> Parts:
     model = TwoDevices(width, far_layers, near_layers)
     target = torch.randn(batch, width)
@@ -332,6 +409,33 @@ WORKLOADS: dict[str, Workload] = {
             _linear50,
             small={"uses": 50, "width": 512, "batch": 8},
             full={"uses": 50, "width": 2048, "batch": 8},
+        ),
+        Workload(
+            "rnn",
+            "A vanilla RNN, unrolled",
+            "HIPS/autograd issue #219 and its benchmarks/bench_rnn.py, 2017",
+            _rnn,
+            small={"batch": 4, "width": 128, "steps": 50},
+            full={"batch": 16, "width": 1024, "steps": 50},
+            gradient=rnn_by_hand,
+        ),
+        Workload(
+            "fan_out",
+            "One matrix, used 100 times in a row",
+            "HIPS/autograd issue #219, 2017 (scaled, so that its powers do not overflow)",
+            _fan_out,
+            small={"width": 64, "uses": 100},
+            full={"width": 1000, "uses": 100},
+            gradient=fan_out_by_hand,
+        ),
+        Workload(
+            "needless",
+            "100 additions whose values no gradient needs",
+            "HIPS/autograd, benchmarks/bench_mem.py, 2017",
+            _needless,
+            small={"width": 64, "additions": 100},
+            full={"width": 1000, "additions": 100},
+            gradient=needless_by_hand,
         ),
         Workload(
             "two_devices",
