@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..inspector.graph import Edge, Graph, Task
-from .sizes import size_text
+from .gradient_holders import holders
+from .sizes import share_text, size_text
 from .storage_words import StorageWords, joined
 from .timeline import ON_CTX, Category, Storage, Timeline
 
 if TYPE_CHECKING:
     from ..inspector.facts import Operation
     from ..inspector.graph_file import StoredOperation
+    from .trace import Trace
 
 _LEAST_SHARE = 0.01  # of the peak: what is less is not worth a sentence
 _SCALAR_BYTES = 16  # of the widest one, complex128: the loss is held by everybody
+_MOST_HOOKS = 3
 _MANY = 8  # tasks of one kind for which gradients wait
 _PICKING = {  # the backward of each fills zeros of its input's size with what came
     "Index": "index once and use the result often",
@@ -28,6 +31,8 @@ _PICKING = {  # the backward of each fills zeros of its input's size with what c
     "Gather": "gather from a smaller tensor, or write the loss with `cross_entropy`, which makes no such gradient",
     "IndexSelect": "select from a smaller tensor, or once for several uses",
     "MaskedSelect": "multiply by the mask, or select once for several uses",
+    "Take": "take from a smaller tensor, or once for several uses",
+    "Diagonal": "compute the diagonal alone: `(a * b).sum(-1)` is that of `a @ b.mT`",
     "Embedding": "`Embedding(sparse=True)` makes a gradient of the rows that were used only: if your optimizer takes "
     "one, as SGD, SparseAdam and, on the CPU, Adagrad do; Adam and AdamW refuse",
 }
@@ -74,11 +79,13 @@ class Peak:
         timeline: the memory of one backward.
         storages: those alive at its peak, with the category which each had then.
         others: peaks in bytes that are known of other policies, by name.
+        trace: the record of that backward, or of another one of the same graph: it counts the zeros.
     """
 
     timeline: Timeline
     storages: Sequence[tuple[Storage, Category]]
     others: Mapping[str, int] = field(default_factory=dict)
+    trace: Trace | None = None
 
     @cached_property
     def words(self) -> StorageWords:
@@ -125,9 +132,21 @@ def picked_in_full(peak: Peak) -> Iterator[Hint]:
             sum(storage.nbytes for storage, _, _ in each),
             f"{graph.describe(each[0][1])}{f' and {more:,} more like it' if more else ''} "
             f"{'make' if more else 'makes'} {'gradients' if many else 'a gradient'} of the full size of what was "
-            f"indexed, of which {size_text(sum(came for _, _, came in each))} at most can differ from zero",
+            f"indexed, of which {size_text(sum(came for _, _, came in each))} at most can differ from zero"
+            f"{_zeros(peak, dict.fromkeys(task.id for _, task, _ in each))}",
             _PICKING_EARLIER if alone else _PICKING[name],
         )
+
+
+def _zeros(peak: Peak, tasks: Iterable[int]) -> str:
+    """How much of what the tasks gave was measured to be zero, where the trace has statistics."""
+    count = zeros = 0
+    for record in [peak.trace.of(task) for task in tasks] if peak.trace is not None else []:
+        for given in record.outputs if record is not None else ():
+            if given is not None and given.statistics is not None and given.statistics.zero_count is not None:
+                count += given.statistics.count or 0
+                zeros += given.statistics.zero_count
+    return f"; measured: {share_text(zeros, count)} of it is zero" if count else ""
 
 
 def _may_be_sparse(graph: Graph, task: Task) -> bool:
@@ -159,47 +178,73 @@ def _is_output(peak: Peak, storage: Storage) -> bool:
 
 
 def made_double(peak: Peak) -> Iterator[Hint]:
-    """Gradients or saved tensors in float64, where no parameter is."""
+    """Gradients or saved tensors in float64, in a program whose parameters are narrower, or all but a few of them."""
     graph = peak.timeline.graph
-    leaves = {meta.dtype for task in graph.tasks if task.is_leaf for meta in task.inputs}
-    if not leaves or any(map(_is_double, leaves)):
-        return
+    leaves = {task.id: meta.dtype for task in graph.tasks if task.is_leaf for meta in task.inputs}
+    narrow = [dtype for dtype in leaves.values() if not _is_double(dtype)]
     double = {task.id for task in graph.tasks if any(_is_double(meta.dtype) for meta in task.inputs)}
-    if not double:
+    turning = [
+        graph.tasks[task]
+        for task in dict.fromkeys(
+            edge.task
+            for edge in graph.edges
+            if edge.task in double and not _is_double(graph.tasks[edge.next_task].inputs[edge.input].dtype)
+        )
+    ]
+    if not turning or len(narrow) < len(leaves) - len(narrow):
         return
     nbytes = 0
-    for storage in peak.of(Category.BUFFER, Category.HELD):
-        nbytes += (
-            storage.nbytes if any(each.kind == "buffer" and each.task in double for each in storage.kept_by) else 0
-        )
+    for storage in peak.of(Category.BUFFER, Category.GRADIENT, Category.HELD):
+        waits = [each.task for each in storage.kept_by if each.kind in ("buffer", "grad")]
+        nbytes += storage.nbytes if not double.isdisjoint(waits) else 0
     for storage in peak.of(Category.SAVED, Category.FORWARD):
         made = storage.made_by.operation and peak.tasks_of.get(storage.made_by.operation)
         nbytes += storage.nbytes if made and all(task.id in double for task in made) else 0
-    turning = [
-        graph.tasks[edge.task]
-        for edge in graph.edges
-        if edge.task in double and not _is_double(graph.tasks[edge.next_task].inputs[edge.input].dtype)
+    widest = str(max(narrow, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
+    where = joined([graph.describe(task) for task in turning])
+    wide = [
+        graph.tasks[task].parameter or f"the leaf of task {task}" for task, dtype in leaves.items() if _is_double(dtype)
     ]
-    where = joined([graph.describe(task) for task in dict.fromkeys(turning)]) or graph.describe(min(double))
-    widest = max(leaves, key=lambda dtype: dtype.itemsize)
+    whose = f"as {joined(wide)} alone" if wide else f"though no parameter is wider than {widest}"
     yield Hint(
         nbytes,
-        f"float64, though no parameter is wider than {str(widest).removeprefix('torch.')}; it begins at {where}",
-        f"`.float()` there, or {str(widest).removeprefix('torch.')} from the start: NumPy's arrays are float64 unless "
-        "told otherwise",
+        f"float64, {whose}; it begins at {where}; in {widest} that would be {size_text(nbytes // 2)}",
+        _narrowing(turning[0], wide, widest),
+    )
+
+
+def _narrowing(task: Task, wide: Sequence[str], narrow: str) -> str:
+    """What to write instead, by what made the first tensor wide."""
+    if wide:
+        return f"make {joined(wide)} {narrow}, as the others are: NumPy's arrays are float64 unless told otherwise"
+    if task.short_name in _COPYING:
+        return f"leave out the conversion there, or `.to(torch.{narrow})` right after what needs the precision"
+    return (
+        f"what that operation takes beside a {narrow} is float64: make it `dtype=torch.{narrow}`, or convert it before: "
+        "NumPy's arrays, and what `torch.from_numpy` and `torch.tensor` make of them, are float64 unless told otherwise"
     )
 
 
 def held_gradients(peak: Peak) -> Iterator[Hint]:
-    """Gradients that a hook or retain_grad() holds."""
+    """Gradients that a hook, a list that it fills, or retain_grad() holds."""
     held = peak.of(Category.HELD)
     if held:
-        made_by = peak.words.made_by(held)
+        graph = peak.timeline.graph
+        tasks = {keeper.task for storage in held for keeper in storage.kept_by if keeper.kind == "buffer"}
+        tasks |= {storage.made_by.task for storage in held}
+        by = dict.fromkeys(each for task in tasks if task is not None for each in holders(graph, graph.tasks[task]))
         yield Hint(
             sum(storage.nbytes for storage in held),
-            f"{_count(held, 'gradient')} made by {made_by} {_is(held)} held by a hook or retain_grad()",
+            f"{_count(held, 'gradient')} made by {peak.words.made_by(held)} {_is(held)} held by a hook or retain_grad()"
+            f"{f': {_listed(list(by))}' if by else ''}",
             "keep of a gradient what you need, a norm or a copy on the CPU; call retain_grad() only while you look",
         )
+
+
+def _listed(hooks: Sequence[str]) -> str:
+    """Hooks have commas in their words."""
+    more = f"; and {len(hooks) - _MOST_HOOKS:,} more" if len(hooks) > _MOST_HOOKS else ""
+    return "; ".join(hooks[:_MOST_HOOKS]) + more
 
 
 def held_outputs(peak: Peak) -> Iterator[Hint]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import RenderableType
 
+    from .trace import Trace
+
 _MOST_SHOWN = 4  # groups of a category in a text; all are in `groups`, and all storages in `records()`
 _LEAST_SHARE = 0.005  # of the peak
 _LEAST_BYTES = 16  # of the widest scalar: everybody holds the loss
@@ -203,7 +205,10 @@ class PeakReport:
 
 
 def peak_report(
-    timeline: Timeline, others: Mapping[str, int] | None = None, before: NotCounted | None = None
+    timeline: Timeline,
+    others: Mapping[str, int] | None = None,
+    before: NotCounted | None = None,
+    trace: Trace | None = None,
 ) -> PeakReport:
     """Explains the peak of a backward.
 
@@ -211,13 +216,14 @@ def peak_report(
         timeline: its memory, measured or predicted.
         others: what is known of the peak in bytes under other policies, by name: hints mention it.
         before: what is known of what was there before the forward.
+        trace: the record of it, or of another backward of the same graph, if its statistics are to be told of.
     """
     storages = [
         (timeline.storage(number), timeline.category_at(number, timeline.peak_event, timeline.peak_place))
         for number in timeline.alive()
     ]
     groups = _groups(timeline, storages)
-    found = hints(Peak(timeline, storages, others or {}))
+    found = hints(Peak(timeline, storages, others or {}, trace))
     return PeakReport(timeline, tuple(_answer(timeline, groups, before)), groups, found)
 
 

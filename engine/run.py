@@ -78,7 +78,7 @@ class Run:
         from .peak import peak_report
 
         before = None if self.footprints is None else not_counted(self.footprints)
-        return peak_report(self._measured(), before=before)
+        return peak_report(self._measured(), before=before, trace=self.trace)
 
     def _measured(self) -> Timeline:
         if self.timeline is None:

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .facts import CallRecord, Facts, Operation
 from .kept_inputs import KeptInputs, keep_inputs
-from .marks import mark, mark_foreign, mark_result, nodes_of, tensors_of, unmarked_nodes
+from .marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, note_hook, tensors_of, unmarked_nodes
 from .tape import Tape
 from .torch_internals import (
     AroundApply,
@@ -216,9 +216,14 @@ class _OperationWatcher(TorchFunctionMode):
         result = function(*args, **kwargs) if kwargs else function(*args)
         end = sequence_nr()
         if end == start:
-            if self._observer is not None and (result is None or next(tensors_of(result), None) is not None):
+            hooks = getattr(function, "__name__", None) in HOOKING and bool(args) and isinstance(args[0], Tensor)
+            observed = self._observer is not None and (result is None or next(tensors_of(result), None) is not None)
+            if hooks or observed:
                 operation = Operation(self._calls.facts, function, start, end, self._calls.current, capture_traceback())
-                self._observer(operation, result, args)
+                if hooks:
+                    note_hook(args[0], args[1] if len(args) > 1 else (kwargs or {}).get("hook"), operation)
+                if self._observer is not None and observed:
+                    self._observer(operation, result, args)
         else:
             inputs = kept and kept.close()
             call = self._calls.current

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -11,6 +12,16 @@ from .facts import Facts, Operation
 from .torch_internals import UNNUMBERED, notes_on, number_of
 
 _MARK = "tapehead"  # the key in a node's metadata under which its Operation stands
+_HOOKS = "tapehead: hooks"  # the same for the calls that registered hooks of its tensors
+HOOKING = ("register_hook", "retain_grad")
+"""What gives a tensor that is no leaf a hook."""
+
+
+class HookNote(NamedTuple):
+    """A hook of a tensor, as it was registered. `hook` is its name, never itself: it may lead back to the node."""
+
+    hook: str
+    operation: Operation
 
 
 def tensors_of(value: object, depth: int = 3) -> Iterator[Tensor]:
@@ -60,6 +71,20 @@ def mark_foreign(arguments: Sequence[object], start: int) -> None:
         notes = notes_on(node)
         if _MARK not in notes and number_of(node) >= start:
             notes[_MARK] = None
+
+
+def note_hook(tensor: Tensor, hook: object, operation: Operation) -> None:
+    """Notes at the node of a tensor that it got a hook by this operation, `register_hook` or `retain_grad`."""
+    node = tensor.grad_fn
+    if node is not None:
+        name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
+        note = HookNote("retain_grad()" if hook is None else str(name), operation)
+        notes_on(node).setdefault(_HOOKS, []).append(note)
+
+
+def hooks_noted(node: Node) -> tuple[HookNote, ...]:
+    """The hooks which captures saw the tensors get that this node made, oldest first; also those taken away since."""
+    return tuple(notes_on(node).get(_HOOKS, ()))
 
 
 def made_during(facts: Facts, node: Node) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,9 +15,10 @@ import tapehead as th
 from tapehead.engine.hints import Hint
 from tapehead.engine.peak import peak_report
 from tapehead.engine.sizes import share_text, size_text
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads import WORKLOADS, workload
 
 from .programs import OnCtx
+from .sizes import SMALLER
 
 
 def hints(make_loss: Callable[[], Tensor], policy: str = "heap", **others: int) -> tuple[Hint, ...]:
@@ -87,6 +90,17 @@ def test_a_sparse_gradient_is_advised_only_where_all_of_the_gradient_would_be_sp
     assert not any("Embedding" in str(hint) for hint in (*tied, *computed))
 
 
+def test_how_much_of_a_picked_gradient_is_zero_is_measured_where_there_are_statistics() -> None:
+    x = leaf(100, 100)
+
+    def make_loss() -> Tensor:
+        return (x * 2)[3].exp().sum()
+
+    found = th.profile(make_loss, trace="cheap").peak().hints
+    assert "measured: 99 % of it is zero" in only(found, "SelectBackward0").fact
+    assert "measured" not in only(hints(make_loss), "SelectBackward0").fact
+
+
 def test_float64_where_no_parameter_is() -> None:
     x = leaf(1000)
     hint = only(hints(lambda: (x.exp().double().exp() * 2).float().exp().sum()), "float64")
@@ -96,6 +110,40 @@ def test_float64_where_no_parameter_is() -> None:
     assert hints(lambda: (x.exp().exp() * 2).float().exp().sum()) == ()
     double = x.detach().double().requires_grad_()
     assert not any("float64" in hint.fact for hint in hints(lambda: (double.exp() * 2).exp().sum()))
+
+
+@pytest.mark.parametrize(
+    ("name", "upcast"),
+    [
+        ("MulBackward0", lambda h: h * torch.ones(1000, dtype=torch.float64)),
+        ("AddBackward0", lambda h: h + torch.from_numpy(numpy.ones(1000))),
+        ("CatBackward0", lambda h: torch.cat([h, torch.zeros(1, dtype=torch.float64)])),
+    ],
+)
+def test_float64_that_comes_of_another_operand(name: str, upcast: Callable[[Tensor], Tensor]) -> None:
+    x = leaf(1000)
+    line = upcast.__code__.co_firstlineno
+    hint = only(hints(lambda: upcast(x.exp()).exp().sum()), "float64")
+    assert f"{name} (test_hints.py:{line})" in hint.fact
+    assert f"in float32 that would be {size_text(hint.nbytes // 2)}" in hint.fact
+    assert "what that operation takes beside a float32 is float64" in hint.advice
+    assert not any("float64" in str(each) for each in hints(lambda: (x.exp() * numpy.float64(3)).exp().sum()))
+
+
+def test_float64_that_comes_of_one_parameter_among_others() -> None:
+    class Shifted(nn.Module):
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__()
+            self.weight, self.scale = nn.Parameter(leaf(1000)), nn.Parameter(leaf(1000))
+            self.shift = nn.Parameter(torch.zeros(1000, dtype=dtype))
+
+        def forward(self) -> Tensor:
+            return (self.weight * self.scale + self.shift).exp().sum()
+
+    model = Shifted(torch.float64)
+    hint = only(hints(model), "float64, as shift alone; it begins at")
+    assert hint.advice.startswith("make shift float32, as the others are")
+    assert not any("float64" in str(each) for each in hints(Shifted(torch.float32)))
 
 
 def test_a_gradient_that_retain_grad_holds() -> None:
@@ -110,7 +158,10 @@ def test_a_gradient_that_retain_grad_holds() -> None:
             kept.append(hidden)
         return hidden.exp().sum() + later.sum()
 
-    assert only(hints(lambda: make_loss(True)), "retain_grad()").nbytes == 4000
+    hint = only(hints(lambda: make_loss(True)), "retain_grad()")
+    assert hint.nbytes == 4000
+    line = make_loss.__code__.co_firstlineno + 4
+    assert f"retain_grad(), called at test_hints.py:{line}" in hint.fact
     assert not any("retain_grad()" in hint.fact for hint in hints(lambda: make_loss(False)))
 
 
@@ -124,7 +175,41 @@ def test_a_gradient_that_a_hook_keeps() -> None:
         hidden.register_hook(kept.append)
         return hidden.exp().sum() + later.sum()
 
-    assert only(hints(make_loss), "held by a hook").nbytes == 4000
+    hint = only(hints(make_loss), "held by a hook")
+    assert hint.nbytes == 4000
+    assert f"`list.append`, registered at test_hints.py:{make_loss.__code__.co_firstlineno + 3}" in hint.fact
+
+
+def test_gradients_of_leaves_and_modules_that_hooks_keep() -> None:
+    kept: list[object] = []
+
+    def keep(*gradients: object) -> None:
+        kept.append(gradients)
+
+    def copied(leaf: Tensor) -> None:
+        assert leaf.grad is not None
+        kept.append(leaf.grad.clone())
+
+    layer, x = nn.Linear(100, 100, bias=False), leaf(10, 100)
+    handle = layer.register_full_backward_hook(keep)
+    model = nn.Sequential(layer)
+    written = f"written at test_hints.py:{copied.__code__.co_firstlineno}"
+    hint = only(hints(lambda: model(x).exp().sum()), "held by a hook")
+    assert hint.fact.endswith("retain_grad(): a full backward hook of module 0")
+    handle.remove()
+    layer.weight.register_post_accumulate_grad_hook(copied)
+    assert f"copied`, {written}" in only(hints(lambda: model(x).exp().sum()), "held by a hook").fact
+
+
+def test_no_ready_model_is_told_of_what_it_does_not_do() -> None:
+    smaller = SMALLER | {"cyclegan": {"blocks": 1, "channels": 4}, "lstm_cell": {"steps": 10}}
+    for name in WORKLOADS:
+        _, make_loss = WORKLOADS[name].build(**smaller.get(name, {}))
+        picked = hints(make_loss)
+        assert not any(words in str(picked) for words in ("float64", "held by", "your code")), name
+        for hint in th.profile(make_loss, trace="cheap").peak().hints if picked else ():
+            zeros = re.search(r"measured: (\d+) % of it is zero", hint.fact)
+            assert zeros and int(zeros[1]) >= 75, f"{name}: {hint}"
 
 
 def test_an_output_that_the_user_still_holds() -> None:
