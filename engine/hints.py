@@ -220,7 +220,7 @@ def _narrowing(task: Task, wide: Sequence[str], narrow: str) -> str:
     if task.short_name in _COPYING:
         return f"leave out the conversion there, or `.to(torch.{narrow})` right after what needs the precision"
     return (
-        f"what that operation takes beside a {narrow} is float64: make it `dtype=torch.{narrow}`, or convert it before: "
+        f"what that operation takes beside a {narrow} is float64: make it `dtype=torch.{narrow}` or convert it before. "
         "NumPy's arrays, and what `torch.from_numpy` and `torch.tensor` make of them, are float64 unless told otherwise"
     )
 
