@@ -6,6 +6,7 @@ from .engine.diff import Difference, diff
 from .engine.direct import Stepper
 from .engine.find_nan import NanReport, find_nan
 from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
+from .engine.groups import GroupRules, Groups, groups
 from .engine.install import install, policy, uninstall
 from .engine.makespan import makespan
 from .engine.peak import PeakReport, peak_report
@@ -25,6 +26,7 @@ from .engine.trace_file import load
 from .engine.unpack_order import Unpack, UnpackOrder, unpack_order
 from .inspector.capture import capture
 from .inspector.graph import Edge, Graph, Task
+from .inspector.hips_tape import HipsTape, hips_tape
 from .inspector.walk import graph
 from .widgets.debug import debug
 
@@ -44,6 +46,9 @@ __all__ = [
     "Difference",
     "Edge",
     "Graph",
+    "GroupRules",
+    "Groups",
+    "HipsTape",
     "Histogram",
     "NanReport",
     "NativeSession",
@@ -76,6 +81,8 @@ __all__ = [
     "find_nan",
     "find_unused",
     "graph",
+    "groups",
+    "hips_tape",
     "install",
     "load",
     "makespan",

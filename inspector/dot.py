@@ -20,6 +20,7 @@ _LOOK = {
     Kind.CHECKPOINT: {"shape": "box", "style": "rounded,dashed"},
     Kind.MODULE_HOOK: {"shape": "box", "style": "rounded,dotted"},
     Kind.ERROR: {"shape": "octagon", "color": "#b3261e"},
+    Kind.PRIMITIVE: {"shape": "box", "style": "rounded"},
 }
 
 

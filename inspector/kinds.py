@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 from torch.autograd.function import BackwardCFunction
@@ -21,6 +22,7 @@ class Kind(StrEnum):
     CHECKPOINT = "checkpoint"  # torch.utils.checkpoint(use_reentrant=True)
     MODULE_HOOK = "module_hook"  # the identity nodes of nn.Module full backward hooks
     ERROR = "error"  # nodes that raise when they run: not implemented, not differentiable
+    PRIMITIVE = "primitive"  # a function of HIPS autograd's, with its vjp
 
 
 KIND_TITLES = {
@@ -32,6 +34,7 @@ KIND_TITLES = {
     Kind.CHECKPOINT: "reentrant checkpoint",
     Kind.MODULE_HOOK: "module backward hook",
     Kind.ERROR: "raises when run",
+    Kind.PRIMITIVE: "HIPS autograd primitive",
 }
 
 _CPP_KINDS = {
@@ -59,5 +62,5 @@ def kind_of(node: Node) -> Kind:
 
 def short_name(name: str) -> str:
     """The name without what every node has: `torch::autograd::CopySlices` -> `CopySlices`, `MmBackward0` -> `Mm`."""
-    name = name.rsplit("::", 1)[-1].rstrip("0123456789")
-    return name.removesuffix("Backward") or name
+    name = name.rsplit("::", 1)[-1]
+    return re.sub(r"Backward\d*$", "", name) or name

@@ -283,7 +283,8 @@ def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]
             rounded = 8 if kind is Kind.ACCUMULATE_GRAD else 4
             shape = "pill" if kind is Kind.ACCUMULATE_GRAD else f"task th-{kind}"
             sample = f'<g class="th-{shape}"><rect width="26" height="16" rx="{rounded}"/>'
-            entries.append((f'{sample}<g transform="translate(13 8)">{GLYPHS[kind]}</g></g>', 26.0, KIND_TITLES[kind]))
+            title = _leaf_title(graph) if kind is Kind.ACCUMULATE_GRAD else KIND_TITLES[kind]
+            entries.append((f'{sample}<g transform="translate(13 8)">{GLYPHS[kind]}</g></g>', 26.0, title))
     names = {"parameter": "further use of a parameter", "to": "goes on elsewhere", "from": "comes from elsewhere"}
     for kind_of_stub, name in names.items():
         if any(stub.kind == kind_of_stub for stub in placed.stubs):
@@ -295,6 +296,11 @@ def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]
             ('<g class="th-wires"><path class="th-between" d="M0 8H26"/></g>', 26.0, "from one repeat to the next")
         )
     return entries
+
+
+def _leaf_title(graph: Graph) -> str:
+    """What leaves' tasks are called: AccumulateGrad, but in a tape of HIPS autograd's."""
+    return next(task.short_name for task in graph.tasks if task.is_leaf)
 
 
 def _legend(entries: Sequence[tuple[str, float, str]], width: float) -> tuple[list[str], float]:

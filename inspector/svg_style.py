@@ -89,6 +89,7 @@ GLYPHS = {
     Kind.CHECKPOINT: '<path class="th-glyph" d="M3-1A3 3 0 1 0 3 1M3-4V-1H0"/>',
     Kind.MODULE_HOOK: '<path class="th-glyph" d="M1-4V1A2 2 0 0 1-3 1V0"/>',
     Kind.ERROR: '<path class="th-glyph" d="M-3-3 3 3M3-3-3 3"/>',
+    Kind.PRIMITIVE: '<path class="th-glyph" d="M-2.7-2.7H2.7V2.7H-2.7z"/>',
 }
 STUB_GLYPHS = {
     "parameter": '<path class="th-glyph" d="M-3 3 3-3M-1-3H3V1"/>',

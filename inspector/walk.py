@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from .collector import collector_paused
 from .facts import CallRecord, Facts, Operation
 from .graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
+from .hips_tape import HipsTape, refuse_parts
 from .kinds import Kind, kind_of
 from .marks import operations_of
 from .torch_internals import input_metadata, leaf_of, notes_on, number_of
@@ -22,11 +23,11 @@ Found = dict[Node, tuple[tuple[Node | None, int], ...]]
 """The nodes of a graph with their `next_functions`."""
 
 
-def graph(outputs: Outputs, names: ParameterNames | None = None) -> Graph:
+def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> Graph:
     """Reads the autograd graph which a backward from `outputs` would run. Nothing is executed.
 
     Args:
-        outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them.
+        outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them; or a tape (`th.hips_tape`).
         names: a module or a mapping of names to tensors, to name the leaves after. A capture of the forward
             (`th.capture`) supplies names without it, and module paths, source lines and operations.
 
@@ -34,6 +35,8 @@ def graph(outputs: Outputs, names: ParameterNames | None = None) -> Graph:
         RuntimeError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
         TypeError: an output is no tensor.
     """
+    if isinstance(outputs, HipsTape):
+        return outputs.graph
     roots = root_edges(outputs)
     with collector_paused():
         graph = _build(_walk([node for node, _ in roots]), roots, names)
@@ -51,6 +54,7 @@ def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
 
 def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
     """The (node, input number) pairs at which a backward from `outputs` starts."""
+    refuse_parts(outputs)
     if isinstance(outputs, Tensor | GradientEdge):
         outputs = [outputs]
     elif isinstance(outputs, Mapping | torch.nn.Module) or not isinstance(outputs, Iterable):
