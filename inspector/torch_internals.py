@@ -240,6 +240,11 @@ def saved_numbers(node: Node) -> dict[str, float]:
     return found
 
 
+def saved_value(node: Node, name: str, otherwise: Any = None) -> Any:
+    """What a C++ node keeps under this name that is no tensor: alpha, stride, sizes. Unpacks nothing."""
+    return getattr(node, f"_saved_{name}", otherwise)
+
+
 AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callable[[Any], None]]
 _around_apply: list[AroundApply] = []
 _apply_lock = threading.Lock()

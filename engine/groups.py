@@ -1,0 +1,338 @@
+"""`th.groups`: which products of matrices of a backward, and of its forward, could run as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..inspector.graph import Graph, Outputs, Task
+from ..inspector.products import Product, Side, products_of
+from ..inspector.walk import graph as graph_of
+from .findings import findings_rich, findings_text
+from .sizes import size_text
+from .storage_words import counted, folded, joined, module_title, pattern, was_captured
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+GroupKind = Literal["bmm", "grouped_conv", "tree"]
+Direction = Literal["backward", "forward"]
+
+_MOST_ROWS = 40  # in a table that is shown; records() has all
+_ALIKE = 3  # groups that differ in their place alone: so many make one row
+_MOST_SAID = 5  # refusals in sentences
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRules:
+    """From when on products are joined. The defaults are TorchScript's (torch/csrc/jit/passes/batch_mm.cpp), the sizes
+    among them measured there on a TITAN V with float32.
+
+    Attributes:
+        min_fusion_size: fewer products are not joined.
+        how_many_is_many: from so many on, products that share a factor are made as one wide product of that factor and
+            the others side by side; with fewer the shared factor counts as one more to be stacked.
+        largest_side_numel: factors of more elements are not stacked: large products gain nothing (PyTorch #59905).
+        fast_inner: a tree is one product where each member sums over fewer rows than this,
+        fast_side: or where the result is smaller than this, or larger, in both directions.
+    """
+
+    min_fusion_size: int = 4
+    how_many_is_many: int = 8
+    largest_side_numel: int = 1024 * 2048
+    fast_inner: int = 512
+    fast_side: int = 256
+
+    def __post_init__(self) -> None:
+        for name, least in (("min_fusion_size", 2), ("how_many_is_many", 2), ("largest_side_numel", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be {least} at least")
+
+    def fast_for_reduce(self, rows: int, inner: int, columns: int) -> bool:
+        """Whether a sum of products (rows, inner) @ (inner, columns) is faster as one (`shape_is_fast_for_reduce`)."""
+        side = self.fast_side
+        return inner < self.fast_inner or (rows < side and columns < side) or (rows > side and columns > side)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Products that could run as one.
+
+    Attributes:
+        kind: "bmm": of one shape, stacked. "grouped_conv": convolutions of one shape as one with groups. "tree": what
+            is added up anyway, sum over t of x_t^T g_t, as one product of x and g put one below the other.
+        direction: "backward" or "forward".
+        tasks: the ids of the tasks whose nodes multiply, ascending. Of a forward group they were made by its products.
+        outputs: the numbers of the tasks' outputs that the group makes; of a forward group none. A tree makes one, the
+            sum: the other outputs of its tasks stay where they are, and may be another group's.
+        product: that of the first task. In a tree the others may have other numbers of rows.
+        shared: the factors that are one and the same tensor for all members, where there are `how_many_is_many` of
+            them: they need no stacking.
+        levels: of the first and the last member, counted from the roots; in a forward group from the inputs.
+        into: of a tree the task, and the number of its input, where PyTorch sums.
+        launches_before, launches_after: products and sums one by one; and in the group, each stacking counted as one.
+        stacked_bytes: of the copies that stacking makes, there beside the originals as long as the group runs.
+        held_bytes: of a tree the factors which its members keep until the last of them is ready, and which PyTorch may
+            have freed long before.
+    """
+
+    kind: GroupKind
+    direction: Direction
+    tasks: tuple[int, ...]
+    outputs: tuple[int, ...]
+    product: Product
+    shared: tuple[Side, ...]
+    levels: tuple[int, int]
+    launches_before: int
+    launches_after: int
+    stacked_bytes: int
+    into: tuple[int, int] | None = None
+    held_bytes: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def label(self) -> str:
+        """`16 × addmm → bmm`, `50 × addmm summed → one mm`."""
+        count, function = f"{len(self.tasks):,} ×", self.product.function
+        if self.kind == "tree":
+            return f"{count} {function} summed → one {'bmm' if len(self.product.result.shape or ()) == 3 else 'mm'}"
+        if self.kind == "grouped_conv":
+            return f"{count} convolution → one with groups"
+        if len(self.shared) == 2 and self.direction == "forward":
+            return f"{count} the same {function}"
+        return f"{count} {function} → {'one wide mm' if self.shared else 'bmm'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Products that lie together and were not joined, and why, in a sentence."""
+
+    tasks: tuple[int, ...]
+    why: str
+    direction: Direction = "backward"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Groups:
+    """The groups of a graph. In a notebook the table shows itself.
+
+    Attributes:
+        graph: the graph, without its nodes.
+        rules: by which they were found.
+        found: backward groups first, each in the order in which they can run; trees after the others.
+        refused: what is not joined, and why.
+        products: all products of the graph, by the id of the task.
+    """
+
+    graph: Graph
+    rules: GroupRules
+    found: tuple[Group, ...]
+    refused: tuple[Refused, ...]
+    products: Mapping[int, Product] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.found)
+
+    def __getitem__(self, number: int) -> Group:
+        return self.found[number]
+
+    @property
+    def backward(self) -> tuple[Group, ...]:
+        """The groups of the backward."""
+        return tuple(group for group in self.found if group.direction == "backward")
+
+    @property
+    def forward(self) -> tuple[Group, ...]:
+        """The groups of the forward."""
+        return tuple(group for group in self.found if group.direction == "forward")
+
+    @cached_property
+    def _of(self) -> dict[int, list[Group]]:
+        groups: dict[int, list[Group]] = {}
+        for group in self.found:
+            for task in group.tasks:
+                groups.setdefault(task, []).append(group)
+        return groups
+
+    def of(self, task: Task | int) -> tuple[Group, ...]:
+        """The groups that a task is in: one of the backward and one of the forward at most, and a tree for each output.
+
+        Raises:
+            ValueError: there is no such task.
+        """
+        return tuple(self._of.get(self.graph.task(task).id, ()))
+
+    def where(self, group: Group) -> str:
+        """The modules of a group in one phrase, `*` for what differs: `members.*.layers.0`; of a tree its parameter."""
+        if group.into is not None and (name := self.graph.tasks[group.into[0]].parameter):
+            return name
+        if not was_captured(self.graph):
+            return "–"
+        alike: dict[str, dict[str, None]] = {}
+        for task in group.tasks:
+            path = self.graph.module(task)
+            name = module_title(self.graph, path)
+            alike.setdefault(pattern(path or name), {})[path or name] = None
+        return joined([folded(paths) for paths in alike.values()])
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, in words."""
+        return tuple(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        if len(self.products) < 2:
+            count = "One task" if self.products else "No task"
+            yield f"{count} of this graph multiplies matrices whose shapes can be told: there is nothing to join."
+            return
+        yield self._summary("backward", self.backward)
+        if trees := [group for group in self.backward if group.kind == "tree"]:
+            names = joined([self._sum_name(group) for group in trees])
+            held = size_text(sum(group.held_bytes for group in trees))
+            yield f"What is summed for {names} waits for the last of its products, and keeps {held} of factors for it."
+        if was_captured(self.graph):
+            yield self._summary("forward", self.forward)
+        else:
+            yield "The forward was not seen, so its own groups are not known: run it under th.capture()."
+        said = Counter(refused.why for refused in self.refused)
+        for why in list(said)[:_MOST_SAID]:
+            yield f"Not joined: {why}."
+        if len(said) > _MOST_SAID:
+            yield f"{counted(len(said) - _MOST_SAID, 'more reason')} in .refused."
+
+    def _summary(self, direction: Direction, groups: tuple[Group, ...]) -> str:
+        if not groups:
+            return f"None of the {counted(len(self.products), 'product')} can be joined in the {direction}."
+        taken = len({task for group in groups for task in group.tasks})
+        before = sum(group.launches_before for group in groups)
+        after = sum(group.launches_after for group in groups)
+        return (
+            f"In the {direction}, {counted(len(groups), 'group')} {'take' if len(groups) > 1 else 'takes'} {taken:,} "
+            f"of {counted(len(self.products), 'product')}: {before:,} launches become {after:,}, for "
+            f"{size_text(sum(group.stacked_bytes for group in groups))} of copies."
+        )
+
+    def _sum_name(self, group: Group) -> str:
+        task, number = group.into or (group.tasks[0], 0)
+        found = self.graph.tasks[task]
+        return found.parameter or f"input {number} of {self.graph.describe(task)}"
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first: many that differ in their place alone in one row."""
+        rows = [["groups", "products", "of", "where", "level", "launches", "copies"]]
+        alike: dict[tuple[str, ...], list[Group]] = {}
+        for group in self.found:
+            key = group.direction, group.label, str(group.product), pattern(self.where(group))
+            alike.setdefault(key, []).append(group)
+        parts = [
+            part for found in alike.values() for part in ([found] if len(found) >= _ALIKE else [[g] for g in found])
+        ]
+        for found in parts[:_MOST_ROWS]:
+            group = found[0]
+            first = min(g.levels[0] for g in found)
+            last = max(g.levels[1] for g in found)
+            rows.append(
+                [
+                    f"{len(found):,} {group.direction}",
+                    group.label,
+                    str(group.product),
+                    folded(map(self.where, found)),
+                    f"{first:,}" if first == last else f"{first:,} to {last:,}",
+                    f"{sum(g.launches_before for g in found):,} → {sum(g.launches_after for g in found):,}",
+                    size_text(sum(g.stacked_bytes for g in found)),
+                ]
+            )
+        if len(parts) > _MOST_ROWS:
+            rows.append([f"and {len(parts) - _MOST_ROWS:,} more", *[""] * 6])
+        return rows
+
+    @property
+    def table(self) -> RenderableType:
+        """Sentences and table for rich."""
+        return findings_rich(self.sentences, self.cells, _RIGHT)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per group, for `pandas.DataFrame(groups.records())`."""
+        return [
+            {
+                "direction": group.direction,
+                "kind": group.kind,
+                "members": len(group),
+                "function": group.product.function,
+                "left": group.product.left.shape,
+                "right": group.product.right.shape,
+                "dtype": group.product.result.dtype,
+                "device": group.product.result.device,
+                "where": self.where(group),
+                "first_level": group.levels[0],
+                "last_level": group.levels[1],
+                "launches_before": group.launches_before,
+                "launches_after": group.launches_after,
+                "stacked_bytes": group.stacked_bytes,
+                "held_bytes": group.held_bytes,
+                "tasks": group.tasks,
+                "outputs": group.outputs,
+            }
+            for group in self.found
+        ]
+
+    def __repr__(self) -> str:
+        return findings_text(self.sentences, self.cells, _RIGHT)
+
+    def __rich__(self) -> RenderableType:
+        return self.table
+
+    def _repr_html_(self) -> str:
+        from ..widgets.report_html import cells_html
+
+        return cells_html(self.cells, self.sentences, _RIGHT)
+
+
+_RIGHT = ("level", "launches", "copies")
+
+
+def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
+    """Finds the products of matrices that could run as one, in a backward and in its forward. Nothing runs, no hook
+    either, and no tensor is kept.
+
+        >>> import torch, tapehead as th
+        >>> x = torch.ones(8, 4)
+        >>> weights = [torch.ones(4, 4, requires_grad=True) for _ in range(5)]
+        >>> hidden = [(x @ weight).relu() @ weight for weight in weights]
+        >>> [group.label for group in th.groups(torch.stack(hidden).sum())]
+        ['5 × mm → bmm', '5 × mm → bmm']
+
+    Members of a group have one shape, dtype and device, and ask for the same gradients; none depends on another, and
+    with all groups joined at once the graph still has no cycle (`engine/agenda.py` and `engine/group_search.py` say
+    why). The products that one parameter's gradient sums up are a "tree", and one product of what they are made of.
+
+    A forward's groups are those of the operations which a capture saw (`th.capture`).
+
+    Args:
+        of: as `th.graph` takes it, or a graph.
+        rules: thresholds; by default TorchScript's.
+
+    Known limitations: only products that a gradient goes through are seen. That one forward operation depends on
+    another is known only through what autograd sees: not through indices, numbers in Python, or detached tensors.
+
+    Raises:
+        ValueError: the graph is from a file, without its nodes.
+    """
+    from .group_search import search
+
+    rules = rules or GroupRules()
+    graph = of if isinstance(of, Graph) else graph_of(of)
+    if not graph.nodes:
+        raise ValueError("this graph has no nodes, so its factors are not known: a graph from a file has none")
+    products = products_of(graph)
+    found, refused = search(graph, products, rules)
+    return Groups(replace(graph, nodes=()), rules, tuple(found), tuple(refused), products)
