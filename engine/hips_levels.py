@@ -1,0 +1,51 @@
+"""The memory of a gradient by HIPS autograd, the package `autograd`, over the nodes of its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .step_levels import Step, StepLevels, traced_levels
+
+
+def hips_levels(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> tuple[Any, StepLevels]:
+    """Runs `autograd.grad(fun, argnum)(*args)` by autograd's own backward, and looks at the memory before each node.
+
+    Args:
+        fun: a function on `autograd.numpy`, which gives a scalar.
+        args: what it takes.
+        argnum: of which argument the gradient is wanted.
+
+    Returns:
+        The gradient, and the levels: see `traced_levels`.
+
+    Raises:
+        ModuleNotFoundError: the package autograd is not installed.
+        ValueError: the value of `fun` does not depend on the argument.
+    """
+    from autograd.core import VJPNode, backward_pass
+    from autograd.extend import vspace
+    from autograd.tracer import toposort, trace
+
+    def compute(step: Step) -> Any:
+        def of_one(x: Any) -> Any:
+            return fun(*args[:argnum], x, *args[argnum + 1 :])
+
+        value, end = trace(VJPNode.new_root(), of_one, args[argnum])
+        if end is None:
+            raise ValueError(f"the value of {getattr(fun, '__name__', fun)} does not depend on argument {argnum}")
+        for node in toposort(end):
+            node.vjp = _announced(node.vjp, step)
+        gradient = backward_pass(vspace(value).ones(), end)
+        step()
+        return gradient
+
+    return traced_levels(compute)
+
+
+def _announced(vjp: Callable[[Any], Any], step: Step) -> Callable[[Any], Any]:
+    def announced(gradient: Any) -> Any:
+        step()
+        return vjp(gradient)
+
+    return announced

@@ -1,0 +1,64 @@
+"""Memory of HIPS autograd's own backward, seen through tracemalloc: it lets go of sums, and of no saved value."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from tapehead.engine.hips_levels import hips_levels
+
+autograd = pytest.importorskip("autograd")
+np = pytest.importorskip("autograd.numpy")
+from numpy.testing import assert_array_equal  # noqa: E402
+
+
+def fan_out(x, z, uses=20):
+    for _ in range(uses):
+        z = np.dot(x, z)
+    return np.sum(z)
+
+
+def first(x, z):
+    return x
+
+
+def matrices(width=256):
+    random = np.random.default_rng(0)
+    return random.standard_normal((width, width)) / width, random.standard_normal((width, width))
+
+
+def test_the_gradient_and_the_peak_are_those_of_plain_autograd() -> None:
+    x, z = matrices()
+    gradient, found = hips_levels(fan_out, x, z)
+    tracemalloc.start()
+    try:
+        expected = autograd.grad(fan_out)(x, z)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert_array_equal(gradient, expected)
+    assert found.peak_bytes == pytest.approx(peak, rel=0.02)
+
+
+def test_each_node_is_a_step_and_no_saved_value_is_let_go() -> None:
+    x, z = matrices()
+    _, found = hips_levels(fan_out, x, z)
+    assert len(found.peaks) == 1 + 20 + 1  # the sum, the products, the start
+    matrix = x.nbytes
+    assert found.start_bytes == pytest.approx(19 * matrix, rel=0.02)
+    assert min(found.peaks) > 19 * matrix
+
+
+def test_the_gradient_of_another_argument_and_of_a_tuple() -> None:
+    x, z = matrices(8)
+    gradient, _ = hips_levels(fan_out, x, z, argnum=1)
+    assert_array_equal(gradient, autograd.grad(fan_out, 1)(x, z))
+    found, _ = hips_levels(lambda both: fan_out(*both), (x, z))
+    for each, expected in zip(found, autograd.grad(lambda both: fan_out(*both))((x, z)), strict=True):
+        assert_array_equal(each, expected)
+
+
+def test_a_value_that_does_not_depend_on_the_argument_is_refused() -> None:
+    with pytest.raises(ValueError, match="the value of first does not depend on argument 1"):
+        hips_levels(first, 1.0, 2.0, argnum=1)
