@@ -1,5 +1,6 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
+from .engine.accumulation import Accumulation
 from .engine.backward import backward
 from .engine.compare import Comparison, compare
 from .engine.diff import Difference, diff
@@ -40,6 +41,7 @@ def load_ipython_extension(shell: object) -> None:
 
 __all__ = [
     "POLICIES",
+    "Accumulation",
     "Break",
     "Category",
     "Comparison",

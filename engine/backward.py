@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..inspector.graph import Outputs
 from ..inspector.torch_internals import keep_compiler_out
+from .accumulation import Accumulate, Accumulation, Release
 from .direct import Stepper
 from .measurement import Measurement
 from .native import Call, Plan, Queues, run_native
@@ -30,6 +31,8 @@ def backward(
     trace: Level | None = None,
     queues: Queues = "one",
     memory: bool = False,
+    accumulate: Accumulate = "inplace",
+    release: Release = "eager",
 ) -> Run:
     """`torch.autograd.backward` in the order of a policy. Same arguments, same gradients, same errors.
 
@@ -47,6 +50,8 @@ def backward(
         memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`. The native engine alone, with
             one queue, and on the one accelerator of the graph, else on the CPU. Of the forward it finds what the nodes
             keep; `th.profile` sees the forward, too, and so all there is.
+        accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. Other
+            rules than PyTorch's need engine="direct".
 
     While a backward runs, its order is in the nodes' sequence numbers. Another backward of the same leaves at that
     moment (in another thread, or in a hook) goes around them if its order allows; if not, a warning tells.
@@ -59,6 +64,7 @@ def backward(
             nothing.
     """
     check_choices(engine, trace)
+    accumulation = Accumulation(accumulate, release)
     if queues not in get_args(Queues):
         raise ValueError(f"there is no choice of queues {queues!r}; known are {', '.join(get_args(Queues))}")
     chosen = find_policy(policy)
@@ -66,8 +72,9 @@ def backward(
         arguments = (tensors, grad_tensors, retain_graph, create_graph, inputs)
         if memory:
             raise NotImplementedError('memory is measured on PyTorch\'s own engine: use engine="native"')
-        with Stepper(*arguments, policy=chosen, trace=trace) as stepper:
+        with Stepper(*arguments, policy=chosen, trace=trace, accumulation=accumulation) as stepper:
             return stepper.run()
+    accumulation.check_native()
     call = Call.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
     plan = Plan.of(call, chosen)
     if not memory:

@@ -8,6 +8,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from ..inspector.graph import Outputs
+from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices
 from .direct import Stepper
 from .needed import Inputs
@@ -31,6 +32,8 @@ def debug(
     engine: Literal["direct"] = "direct",
     trace: Level | None = "off",
     history: AnyHistory = "auto",
+    accumulate: Accumulate = "inplace",
+    release: Release = "eager",
 ) -> Stepper: ...
 
 
@@ -46,6 +49,8 @@ def debug(
     engine: Literal["native"],
     trace: Level | None = "off",
     history: AnyHistory = "auto",
+    accumulate: Accumulate = "inplace",
+    release: Release = "eager",
 ) -> NativeSession: ...
 
 
@@ -61,6 +66,8 @@ def debug(
     engine: Engine,
     trace: Level | None = "off",
     history: AnyHistory = "auto",
+    accumulate: Accumulate = "inplace",
+    release: Release = "eager",
 ) -> Stepper | NativeSession: ...
 
 
@@ -75,6 +82,8 @@ def debug(
     engine: Engine = "direct",
     trace: Level | None = "off",
     history: AnyHistory = "auto",
+    accumulate: Accumulate = "inplace",
+    release: Release = "eager",
 ) -> Stepper | NativeSession:
     """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
 
@@ -89,14 +98,19 @@ def debug(
     Args:
         history: whether tasks can be taken back (`Stepper.back`), or how many bytes of gradients may be kept for that.
             "auto" is yes in a deck and in a terminal's prompt, else no.
+        accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`.
 
     Raises:
-        NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back.
+        NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
+            another accumulation than its own.
     """
     check_choices(engine, trace)
+    accumulation = Accumulation(accumulate, release)
     given = tensors, grad_tensors, retain_graph, create_graph, inputs
     if engine == "direct":
-        return Stepper(*given, policy=policy, trace=trace, history=False if history == "auto" else history)
+        history = False if history == "auto" else history
+        return Stepper(*given, policy=policy, trace=trace, history=history, accumulation=accumulation)
+    accumulation.check_native()
     if history not in ("auto", False):
         raise NotImplementedError(
             "PyTorch's engine can't take back a task that has run, so it has no history; use engine=\"direct\""

@@ -20,11 +20,12 @@ from ..inspector.torch_internals import (
 )
 from ..inspector.walk import graph as graph_of
 from .accumulate import accumulate
+from .accumulation import PYTORCHS, Accumulation
 from .anomaly import check_nan, warn_of_forward
 from .edits import as_gradients, check_edit
 from .history import BUDGET_BYTES, Ran
 from .hook_watch import HookWatch
-from .input_buffer import InputBuffer, fits, fitted
+from .input_buffer import BUFFERS, InputBuffer, Waiting, fits, fitted
 from .needed import Inputs, as_inputs, needed_tasks
 from .policies import AnyPolicy, Choice, Policy, find_policy, policy_name
 from .ready_queue import PolicyError, ReadyTask, ready_queue
@@ -69,9 +70,12 @@ class Stepper(Rewinding):
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task; it picks when `step` is not told.
         trace: how much of the gradients' statistics is recorded: "off", "cheap" or "full". None records nothing.
         history: whether tasks can be taken back (`back`), or how many bytes of gradients may be kept for that.
+        accumulation: how gradients are summed, and when they are let go. Other rules than PyTorch's give the same sums,
+            added in the same order, and take other memory.
 
     Attributes:
         graph: the graph that is run.
+        accumulation: as given.
 
     Raises:
         NotImplementedError: what is refused, before anything has run.
@@ -88,6 +92,7 @@ class Stepper(Rewinding):
         policy: AnyPolicy = "heap",
         trace: Level | None = "off",
         history: bool | int = False,
+        accumulation: Accumulation = PYTORCHS,
     ) -> None:
         unbound = find_policy(policy)
         tensors = as_outputs(tensors)
@@ -97,7 +102,7 @@ class Stepper(Rewinding):
         self._order: list[int] = []
         self._needed = None if limits is None else needed_tasks(self.graph, limits)
         _refuse_tasks(self.graph)
-        gradients = root_gradients(tensors, grad_tensors)
+        gradients = list(root_gradients(tensors, grad_tensors))
         self._keep_graph = create_graph if retain_graph is None else retain_graph
         self._policy = chosen = self._bound(unbound)
         self._terms = [(0, chosen)]
@@ -108,7 +113,11 @@ class Stepper(Rewinding):
         self.stops = Stops(self.graph, self._needed, None if self._recorder is None else self._recorder.trace)
         on_hook = None if self._recorder is None else self._recorder.hook
         self._runner = TaskRunner(self.graph, self._needed, self._keep_graph, create_graph, on_hook)
+        self.accumulation = accumulation
+        self._buffer = BUFFERS[accumulation.accumulate]
         self._buffers: dict[int, InputBuffer] = {}
+        self._consumed: dict[int, Waiting] = {}  # by task what had waited for it, where that is never let go
+        self._given = list(gradients)  # as long as the call of backward() would hold them
         self._elapsed_ns = 0
         self._running = False
         self._stopped = False
@@ -116,8 +125,13 @@ class Stepper(Rewinding):
         self._hooks = self._runner.watch if len(self.graph) >= _MANY_TASKS else None
         _wait_for_accelerators(self.graph)
         with torch.set_grad_enabled(create_graph):
-            for position, (root, gradient) in enumerate(zip(self.graph.roots, gradients, strict=True)):
-                self._deliver(Edge(root.task, position, root.task, root.input), gradient)
+            for position, root in enumerate(self.graph.roots):
+                edge = Edge(root.task, position, root.task, root.input)
+                if (gradient := gradients[position]) is not None and self._is_needed(root.task):
+                    takes = self._runner.takes[root.task][root.input]
+                    if not fits(gradient, takes):
+                        gradients[position] = fitted(gradient, takes, self.graph, edge)
+                self._deliver(edge, gradients)
         if history is not False:
             self.keep_history(BUDGET_BYTES if history is True else history)
 
@@ -177,11 +191,12 @@ class Stepper(Rewinding):
     def waiting(self, task: Task | ReadyTask | int) -> tuple[Tensor | None, ...]:
         """The gradients in a task's input buffer, one per input number, None where nothing has come yet.
 
-        They are the engine's own tensors, not copies. Whoever keeps one makes the engine add out of place to it.
+        They are the engine's own tensors, not copies. Whoever keeps one makes the engine add out of place to it. Of a
+        list it is the sum as it stands, which is computed for this call and not kept.
         """
         task = self._task(task)
         buffer = self._buffers.get(task.id)
-        return tuple(buffer.gradients) if buffer else (None,) * len(task.inputs)
+        return buffer.shown() if buffer else (None,) * len(task.inputs)
 
     def replace(
         self, gradients: Tensor | Sequence[Tensor | None] | None, task: Task | ReadyTask | int | None = None
@@ -199,7 +214,7 @@ class Stepper(Rewinding):
         self._check_open()
         task_id = self._queue_choice() if task is None else self._ready_task(task)
         after = as_gradients(gradients)
-        check_edit(self.graph, self.graph.tasks[task_id], tuple(self._buffers[task_id].gradients), after)
+        check_edit(self.graph, self.graph.tasks[task_id], self._buffers[task_id].shown(), after)
         self._put(task_id, after)
 
     def step(self, task: Task | ReadyTask | int | None = None) -> Task:
@@ -227,7 +242,16 @@ class Stepper(Rewinding):
     def result(self) -> Run:
         """What has run so far."""
         order = tuple(self.order)
-        return Run(self.graph, self.policy, "direct", order, order, self._elapsed_ns, self.trace)
+        return Run(
+            self.graph,
+            self.policy,
+            "direct",
+            order,
+            order,
+            self._elapsed_ns,
+            self.trace,
+            accumulation=self.accumulation,
+        )
 
     def run_to(self, task: Task | ReadyTask | int) -> Task | None:
         """Runs what the policy picks before a task, which is then the current one, or up to what stops a run. Returns
@@ -264,12 +288,19 @@ class Stepper(Rewinding):
             self._history = None
         self.stops.let_go()
         self._buffers.clear()
+        self._let_go_at_end()
         self.graph = replace(self.graph, nodes=())
         vars(self).pop("_runner", None)
         vars(self).pop("_branches", None)  # their traces have the graph with its nodes
         self._queue = ready_queue(self.graph, self._policy, self.order)
         if self._recorder is not None:
             self._recorder.graph = self.graph
+
+    def _let_go_at_end(self) -> None:
+        """What lives until the backward has ended."""
+        for task_id in list(self._consumed):  # in the order in which they ran
+            del self._consumed[task_id]
+        self._given.clear()
 
     def stop_here(self, wait: bool = True) -> Stop | None:
         if self._over is not None:
@@ -314,7 +345,8 @@ class Stepper(Rewinding):
     @property
     def _is_plain(self) -> bool:
         """Whether tasks run and nothing else is done."""
-        return self._recorder is None and self._needed is None and self._history is None
+        others = self._recorder, self._needed, self._history
+        return all(each is None for each in others) and self.accumulation == PYTORCHS
 
     def _run_bare(self, last: int | None, watch: HookWatch) -> None:
         """Runs tasks as `_execute` does, while nobody records or hooks them.
@@ -340,28 +372,35 @@ class Stepper(Rewinding):
             try:
                 if leaf:
                     accumulate(node, gradients, None)
+                    gradients.clear()
                     order.append(task_id)
                     continue
                 result = node(*gradients)  # type: ignore[operator]
                 outputs = list(result) if type(result) is tuple else [result]
                 del result
+                for edge in edges[task_id]:
+                    gradient = outputs[edge.output]
+                    if gradient is not None:
+                        takes = takes_of[edge.next_task][edge.input]
+                        if not fits(gradient, takes):
+                            outputs[edge.output] = fitted(gradient, takes, graph, edge)
+                gradient = None
+                gradients.clear()
                 free_saved(saved)
                 order.append(task_id)
                 for edge in edges[task_id]:
                     next_task = edge.next_task
-                    gradient, outputs[edge.output] = outputs[edge.output], None
                     buffer = buffers.get(next_task)
                     if buffer is None:
                         buffer = buffers[next_task] = InputBuffer(len(takes_of[next_task]))
-                    if gradient is not None:
-                        takes = takes_of[next_task][edge.input]
-                        if not fits(gradient, takes):
-                            gradient = fitted(gradient, takes, graph, edge)
-                        buffer.add(edge.input, gradient)
-                        gradient = None  # the buffer alone holds it
+                    gradient = outputs[edge.output]
+                    if gradient is not None and buffer.add(edge.input, gradient):
+                        outputs[edge.output] = None  # the buffer alone holds it
+                    gradient = None
                     missing[next_task] -= 1
                     if not missing[next_task]:
                         queue.push(next_task)
+                outputs.clear()
             except BaseException as error:
                 self._fail(error, task_id)
                 raise
@@ -374,6 +413,7 @@ class Stepper(Rewinding):
             body()
             if ends and not len(self._queue):
                 self._runner.graph_task.finish()
+                self._let_go_at_end()
 
         started_ns = time.perf_counter_ns()
         self._running = True
@@ -427,23 +467,26 @@ class Stepper(Rewinding):
     def _execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
         """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
         recorder = self._recorder
-        gradients = self._buffers.pop(task_id).gradients
+        buffer = self._buffers.pop(task_id)
         self._queue.remove(task_id)
         entry = None
         try:
             if self._history is not None:
-                entry = self._begin_task(task_id, gradients, by_hand)
+                entry = self._begin_task(task_id, buffer, by_hand)
+            if self.accumulation.keeps and not self.graph.tasks[task_id].is_leaf:
+                self._consumed[task_id] = buffer.waiting()
+            gradients = buffer.take()
             if recorder is not None:
                 recorder.start(task_id, gradients, by_hand)
-            outputs = self._runner.run(self.graph.tasks[task_id], gradients, hooks)
+            on_end = None if recorder is None else recorder.end
+            outputs = self._runner.run(self.graph.tasks[task_id], gradients, hooks, on_end)
             if torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
                 check_nan(self.graph.tasks[task_id].name, outputs)
-            if recorder is not None:
-                recorder.end(outputs)
             self.order.append(task_id)
             for edge in self.graph.out_edges[task_id]:
-                gradient, outputs[edge.output] = outputs[edge.output], None  # the buffer alone holds it
-                self._deliver(edge, gradient, entry)
+                self._deliver(edge, outputs, entry)
+            outputs.reverse()  # what was added to another, or goes nowhere, lives until here; the first goes first
+            outputs.clear()
             if entry is not None:
                 self._end_task(entry)
         except BaseException as error:
@@ -457,29 +500,24 @@ class Stepper(Rewinding):
         if torch.is_anomaly_enabled():
             warn_of_forward(self.graph.nodes[task_id])
 
-    def _deliver(self, edge: Edge, gradient: Tensor | None, entry: Ran | None = None) -> None:
-        """Puts a gradient into the next task's buffer. The last makes it ready, also when all are undefined."""
-        if self._add(edge, gradient, entry):
+    def _deliver(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None = None) -> None:
+        """Puts an output into the next task's buffer. The last makes it ready, also when all are undefined."""
+        if self._add(edge, outputs, entry):
             key = self._queue.push(edge.next_task)
             if self._recorder is not None:
                 self._recorder.arrive(edge.next_task, self._queue.label(edge.next_task), key)
 
-    def _add(self, edge: Edge, gradient: Tensor | None, entry: Ran | None) -> bool:
-        next_task = edge.next_task
+    def _add(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None) -> bool:
+        next_task, gradient = edge.next_task, outputs[edge.output]
         if self._needed is not None and next_task not in self._needed:
             return False
-        takes = self._runner.takes[next_task]
         buffer = self._buffers.get(next_task)
         if buffer is None:
-            buffer = self._buffers[next_task] = InputBuffer(len(takes))
+            buffer = self._buffers[next_task] = self._buffer(len(self._runner.takes[next_task]))
         if entry is not None:
-            entry.edges.append(edge)
-            entry.found.append(buffer.gradients[edge.input])
-        if gradient is not None:
-            meta = takes[edge.input]
-            if not fits(gradient, meta):
-                gradient = fitted(gradient, meta, self.graph, edge)
-            buffer.add(edge.input, gradient)
+            entry.note(edge, buffer)
+        if gradient is not None and buffer.add(edge.input, gradient):
+            outputs[edge.output] = None  # the buffer alone holds it
         self._missing[next_task] -= 1
         return not self._missing[next_task]
 

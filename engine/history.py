@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Protocol
 from weakref import ref
 
@@ -13,6 +14,7 @@ from torch.utils.weak import TensorWeakRef
 
 from ..inspector.graph import Edge, Graph
 from ..inspector.torch_internals import storage_of, version_of
+from .input_buffer import InputBuffer, Waiting
 
 BUDGET_BYTES = 1 << 30
 
@@ -27,12 +29,14 @@ class Edited:
         position: how many tasks had run.
         task: the id of the task.
         before, after: its gradients, one per input number.
+        waited: all that waited before, of which `before` are the sums.
     """
 
     position: int
     task: int
     before: tuple[Tensor | None, ...]
     after: tuple[Tensor | None, ...]
+    waited: Waiting
 
 
 class Referenced:
@@ -47,6 +51,21 @@ class Referenced:
     @property
     def intact(self) -> bool:
         return self._versions == tuple(map(_version, self.tensors))
+
+
+class Waited(Referenced):
+    """What waited in an input buffer."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, waiting: Waiting) -> None:
+        super().__init__(chain.from_iterable(waiting))
+        self._counts = tuple(map(len, waiting))
+
+    @property
+    def waiting(self) -> Waiting:
+        tensors = iter(self.tensors)
+        return tuple(tuple(tensor for tensor in islice(tensors, count) if tensor is not None) for count in self._counts)
 
 
 def _version(tensor: Tensor | None) -> int:
@@ -108,7 +127,7 @@ class Ran:
         by_hand: whether it was chosen by hand.
         callbacks: how many callbacks for the end of the backward were waiting.
         gradients: its input buffer before hooks; None where it was let go.
-        edges, sums: the buffers that it added to, and what had been there.
+        edges, sums, counts: the buffers that it added to, the first gradient that had been there, and how many had.
         grads: the .grad of its leaf, and of what it had to `retain_grad`.
         random: the states of the random generators, where it drew from them.
         packed: whether `saved_tensors_hooks` give what it saved: checkpoints recompute once in each backward.
@@ -118,15 +137,22 @@ class Ran:
     task: int
     by_hand: bool
     callbacks: int
-    gradients: Referenced | None
+    gradients: Waited | None
     edges: list[Edge] = field(default_factory=list)
     found: list[Tensor | None] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
     sums: Referenced | None = None
     grads: list[_Grad] = field(default_factory=list)
     random: RandomStates | None = None
     packed: bool = False
     version: int = -1
     values: Tensor | None = None
+
+    def note(self, edge: Edge, buffer: InputBuffer) -> None:
+        """It is going to add to this buffer."""
+        self.edges.append(edge)
+        self.found.append(buffer.gradients[edge.input])
+        self.counts.append(buffer.count(edge.input))
 
 
 class Kept(Protocol):
@@ -163,7 +189,7 @@ class History:
         self,
         graph: Graph,
         reach: int,
-        waiting: Mapping[int, Sequence[Tensor | None]],
+        waiting: Mapping[int, Waiting],
         missing: Sequence[int],
         edits: Sequence[Edited],
         branches: Kept,
@@ -174,7 +200,7 @@ class History:
         self.budget_bytes = budget_bytes
         self.ran: list[Ran] = []
         self.edits = list(edits)
-        self.first_waiting = {task: Referenced(gradients) for task, gradients in waiting.items()}
+        self.first_waiting = {task: Waited(each) for task, each in waiting.items()}
         self.first_missing = tuple(missing)
         self._graph = graph
         self._branches = branches

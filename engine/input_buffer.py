@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..inspector.graph import Edge, Graph, TensorMeta
 from ..inspector.torch_internals import leaf_of, owned_alone, storage_owned_alone
+from .accumulation import Accumulate
 from .layouts import is_dense
+
+Waiting = tuple[tuple[Tensor, ...], ...]
+"""By input number the gradients that wait: one sum at most, or all that came, in order."""
 
 
 def fits(gradient: Tensor, meta: TensorMeta) -> bool:
@@ -74,22 +80,137 @@ class InputBuffer:
     def __init__(self, count: int) -> None:
         self.gradients: list[Tensor | None] = [None] * count
 
-    def add(self, number: int, gradient: Tensor) -> None:
-        """Adds in place where nobody else holds the sum: no node, hook, other buffer, nor user."""
+    def add(self, number: int, gradient: Tensor) -> bool:
+        """Adds in place where nobody else holds the sum: no node, hook, other buffer, nor user.
+
+        Whether the gradient itself waits now: nobody else may go on holding it then.
+        """
         gradients = self.gradients
         waiting = gradients[number]
         if waiting is None:
             gradients[number] = gradient
-            return
-        graph_wanted, dense = torch.is_grad_enabled(), waiting.layout is torch.strided
-        if graph_wanted or not dense or type(gradient) is not Tensor:
-            gradients[number] = waiting + gradient if graph_wanted or dense else gradient + waiting
-            return
+            return True
+        if torch.is_grad_enabled() or waiting.layout is not torch.strided or type(gradient) is not Tensor:
+            gradients[number] = _plus(waiting, gradient)
+            return False
         del waiting
         if _disposable(gradients, number):
             gradients[number].add_(gradient)  # type: ignore[union-attr]
         else:
             gradients[number] = gradients[number] + gradient  # type: ignore[operator]
+        return False
+
+    def take(self) -> list[Tensor | None]:
+        """What the task gets. The buffer is spent."""
+        return self.gradients
+
+    def shown(self) -> tuple[Tensor | None, ...]:
+        """What the task would get now."""
+        return tuple(self.gradients)
+
+    def count(self, number: int) -> int:
+        """How many gradients wait for this input."""
+        return int(self.gradients[number] is not None)
+
+    def waiting(self) -> Waiting:
+        """By input number what waits."""
+        return tuple(() if gradient is None else (gradient,) for gradient in self.gradients)
+
+    def put(self, waiting: Waiting) -> None:
+        """Lets this wait alone."""
+        self.gradients[:] = [each[0] if each else None for each in waiting]
+
+    def take_back(self, number: int, before: Tensor | None, count: int) -> None:
+        """Undoes an `add`. Before it `before` was the first that waited there, of so many."""
+        self.gradients[number] = before
+
+
+class OutOfPlaceBuffer(InputBuffer):
+    """Each sum is a new tensor."""
+
+    __slots__ = ()
+
+    def add(self, number: int, gradient: Tensor) -> bool:
+        waiting = self.gradients[number]
+        self.gradients[number] = gradient if waiting is None else _plus(waiting, gradient)
+        return waiting is None
+
+
+class ListBuffer(InputBuffer):
+    """All that comes waits, and is summed when the task runs. `gradients` has the first that came to each input."""
+
+    __slots__ = ("_more",)
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._more: dict[int, list[Tensor]] = {}
+
+    def add(self, number: int, gradient: Tensor) -> bool:
+        if self.gradients[number] is None:
+            self.gradients[number] = gradient
+        else:
+            self._more.setdefault(number, []).append(gradient)
+        return True
+
+    def take(self) -> list[Tensor | None]:
+        taken = list(self.shown())
+        self.gradients.clear()
+        self._more.clear()
+        return taken
+
+    def shown(self) -> tuple[Tensor | None, ...]:
+        return tuple(
+            gradient if gradient is None or number not in self._more else _total(gradient, self._more[number])
+            for number, gradient in enumerate(self.gradients)
+        )
+
+    def count(self, number: int) -> int:
+        return super().count(number) + len(self._more.get(number, ()))
+
+    def waiting(self) -> Waiting:
+        return tuple(
+            () if gradient is None else (gradient, *self._more.get(number, ()))
+            for number, gradient in enumerate(self.gradients)
+        )
+
+    def put(self, waiting: Waiting) -> None:
+        super().put(waiting)
+        self._more = {number: list(each[1:]) for number, each in enumerate(waiting) if len(each) > 1}
+
+    def take_back(self, number: int, before: Tensor | None, count: int) -> None:
+        super().take_back(number, before, count)
+        more = self._more.pop(number, [])[: max(count - 1, 0)]
+        if more:
+            self._more[number] = more
+
+
+BUFFERS: dict[Accumulate, type[InputBuffer]] = {
+    "inplace": InputBuffer,
+    "out_of_place": OutOfPlaceBuffer,
+    "list": ListBuffer,
+}
+
+
+def alone(gradients: Sequence[Tensor | None]) -> Waiting:
+    """These, each as all that waits for its input."""
+    return tuple(() if gradient is None else (gradient,) for gradient in gradients)
+
+
+def _plus(waiting: Tensor, gradient: Tensor) -> Tensor:
+    """A new tensor: a sparse one adds itself to the other, which may be of any layout."""
+    return waiting + gradient if torch.is_grad_enabled() or waiting.layout is torch.strided else gradient + waiting
+
+
+def _total(first: Tensor, more: Sequence[Tensor]) -> Tensor:
+    """The sum of a list: of the first two a new tensor, to which the others are added in place."""
+    found = _plus(first, more[0])
+    for gradient in more[1:]:
+        plain = type(found) is type(gradient) is Tensor and found.layout is torch.strided
+        if plain and not torch.is_grad_enabled() and not found._is_zerotensor():
+            found.add_(gradient)
+        else:
+            found = _plus(found, gradient)
+    return found
 
 
 def _disposable(gradients: list[Tensor | None], number: int) -> bool:

@@ -22,12 +22,13 @@ from .history import (
     History,
     Ran,
     Referenced,
+    Waited,
     drawn_since,
     random_states,
     set_random_states,
 )
 from .hook_watch import node_of, tensors_of
-from .input_buffer import InputBuffer
+from .input_buffer import InputBuffer, Waiting, alone
 from .policies import Choice, Policy
 from .ready_queue import ReadyQueue, ready_queue
 from .recorder import Recorder
@@ -46,7 +47,9 @@ class Rewinding(Verbs):
     """
 
     _order: list[int]
+    _buffer: type[InputBuffer]
     _buffers: dict[int, InputBuffer]
+    _consumed: dict[int, Waiting]
     _missing: list[int]
     _all_missing: Sequence[int]
     _queue: ReadyQueue
@@ -158,7 +161,7 @@ class Rewinding(Verbs):
             self.replace(edits[0].before, about)
             return
         history.edits = [edit for edit in history.edits if edit.task != about.id]
-        self._buffers[about.id].gradients[:] = edits[0].before
+        self._buffers[about.id].put(edits[0].waited)
         if self._recorder is not None:
             self._recorder.forget_edits(about.id)
 
@@ -181,8 +184,8 @@ class Rewinding(Verbs):
     def _let_go(self) -> None: ...
 
     @abstractmethod
-    def _add(self, edge: Edge, gradient: Tensor | None, entry: Ran | None) -> bool:
-        """Adds a gradient to the next task's buffer. Says whether that was the last it waited for."""
+    def _add(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None) -> bool:
+        """Puts an output into the next task's buffer. Says whether that was the last it waited for."""
 
     def _kept(self) -> History:
         self._check_open()
@@ -197,7 +200,7 @@ class Rewinding(Verbs):
         return f"after {counted(len(self.order), 'task')}"
 
     def _begin_history(self, budget_bytes: int, why: str) -> None:
-        waiting = {task: tuple(buffer.gradients) for task, buffer in self._buffers.items()}
+        waiting = {task: buffer.waiting() for task, buffer in self._buffers.items()}
         before = self._history
         edits = () if before is None else before.edits
         self._history = History(
@@ -217,13 +220,13 @@ class Rewinding(Verbs):
                 found.setdefault(task_id, []).append(each)
         return found
 
-    def _begin_task(self, task_id: int, gradients: Sequence[Tensor | None], by_hand: bool) -> Ran:
+    def _begin_task(self, task_id: int, buffer: InputBuffer, by_hand: bool) -> Ran:
         """A task is going to run: notes what it finds."""
         history, graph_task = self._kept_while_running(), self._runner.graph_task
         self._branches.go_on(len(self.order), task_id, history.edits)
-        entry = Ran(task_id, by_hand, graph_task.callbacks_left, Referenced(gradients))
+        entry = Ran(task_id, by_hand, graph_task.callbacks_left, Waited(buffer.waiting()))
         leaf = leaf_of(self.graph.nodes[task_id]) if self.graph.tasks[task_id].is_leaf else None
-        history.begin(entry, leaf if gradients[0] is not None else None)
+        history.begin(entry, leaf if buffer.gradients[0] is not None else None)
         if leaf is not None:
             entry.version = version_of(leaf)
             entry.values = leaf.detach().clone() if post_accumulate_hooks(leaf) else None
@@ -308,6 +311,7 @@ class Rewinding(Verbs):
         callbacks = self._runner.graph_task.callbacks_left
         while len(self.order) > position:
             entry = self._take_back(lost)
+            self._consumed.pop(entry.task, None)
             packed = packed or entry.packed
             callbacks = entry.callbacks
             if not lost:
@@ -330,7 +334,7 @@ class Rewinding(Verbs):
         position = len(self.order) - 1
         for edit in history.take_edits(position):
             if not lost:
-                self._buffers[edit.task].gradients[:] = edit.before
+                self._buffers[edit.task].put(edit.waited)
         entry = history.take_last()
         self._branches.take_back(position, entry, self.graph.tasks[entry.task].is_leaf)
         for grad in reversed(entry.grads):
@@ -343,16 +347,17 @@ class Rewinding(Verbs):
     def _empty_next(self, entry: Ran) -> None:
         """Takes what a task gave out of the buffers again, and puts back what it was given."""
         assert entry.gradients is not None and entry.sums is not None
-        for edge, before in zip(reversed(entry.edges), reversed(entry.sums.tensors), strict=True):
-            self._buffers[edge.next_task].gradients[edge.input] = before
+        added = zip(entry.edges, entry.sums.tensors, entry.counts, strict=True)
+        for edge, before, count in reversed(list(added)):
+            self._buffers[edge.next_task].take_back(edge.input, before, count)
             self._missing[edge.next_task] += 1
             if self._missing[edge.next_task] == self._all_missing[edge.next_task]:
                 del self._buffers[edge.next_task]
-        self._fill(entry.task, entry.gradients.tensors)
+        self._fill(entry.task, entry.gradients.waiting)
 
-    def _fill(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
-        buffer = self._buffers[task_id] = InputBuffer(len(gradients))
-        buffer.gradients[:] = gradients
+    def _fill(self, task_id: int, waiting: Waiting) -> None:
+        buffer = self._buffers[task_id] = self._buffer(len(waiting))
+        buffer.put(waiting)
 
     def _make_again(self, history: History) -> None:
         """Computes what waits at this position from what waited where the history begins.
@@ -360,8 +365,8 @@ class Rewinding(Verbs):
         Tasks run again with the random numbers of the first time. Leaves are left out: their .grad has what they gave.
         """
         self._buffers.clear()
-        for task_id, gradients in history.first_waiting.items():
-            self._fill(task_id, gradients.tensors)
+        for task_id, waited in history.first_waiting.items():
+            self._fill(task_id, waited.waiting)
         self._missing[:] = history.first_missing
         ran = list(history.ran)
         history.clear()
@@ -379,24 +384,24 @@ class Rewinding(Verbs):
             self._edit_again(history.edits_at(position))
             if entry.random is not None:
                 set_random_states(entry.random)
-            gradients = self._buffers.pop(entry.task).gradients
-            entry.gradients = Referenced(gradients)
+            buffer = self._buffers.pop(entry.task)
+            entry.gradients = Waited(buffer.waiting())
             task = self.graph.tasks[entry.task]
             if not task.is_leaf:
                 before = [(grad.tensor, grad.tensor.grad) for grad in entry.grads]
-                outputs = self._runner.run(task, gradients, hooks=True)
+                outputs = self._runner.run(task, buffer.take(), hooks=True)
                 for tensor, grad in before:  # told to retain_grad: it would be added to a second time
                     tensor.grad = grad
                 entry.edges.clear()
+                entry.counts.clear()
                 for edge in self.graph.out_edges[entry.task]:
-                    gradient, outputs[edge.output] = outputs[edge.output], None
-                    self._add(edge, gradient, entry)
+                    self._add(edge, outputs, entry)
             history.end(entry)
         self._edit_again(history.edits_at(history.reach + len(ran)))
 
     def _edit_again(self, edits: Sequence[Edited]) -> None:
         for edit in edits:
-            self._buffers[edit.task].gradients[:] = edit.after
+            self._buffers[edit.task].put(alone(edit.after))
 
     def _now(self) -> Branch:
         """The branch on which the session stands, as far as it has come."""
@@ -439,7 +444,7 @@ class Rewinding(Verbs):
         first = branch.shared
         trailing = [edit for edit in self._kept().edits if edit.position == first]
         for edit in reversed(trailing):
-            self._buffers[edit.task].gradients[:] = edit.before
+            self._buffers[edit.task].put(edit.waited)
             self._kept().edits.remove(edit)
             if self._recorder is not None:
                 self._recorder.forget_edits(edit.task)
@@ -462,12 +467,12 @@ class Rewinding(Verbs):
     def _put(self, task_id: int, after: Sequence[Tensor | None]) -> None:
         """Puts gradients into a waiting task's buffer, and notes it."""
         buffer = self._buffers[task_id]
-        before, now = tuple(buffer.gradients), tuple(after)
+        before, now = buffer.shown(), tuple(after)
         if self._recorder is not None:
             self._recorder.edit(task_id, before, now)
         if self._history is not None:
-            self._history.edits.append(Edited(len(self.order), task_id, before, now))
-        buffer.gradients[:] = now
+            self._history.edits.append(Edited(len(self.order), task_id, before, now, buffer.waiting()))
+        buffer.put(alone(now))
 
     def _take_policy(self, policy: Policy | Choice) -> None:
         """From here on this one picks."""

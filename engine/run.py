@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..inspector.graph import Graph
+from .accumulation import PYTORCHS, Accumulation
 from .footprint import Footprints
 from .schedule import queue_lengths
 from .sizes import size_text
@@ -35,6 +36,7 @@ class Run:
         trace: what happened to each task; None where it was not recorded.
         timeline: its memory, where that was measured.
         footprints: what the measurement teaches about other orders, for `simulate`.
+        accumulation: how gradients were summed, and when they were let go.
     """
 
     graph: Graph
@@ -46,11 +48,12 @@ class Run:
     trace: Trace | None = None
     timeline: Timeline | None = None
     footprints: Footprints | None = None
+    accumulation: Accumulation = PYTORCHS
 
     def __repr__(self) -> str:
         peak = "" if self.timeline is None else f", peak {size_text(self.timeline.peak_bytes)}"
         return (
-            f"<Run of {len(self.order)} tasks under {self.policy}, {self.engine} engine: "
+            f"<Run of {len(self.order)} tasks under {self.accumulation.of(self.policy)}, {self.engine} engine: "
             f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}>"
         )
 

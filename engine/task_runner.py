@@ -40,6 +40,7 @@ from .task_hooks import (
 OnOutputs = Callable[
     [int, Sequence[Tensor | None], Sequence[Tensor | None], Node, Sequence[Tensor | None] | None], None
 ]
+OnEnd = Callable[[Sequence[Tensor | None]], None]
 
 APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
 
@@ -85,20 +86,26 @@ class TaskRunner:
         """Whether there may be hooks at all. The first look goes through all objects of the process."""
         return HookWatch(self._graph.nodes)
 
-    def run(self, task: Task, gradients: list[Tensor | None], hooks: bool) -> list[Tensor | None]:
-        """Runs a task on its input buffer, with its hooks, and frees its node.
+    def run(
+        self, task: Task, gradients: list[Tensor | None], hooks: bool, on_end: OnEnd | None = None
+    ) -> list[Tensor | None]:
+        """Runs a task on its input buffer, with its hooks, lets the buffer go, and frees its node.
 
         Args:
-            gradients: the input buffer, which nobody else holds. It is changed.
+            gradients: the input buffer, which nobody else holds. It is empty afterwards.
             hooks: whether there may be any. Not looking for them saves most of the time.
+            on_end: is told of the outputs as its node and its hooks gave them.
 
         Returns:
-            The outputs, one per entry of `next_functions`.
+            The outputs as the next tasks take them, one per entry of `next_functions`.
         """
         node = self.graph_task.node = self._graph.nodes[task.id]
         on_hook = self.on_hook
         if task.kind is Kind.ACCUMULATE_GRAD:
-            return self._accumulate(task, node, gradients, hooks)
+            self._accumulate(task, node, gradients, hooks)
+            if on_end is not None:
+                on_end([])
+            return []
         python = task.kind in APPLIED
         saved = saved_variables(node) if self.frees and not python else []
         hidden = self.frees and (hides_saved(node) or packed_by_user(saved))
@@ -118,8 +125,16 @@ class TaskRunner:
                 raw = None if self.on_outputs is None else list(outputs)
                 self._fit(task, outputs)  # the hooks see what the next tasks will get
                 outputs = list(run_post_hooks(after, outputs, gradients, on_hook))
+        if on_end is not None:
+            on_end(outputs)
+        if raw is None and self.on_outputs is not None:
+            raw = list(outputs)
+        self._fit(task, outputs)
         if self.on_outputs is not None:
-            self.on_outputs(task.id, gradients, self._fit(task, list(outputs)), node, raw or outputs)
+            self.on_outputs(task.id, gradients, outputs, node, raw)
+        raw = None
+        gradients.reverse()  # the first goes first
+        gradients.clear()
         if self.frees:
             if python:
                 free_function(node)
@@ -151,7 +166,7 @@ class TaskRunner:
                     outputs[edge.output] = fitted(gradient, takes, self._graph, edge)
         return outputs
 
-    def _accumulate(self, task: Task, node: Node, gradients: list[Tensor | None], hooks: bool) -> list[Tensor | None]:
+    def _accumulate(self, task: Task, node: Node, gradients: list[Tensor | None], hooks: bool) -> None:
         on_hook = self.on_hook
         if hooks:
             gradients[:] = run_leaf_hooks(node, gradients, on_hook)
@@ -161,7 +176,6 @@ class TaskRunner:
         accumulate(node, gradients, on_hook and (lambda hook: on_hook("post_accumulate", hook_name(hook))))
         if hooks:
             run_post_hooks(node_hooks(node)[1], [], gradients, on_hook)
-        return []
 
     def _call(self, task: Task, node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
         if task.kind in APPLIED:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from ..engine.accumulation import Accumulate, Release
 from ..engine.debug import AnyHistory
 from ..engine.debug import debug as debug_in_python
 from ..engine.direct import Stepper
@@ -36,6 +37,8 @@ def debug(
     engine: Engine = "direct",
     trace: Level | Literal["auto"] | None = "auto",
     history: AnyHistory = "auto",
+    accumulate: Accumulate = "inplace",
+    release: Release = "eager",
 ) -> Stepper | NativeSession | Deck:
     """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
 
@@ -56,9 +59,14 @@ def debug(
         history: whether tasks can be taken back with `back` and `goto`, or how many bytes of gradients may be kept for
             that. "auto": in a deck with engine="direct", which says what it takes; else not. Nodes then keep what they
             saved until the end, and gradients are kept by reference, up to 1 GiB.
+        accumulate: how gradients that meet are summed: "inplace", as PyTorch does; "out_of_place", each time into a new
+            tensor; "list": all are kept, and summed when the task runs.
+        release: when a gradient that a task has consumed is let go: "eager", as PyTorch does; "never": when the
+            backward ends. See `th.Accumulation`.
 
     Raises:
-        NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back.
+        NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
+            another accumulation than its own.
     """
     shown = in_notebook()
     if history == "auto" and shown and engine == "direct":
@@ -75,6 +83,8 @@ def debug(
             engine=engine,
             trace=level,
             history=history,
+            accumulate=accumulate,
+            release=release,
         )
         return _deck(session, policy, retain_graph, create_graph) if shown else session
 
