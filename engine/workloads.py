@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .programs_hips219 import Program, fan_out_program, needless_program, rnn_program
 from .workload_models import (
     DLRM,
     GPT2,
@@ -61,7 +62,8 @@ class Parts:
 class Workload:
     """A ready model. `small` and `full` hold the arguments that `make` is called with for either size.
 
-    `gradient`, where there is one, is the gradient written by hand: see workload_models_hips219.py.
+    `gradient` is the gradient written by hand (workload_models_hips219.py), `program` the same for NumPy's arrays and
+    HIPS autograd (programs_hips219.py); None where there is none.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Workload:
     small: Mapping[str, int]
     full: Mapping[str, int]
     gradient: Callable[..., ByHand] | None = field(default=None, repr=False)
+    program: Callable[..., Program] | None = field(default=None, repr=False)
 
     def build(
         self,
@@ -128,16 +131,41 @@ class Workload:
         Raises:
             ValueError: there is no such gradient for this workload; an unknown size or knob.
         """
-        if self.gradient is None:
-            known = ", ".join(each.name for each in WORKLOADS.values() if each.gradient is not None)
-            raise ValueError(f"workload {self.name} has no gradient written by hand; those which have: {known}")
-        parts, gradient = self._parts(size, seed, torch.device(device), dtype, knobs), self.gradient
+        gradient = self._found("gradient", "gradient written by hand")
+        parts = self._parts(size, seed, torch.device(device), dtype, knobs)
 
         @torch.no_grad()
         def compute(step: Step = lambda: None) -> ByHand:
-            return gradient(parts.model, *parts.inputs, *parts.targets, fused=fused, step=step)
+            found: ByHand = gradient(parts.model, *parts.inputs, *parts.targets, fused=fused, step=step)
+            return found
 
         return parts.model, compute
+
+    def in_numpy(self, size: Size = "small", seed: int = 0, dtype: torch.dtype | None = None, **knobs: int) -> Program:
+        """The same program on the same numbers for `autograd.numpy`: `th.hips_tape(fun, *args)`.
+
+        Args:
+            size, seed, dtype, knobs: as in `build`.
+
+        Returns:
+            A function and its arguments, of which the first is what the gradient is wanted of: the parameters, a tuple
+            where there are several.
+
+        Raises:
+            ValueError: there is no such program for this workload; an unknown size or knob.
+            ModuleNotFoundError: the package autograd is not installed.
+        """
+        program = self._found("program", "program for NumPy")
+        parts = self._parts(size, seed, torch.device("cpu"), dtype, knobs)
+        found: Program = program(parts.model, *parts.inputs, *parts.targets)
+        return found
+
+    def _found(self, attribute: Literal["gradient", "program"], what: str) -> Callable[..., Any]:
+        found: Callable[..., Any] | None = getattr(self, attribute)
+        if found is None:
+            known = ", ".join(each.name for each in WORKLOADS.values() if getattr(each, attribute) is not None)
+            raise ValueError(f"workload {self.name} has no {what}; those which have: {known}")
+        return found
 
     def _parts(
         self, size: str, seed: int, device: torch.device, dtype: torch.dtype | None, knobs: Mapping[str, int]
@@ -418,6 +446,7 @@ WORKLOADS: dict[str, Workload] = {
             small={"batch": 4, "width": 128, "steps": 50},
             full={"batch": 16, "width": 1024, "steps": 50},
             gradient=rnn_by_hand,
+            program=rnn_program,
         ),
         Workload(
             "fan_out",
@@ -427,6 +456,7 @@ WORKLOADS: dict[str, Workload] = {
             small={"width": 64, "uses": 100},
             full={"width": 1000, "uses": 100},
             gradient=fan_out_by_hand,
+            program=fan_out_program,
         ),
         Workload(
             "needless",
@@ -436,6 +466,7 @@ WORKLOADS: dict[str, Workload] = {
             small={"width": 64, "additions": 100},
             full={"width": 1000, "additions": 100},
             gradient=needless_by_hand,
+            program=needless_program,
         ),
         Workload(
             "two_devices",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 
 import pytest
 
-from tapehead.engine.hips_levels import hips_levels
+from tapehead.engine.hips_levels import hips_levels, hips_time
+from tapehead.engine.workloads import workload
 
 autograd = pytest.importorskip("autograd")
 np = pytest.importorskip("autograd.numpy")
@@ -59,6 +61,19 @@ def test_the_gradient_of_another_argument_and_of_a_tuple() -> None:
         assert_array_equal(each, expected)
 
 
+@pytest.mark.filterwarnings("ignore:Output seems independent of input")
 def test_a_value_that_does_not_depend_on_the_argument_is_refused() -> None:
     with pytest.raises(ValueError, match="the value of first does not depend on argument 1"):
         hips_levels(first, 1.0, 2.0, argnum=1)
+
+
+def test_its_time_is_measured_without_looking() -> None:
+    assert not tracemalloc.is_tracing()
+    assert hips_time(fan_out, *matrices(8)) > 0
+
+
+def test_where_autograd_is_not_installed_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "autograd.numpy", None)
+    for call in (lambda: hips_levels(first, 1.0), lambda: hips_time(first, 1.0), workload("rnn").in_numpy):
+        with pytest.raises(ModuleNotFoundError, match=r"HIPS autograd, which is not installed: pip install 'tapehead"):
+            call()

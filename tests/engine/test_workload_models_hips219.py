@@ -96,3 +96,23 @@ def test_a_dtype_is_that_of_parameters_data_and_gradients(name: str) -> None:
     loss.backward()
     assert loss.dtype is torch.float64
     assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", BY_HAND)
+def test_for_numpy_the_program_has_the_same_value_and_gradient(name: str, dtype: torch.dtype) -> None:
+    autograd = pytest.importorskip("autograd")
+    fun, args = WORKLOADS[name].in_numpy(dtype=dtype)
+    _, compute = WORKLOADS[name].by_hand(dtype=dtype)
+    loss, expected = compute()
+    value, gradient = autograd.value_and_grad(fun)(*args)
+    torch.testing.assert_close(torch.tensor(value), loss)
+    found = gradient if isinstance(gradient, tuple) else (gradient,)
+    names = [key for key, _ in WORKLOADS[name].build()[0].named_parameters()]
+    for key, each in zip(names, found, strict=True):
+        torch.testing.assert_close(torch.from_numpy(each), expected[key])
+
+
+def test_a_workload_without_a_program_for_numpy_names_those_which_have_it() -> None:
+    with pytest.raises(ValueError, match="gpt2 has no program for NumPy; those which have: rnn, .*needless"):
+        workload("gpt2").in_numpy()
