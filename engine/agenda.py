@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -13,12 +13,10 @@ class Batch:
     """Tasks of one key that were ready at the same moment, and so don't depend on each other.
 
     Attributes:
-        key: what they have in common.
         tasks: their ids, ascending.
         ready_since: the number of the batch before which the last of them got ready; 0 at the start.
     """
 
-    key: Hashable
     tasks: tuple[int, ...]
     ready_since: int
 
@@ -39,7 +37,7 @@ def levels(nexts: Sequence[Sequence[int]], waits: Sequence[int]) -> list[int]:
     return found
 
 
-def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[int, Hashable]) -> list[Batch]:
+def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[int, int]) -> list[Batch]:
     """Runs the graph in thought, and holds the tasks that have a key back until nothing else can run: then all that are
     ready and share one key go together. The batches come in the order in which they ran.
 
@@ -61,12 +59,12 @@ def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[
     O(edges + tasks log tasks).
     """
     missing, level = list(waits), levels(nexts, waits)
-    depths, counts = Counter[Hashable](), Counter(keys.values())  # of each key's tasks that have not run
+    depths, counts = Counter[int](), Counter(keys.values())  # of each key's tasks that have not run
     for task, key in keys.items():
         depths[key] += level[task]
-    waiting: dict[Hashable, list[int]] = {}
-    since: dict[Hashable, int] = {}
-    heap: list[tuple[float, int, Hashable]] = []  # the second number decides between equals, since keys can't
+    waiting: dict[int, list[int]] = {}
+    since: dict[int, int] = {}
+    heap: list[tuple[float, int]] = []
     found: list[Batch] = []
     free = [task for task, count in enumerate(missing) if not count]
     while free or heap:
@@ -77,7 +75,7 @@ def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[
                 if key not in waiting:
                     waiting[key] = []
                     # While a key waits none of its tasks runs, so its place in the heap stays right.
-                    heappush(heap, (depths[key] / counts[key], task, key))
+                    heappush(heap, (depths[key] / counts[key], key))
                 waiting[key].append(task)
                 since[key] = len(found)
                 continue
@@ -86,9 +84,9 @@ def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[
                 if not missing[later]:
                     free.append(later)
         if heap:
-            key = heappop(heap)[2]
+            key = heappop(heap)[1]
             tasks = tuple(sorted(waiting.pop(key)))
-            found.append(Batch(key, tasks, since.pop(key)))
+            found.append(Batch(tasks, since.pop(key)))
             depths[key] -= sum(level[task] for task in tasks)
             counts[key] -= len(tasks)
             for task in tasks:

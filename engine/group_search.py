@@ -183,7 +183,9 @@ class _Stacks:
         nexts, waits = _as_forward(self._graph) if forward else _as_backward(self._graph)
         ends = levels(nexts, waits)
         found, small = [], []
-        for number, batch in enumerate(batches(nexts, waits, {task: self._key(task) for task in self._outputs})):
+        numbers: dict[Hashable, int] = {}  # for each key, which is long to hash
+        keys = {task: numbers.setdefault(self._key(task), len(numbers)) for task in self._outputs}
+        for number, batch in enumerate(batches(nexts, waits, keys)):
             if len(batch.tasks) < self._rules.min_fusion_size:
                 small.append((number, batch))
             elif tasks := self._allowed(batch.tasks):
@@ -239,7 +241,7 @@ class _Stacks:
             alike.pop(None, None)
             shares += alike.values()
         most = max(shares, key=len, default=[])
-        if not max(rules.how_many_is_many, len(tasks) // 2 + 1) <= len(most) < len(tasks):
+        if not max(rules.how_many_is_many, rules.min_fusion_size, len(tasks) // 2 + 1) <= len(most) < len(tasks):
             return [tasks]
         rest = tuple(task for task in tasks if task not in set(most))
         if len(rest) >= rules.min_fusion_size:

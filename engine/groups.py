@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Outputs, Task
 from ..inspector.products import Product, Side, products_of
 from ..inspector.walk import graph as graph_of
@@ -333,6 +334,7 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
     graph = of if isinstance(of, Graph) else graph_of(of)
     if not graph.nodes:
         raise ValueError("this graph has no nodes, so its factors are not known: a graph from a file has none")
-    products = products_of(graph)
-    found, refused = search(graph, products, rules)
+    with collector_paused():
+        products = products_of(graph)
+        found, refused = search(graph, products, rules)
     return Groups(replace(graph, nodes=()), rules, tuple(found), tuple(refused), products)
