@@ -5,45 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..inspector.graph import Edge, Graph, Outputs, Task
-from ..inspector.kinds import Kind
-from ..inspector.torch_internals import (
-    compiled_autograd_is_on,
-    free_saved,
-    functorch_is_active,
-    packed_by_user,
-    saved_variables,
-)
-from ..inspector.walk import graph as graph_of
-from .accumulate import accumulate
+from ..inspector.hips_tape import HipsTape
 from .accumulation import PYTORCHS, Accumulation
-from .anomaly import check_nan, warn_of_forward
 from .edits import as_gradients, check_edit
 from .history import BUDGET_BYTES, Ran
-from .hook_watch import HookWatch
-from .input_buffer import BUFFERS, InputBuffer, Waiting, fits, fitted
-from .needed import Inputs, as_inputs, needed_tasks
+from .input_buffer import InputBuffer, Waiting
+from .needed import Inputs
 from .policies import AnyPolicy, Choice, Policy, find_policy, policy_name
 from .ready_queue import PolicyError, ReadyTask, ready_queue
 from .recorder import Recorder
 from .rewinding import Rewinding
-from .roots import as_outputs, root_gradients
 from .run import Run
+from .runner import Runner
 from .schedule import dependencies, schedule
 from .statistics import Level
 from .stop import Stop
 from .stops import Stops
 from .storage_words import counted
-from .task_runner import APPLIED, TaskRunner
+from .task_runner import TaskRunner
 from .trace import Trace
-
-_SPECIAL = APPLIED | {Kind.COPY_SLICES, Kind.ERROR}
-
-_MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
 
 
 class Stepper(Rewinding):
@@ -83,8 +69,8 @@ class Stepper(Rewinding):
 
     def __init__(
         self,
-        tensors: Outputs,
-        grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+        tensors: Outputs | HipsTape,
+        grad_tensors: Any = None,
         retain_graph: bool | None = None,
         create_graph: bool = False,
         inputs: Inputs | None = None,
@@ -95,15 +81,10 @@ class Stepper(Rewinding):
         accumulation: Accumulation = PYTORCHS,
     ) -> None:
         unbound = find_policy(policy)
-        tensors = as_outputs(tensors)
-        limits = None if inputs is None else as_inputs(inputs)
-        _refuse_surroundings()
-        self.graph: Graph = graph_of(tensors)
+        self._runner = runner = runner_of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+        self.graph: Graph = runner.graph
         self._order: list[int] = []
-        self._needed = None if limits is None else needed_tasks(self.graph, limits)
-        _refuse_tasks(self.graph)
-        gradients = list(root_gradients(tensors, grad_tensors))
-        self._keep_graph = create_graph if retain_graph is None else retain_graph
+        self._needed, self._keep_graph = runner.needed, runner.keep_graph
         self._policy = chosen = self._bound(unbound)
         self._terms = [(0, chosen)]
         self._queue = ready_queue(self.graph, chosen, self._order)
@@ -111,27 +92,20 @@ class Stepper(Rewinding):
         self._all_missing = dependencies(self.graph)
         self._missing = list(self._all_missing)
         self.stops = Stops(self.graph, self._needed, None if self._recorder is None else self._recorder.trace)
-        on_hook = None if self._recorder is None else self._recorder.hook
-        self._runner = TaskRunner(self.graph, self._needed, self._keep_graph, create_graph, on_hook)
+        runner.on_hook = None if self._recorder is None else self._recorder.hook
         self.accumulation = accumulation
-        self._buffer = BUFFERS[accumulation.accumulate]
         self._buffers: dict[int, InputBuffer] = {}
         self._consumed: dict[int, Waiting] = {}  # by task what had waited for it, where that is never let go
-        self._given = list(gradients)  # as long as the call of backward() would hold them
+        self._given = runner.roots  # as long as the call of backward() would hold them
         self._elapsed_ns = 0
         self._running = False
         self._stopped = False
         self._over: str | None = None  # why no step is possible any more
-        self._hooks = self._runner.watch if len(self.graph) >= _MANY_TASKS else None
-        _wait_for_accelerators(self.graph)
+        self._hooks = runner.hook_watch()
         with torch.set_grad_enabled(create_graph):
+            gradients = runner.fitted_roots()
             for position, root in enumerate(self.graph.roots):
-                edge = Edge(root.task, position, root.task, root.input)
-                if (gradient := gradients[position]) is not None and self._is_needed(root.task):
-                    takes = self._runner.takes[root.task][root.input]
-                    if not fits(gradient, takes):
-                        gradients[position] = fitted(gradient, takes, self.graph, edge)
-                self._deliver(edge, gradients)
+                self._deliver(Edge(root.task, position, root.task, root.input), gradients)
         if history is not False:
             self.keep_history(BUDGET_BYTES if history is True else history)
 
@@ -283,8 +257,8 @@ class Stepper(Rewinding):
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._history is not None and self.graph.nodes:
-            self._runner.graph_task.run(self._free_ran, tuple)
+        if self._history is not None and "_runner" in vars(self):
+            self._runner.inside(self._free_ran, tuple)
             self._history = None
         self.stops.let_go()
         self._buffers.clear()
@@ -323,7 +297,7 @@ class Stepper(Rewinding):
             ask = watch is None or watch.possible()
             quiet = not stops.asks and not stops.watches
             if watch is not None and not ask and quiet and self._is_plain:
-                self._run_bare(last, watch)
+                self._runner.run_bare(self, last, watch)
             queue = self._queue
             while queue and not self._stopped:
                 task_id = queue.choose()
@@ -348,63 +322,6 @@ class Stepper(Rewinding):
         others = self._recorder, self._needed, self._history
         return all(each is None for each in others) and self.accumulation == PYTORCHS
 
-    def _run_bare(self, last: int | None, watch: HookWatch) -> None:
-        """Runs tasks as `_execute` does, while nobody records or hooks them.
-
-        All in one loop: on small tasks the calls between its parts would cost as much as the tasks themselves.
-        """
-        graph, queue, buffers, missing, order = self.graph, self._queue, self._buffers, self._missing, self.order
-        kinds = [task.kind for task in graph.tasks]
-        edges, takes_of = graph.out_edges, self._runner.takes
-        while queue and not self._stopped and not watch.registered():
-            task_id = queue.choose()
-            if task_id == last:
-                break
-            kind, node = kinds[task_id], graph.nodes[task_id]
-            leaf = kind is Kind.ACCUMULATE_GRAD
-            saved = [] if leaf or self._keep_graph or kind in APPLIED else saved_variables(node)
-            if kind in _SPECIAL or packed_by_user(saved) or torch.is_anomaly_enabled():
-                self._execute(task_id, hooks=False)
-                continue
-            queue.remove(task_id)
-            gradients = buffers.pop(task_id).gradients
-            self._runner.graph_task.node = node
-            try:
-                if leaf:
-                    accumulate(node, gradients, None)
-                    gradients.clear()
-                    order.append(task_id)
-                    continue
-                result = node(*gradients)  # type: ignore[operator]
-                outputs = list(result) if type(result) is tuple else [result]
-                del result
-                for edge in edges[task_id]:
-                    gradient = outputs[edge.output]
-                    if gradient is not None:
-                        takes = takes_of[edge.next_task][edge.input]
-                        if not fits(gradient, takes):
-                            outputs[edge.output] = fitted(gradient, takes, graph, edge)
-                gradient = None
-                gradients.clear()
-                free_saved(saved)
-                order.append(task_id)
-                for edge in edges[task_id]:
-                    next_task = edge.next_task
-                    buffer = buffers.get(next_task)
-                    if buffer is None:
-                        buffer = buffers[next_task] = InputBuffer(len(takes_of[next_task]))
-                    gradient = outputs[edge.output]
-                    if gradient is not None and buffer.add(edge.input, gradient):
-                        outputs[edge.output] = None  # the buffer alone holds it
-                    gradient = None
-                    missing[next_task] -= 1
-                    if not missing[next_task]:
-                        queue.push(next_task)
-                outputs.clear()
-            except BaseException as error:
-                self._fail(error, task_id)
-                raise
-
     def _inside(self, body: Callable[[], None], ends: bool = False) -> None:
         """Runs tasks inside the graph task. After the last, the callbacks for the end of the backward are due."""
 
@@ -412,13 +329,13 @@ class Stepper(Rewinding):
             self._runner.on_outputs = self.stops.produced if self.stops.watches else None
             body()
             if ends and not len(self._queue):
-                self._runner.graph_task.finish()
+                self._runner.finish()
                 self._let_go_at_end()
 
         started_ns = time.perf_counter_ns()
         self._running = True
         try:
-            self._runner.graph_task.run(in_backward, self._upcoming)
+            self._runner.inside(in_backward, self._upcoming)
         except PolicyError:  # no task ran: another policy may be set
             raise
         except BaseException as error:
@@ -426,7 +343,7 @@ class Stepper(Rewinding):
             raise
         finally:
             self._running = False
-            self._runner.graph_task.node = None
+            self._runner.rest()
             self._elapsed_ns += time.perf_counter_ns() - started_ns
             if self._over is not None:
                 self._let_go()
@@ -480,8 +397,6 @@ class Stepper(Rewinding):
                 recorder.start(task_id, gradients, by_hand)
             on_end = None if recorder is None else recorder.end
             outputs = self._runner.run(self.graph.tasks[task_id], gradients, hooks, on_end)
-            if torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
-                check_nan(self.graph.tasks[task_id].name, outputs)
             self.order.append(task_id)
             for edge in self.graph.out_edges[task_id]:
                 self._deliver(edge, outputs, entry)
@@ -497,8 +412,7 @@ class Stepper(Rewinding):
         described = self.graph.describe(task_id)
         self._over = f"{type(error).__name__} in {described}"
         error.add_note(f"tapehead: raised in {described}")
-        if torch.is_anomaly_enabled():
-            warn_of_forward(self.graph.nodes[task_id])
+        self._runner.failed(self.graph.tasks[task_id])
 
     def _deliver(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None = None) -> None:
         """Puts an output into the next task's buffer. The last makes it ready, also when all are undefined."""
@@ -513,7 +427,7 @@ class Stepper(Rewinding):
             return False
         buffer = self._buffers.get(next_task)
         if buffer is None:
-            buffer = self._buffers[next_task] = self._buffer(len(self._runner.takes[next_task]))
+            buffer = self._buffers[next_task] = self._runner.buffer(next_task, self.accumulation.accumulate)
         if entry is not None:
             entry.note(edge, buffer)
         if gradient is not None and buffer.add(edge.input, gradient):
@@ -522,32 +436,16 @@ class Stepper(Rewinding):
         return not self._missing[next_task]
 
 
-def _wait_for_accelerators(graph: Graph) -> None:
-    """Lets the forward finish on all its streams: the nodes are going to run on the current one."""
-    for device in graph.devices:
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
+def runner_of(
+    tensors: Outputs | HipsTape,
+    grad_tensors: Any,
+    retain_graph: bool | None,
+    create_graph: bool,
+    inputs: Inputs | None,
+) -> Runner:
+    """The nodes below these tensors or of this tape, ready to run. Arguments as for `Stepper`, and what it raises."""
+    if isinstance(tensors, HipsTape):
+        from .hips_runner import HipsRunner  # which needs the package autograd
 
-
-def _refuse_tasks(graph: Graph) -> None:
-    """Says what can't be run before anything is."""
-    for task in graph.tasks:
-        if any(meta.shape is None for meta in task.inputs):
-            raise cannot(f"check the nested gradients of {graph.describe(task)}")
-
-
-def _refuse_surroundings() -> None:
-    if functorch_is_active():
-        raise RuntimeError(
-            "backward() called inside a functorch transform. This is not supported, please use functorch.grad or "
-            "functorch.vjp instead or call backward() outside of functorch transforms."
-        )
-    if compiled_autograd_is_on():
-        raise cannot("run under compiled autograd")
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise cannot("run the C++ hooks of torch.distributed (DistributedDataParallel's all-reduce)")
-
-
-def cannot(what: str) -> NotImplementedError:
-    """The error for what the direct engine would not do as PyTorch does."""
-    return NotImplementedError(f'the direct engine cannot {what}; use engine="native"')
+        return HipsRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+    return TaskRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs)

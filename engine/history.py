@@ -72,18 +72,24 @@ def _version(tensor: Tensor | None) -> int:
     return -1 if tensor is None else version_of(tensor)
 
 
+class HasGrad(Protocol):
+    """A leaf, or another tensor whose gradient is kept."""
+
+    grad: Tensor | None
+
+
 @dataclass(slots=True)
 class _Grad:
     """The .grad of a tensor as it was before a task. `copy` has its values where they were going to be added to."""
 
-    tensor: Tensor
+    tensor: HasGrad
     grad: Tensor | None
     copy: Tensor | None
     _left: TensorWeakRef | None = None
     _left_version: int = -1
 
     @classmethod
-    def of(cls, tensor: Tensor) -> _Grad:
+    def of(cls, tensor: HasGrad) -> _Grad:
         grad = tensor.grad
         in_place = grad is not None and not torch.is_grad_enabled()
         return cls(tensor, grad, grad.detach().clone() if in_place and grad is not None else None)
@@ -235,7 +241,7 @@ class History:
     def nbytes(self) -> int:
         return self.gradient_bytes + self.saved_bytes
 
-    def begin(self, entry: Ran, leaf: Tensor | None) -> None:
+    def begin(self, entry: Ran, leaf: HasGrad | None) -> None:
         """A task is about to run. What it may change is copied."""
         if leaf is not None:
             entry.grads.append(_Grad.of(leaf))

@@ -5,15 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from weakref import ref
 
-import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from ..inspector.graph import Edge, Task
-from ..inspector.kinds import Kind
-from ..inspector.torch_internals import function_is_freed, leaf_of, post_accumulate_hooks, version_of
+from .accumulation import Accumulation
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches
 from .history import (
@@ -27,14 +23,13 @@ from .history import (
     random_states,
     set_random_states,
 )
-from .hook_watch import node_of, tensors_of
 from .input_buffer import InputBuffer, Waiting, alone
 from .policies import Choice, Policy
 from .ready_queue import ReadyQueue, ready_queue
 from .recorder import Recorder
+from .runner import Runner
 from .schedule import Pending
 from .storage_words import counted
-from .task_runner import APPLIED, TaskRunner
 from .verbs import AnyTask, Verbs
 
 
@@ -47,7 +42,7 @@ class Rewinding(Verbs):
     """
 
     _order: list[int]
-    _buffer: type[InputBuffer]
+    accumulation: Accumulation
     _buffers: dict[int, InputBuffer]
     _consumed: dict[int, Waiting]
     _missing: list[int]
@@ -55,7 +50,7 @@ class Rewinding(Verbs):
     _queue: ReadyQueue
     _policy: Policy | Choice
     _recorder: Recorder | None
-    _runner: TaskRunner
+    _runner: Runner
     _keep_graph: bool
     _history: History | None = None
     _branches: Branches
@@ -208,31 +203,17 @@ class Rewinding(Verbs):
         )
         self._begins = why
         self._runner.frees = False
-        self._history.retaining = self._made_by_tasks() if before is None else before.retaining
-
-    def _made_by_tasks(self) -> dict[int, list[ref[Tensor]]]:
-        """By task the tensors that its node made, as far as Python has them."""
-        ids: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(self.graph.nodes)}
-        found: dict[int, list[ref[Tensor]]] = {}
-        for each in tensors_of(self.graph.nodes):
-            tensor = each()
-            if tensor is not None and (task_id := ids.get(node_of(tensor))) is not None:
-                found.setdefault(task_id, []).append(each)
-        return found
+        self._history.retaining = self._runner.retaining() if before is None else before.retaining
 
     def _begin_task(self, task_id: int, buffer: InputBuffer, by_hand: bool) -> Ran:
         """A task is going to run: notes what it finds."""
-        history, graph_task = self._kept_while_running(), self._runner.graph_task
+        history, runner = self._kept_while_running(), self._runner
         self._branches.go_on(len(self.order), task_id, history.edits)
-        entry = Ran(task_id, by_hand, graph_task.callbacks_left, Waited(buffer.waiting()))
-        leaf = leaf_of(self.graph.nodes[task_id]) if self.graph.tasks[task_id].is_leaf else None
-        history.begin(entry, leaf if buffer.gradients[0] is not None else None)
-        if leaf is not None:
-            entry.version = version_of(leaf)
-            entry.values = leaf.detach().clone() if post_accumulate_hooks(leaf) else None
-        entry.packed = self._runner.is_packed(self.graph.tasks[task_id])
+        entry = Ran(task_id, by_hand, runner.callbacks_left, Waited(buffer.waiting()))
+        got = self.graph.tasks[task_id].is_leaf and any(gradient is not None for gradient in buffer.gradients)
+        history.begin(entry, runner.leaf(task_id) if got else None)
+        runner.begin(entry)
         entry.random = random_states(self.graph.devices)
-        graph_task.accumulated_inside = False
         return entry
 
     def _end_task(self, entry: Ran) -> None:
@@ -244,7 +225,7 @@ class Rewinding(Verbs):
             grad.leave()
         history = self._kept_while_running()
         history.end(entry)
-        why = self._why_not_back(entry)
+        why = self._runner.why_not_back(entry)
         if why is not None:
             self._free_ran()
             self._begin_history(history.budget_bytes, f"{self.graph.describe(entry.task)} {why}")
@@ -252,24 +233,6 @@ class Rewinding(Verbs):
     def _kept_while_running(self) -> History:
         assert self._history is not None
         return self._history
-
-    def _why_not_back(self, entry: Ran) -> str | None:
-        """Why a task that has run can't be taken back."""
-        task = self.graph.tasks[entry.task]
-        if task.kind is Kind.COMPILED:
-            return "is a compiled region, which runs once: it gives away the memory of what it saved"
-        if self._runner.graph_task.accumulated_inside:
-            return "ran a backward of its own, which added to .grad"
-        node = self.graph.nodes[entry.task]
-        if task.is_leaf:
-            leaf, values = leaf_of(node), entry.values
-            entry.values = None
-            written = values is not None and not torch.equal(values, leaf.detach())  # through .data, for instance
-            if written or version_of(leaf) != entry.version:
-                return "had a hook that changed the parameter itself, as an optimizer's step does"
-        elif not self._keep_graph and task.kind in APPLIED and function_is_freed(node):
-            return "has freed what it saved by itself"
-        return None
 
     def _rewind(self, position: int) -> None:
         """Takes back all tasks from this position on."""
@@ -308,7 +271,7 @@ class Rewinding(Verbs):
     def _rewind_to(self, position: int, history: History, lost: bool) -> None:
         packed = False
         self.stops.taken_back(self.order[position:])
-        callbacks = self._runner.graph_task.callbacks_left
+        callbacks = self._runner.callbacks_left
         while len(self.order) > position:
             entry = self._take_back(lost)
             self._consumed.pop(entry.task, None)
@@ -317,7 +280,7 @@ class Rewinding(Verbs):
             if not lost:
                 self._empty_next(entry)
         again = history.ran if lost else ()
-        self._runner.graph_task.reopen(callbacks, another=packed or any(entry.packed for entry in again))
+        self._runner.reopen(callbacks, another=packed or any(entry.packed for entry in again))
         while self._terms[-1][0] > position:
             self._terms.pop()
         self._policy = self._terms[-1][1]
@@ -356,7 +319,7 @@ class Rewinding(Verbs):
         self._fill(entry.task, entry.gradients.waiting)
 
     def _fill(self, task_id: int, waiting: Waiting) -> None:
-        buffer = self._buffers[task_id] = self._buffer(len(waiting))
+        buffer = self._buffers[task_id] = self._runner.buffer(task_id, self.accumulation.accumulate)
         buffer.put(waiting)
 
     def _make_again(self, history: History) -> None:

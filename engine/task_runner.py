@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
+from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from ..inspector.graph import Graph, Task, TensorMeta
+from ..inspector.graph import Edge, Graph, Outputs, Task, TensorMeta
 from ..inspector.kinds import Kind
 from ..inspector.torch_internals import (
     call_node,
+    compiled_autograd_is_on,
     free_function,
     free_saved,
+    function_is_freed,
+    functorch_is_active,
     gradient_dtype,
     hides_saved,
     leaf_of,
     node_hooks,
     packed_by_user,
+    post_accumulate_hooks,
     saved_variables,
+    version_of,
 )
+from ..inspector.walk import graph as graph_of
 from .accumulate import accumulate
+from .accumulation import Accumulate
+from .anomaly import check_nan, warn_of_forward
 from .graph_task import GraphTask
-from .hook_watch import HookWatch
-from .input_buffer import fits, fitted
+from .history import Ran
+from .hook_watch import HookWatch, node_of, tensors_of
+from .input_buffer import BUFFERS, InputBuffer, fits, fitted
+from .needed import Inputs, as_inputs, needed_tasks
+from .roots import as_outputs, root_gradients
+from .runner import BareLoop, OnEnd, Runner
 from .task_hooks import (
     Gradients,
-    OnHook,
     hook_name,
     run_leaf_hooks,
     run_post_hooks,
@@ -37,49 +50,88 @@ from .task_hooks import (
     run_tensor_hooks,
 )
 
-OnOutputs = Callable[
-    [int, Sequence[Tensor | None], Sequence[Tensor | None], Node, Sequence[Tensor | None] | None], None
-]
-OnEnd = Callable[[Sequence[Tensor | None]], None]
-
 APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
 
 
-class TaskRunner:
-    """Runs the tasks of one backward, each when it is told to.
+_SPECIAL = APPLIED | {Kind.COPY_SLICES, Kind.ERROR}
+
+_MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
+
+
+class TaskRunner(Runner):
+    """Runs PyTorch's nodes as its engine does.
 
     Args:
         graph: the graph.
         needed: the tasks that `inputs=` needs; None: all.
         keep_graph: whether the nodes keep what they saved.
         create_graph: whether the backward gets a graph of its own.
-        on_hook: is told of each hook before it runs.
+        roots: by root of the graph the gradient from which the backward starts.
 
     Attributes:
         graph_task: what torch's engine has for this backward.
         takes: for each task what it takes, one per input number.
-        frees: whether a node frees what it saved right after its task; else `free` does later.
-        on_hook: as given.
-        on_outputs: is told of what a task takes and gives, while the node still has what it saved: its inputs, its
-            outputs as the next tasks get them, the node, and the outputs as the node gave them. Of a leaf's task right
-            before it runs.
     """
 
     def __init__(
         self,
         graph: Graph,
-        needed: Collection[int] | None,
+        needed: frozenset[int] | None,
         keep_graph: bool,
         create_graph: bool,
-        on_hook: OnHook | None,
+        roots: Iterable[Tensor | None],
     ) -> None:
         self.graph_task = GraphTask(graph, needed, keep_graph, create_graph)
         self.takes = [takes_of(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True)]
-        self._graph = graph
-        self._needed = needed
+        self.graph = self._graph = graph
+        self.needed = self._needed = needed
+        self.keep_graph = keep_graph
         self.frees = not keep_graph
-        self.on_hook = on_hook
-        self.on_outputs: OnOutputs | None = None
+        self.roots = list(roots)
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Outputs,
+        grad_tensors: Any,
+        retain_graph: bool | None,
+        create_graph: bool,
+        inputs: Inputs | None,
+    ) -> Self:
+        """The nodes below these tensors. Arguments as for `Stepper`.
+
+        Raises:
+            NotImplementedError: what would not be done as PyTorch does it.
+        """
+        tensors = as_outputs(tensors)
+        limits = None if inputs is None else as_inputs(inputs)
+        _refuse_surroundings()
+        graph = graph_of(tensors)
+        needed = None if limits is None else needed_tasks(graph, limits)
+        _refuse_tasks(graph)
+        gradients = root_gradients(tensors, grad_tensors)
+        keep_graph = create_graph if retain_graph is None else retain_graph
+        _wait_for_accelerators(graph)
+        return cls(graph, needed, keep_graph, create_graph, gradients)
+
+    def fitted_roots(self) -> list[Tensor | None]:
+        gradients = list(self.roots)
+        for position, root in enumerate(self.graph.roots):
+            gradient, takes = gradients[position], self.takes[root.task][root.input]
+            needed = self.needed is None or root.task in self.needed
+            if gradient is not None and needed and not fits(gradient, takes):
+                edge = Edge(root.task, position, root.task, root.input)
+                gradients[position] = fitted(gradient, takes, self.graph, edge)
+        return gradients
+
+    def buffer(self, task_id: int, accumulate: Accumulate) -> InputBuffer:
+        return BUFFERS[accumulate](len(self.takes[task_id]))
+
+    def leaf(self, task_id: int) -> Tensor:
+        return leaf_of(self.graph.nodes[task_id])
+
+    def hook_watch(self) -> HookWatch | None:
+        return self.watch if len(self.graph) >= _MANY_TASKS else None
 
     @cached_property
     def watch(self) -> HookWatch:
@@ -89,16 +141,6 @@ class TaskRunner:
     def run(
         self, task: Task, gradients: list[Tensor | None], hooks: bool, on_end: OnEnd | None = None
     ) -> list[Tensor | None]:
-        """Runs a task on its input buffer, with its hooks, lets the buffer go, and frees its node.
-
-        Args:
-            gradients: the input buffer, which nobody else holds. It is empty afterwards.
-            hooks: whether there may be any. Not looking for them saves most of the time.
-            on_end: is told of the outputs as its node and its hooks gave them.
-
-        Returns:
-            The outputs as the next tasks take them, one per entry of `next_functions`.
-        """
         node = self.graph_task.node = self._graph.nodes[task.id]
         on_hook = self.on_hook
         if task.kind is Kind.ACCUMULATE_GRAD:
@@ -133,6 +175,8 @@ class TaskRunner:
         if self.on_outputs is not None:
             self.on_outputs(task.id, gradients, outputs, node, raw)
         raw = None
+        if torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
+            check_nan(task.name, outputs)
         gradients.reverse()  # the first goes first
         gradients.clear()
         if self.frees:
@@ -142,12 +186,7 @@ class TaskRunner:
                 free_saved(saved)
         return outputs
 
-    def is_packed(self, task: Task) -> bool:
-        """Whether `saved_tensors_hooks` give what its node saved: those of checkpoints compute it again."""
-        return packed_by_user(saved_variables(self._graph.nodes[task.id]))
-
     def free(self, task: Task) -> None:
-        """Lets a node that has run free what it saved, where it has not. To be called inside the backward."""
         node = self._graph.nodes[task.id]
         if task.kind in APPLIED:
             free_function(node)
@@ -155,6 +194,113 @@ class TaskRunner:
             self._outputs_by_engine(node, [None] * len(task.inputs), free=True)
         elif not task.is_leaf:
             free_saved(saved_variables(node))
+
+    def run_bare(self, loop: BareLoop, last: int | None, watch: HookWatch) -> None:
+        """All in one loop: on small tasks the calls between its parts would cost as much as the tasks themselves."""
+        graph, queue, buffers, missing, order = self.graph, loop._queue, loop._buffers, loop._missing, loop._order
+        kinds = [task.kind for task in graph.tasks]
+        edges, takes_of, keep_graph = graph.out_edges, self.takes, self.keep_graph
+        while queue and not loop._stopped and not watch.registered():
+            task_id = queue.choose()
+            if task_id == last:
+                break
+            kind, node = kinds[task_id], graph.nodes[task_id]
+            leaf = kind is Kind.ACCUMULATE_GRAD
+            saved = [] if leaf or keep_graph or kind in APPLIED else saved_variables(node)
+            if kind in _SPECIAL or packed_by_user(saved) or torch.is_anomaly_enabled():
+                loop._execute(task_id, hooks=False)
+                continue
+            queue.remove(task_id)
+            gradients = buffers.pop(task_id).gradients
+            self.graph_task.node = node
+            try:
+                if leaf:
+                    accumulate(node, gradients, None)
+                    gradients.clear()
+                    order.append(task_id)
+                    continue
+                result = node(*gradients)  # type: ignore[operator]
+                outputs = list(result) if type(result) is tuple else [result]
+                del result
+                for edge in edges[task_id]:
+                    gradient = outputs[edge.output]
+                    if gradient is not None:
+                        takes = takes_of[edge.next_task][edge.input]
+                        if not fits(gradient, takes):
+                            outputs[edge.output] = fitted(gradient, takes, graph, edge)
+                gradient = None
+                gradients.clear()
+                free_saved(saved)
+                order.append(task_id)
+                for edge in edges[task_id]:
+                    next_task = edge.next_task
+                    buffer = buffers.get(next_task)
+                    if buffer is None:
+                        buffer = buffers[next_task] = InputBuffer(len(takes_of[next_task]))
+                    gradient = outputs[edge.output]
+                    if gradient is not None and buffer.add(edge.input, gradient):
+                        outputs[edge.output] = None  # the buffer alone holds it
+                    gradient = None
+                    missing[next_task] -= 1
+                    if not missing[next_task]:
+                        queue.push(next_task)
+                outputs.clear()
+            except BaseException as error:
+                loop._fail(error, task_id)
+                raise
+
+    def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
+        self.graph_task.run(body, order)
+
+    def finish(self) -> None:
+        self.graph_task.finish()
+
+    def rest(self) -> None:
+        self.graph_task.node = None
+
+    def failed(self, task: Task) -> None:
+        if torch.is_anomaly_enabled():
+            warn_of_forward(self.graph.nodes[task.id])
+
+    @property
+    def callbacks_left(self) -> int:
+        return self.graph_task.callbacks_left
+
+    def begin(self, entry: Ran) -> None:
+        if self.graph.tasks[entry.task].is_leaf:
+            leaf = self.leaf(entry.task)
+            entry.version = version_of(leaf)
+            entry.values = leaf.detach().clone() if post_accumulate_hooks(leaf) else None
+        entry.packed = packed_by_user(saved_variables(self.graph.nodes[entry.task]))
+        self.graph_task.accumulated_inside = False
+
+    def why_not_back(self, entry: Ran) -> str | None:
+        task, node = self.graph.tasks[entry.task], self.graph.nodes[entry.task]
+        if task.kind is Kind.COMPILED:
+            return "is a compiled region, which runs once: it gives away the memory of what it saved"
+        if self.graph_task.accumulated_inside:
+            return "ran a backward of its own, which added to .grad"
+        if task.is_leaf:
+            leaf, values = leaf_of(node), entry.values
+            entry.values = None
+            written = values is not None and not torch.equal(values, leaf.detach())  # through .data, for instance
+            if written or version_of(leaf) != entry.version:
+                return "had a hook that changed the parameter itself, as an optimizer's step does"
+        elif not self.keep_graph and task.kind in APPLIED and function_is_freed(node):
+            return "has freed what it saved by itself"
+        return None
+
+    def reopen(self, callbacks: int, another: bool) -> None:
+        self.graph_task.reopen(callbacks, another)
+
+    def retaining(self) -> dict[int, list[ref[Tensor]]]:
+        ids: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(self.graph.nodes)}
+        found: dict[int, list[ref[Tensor]]] = {}
+        for each in tensors_of(self.graph.nodes):
+            tensor = each()
+            if tensor is not None and (task_id := ids.get(node_of(tensor))) is not None:
+                found.setdefault(task_id, []).append(each)
+        return found
 
     def _fit(self, task: Task, outputs: list[Tensor | None]) -> list[Tensor | None]:
         """Makes of these outputs what the next tasks will get."""
@@ -233,3 +379,34 @@ def takes_of(task: Task, node: Node) -> tuple[TensorMeta, ...]:
         return task.inputs
     dtype = gradient_dtype(leaf_of(node))
     return task.inputs if dtype is None else (replace(task.inputs[0], dtype=dtype),)
+
+
+def _wait_for_accelerators(graph: Graph) -> None:
+    """Lets the forward finish on all its streams: the nodes are going to run on the current one."""
+    for device in graph.devices:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+
+
+def _refuse_tasks(graph: Graph) -> None:
+    """Says what can't be run before anything is."""
+    for task in graph.tasks:
+        if any(meta.shape is None for meta in task.inputs):
+            raise cannot(f"check the nested gradients of {graph.describe(task)}")
+
+
+def _refuse_surroundings() -> None:
+    if functorch_is_active():
+        raise RuntimeError(
+            "backward() called inside a functorch transform. This is not supported, please use functorch.grad or "
+            "functorch.vjp instead or call backward() outside of functorch transforms."
+        )
+    if compiled_autograd_is_on():
+        raise cannot("run under compiled autograd")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise cannot("run the C++ hooks of torch.distributed (DistributedDataParallel's all-reduce)")
+
+
+def cannot(what: str) -> NotImplementedError:
+    """The error for what the direct engine would not do as PyTorch does."""
+    return NotImplementedError(f'the direct engine cannot {what}; use engine="native"')

@@ -1,0 +1,142 @@
+"""What a stepped backward needs of the nodes that it runs: PyTorch's (`TaskRunner`), or those of another tape."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+from weakref import ref
+
+from torch import Tensor
+
+from ..inspector.graph import Graph, Task
+from .accumulation import Accumulate
+from .history import HasGrad, Ran
+from .hook_watch import HookWatch
+from .input_buffer import InputBuffer
+from .ready_queue import ReadyQueue
+from .task_hooks import OnHook
+
+OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Any, Sequence[Tensor | None] | None], None]
+OnEnd = Callable[[Sequence[Tensor | None]], None]
+
+
+class BareLoop(Protocol):
+    """A session whose tasks run and of which nothing else is wanted."""
+
+    _queue: ReadyQueue
+    _buffers: dict[int, InputBuffer]
+    _missing: list[int]
+    _order: list[int]
+    _stopped: bool
+
+    def _execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
+
+    def _fail(self, error: BaseException, task_id: int) -> None: ...
+
+
+class Runner(Protocol):
+    """The nodes of one backward, each of which runs when it is told to.
+
+    All that flows between them are tensors, whatever the nodes compute with: buffers, traces, watchpoints and a history
+    look at those.
+
+    Attributes:
+        graph: the graph.
+        needed: the tasks that run at all; None: all.
+        keep_graph: whether the nodes keep what they saved.
+        roots: by root of the graph the gradient from which the backward starts.
+        frees: whether a node frees what it saved right after its task; else `free` does later.
+        on_hook: is told of each hook before it runs.
+        on_outputs: is told of what a task takes and gives, while the node still has what it saved: its inputs, its
+            outputs as the next tasks get them, the node, and the outputs as the node gave them. Of a leaf's task right
+            before it runs.
+    """
+
+    graph: Graph
+    needed: frozenset[int] | None = None
+    keep_graph: bool
+    roots: list[Tensor | None]
+    frees: bool
+    on_hook: OnHook | None = None
+    on_outputs: OnOutputs | None = None
+
+    @abstractmethod
+    def buffer(self, task_id: int, accumulate: Accumulate) -> InputBuffer:
+        """An empty input buffer for a task."""
+
+    @abstractmethod
+    def run(
+        self, task: Task, gradients: list[Tensor | None], hooks: bool, on_end: OnEnd | None = None
+    ) -> list[Tensor | None]:
+        """Runs a task on its input buffer, with its hooks, lets the buffer go, and frees its node.
+
+        Args:
+            gradients: the input buffer, which nobody else holds. It is empty afterwards.
+            hooks: whether there may be any. Not looking for them saves most of the time.
+            on_end: is told of the outputs as its node and its hooks gave them.
+
+        Returns:
+            The outputs as the next tasks take them, one per output number.
+        """
+
+    def fitted_roots(self) -> list[Tensor | None]:
+        """Those gradients as the tasks take them, in a new list. To be called with the grad mode of the backward."""
+        return list(self.roots)
+
+    @abstractmethod
+    def free(self, task: Task) -> None:
+        """Lets a node that has run free what it saved, where it has not. To be called `inside`."""
+
+    @abstractmethod
+    def leaf(self, task_id: int) -> HasGrad:
+        """What gets the gradient of a leaf's task."""
+
+    @property
+    def leaves(self) -> Mapping[int, HasGrad]:
+        """By the id of its task each leaf."""
+        return {task.id: self.leaf(task.id) for task in self.graph.tasks if task.is_leaf}
+
+    def hook_watch(self) -> HookWatch | None:
+        """What knows whether there are hooks, where that is cheaper than to look for them at each task."""
+        return None
+
+    def run_bare(self, loop: BareLoop, last: int | None, watch: HookWatch) -> None:
+        """Runs tasks up to `last` as the session does, while nobody records or hooks them; none, if it has no such way.
+
+        Args:
+            watch: its own, which has seen no hook.
+        """
+
+    def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
+        """Calls something as tasks are run. `order` gives all tasks in the order in which they ran or are going to."""
+        body()
+
+    def finish(self) -> None:
+        """The last task has run: the callbacks for the end of the backward are due. To be called `inside`."""
+
+    def rest(self) -> None:
+        """No task runs now."""
+
+    def failed(self, task: Task) -> None:
+        """The task has raised: says what else is known of that."""
+
+    @property
+    def callbacks_left(self) -> int:
+        """How many callbacks wait for the end of the backward."""
+        return 0
+
+    def begin(self, entry: Ran) -> None:
+        """A task is going to run that may be taken back: notes what it may change besides gradients."""
+
+    def why_not_back(self, entry: Ran) -> str | None:
+        """Why a task that has run can't be taken back; None: it can."""
+        return None
+
+    def reopen(self, callbacks: int, another: bool) -> None:
+        """Tasks have been taken back: so many callbacks had been left by then. In a checkpoint's eyes what follows is
+        `another` backward: it computes again what it computes once in each."""
+
+    def retaining(self) -> dict[int, list[ref[Tensor]]]:
+        """By task the tensors which its node made, as far as Python has them: they may be told to `retain_grad`."""
+        return {}
