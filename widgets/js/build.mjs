@@ -1,4 +1,4 @@
-// Bundles the page into one ES module, widgets/static/deck.js: style sheet, uPlot and d3 included, nothing loaded later.
+// Bundles the page into one ES module, widgets/static/deck.js: style sheet and d3 included, nothing loaded later.
 // `--tests` bundles tests/*.test.ts into out/ for node's own test runner.
 import { readFileSync, readdirSync } from "node:fs";
 import * as esbuild from "esbuild";

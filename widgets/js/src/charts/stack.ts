@@ -1,12 +1,12 @@
 /** The picture of memory that does not move: the stack by category, every policy's outline, scale and grid. */
 
-import uPlot from "uplot";
+import { el } from "../dom.ts";
 import { CATEGORIES } from "../model/document.ts";
 import type { MemoryLevels, Steps } from "../model/memory.ts";
 import { size } from "../text.ts";
 import type { Colours } from "../view.ts";
 import type { TimeAxis } from "./axis.ts";
-import { mixed, smallType } from "./surface.ts";
+import { fit, mixed, smallType } from "./surface.ts";
 
 /** Around the plot: room for the peak's sentence above, for the task numbers below. */
 export const ABOVE = 20;
@@ -59,65 +59,48 @@ export function byteTicks(most: number): number[] {
 
 /** Draws the chart into `host`, at once. */
 export function drawStack(host: HTMLElement, picture: StackPicture): DrawnStack {
-  const columns = Math.max(1, Math.round((picture.axis.right - picture.axis.left) * devicePixelRatio));
-  const steps = picture.shown.steps(columns);
-  const stack = stacked(steps);
-  let isSolid = true;
-  const area = (level: Float64Array, category: number): uPlot.Series => ({
-    width: 0,
-    fill: () => {
-      const colour = picture.colours[CATEGORIES[category].key];
-      return isSolid ? colour : mixed(colour, picture.colours.panel, FAINT);
-    },
-    points: { show: false },
-    paths: (plot) => ({ fill: areaPath(plot, steps, level), stroke: null, flags: 0 }),
+  const { axis, shown, colours } = picture;
+  const columns = Math.max(1, Math.round((axis.right - axis.left) * devicePixelRatio));
+  const steps = shown.steps(columns);
+  const areas: [string, Path2D][] = [];
+  stacked(steps).forEach((edge, category) => {
+    // Each area reaches down to the axis, and the ones below cover it.
+    if (shown.used[category]) areas.unshift([colours[CATEGORIES[category].key], areaPath(picture, steps, edge)]);
   });
-  const line = (of: Steps, stroke: string, dash: readonly number[]): uPlot.Series => ({
-    width: LINE,
-    stroke,
-    dash: [...dash],
-    points: { show: false },
-    paths: (plot) => ({ stroke: linePath(plot, of, total(of)), fill: null, flags: 0 }),
+  const lines: [string, readonly number[], Path2D][] = picture.others.map(({ levels, dash }) => {
+    const other = levels.steps(columns);
+    return [colours.ink2, dash, linePath(picture, other, total(other))];
   });
-  const series: uPlot.Series[] = [{}];
-  for (let category = CATEGORIES.length - 1; category >= 0; category--) {
-    if (picture.shown.used[category]) series.push(area(stack[category], category));
-  }
-  for (const { levels, dash } of picture.others) series.push(line(levels.steps(columns), picture.colours.ink2, dash));
-  series.push(line(steps, picture.colours.ink, []));
-  const options: uPlot.Options = {
-    width: picture.width,
-    height: picture.height,
-    padding: [ABOVE, picture.width - picture.axis.right, BELOW, picture.axis.left],
-    legend: { show: false },
-    cursor: { show: false },
-    scales: {
-      x: { time: false, range: [0, Math.max(picture.axis.places, 1)] },
-      y: { range: [0, top(picture)] },
-    },
-    axes: [
-      { show: false },
-      {
-        size: 0,
-        ticks: { show: false },
-        grid: { stroke: picture.colours.line, width: 1 },
-        splits: () => byteTicks(top(picture)),
-        values: (_, splits) => splits.map(() => ""),
-      },
-    ],
-    series,
-    hooks: { draw: [(plot) => drawScale(plot, picture)] },
+  lines.push([colours.ink, [], linePath(picture, steps, total(steps))]);
+
+  const paint = (canvas: HTMLCanvasElement, isSolid: boolean) => {
+    const context = fit(canvas, picture.width, picture.height);
+    if (isSolid) {
+      context.fillStyle = colours.panel; // a ground that hides what it is drawn over
+      context.fillRect(0, 0, picture.width, picture.height);
+    }
+    drawGrid(context, picture);
+    context.save();
+    context.beginPath();
+    context.rect(axis.left, ABOVE, axis.right - axis.left, picture.height - BELOW - ABOVE + LINE);
+    context.clip();
+    for (const [colour, path] of areas) {
+      context.fillStyle = isSolid ? colour : mixed(colour, colours.panel, FAINT);
+      context.fill(path);
+    }
+    context.lineWidth = LINE;
+    context.lineJoin = "round";
+    for (const [colour, dash, path] of lines) {
+      context.strokeStyle = colour;
+      context.setLineDash(dash);
+      context.stroke(path);
+    }
+    context.restore();
+    drawScale(context, picture);
+    return canvas;
   };
-  const places = Math.max(picture.axis.places, 1);
-  const data = series.map((_, index) => (index ? [0, 0] : [0, places])) as unknown as uPlot.AlignedData;
-  const plot = new uPlot(options, data, (self, start) => {
-    host.append(self.root);
-    self.batch(() => start(self)); // now, not in a microtask: the solid picture is taken from it
-  });
-  const solid = copied(plot.ctx.canvas, picture.colours.panel);
-  isSolid = false;
-  plot.batch(() => plot.redraw(false));
-  return { solid, dispose: () => plot.destroy() };
+  const faint = host.appendChild(paint(el("canvas"), false));
+  return { solid: paint(el("canvas"), true), dispose: () => faint.remove() };
 }
 
 /** From levels by category to the heights of their upper edges. */
@@ -134,40 +117,48 @@ function total(steps: Steps): Float64Array {
   return stacked(steps).at(-1)!;
 }
 
-function linePath(plot: uPlot, steps: Steps, levels: Float64Array): Path2D {
+function linePath(picture: StackPicture, steps: Steps, levels: Float64Array): Path2D {
   const path = new Path2D();
-  const { left, top: upper, width, height } = plot.bbox;
-  const across = width / plot.scales.x.max!;
-  const down = height / plot.scales.y.max!;
-  const bottom = upper + height;
-  let y = bottom - levels[0] * down;
+  const { left, right, places } = picture.axis;
+  const across = (right - left) / Math.max(places, 1);
+  let y = heightOf(picture, levels[0]);
   path.moveTo(left, y);
   for (let at = 0; at < steps.count; at++) {
     const x = left + steps.times[at] * across;
     path.lineTo(x, y);
-    y = bottom - levels[at] * down;
+    y = heightOf(picture, levels[at]);
     path.lineTo(x, y);
   }
-  path.lineTo(left + width, y);
+  path.lineTo(right, y);
   return path;
 }
 
-function areaPath(plot: uPlot, steps: Steps, levels: Float64Array): Path2D {
-  const path = linePath(plot, steps, levels);
-  const { left, top: upper, width, height } = plot.bbox;
-  path.lineTo(left + width, upper + height);
-  path.lineTo(left, upper + height);
+function areaPath(picture: StackPicture, steps: Steps, levels: Float64Array): Path2D {
+  const path = linePath(picture, steps, levels);
+  const { left, right } = picture.axis;
+  path.lineTo(right, heightOf(picture, 0));
+  path.lineTo(left, heightOf(picture, 0));
   path.closePath();
   return path;
 }
 
+function drawGrid(context: CanvasRenderingContext2D, picture: StackPicture): void {
+  const { left, right } = picture.axis;
+  context.beginPath();
+  for (const level of byteTicks(top(picture))) {
+    const y = Math.round(heightOf(picture, level)) + 0.5;
+    context.moveTo(left, y);
+    context.lineTo(right, y);
+  }
+  context.lineWidth = 1;
+  context.strokeStyle = picture.colours.line;
+  context.stroke();
+}
+
 /** The axis and the sizes in binary units, each on a patch that keeps it readable on the stack. */
-function drawScale(plot: uPlot, picture: StackPicture): void {
-  const { ctx: context } = plot;
+function drawScale(context: CanvasRenderingContext2D, picture: StackPicture): void {
   const { left, right } = picture.axis;
   const bottom = picture.height - BELOW + 0.5;
-  context.save();
-  context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
   context.lineWidth = 1;
   context.strokeStyle = picture.colours.line2;
   context.beginPath();
@@ -189,17 +180,4 @@ function drawScale(plot: uPlot, picture: StackPicture): void {
     context.fillStyle = picture.colours.ink2;
     context.fillText(text, left + 6, y + 0.5);
   }
-  context.restore();
-}
-
-/** The canvas as it is now, on a ground that hides what it is drawn over. */
-function copied(canvas: HTMLCanvasElement, ground: string): HTMLCanvasElement {
-  const copy = document.createElement("canvas");
-  copy.width = canvas.width;
-  copy.height = canvas.height;
-  const context = copy.getContext("2d")!;
-  context.fillStyle = ground;
-  context.fillRect(0, 0, copy.width, copy.height);
-  if (canvas.width && canvas.height) context.drawImage(canvas, 0, 0);
-  return copy;
 }
