@@ -14,10 +14,10 @@ from ..inspector.walk import graph as graph_of
 from .dry_run import WORKSPACE
 from .footprint import Footprints
 from .lower_bound import lower_bound
-from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
+from .policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
 from .problem import Problem
 from .ready_queue import PolicyError
-from .schedule import queue_lengths, schedule
+from .schedule import order_of, queue_lengths
 from .simulate import difference
 from .sizes import percent_text, size_text
 from .storage_words import joined
@@ -284,5 +284,6 @@ def planned_order(problem: Problem, policy: Policy | Choice) -> PlannedOrder:
     if is_dynamic(policy):
         raise ValueError(f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet")
     began = perf_counter()
-    order = schedule(problem.graph, bound(policy, problem), problem.needed)  # all read the memory of one problem
-    return PlannedOrder(policy_name(policy), tuple(order), problem.peak_bytes(order), perf_counter() - began)
+    own = policy is POLICIES["heap"]
+    order = tuple(problem.heap_order if own else order_of(policy, problem))  # all read the memory of one problem
+    return PlannedOrder(policy_name(policy), order, problem.peak_bytes(order), perf_counter() - began)

@@ -230,14 +230,12 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
     """
     if not isinstance(policy, Policy) or policy.plan is None:
         return policy
-    from .plans import kept_plan
+    return following(policy, planned(policy, problem, ran))
 
-    order = (
-        kept_plan(policy.name, policy.plan, problem, ran)
-        if policy.keeps and not problem.given
-        else policy.plan(problem, ran)
-    )
-    places = {task_id: place for place, task_id in enumerate(order)}
+
+def following(policy: Policy, plan: Sequence[int]) -> Policy:
+    """The policy once it has planned: of the ready tasks the one that stands first in the plan."""
+    places = {task_id: place for place, task_id in enumerate(plan)}
 
     def place_of(task: Task) -> int:
         return places.get(task.id, len(places))
@@ -248,6 +246,16 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
         key=lambda task, arrival: (place_of(task), arrival),
         label=lambda task, arrival: f"{place_of(task) + 1}.",
     )
+
+
+def planned(policy: Policy, problem: Problem, ran: Sequence[int] = ()) -> Sequence[int]:
+    """The order that a policy plans, which begins with the tasks that `ran`."""
+    from .plans import kept_plan
+
+    assert policy.plan is not None
+    if policy.keeps and not problem.given:
+        return kept_plan(policy.name, policy.plan, problem, ran)
+    return policy.plan(problem, ran)
 
 
 def policy_name(policy: Policy | Choice) -> str:

@@ -112,7 +112,8 @@ class Problem:
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         """The highest level in this order, simulated."""
-        return self.timeline(order).peak_bytes
+        own = list(order) == self.heap_order  # in a chain all orders are
+        return (self.heap_timeline if own else self.timeline(order)).peak_bytes
 
     @cached_property
     def heap_order(self) -> list[int]:

@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ..inspector.graph import Graph
-from .policies import AnyPolicy, bound, find_policy
+from .policies import AnyPolicy, Choice, Policy, find_policy, following, planned
 from .ready_queue import ready_queue
 
 if TYPE_CHECKING:
     from .footprint import Footprints
+    from .problem import Problem
 
 
 def dependencies(graph: Graph) -> list[int]:
@@ -79,8 +80,19 @@ def schedule(
     """
     from .problem import Problem
 
+    return order_of(find_policy(policy), Problem(graph, footprints, needed), ran)
+
+
+def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> list[int]:
+    """The same of a problem, which may know its memory already. It starts with the tasks that `ran`."""
+    graph, needed = problem.graph, problem.needed
+    if isinstance(policy, Policy) and policy.plan is not None:
+        plan = planned(policy, problem, ran)
+        if _is_order(graph, plan, needed):
+            return list(plan)
+        policy = following(policy, plan)
     order: list[int] = []
-    queue = ready_queue(graph, bound(find_policy(policy), Problem(graph, footprints, needed), ran), order)
+    queue = ready_queue(graph, policy, order)
     pending = Pending(graph, needed)
     for task_id in pending.start():
         queue.push(task_id)
@@ -94,6 +106,18 @@ def schedule(
         for next_task in pending.run(task_id):
             queue.push(next_task)
     return order
+
+
+def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None) -> bool:
+    """Whether each task is ready in its turn, and none is left."""
+    pending = Pending(graph, needed)
+    ready = set(pending.start())
+    for task_id in order:
+        if task_id not in ready:
+            return False
+        ready.remove(task_id)
+        ready.update(pending.run(task_id))
+    return not ready
 
 
 def queue_lengths(graph: Graph, order: Sequence[int]) -> list[int]:
