@@ -245,6 +245,12 @@ def saved_value(node: Node, name: str, otherwise: Any = None) -> Any:
     return getattr(node, f"_saved_{name}", otherwise)
 
 
+def saved_tensor(node: Node, name: str) -> Tensor:
+    """What a C++ node has saved under this name. Raises torch's error where it was freed or modified since."""
+    found: Tensor = getattr(node, f"_saved_{name}")
+    return found
+
+
 AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callable[[Any], None]]
 _around_apply: list[AroundApply] = []
 _apply_lock = threading.Lock()
@@ -584,6 +590,45 @@ def run_engine(
         tuple(roots), tuple(gradients), keep_graph, create_graph, tuple(inputs), True, accumulate
     )
     return found or ()
+
+
+class _Retains(BaseException):
+    """A gradient is retained."""
+
+
+class _NoClones(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where a tensor would be copied, as the engine does for a gradient that is retained."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in InFloat64
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten.clone.default:
+            raise _Retains
+        return operator(*args, **(kwargs or {}))
+
+
+def retains_any(nodes: Sequence[Node]) -> bool:
+    """Whether a tensor that one of these nodes made is told to retain its gradient (`Tensor.retain_grad`).
+
+    torch lists no such tensors. The nodes are shown zeros, as roots and wanted inputs of a run of the engine, which
+    executes none of them; it calls hooks of tensors, too: only for where no hook was ever registered.
+    """
+    edges, zeros = [], []
+    for node in nodes:
+        for number, (shape, dtype, device) in enumerate(input_metadata(node)):
+            if shape is not None:
+                edges.append(GradientEdge(node, number))
+                zeros.append(torch.zeros((), dtype=dtype, device=device).expand(shape))
+    if not edges:
+        return False
+    try:
+        with _NoClones():  # type: ignore[no-untyped-call]
+            run_engine(edges, zeros, True, False, edges)
+    except _Retains:
+        return True
+    return False
 
 
 class StandIn(Protocol):
@@ -1509,3 +1554,89 @@ def region_inputs(region: Any) -> list[Tensor]:
     kept = region.saved_args if saver is None else saver.grad_fn._raw_saved_tensors
     found = [each.data for each in kept if hasattr(each, "unpack_hook") and each.unpack_hook is None]
     return [each for each in found if isinstance(each, Tensor)]
+
+
+Operator = OpOverload
+"""One overload of an operator of `torch.ops`: `torch.ops.aten.mul.Tensor`."""
+
+
+class SeenOperations(TorchDispatchMode):
+    """While it is open, shows `run` each ATen operation of this thread: below autograd and autocast.
+
+    Not shown are those of a backward, and `detach`, which also hooks and views in place call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in InFloat64
+
+    def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Is to give what `operator(*args, **kwargs)` does."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator in _ALIASING or torch._C._current_graph_task_id() != -1:
+            return operator(*args, **(kwargs or {}))
+        return self.run(operator, args, kwargs or {})
+
+
+keep_compiler_out(SeenOperations.__torch_dispatch__)
+
+_ALIASING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default)
+
+
+@cache
+def schema_writes(operator: Operator) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Which arguments an operator writes into, as its schema says: by position and by name."""
+    written = [
+        (number, argument.name)
+        for number, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return tuple(number for number, _ in written), tuple(name for _, name in written)
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """The same bytes and version counter, no graph.
+
+    Inside of an operation, where pack hooks run and dispatch modes are called, torch's own detach() gives a tensor with
+    a version counter of its own.
+    """
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
+
+
+def on_storage(storage: torch.UntypedStorage, view: View) -> Tensor:
+    """A tensor on these bytes."""
+    dtype, offset, shape, strides, conjugated, negated = view
+    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
+    if conjugated:
+        tensor = torch._conj(tensor)
+    if negated:
+        tensor = torch._neg_view(tensor)
+    return tensor
+
+
+class View(NamedTuple):
+    """What a tensor is besides its storage; offset and strides are in elements."""
+
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    conjugated: bool
+    negated: bool
+
+    @staticmethod
+    def of(tensor: Tensor) -> View:
+        return View(
+            tensor.dtype,
+            int(tensor.storage_offset()),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )

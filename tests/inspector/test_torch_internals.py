@@ -430,3 +430,63 @@ def test_the_level_of_torchs_log_is_put_back(level: int) -> None:
         assert number.value == level
     finally:
         number.value = before
+
+
+class Names(internals.SeenOperations):
+    """Notes what it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def run(self, operator: internals.Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.names.append(str(operator))
+        return operator(*args, **kwargs)
+
+
+def test_operations_are_seen_below_autograd_and_autocast_and_none_of_a_backward() -> None:
+    x = torch.ones(2, 2, requires_grad=True)
+    with Names() as seen:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = torch.nn.functional.linear(x, x)
+        y.detach().sum()
+        y.sum().backward()
+    assert seen.names == [
+        "aten._to_copy.default",  # autocast's, which it keeps for the second use
+        "aten.t.default",
+        "aten.mm.default",
+        "aten.sum.default",
+        "aten.sum.default",
+        "aten.ones_like.default",
+    ]
+
+
+def test_what_an_operator_writes_is_in_its_schema() -> None:
+    aten = torch.ops.aten
+    assert internals.schema_writes(aten.mul_.Tensor) == ((0,), ("self",))
+    assert internals.schema_writes(aten.add.out) == ((3,), ("out",))
+    assert internals.schema_writes(aten.mul.Tensor) == ((), ())
+    assert internals.schema_writes(aten.native_batch_norm.default) == ((), ())  # it does, and does not say so
+
+
+def test_a_detached_tensor_counts_versions_with_its_own_also_in_a_pack_hook() -> None:
+    packed = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(internals.detached(tensor))
+        return packed[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), Names():
+        y = torch.ones(2, requires_grad=True).exp()
+    with torch.no_grad():
+        y.mul_(2)
+    assert packed[0]._version == y._version == 1
+    assert packed[0].grad_fn is None
+
+
+def test_a_view_on_a_storage_is_the_tensor_again() -> None:
+    x = torch.randn(4, 6, dtype=torch.complex64)
+    for tensor in (x, x.t(), x[1:, ::2], x.conj(), x.conj().imag, torch.view_as_real(x)[1], x[:0]):
+        again = internals.on_storage(tensor.untyped_storage(), internals.View.of(tensor))
+        assert torch.equal(again, tensor) and again.data_ptr() == tensor.data_ptr()
+        assert (again.is_conj(), again.is_neg()) == (tensor.is_conj(), tensor.is_neg())

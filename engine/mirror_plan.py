@@ -1,0 +1,357 @@
+"""A plan for mirroring: which storages of the forward are let go of and made again in the backward."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, get_args
+
+from ..inspector.forward_program import ForwardProgram, ForwardStorage
+from ..inspector.graph_file import Table
+from ..inspector.json_columns import ColumnWriter, Section, read_section
+from .sizes import size_text
+
+FORMAT = "tapehead.mirror"
+VERSION = 1
+
+_MOST = 2**53
+_LARGEST = 2**28  # bytes of a file
+
+Fate = Literal["dropped", "dropped on the way", "kept", "newly kept"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStorage:
+    """What a plan does with a storage of the forward.
+
+    Attributes:
+        number: the storage's, in the program that was planned for.
+        nbytes: its size.
+        fate: "dropped": nodes save it; the plan lets go of it, and it is made again as the first of them runs. "dropped
+            on the way": none does, and it is made again on the way to others. "kept": nodes save it and go on doing so.
+            "newly kept": none does, but others are made of it, so that it now outlives the forward.
+        made_by, output: the number of the operation that made it, and with which output, as in `ForwardStorage`.
+        operation: that operation's name, "aten.mul.Tensor".
+        module: the path of the module that made it.
+        saved_by: the (task, slot) pairs that save it.
+        inputs: the storages that its replay reads and that the forward made, too.
+        seconds: what its replay takes, without that of its inputs.
+        obstacle: why it can't be dropped, as in `ForwardStorage`.
+    """
+
+    number: int
+    nbytes: int
+    fate: Fate
+    made_by: int
+    output: int
+    operation: str
+    module: str | None
+    saved_by: tuple[tuple[int, str], ...]
+    inputs: tuple[int, ...]
+    seconds: float
+    obstacle: str | None
+
+    @property
+    def is_dropped(self) -> bool:
+        return self.fate in ("dropped", "dropped on the way")
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorPrediction:
+    """What a plan should come to.
+
+    Attributes:
+        plain_levels, levels: the highest memory by place of the backward's order, bytes, without and with the plan.
+        plain_seconds: what a step takes without it, forward and backward.
+        replay_seconds: what the replays take of a step.
+        recording_seconds: what recording the forward takes of a step, so that it can be replayed.
+    """
+
+    plain_levels: tuple[int, ...]
+    levels: tuple[int, ...]
+    plain_seconds: float
+    replay_seconds: float
+    recording_seconds: float
+
+    @property
+    def plain_peak_bytes(self) -> int:
+        return max(self.plain_levels, default=0)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.levels, default=0)
+
+    @property
+    def seconds(self) -> float:
+        """A step with the plan."""
+        return self.plain_seconds + self.replay_seconds + self.recording_seconds
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MirrorPlan:
+    """Which storages a mirrored forward lets go of: `with th.mirror(plan): loss = model(x)`.
+
+    Attributes:
+        fingerprint: of the forward that was planned for, as in `ForwardProgram`.
+        operations: the names of that forward's operations.
+        storages: all that nodes save of what the forward made, and what else is dropped or newly kept, by number.
+        predicted: what it should come to, where that was worked out.
+    """
+
+    fingerprint: str
+    operations: tuple[str, ...]
+    storages: tuple[PlannedStorage, ...]
+    predicted: MirrorPrediction | None = None
+
+    @staticmethod
+    def of(program: ForwardProgram, drop: Collection[int], predicted: MirrorPrediction | None = None) -> MirrorPlan:
+        """The plan that drops these storages.
+
+        What their replays read is kept unless it is dropped as well. What is to be dropped although no node saves it,
+        and nothing that is dropped needs it, is left out.
+
+        Args:
+            drop: numbers of storages of the program.
+
+        Raises:
+            ValueError: one of them can't be made again; says why.
+        """
+        for number in drop:
+            if not 0 <= number < len(program.storages):
+                raise ValueError(f"there is no storage {number}: the forward has {len(program.storages)}")
+            if (obstacle := program.storages[number].obstacle) is not None:
+                raise ValueError(f"{_described(program, number)} can't be made again, since {obstacle}; keep it")
+        dropped = _needed(program, drop)
+        read = {each for number in dropped for each in program.inputs_of(number)} - dropped
+        storages = []
+        for storage in program.storages:
+            made_by = storage.made_by
+            saved = bool(storage.saved_by)
+            if made_by is None or not (saved or storage.number in dropped or storage.number in read):
+                continue
+            storages.append(
+                PlannedStorage(
+                    storage.number,
+                    storage.nbytes,
+                    _FATES[storage.number in dropped, saved],
+                    made_by,
+                    storage.output,
+                    program.operations[made_by].name,
+                    program.operations[made_by].module,
+                    storage.saved_by,
+                    tuple(each for each in program.inputs_of(storage.number) if _is_made(program.storages[each])),
+                    program.seconds_of(storage.number),
+                    storage.obstacle,
+                )
+            )
+        names = tuple(each.name for each in program.operations)
+        return MirrorPlan(program.fingerprint, names, tuple(storages), predicted)
+
+    def __repr__(self) -> str:
+        return f"<MirrorPlan: {self}>"
+
+    def __str__(self) -> str:
+        count = sum(each.fate == "dropped" for each in self.storages)
+        saved = sum(bool(each.saved_by) for each in self.storages)
+        if not count:
+            return "nothing is dropped"
+        return (
+            f"{count:,} of {saved:,} saved storages are dropped, {size_text(self.dropped_bytes)}; "
+            f"{size_text(self.newly_kept_bytes)} newly kept"
+        )
+
+    @cached_property
+    def dropped(self) -> frozenset[int]:
+        """The numbers of the storages that are let go of."""
+        return frozenset(each.number for each in self.storages if each.is_dropped)
+
+    @property
+    def dropped_bytes(self) -> int:
+        """Bytes of saved storages that are let go of."""
+        return sum(each.nbytes for each in self.storages if each.fate == "dropped")
+
+    @property
+    def newly_kept_bytes(self) -> int:
+        """Bytes of storages that only replays need."""
+        return sum(each.nbytes for each in self.storages if each.fate == "newly kept")
+
+    @property
+    def replay_seconds(self) -> float:
+        """What the replays take in a step, if each storage is made again once."""
+        return sum(each.seconds for each in self.storages if each.is_dropped)
+
+    def fits(self, program: ForwardProgram) -> bool:
+        """Whether it was made for such a forward, of equal operations on equal sizes."""
+        return self.fingerprint == program.fingerprint
+
+    def save(self, path: str | Path) -> Path:
+        """Writes it as JSON, for `MirrorPlan.load`. What was at `path` before is replaced when all is written."""
+        path = Path(path)
+        unfinished = path.with_name(f"{path.name}.part")
+        try:
+            with unfinished.open("w", encoding="ascii") as file:
+                _write(ColumnWriter(file.write), self)
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return path
+
+    @staticmethod
+    def load(path: str | Path) -> MirrorPlan:
+        """Reads a plan that `save` wrote. Nothing of the file is executed.
+
+        Raises:
+            ValueError: the file is no saved plan, is cut off, was written by a newer tapehead, or contradicts itself.
+            OSError: it can't be read.
+        """
+        path = Path(path)
+        try:
+            if path.stat().st_size > _LARGEST:
+                raise ValueError(f"has {size_text(path.stat().st_size)}, more than any plan needs")
+            return _read(read_section(path.read_text(encoding="ascii")))
+        except ValueError as error:
+            raise ValueError(f"{path} is not a plan that this tapehead can load: {error}") from None
+
+
+_FATES: dict[tuple[bool, bool], Fate] = {
+    (True, True): "dropped",
+    (True, False): "dropped on the way",
+    (False, True): "kept",
+    (False, False): "newly kept",
+}
+"""By whether it is dropped, and whether a node saves it."""
+
+
+def _is_made(storage: ForwardStorage) -> bool:
+    return storage.made_by is not None
+
+
+def _described(program: ForwardProgram, number: int) -> str:
+    """`storage 12 (8.0 MiB of aten.mul.Tensor, layers.0, model.py:12)`."""
+    storage = program.storages[number]
+    if storage.made_by is None:
+        return f"storage {number} ({size_text(storage.nbytes)})"
+    operation = program.operations[storage.made_by]
+    where = [each for each in (operation.module, operation.source and operation.source.short) if each]
+    return f"storage {number} ({', '.join([f'{size_text(storage.nbytes)} of {operation.name}', *where])})"
+
+
+def _needed(program: ForwardProgram, drop: Iterable[int]) -> set[int]:
+    """Those which nodes save, and those on the way to them."""
+    wanted = set(drop)
+    found: set[int] = set()
+    ahead = [number for number in wanted if program.storages[number].saved_by]
+    while ahead:
+        number = ahead.pop()
+        if number not in found:
+            found.add(number)
+            ahead += [each for each in program.inputs_of(number) if each in wanted]
+    return found
+
+
+def _write(writer: ColumnWriter, plan: MirrorPlan) -> None:
+    """Writes `format`, `version`, `fingerprint`, and:
+
+    - `names`; `operations`: indices into them. `modules`.
+    - By storage: `number`, `nbytes`, `fate` (see Fate, by place), `made_by`, `output`, `module` (an index or -1),
+      `seconds`, `obstacle` ("" for none).
+    - By saved slot: `saved_storage` (a place among the storages), `saved_task`, `saved_slot`.
+    - By input of a replay: `input_of` (a place), `input`.
+    - `predicted`: null, or an object with the fields of `MirrorPrediction`.
+    """
+    names, modules = Table[str](), Table[str]()
+    storages = plan.storages
+    with writer.object():
+        writer.value("format", FORMAT)
+        writer.value("version", VERSION)
+        writer.value("fingerprint", plan.fingerprint)
+        writer.column("operations", [names.number(each) for each in plan.operations])
+        writer.column("names", names)
+        for name in ("number", "nbytes", "made_by", "output"):
+            writer.column(name, (getattr(each, name) for each in storages))
+        writer.column("fate", (get_args(Fate).index(each.fate) for each in storages))
+        writer.column("module", [-1 if each.module is None else modules.number(each.module) for each in storages])
+        writer.column("modules", modules)
+        writer.floats("seconds", (each.seconds for each in storages))
+        writer.column("obstacle", (each.obstacle or "" for each in storages))
+        saved = [(place, *keeper) for place, each in enumerate(storages) for keeper in each.saved_by]
+        writer.column("saved_storage", (place for place, _, _ in saved))
+        writer.column("saved_task", (task for _, task, _ in saved))
+        writer.column("saved_slot", (slot for _, _, slot in saved))
+        inputs = [(place, number) for place, each in enumerate(storages) for number in each.inputs]
+        writer.column("input_of", (place for place, _ in inputs))
+        writer.column("input", (number for _, number in inputs))
+        if plan.predicted is None:
+            writer.value("predicted", None)
+        else:
+            with writer.object("predicted"):
+                writer.column("plain_levels", plan.predicted.plain_levels)
+                writer.column("levels", plan.predicted.levels)
+                for name in ("plain_seconds", "replay_seconds", "recording_seconds"):
+                    writer.floats(name, [getattr(plan.predicted, name)])
+
+
+def _read(section: Section) -> MirrorPlan:
+    if "format" not in section or section.text("format") != FORMAT:
+        raise section.wrong("format", f"is not {FORMAT}")
+    if section.number("version") > VERSION:
+        raise section.wrong("version", f"is {section.number('version')}, written by a newer tapehead: update it")
+    names = section.texts("names")
+    operations = tuple(names[each] for each in section.integers("operations", len(names)))
+    numbers = section.integers("number", _MOST, distinct=True, code="q")
+    count = len(numbers)
+    nbytes = section.integers("nbytes", _MOST, length=count, code="q")
+    made_by = section.integers("made_by", len(operations), length=count)
+    output = section.integers("output", _MOST, low=-1, length=count, code="q")
+    fate = section.integers("fate", len(get_args(Fate)), length=count)
+    modules = section.texts("modules")
+    module = section.integers("module", len(modules), low=-1, length=count)
+    seconds = section.floats("seconds", count)
+    obstacle = section.texts("obstacle")
+    if len(obstacle) != count:
+        raise section.wrong("obstacle", f"has {len(obstacle)} entries, not {count}")
+    saved = section.integers("saved_storage", count)
+    task = section.integers("saved_task", _MOST, length=len(saved), code="q")
+    slot = section.texts("saved_slot")
+    if len(slot) != len(saved):
+        raise section.wrong("saved_slot", f"has {len(slot)} entries, not {len(saved)}")
+    saved_by: list[list[tuple[int, str]]] = [[] for _ in range(count)]
+    for place, keeper in zip(saved, zip(task, slot, strict=True), strict=True):
+        saved_by[place].append(keeper)
+    input_of = section.integers("input_of", count)
+    read = section.integers("input", _MOST, length=len(input_of), code="q")
+    inputs: list[list[int]] = [[] for _ in range(count)]
+    for place, number in zip(input_of, read, strict=True):
+        inputs[place].append(number)
+    storages = tuple(
+        PlannedStorage(
+            numbers[place],
+            nbytes[place],
+            get_args(Fate)[fate[place]],
+            made_by[place],
+            output[place],
+            operations[made_by[place]],
+            None if module[place] < 0 else modules[module[place]],
+            tuple(saved_by[place]),
+            tuple(inputs[place]),
+            seconds[place],
+            obstacle[place] or None,
+        )
+        for place in range(count)
+    )
+    for each in storages:
+        if each.is_dropped and each.obstacle is not None:
+            raise section.wrong("fate", f"drops storage {each.number}, which can't be made again")
+    predicted = _read_prediction(section.section("predicted")) if "predicted" in section else None
+    return MirrorPlan(section.text("fingerprint"), operations, storages, predicted)
+
+
+def _read_prediction(section: Section) -> MirrorPrediction:
+    return MirrorPrediction(
+        tuple(section.integers("plain_levels", _MOST, code="q")),
+        tuple(section.integers("levels", _MOST, code="q")),
+        *(section.floats(name, 1)[0] for name in ("plain_seconds", "replay_seconds", "recording_seconds")),
+    )

@@ -1,0 +1,112 @@
+"""Recording a forward, and timing its operations: `record_forward(make_loss)`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ..inspector.capture import capture
+from ..inspector.forward_program import ForwardProgram
+from ..inspector.forward_recorder import ForwardRecorder
+from ..inspector.torch_internals import Operator, SeenOperations, keep_compiler_out
+from ..inspector.walk import graph
+from .make_loss import MakeLoss, loss_of, nothing_reduced, same_random_numbers
+
+
+def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
+    """Runs a forward to see of which operations it consists, and again to time them. No backward runs.
+
+    It leaves nothing behind: random numbers go on as if no forward had run, what a forward writes of what was there
+    before (the running statistics of a batch-norm) is put back, and DistributedDataParallel prepares no reduction.
+
+    Args:
+        make_loss: runs the forward and returns the loss, one element.
+        repetitions: how often it is timed with nobody watching, and how often operation by operation. The shortest
+            times count.
+
+    Raises:
+        TypeError, ValueError: make_loss is no function, or gave no loss; repetitions is no number from 1 on.
+        RuntimeError: the loss has no graph; and what the forward raises.
+
+    Known limitations: what other threads compute is not seen, and counts as there before; of torch.compile's regions
+    only their operators are, if they run as such.
+    """
+    if not callable(make_loss):
+        raise TypeError(f"record_forward takes a function that makes the loss, not a {type(make_loss).__name__}")
+    if not isinstance(repetitions, int) or repetitions < 1:
+        raise ValueError(
+            f"repetitions is how often the forward is timed, a whole number from 1 on, not {repetitions!r}"
+        )
+    with nothing_reduced():
+        names = capture()
+        recorder = ForwardRecorder(names)
+        try:
+            with same_random_numbers(), names, recorder:
+                loss = loss_of(make_loss())
+            program = recorder.program(graph(loss))
+            del loss
+            operators = recorder.operators
+            rounds = [_operation_times(make_loss, recorder, operators) for _ in range(repetitions)]
+            seconds = min(_forward_seconds(make_loss, recorder) for _ in range(repetitions))
+        finally:
+            recorder.restore()
+    times = [each for each in rounds if each is not None]
+    notes: tuple[str, ...] = ()
+    if len(times) < len(rounds):
+        notes = ("The forward runs other operations each time: where they differ from the first run's, nothing fits.",)
+        times = times or [[each.seconds for each in program.operations]]
+    operations = [
+        replace(each, seconds=min(taken))
+        for each, taken in zip(program.operations, zip(*times, strict=True), strict=True)
+    ]
+    return replace(program, operations=tuple(operations), seconds=seconds, notes=notes)
+
+
+class _Stopwatch(SeenOperations):  # type: ignore[no-untyped-call]
+    """Takes the time of each operation."""
+
+    def __init__(self, accelerated: bool) -> None:
+        super().__init__()
+        self.operators: list[Operator] = []
+        self.seconds: list[float] = []
+        self._accelerated = accelerated
+
+    def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.operators.append(operator)
+        if self._accelerated:
+            torch.accelerator.synchronize()
+        began = perf_counter()
+        result = operator(*args, **kwargs)
+        if self._accelerated:
+            torch.accelerator.synchronize()
+        self.seconds.append(perf_counter() - began)
+        return result
+
+
+def _operation_times(make_loss: MakeLoss, recorder: ForwardRecorder, operators: list[Operator]) -> list[float] | None:
+    """How long each operation takes in one more forward; None if it runs others."""
+    recorder.restore()
+    with same_random_numbers(), _Stopwatch(recorder.accelerated) as watch:
+        make_loss()
+    return watch.seconds if watch.operators == operators else None
+
+
+def _forward_seconds(make_loss: MakeLoss, recorder: ForwardRecorder) -> float:
+    """How long one more forward takes."""
+    recorder.restore()
+    with same_random_numbers():
+        if recorder.accelerated:
+            torch.accelerator.synchronize()
+        began = perf_counter()
+        loss = make_loss()
+        if recorder.accelerated:
+            torch.accelerator.synchronize()
+        taken = perf_counter() - began
+    del loss  # what freeing the graph takes is not the forward's
+    return taken
+
+
+keep_compiler_out(record_forward)

@@ -1,0 +1,272 @@
+"""Watching a forward below autograd: which operation made and wrote which storage, and what nodes saved of them."""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from .capture import capture
+from .facts import Operation, resolve_sources
+from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, Reading, obstacles
+from .graph import Graph
+from .marks import tensors_of
+from .operators import (
+    is_inexact,
+    is_random,
+    leaves_empty,
+    may_write,
+    moves_storage,
+    replayed_arguments,
+    written_by,
+)
+from .torch_internals import (
+    FollowedStorage,
+    Operator,
+    SeenOperations,
+    Storage,
+    View,
+    computes_itself,
+    detached,
+    hides_saved,
+    number_of,
+    packed_slots,
+    sequence_nr,
+    storage_of,
+    unobserved,
+)
+
+
+class _Packed:
+    """A tensor that a node saves."""
+
+    def __init__(self, tensor: Tensor, reading: Reading | None) -> None:
+        self.tensor = detached(tensor)
+        self.reading = reading
+        self.sequence_nr = sequence_nr() - 1  # of the newest node, which mostly is the one that saves
+
+
+class _Storage:
+    def __init__(self, number: int, tensor: Tensor, made_by: int | None, output: int) -> None:
+        self.number = number
+        self.address, self.nbytes = _wholeof(tensor)
+        self.device = str(tensor.device)
+        self.made_by = made_by
+        self.output = output
+        self.written_by: list[int] = []
+        self.followed = FollowedStorage(tensor)  # else its address could become another's
+
+    def reading(self, tensor: Tensor) -> Reading:
+        return Reading(self.number, len(self.written_by) + (self.made_by is not None), View.of(tensor))
+
+
+class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
+    """Records the operations of one forward of this thread. To be opened once, inside the capture that it is given.
+
+    What the forward writes of what was there before can be put back (`restore`).
+
+    Attributes:
+        operators: what was called, in order.
+        accelerated: whether anything was on another device than the CPU.
+    """
+
+    def __init__(self, names: capture) -> None:
+        super().__init__()
+        self.operators: list[Operator] = []
+        self.accelerated = False
+        self._names = names
+        self._storages: list[_Storage] = []
+        self._known: dict[int, _Storage] = {}  # by address
+        self._operations: list[ForwardOperation] = []
+        self._called: list[Operation] = []
+        self._faults: dict[int, str] = {}
+        self._empty: set[int] = set()  # the operations that only allocate
+        self._packed: list[weakref.ref[_Packed]] = []
+        self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # what was written, and a copy
+        self._hooks = saved_tensors_hooks(self._pack, _unpack)
+
+    def __enter__(self) -> Self:
+        self._hooks.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        self._hooks.__exit__(kind, error, traceback)
+
+    def restore(self) -> None:
+        """Writes back what the forward found."""
+        with unobserved():
+            for storage, copy in self._before:
+                storage.copy_(copy)
+
+    def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = len(self.operators)
+        self.operators.append(operator)
+        given = list(tensors_of((replayed_arguments(operator, args), kwargs)))
+        written = written_by(operator, args, kwargs) if may_write(operator) else []
+        if (fault := _fault(operator, [*given, *written])) is not None:
+            self._faults[number] = f"{operator} {fault}"
+        reads, writes = [], []
+        for tensor in given:
+            if (storage := self._storage(tensor)) is not None:
+                reads.append(storage.reading(tensor))
+        for tensor in written:
+            if (storage := self._storage(tensor)) is not None:
+                if storage.made_by is None:
+                    self._note_before(storage, tensor)
+                if any(tensor is each for each in given):
+                    writes.append(storage)
+                if number not in storage.written_by:
+                    storage.written_by.append(number)
+        if leaves_empty(operator):
+            self._empty.add(number)
+        self._called.append(self._names.operation(operator))
+        began = perf_counter()
+        result = operator(*args, **kwargs)
+        seconds = perf_counter() - began
+        makes = []
+        for output, tensor in [(WHOLE, result)] if isinstance(result, Tensor) else _numbered(result):
+            found = storage_of(tensor)
+            if found is None or computes_itself(tensor):
+                self._faults.setdefault(number, f"{operator} gives a tensor that is not dense")
+            elif found.address not in self._known:
+                made = self._add(tensor, number, output)
+                makes.append((made.number, output))
+        self._operations.append(
+            ForwardOperation(
+                number,
+                str(operator),
+                tuple(reads),
+                tuple(makes),
+                tuple(dict.fromkeys(each.number for each in writes)),
+                is_random(operator),
+                seconds,
+                None,
+                None,
+            )
+        )
+        return result
+
+    def _storage(self, tensor: Tensor) -> _Storage | None:
+        """The storage of an argument; None where it has none of its own."""
+        found = None if computes_itself(tensor) else storage_of(tensor)
+        if found is None:
+            return None
+        return self._known.get(found.address) or self._add(tensor, None, WHOLE)
+
+    def _add(self, tensor: Tensor, made_by: int | None, output: int) -> _Storage:
+        storage = _Storage(len(self._storages), tensor, made_by, output)
+        self._storages.append(storage)
+        self._known[storage.address] = storage
+        self.accelerated = self.accelerated or tensor.device.type not in ("cpu", "meta")
+        return storage
+
+    def _note_before(self, storage: _Storage, tensor: Tensor) -> None:
+        if not storage.written_by and tensor.device.type != "meta":
+            with unobserved():
+                whole = tensor.untyped_storage()
+                self._before.append((whole, whole.clone()))  # type: ignore[no-untyped-call]
+
+    def _pack(self, tensor: Tensor) -> _Packed:
+        storage = self._storage(tensor)
+        packed = _Packed(tensor, None if storage is None else storage.reading(tensor))
+        self._packed.append(weakref.ref(packed))
+        return packed
+
+    def program(self, graph: Graph, seconds: float = 0.0) -> ForwardProgram:
+        """What was recorded, of a forward whose graph this is. The capture is still open, or was just closed."""
+        saved, packs = self._saved(graph)
+        resolve_sources(self._called)
+        storages = [
+            ForwardStorage(
+                each.number,
+                each.nbytes,
+                each.device,
+                each.made_by,
+                each.output,
+                tuple(each.written_by),
+                tuple(saved.get(each.number, ())),
+                None,
+            )
+            for each in self._storages
+        ]
+        operations = [
+            replace(each, module=None if called.call is None else called.call.full_path, source=called.source)
+            for each, called in zip(self._operations, self._called, strict=True)
+        ]
+        program = ForwardProgram(replace(graph, nodes=()), tuple(operations), tuple(storages), seconds)
+        reasons = obstacles(program, self._all_faults(), packs)
+        known = tuple(replace(each, obstacle=reason) for each, reason in zip(storages, reasons, strict=True))
+        return replace(program, storages=known)
+
+    def _all_faults(self) -> dict[int, str]:
+        """By operation why it must not run again."""
+        faults = dict(self._faults)
+        for storage in self._storages:
+            if storage.made_by is not None and storage.made_by in self._empty and not storage.written_by:
+                faults[storage.made_by] = "no operation is seen to write into it"
+        return faults
+
+    def _saved(self, graph: Graph) -> tuple[dict[int, list[tuple[int, str]]], dict[int, list[Reading]]]:
+        """By storage who keeps it, and what of it."""
+        keepers: list[tuple[_Packed, int, str]] = []
+        numbers: list[tuple[int, int]] = []  # of the nodes that have one, with their tasks: ascending
+        for task, node in enumerate(graph.nodes):
+            if not graph.tasks[task].is_leaf:
+                numbers.append((number_of(node), task))
+            keepers += [(each, task, slot) for slot, each in packed_slots(node) if isinstance(each, _Packed)]
+        shown = {packed for packed, _, _ in keepers}
+        for reference in self._packed:
+            packed = reference()
+            if packed is not None and packed not in shown:
+                place = bisect_left(numbers, (packed.sequence_nr, 0))
+                if place < len(numbers) and hides_saved(graph.nodes[numbers[place][1]]):
+                    keepers.append((packed, numbers[place][1], "hidden"))
+        saved: dict[int, list[tuple[int, str]]] = {}
+        packs: dict[int, list[Reading]] = {}
+        for packed, task, slot in keepers:
+            if packed.reading is not None:
+                saved.setdefault(packed.reading.storage, []).append((task, slot))
+                packs.setdefault(packed.reading.storage, []).append(packed.reading)
+        return saved, packs
+
+
+def _wholeof(tensor: Tensor) -> Storage:
+    found = storage_of(tensor)
+    assert found is not None, "the caller has looked"
+    return found
+
+
+def _unpack(packed: _Packed) -> Tensor:
+    return packed.tensor
+
+
+def _numbered(result: object) -> list[tuple[int, Tensor]]:
+    """The tensors among several outputs, with their numbers."""
+    if not isinstance(result, tuple | list):
+        return []
+    return [(number, each) for number, each in enumerate(result) if isinstance(each, Tensor)]
+
+
+def _fault(operator: Operator, tensors: Sequence[Tensor]) -> str | None:
+    """Why this call must not be made again, as far as it can be told by itself."""
+    if not torch.is_grad_enabled():
+        return "ran where gradients are off, in a custom Function or under no_grad"
+    if moves_storage(operator):
+        return "changes a tensor's shape or storage in place"
+    if any(computes_itself(each) or storage_of(each) is None for each in tensors):
+        return "takes a tensor that is not dense"
+    if is_inexact(operator) and any(each.device.type != "cpu" for each in tensors):
+        return "may give other bits each time on this device"
+    return None

@@ -1,0 +1,69 @@
+"""What ATen's operators do besides giving a result, as far as one who runs them again has to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .marks import tensors_of
+from .torch_internals import Operator, schema_writes
+
+_aten = torch.ops.aten
+
+_BATCH_NORMS = (_aten.native_batch_norm.default, _aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default)
+"""In training they write their running statistics, arguments 3 and 4, and their schemas do not say so."""
+_TRAINING = 5  # the number of that argument
+
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+
+
+def written_by(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments which a call writes into."""
+    positions, names = schema_writes(operator)
+    if positions or names:
+        found: list[Any] = [args[each] for each in positions if each < len(args)]
+        found += [kwargs[each] for each in names if each in kwargs]
+        return list(tensors_of(found))
+    if operator in _BATCH_NORMS and args[_TRAINING]:
+        return list(tensors_of(args[3:5]))
+    return []
+
+
+def may_write(operator: Operator) -> bool:
+    """Whether there are calls of it for which `written_by` gives something."""
+    return bool(any(schema_writes(operator)) or operator in _BATCH_NORMS)
+
+
+def replayed_arguments(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What to give it in a replay: a batch-norm in training computes the same without the statistics it updates."""
+    if operator in _BATCH_NORMS and args[_TRAINING]:
+        return (*args[:3], None, None, *args[_TRAINING:])
+    return args
+
+
+@cache
+def is_random(operator: Operator) -> bool:
+    """Whether it may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+@cache
+def leaves_empty(operator: Operator) -> bool:
+    """Whether what it gives holds nothing yet."""
+    return operator.namespace == "aten" and operator._schema.name.removeprefix("aten::") in _EMPTY
+
+
+@cache
+def moves_storage(operator: Operator) -> bool:
+    """Whether it gives a tensor other bytes or another shape in place: `set_`, `resize_`, `t_`."""
+    return torch.Tag.inplace_view in operator.tags
+
+
+@cache
+def is_inexact(operator: Operator) -> bool:
+    """Whether on an accelerator it may give other bits each time (`index_add`)."""
+    return torch.Tag.nondeterministic_bitwise in operator.tags

@@ -1,0 +1,113 @@
+"""A plan for mirroring: what it drops and keeps, and its file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
+from tapehead.engine.record_forward import record_forward
+from tapehead.inspector.forward_program import ForwardProgram
+
+x = torch.randn(6, 4)
+weight = torch.randn(4, 4, requires_grad=True)
+
+
+def make_loss() -> Tensor:
+    h = (x @ weight).mul(2).tanh()
+    return (h * h.exp()).sum()
+
+
+@pytest.fixture(scope="module")
+def program() -> ForwardProgram:
+    return record_forward(make_loss, 1)
+
+
+def made_by(program: ForwardProgram, name: str) -> int:
+    """The number of the storage that the first operation of this name made."""
+    return next(each.makes[0][0] for each in program.operations if each.name == name)
+
+
+def fates(plan: MirrorPlan) -> dict[str, str]:
+    return {each.operation: each.fate for each in plan.storages}
+
+
+def test_what_a_replay_reads_is_kept(program: ForwardProgram) -> None:
+    tanh, mul = made_by(program, "aten.tanh.default"), made_by(program, "aten.mul.Tensor")
+    plan = MirrorPlan.of(program, [tanh])
+    assert fates(plan) == {
+        "aten.mul.Tensor": "newly kept",
+        "aten.tanh.default": "dropped",
+        "aten.exp.default": "kept",
+    }
+    plan = MirrorPlan.of(program, [tanh, mul])
+    assert fates(plan) == {
+        "aten.mm.default": "newly kept",
+        "aten.mul.Tensor": "dropped on the way",
+        "aten.tanh.default": "dropped",
+        "aten.exp.default": "kept",
+    }
+    assert plan.dropped == {tanh, mul} and plan.dropped_bytes == plan.newly_kept_bytes == x.nbytes
+    assert plan.replay_seconds == program.seconds_of(tanh) + program.seconds_of(mul)
+    assert str(plan) == "1 of 2 saved storages are dropped, 96 B; 96 B newly kept"
+
+
+def test_what_no_dropped_storage_needs_is_left_out(program: ForwardProgram) -> None:
+    exp, mul = made_by(program, "aten.exp.default"), made_by(program, "aten.mul.Tensor")
+    assert MirrorPlan.of(program, [exp, mul]).dropped == {exp}
+    assert str(MirrorPlan.of(program, [mul])) == "nothing is dropped"
+
+
+def test_what_cannot_be_made_again_is_refused(program: ForwardProgram) -> None:
+    with pytest.raises(ValueError, match="storage 0 .* can't be made again, since no operation of the forward made it"):
+        MirrorPlan.of(program, [0])
+    with pytest.raises(ValueError, match="there is no storage 99"):
+        MirrorPlan.of(program, [99])
+
+
+def test_a_plan_is_for_forwards_of_equal_operations_and_sizes(program: ForwardProgram) -> None:
+    plan = MirrorPlan.of(program, [])
+    assert plan.fits(record_forward(make_loss, 1))
+    assert not plan.fits(record_forward(lambda: (x @ weight).tanh().sum(), 1))
+
+
+def test_a_saved_plan_is_read_as_it_was(program: ForwardProgram, tmp_path: Path) -> None:
+    predicted = MirrorPrediction((5, 9, 7), (5, 6, 7), 1.5, 0.25, 0.125)
+    plan = MirrorPlan.of(program, [made_by(program, "aten.tanh.default")], predicted)
+    read = MirrorPlan.load(plan.save(tmp_path / "a.mirror.json"))
+    assert (read.fingerprint, read.operations, read.storages) == (plan.fingerprint, plan.operations, plan.storages)
+    assert read.predicted == predicted
+    assert (predicted.plain_peak_bytes, predicted.peak_bytes, predicted.seconds) == (9, 7, 1.875)
+    assert MirrorPlan.load(replace(plan, predicted=None).save(tmp_path / "a.mirror.json")).predicted is None
+    assert [each.name for each in tmp_path.iterdir()] == ["a.mirror.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, '"format" is not tapehead.mirror'),
+        ({"version": 2}, "written by a newer tapehead"),
+        ({"operations": [99]}, "operations"),
+        ({"made_by": [0]}, '"made_by" has 1 entries, not'),
+        ({"obstacle": ["no"]}, '"obstacle" has 1 entries'),
+        ({"saved_slot": []}, '"saved_slot" has 0 entries'),
+        ({"predicted": {"levels": []}}, "plain_levels"),
+        ({"obstacle": ["so", "so", "so"]}, "drops storage 4, which can't be made again"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(
+    program: ForwardProgram, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = MirrorPlan.of(program, [made_by(program, "aten.tanh.default")]).save(tmp_path / "plan.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match="is not a plan that this tapehead can load") as raised:
+        MirrorPlan.load(path)
+    assert message in str(raised.value)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="is no JSON object"):
+        MirrorPlan.load(path)
