@@ -8,6 +8,7 @@ from typing import get_args
 from torch import Tensor
 
 from ..inspector.graph import Outputs
+from ..inspector.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import keep_compiler_out
 from .accumulation import Accumulate, Accumulation, Release
 from .direct import Stepper
@@ -20,14 +21,14 @@ from .statistics import Level
 
 
 def backward(
-    tensors: Outputs,
+    tensors: Outputs | HipsTape,
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     inputs: Inputs | None = None,
     *,
     policy: AnyPolicy = "heap",
-    engine: Engine = "native",
+    engine: Engine | None = None,
     trace: Level | None = None,
     queues: Queues = "one",
     memory: bool = False,
@@ -37,11 +38,12 @@ def backward(
     """`torch.autograd.backward` in the order of a policy. Same arguments, same gradients, same errors.
 
     Args:
-        tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
+        tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`. Or a tape
+            (`th.hips_tape`), whose gradient is then in `tape.gradient`; "dfs" is autograd's own order.
         policy: a policy's name ("bfs", "dfs", "heap"), a `Policy`, or a callable (ready tasks, state) -> task.
         engine: "native" runs PyTorch's C++ engine with the policy's order pinned to it; all works as in training.
             "direct" calls one node after the other from Python, on the current thread; see `Stepper` for what it
-            refuses.
+            refuses. None: "native", and of a tape "direct", which alone can run it.
         trace: what `Run.trace` records of each task: "off" its times, queue and shapes, "cheap" and "full" statistics
             of its gradients, too. None, the default, records nothing and hooks nothing into the graph.
         queues: where the graph is on accelerators, "one" queue for all devices gives the policy's total order; "per
@@ -63,6 +65,7 @@ def backward(
         PolicyError: a policy of the user's own chose a task that was not ready. The native engine has then executed
             nothing.
     """
+    engine = engine or ("direct" if isinstance(tensors, HipsTape) else "native")
     check_choices(engine, trace)
     accumulation = Accumulation(accumulate, release)
     if queues not in get_args(Queues):
@@ -74,6 +77,8 @@ def backward(
             raise NotImplementedError('memory is measured on PyTorch\'s own engine: use engine="native"')
         with Stepper(*arguments, policy=chosen, trace=trace, accumulation=accumulation) as stepper:
             return stepper.run()
+    if isinstance(tensors, HipsTape):
+        raise not_native()
     accumulation.check_native()
     call = Call.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
     plan = Plan.of(call, chosen)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ..inspector.graph import Graph
-from ..inspector.torch_internals import leaf_of, unobserved
+from ..inspector.torch_internals import unobserved
 from .branches import Branch
 from .dry_run import dry_run
 from .footprint import Footprints
+from .history import HasGrad
 from .schedule import schedule
 from .simulate import simulate
 from .sizes import percent_text, size_text
@@ -148,6 +149,7 @@ class BranchComparison:
 
 def compare_branches(
     graph: Graph,
+    leaves: Mapping[int, HasGrad],
     branches: Sequence[Branch],
     needed: Collection[int] | None,
     retain_graph: bool,
@@ -157,6 +159,7 @@ def compare_branches(
 
     Args:
         graph: the graph, with its nodes.
+        leaves: its leaves, by task.
         needed: the tasks that run at all; None: all.
         retain_graph: whether the backward keeps what nodes saved.
         footprints: what tasks allocate, where that is known; else each is asked, as `th.simulate` does.
@@ -164,12 +167,11 @@ def compare_branches(
     note = ""
     if footprints is None:
         try:
-            with _grads_as_before(graph, branches):
+            with _grads_as_before(leaves, branches):
                 footprints = dry_run(graph)
         except Exception as error:  # any node's own code may raise
             note = str(error).partition("\n")[0]
     current = next(branch for branch in branches if branch.is_current)
-    leaves = {task.id: leaf_of(graph.nodes[task.id]) for task in graph.tasks if task.is_leaf}
     grads = {branch.number: _grads(branch, leaves) for branch in branches}
     rows = []
     for branch in branches:
@@ -185,7 +187,7 @@ def compare_branches(
     return BranchComparison(replace(graph, nodes=()), tuple(rows), note)
 
 
-def _grads(branch: Branch, leaves: Mapping[int, Tensor]) -> dict[int, Tensor | None]:
+def _grads(branch: Branch, leaves: Mapping[int, HasGrad]) -> dict[int, Tensor | None]:
     """By task the .grad of each leaf after it on this branch: of what the session shares, as it is now."""
     found: dict[int, Tensor | None] = {}
     for position, task_id in enumerate(branch.order):
@@ -198,17 +200,17 @@ def _grads(branch: Branch, leaves: Mapping[int, Tensor]) -> dict[int, Tensor | N
 
 
 @contextmanager
-def _grads_as_before(graph: Graph, branches: Sequence[Branch]) -> Iterator[None]:
+def _grads_as_before(leaves: Mapping[int, HasGrad], branches: Sequence[Branch]) -> Iterator[None]:
     """A prediction is of a backward from the start, which finds no .grad of this one."""
     ran = next(set(branch.order) for branch in branches if branch.is_current)
-    leaves = [leaf_of(graph.nodes[task_id]) for task_id in ran if graph.tasks[task_id].is_leaf]
-    grads = [leaf.grad for leaf in leaves]
+    found = [leaf for task_id, leaf in leaves.items() if task_id in ran]
+    grads = [leaf.grad for leaf in found]
     try:
-        for leaf in leaves:
+        for leaf in found:
             leaf.grad = None
         yield
     finally:
-        for leaf, grad in zip(leaves, grads, strict=True):
+        for leaf, grad in zip(found, grads, strict=True):
             leaf.grad = grad
 
 

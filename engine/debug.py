@@ -8,6 +8,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from ..inspector.graph import Outputs
+from ..inspector.hips_tape import HipsTape, not_native
 from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices
 from .direct import Stepper
@@ -22,7 +23,7 @@ AnyHistory = bool | int | Literal["auto"]
 
 @overload
 def debug(
-    tensors: Outputs,
+    tensors: Outputs | HipsTape,
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
@@ -39,7 +40,7 @@ def debug(
 
 @overload
 def debug(
-    tensors: Outputs,
+    tensors: Outputs | HipsTape,
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
@@ -56,7 +57,7 @@ def debug(
 
 @overload
 def debug(
-    tensors: Outputs,
+    tensors: Outputs | HipsTape,
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
@@ -72,7 +73,7 @@ def debug(
 
 
 def debug(
-    tensors: Outputs,
+    tensors: Outputs | HipsTape,
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
@@ -96,6 +97,7 @@ def debug(
     session.run()           # runs the rest; the gradients are where loss.backward() puts them
 
     Args:
+        tensors: or a tape (`th.hips_tape`), which "direct" runs as autograd does; "dfs" is autograd's own order.
         history: whether tasks can be taken back (`Stepper.back`), or how many bytes of gradients may be kept for that.
             "auto" is yes in a deck and in a terminal's prompt, else no.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`.
@@ -106,13 +108,15 @@ def debug(
     """
     check_choices(engine, trace)
     accumulation = Accumulation(accumulate, release)
-    given = tensors, grad_tensors, retain_graph, create_graph, inputs
     if engine == "direct":
         history = False if history == "auto" else history
+        given = tensors, grad_tensors, retain_graph, create_graph, inputs
         return Stepper(*given, policy=policy, trace=trace, history=history, accumulation=accumulation)
+    if isinstance(tensors, HipsTape):
+        raise not_native()
     accumulation.check_native()
     if history not in ("auto", False):
         raise NotImplementedError(
             "PyTorch's engine can't take back a task that has run, so it has no history; use engine=\"direct\""
         )
-    return NativeSession(*given, policy=policy, trace=trace)
+    return NativeSession(tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, trace=trace)

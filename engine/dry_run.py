@@ -75,6 +75,8 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
         ValueError: the graph is from a file; or it is on several accelerators, and none is chosen.
         RuntimeError: a backward has freed it.
     """
+    if graph.is_tape:
+        return _of_shapes(graph)
     if not graph.nodes:
         raise ValueError("a graph from a file has no nodes to ask; th.profile measures a run with the graph at hand")
     order = schedule(graph, "heap")
@@ -90,6 +92,12 @@ WORKSPACE = (
     "th.profile measures that"
 )
 """Why every dry run is an estimate."""
+
+OF_SHAPES = (
+    "of a tape the shapes of its gradients alone are known: each is taken for a new array, and what the forward left "
+    "is not counted; th.backward(tape, memory=True) measures both"
+)
+"""Why a dry run of a tape is an estimate."""
 
 _TAKES_MORE = {
     "Convolution": "the workspace of convolutions",
@@ -129,6 +137,13 @@ class _Answer(NamedTuple):
 def assumed_layout(meta: TensorMeta) -> Layout:
     """What a gradient is taken for where nothing but its metadata is known."""
     return contiguous(meta.shape or (), meta.dtype.itemsize)
+
+
+def _of_shapes(graph: Graph) -> Footprints:
+    """What is known of a tape, whose nodes can't be asked without running them."""
+    tasks = tuple(None if task.is_leaf else assumed_footprint(graph, task.id) for task in graph.tasks)
+    roots = tuple(assumed_layout(graph.tasks[root.task].inputs[root.input]) for root in graph.roots)
+    return Footprints(graph, "cpu", "dry run", tasks, (), {}, roots, keep_graph=True, limits=(OF_SHAPES,))
 
 
 def assumed_footprint(graph: Graph, task_id: int) -> Footprint:

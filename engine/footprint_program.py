@@ -17,7 +17,7 @@ from .timeline import Category, Maker
 OUTSIDE = -1  # in place of a storage's number: it is not counted, and others hold it, too
 NO_TENSOR = 0  # in place of a tensor's number: no gradient
 NOBODY = 0  # in place of an input's number: no task takes the gradient
-NO_LEAF, HAS_GRAD = -1, -2  # in place of the number of a leaf's layout
+NO_LEAF, HAS_GRAD, AS_IT_COMES = -1, -2, -3  # in place of the number of a leaf's layout
 NO_STORAGES: list[int] = []  # is not added to
 
 _SAVED, _BUFFER, _FORWARD = int(Category.SAVED), int(Category.BUFFER), int(Category.FORWARD)
@@ -84,7 +84,8 @@ class Compiled:
         receivers: by task, for each output, the number of the input that gets it.
         elsewhere: the inputs on another device, whose memory is not counted.
         edges: the tasks where the edges start, and those where they end.
-        leaf_layouts: by task the layout of its leaf; NO_LEAF, or HAS_GRAD where its gradient is added to a .grad.
+        leaf_layouts: by task the layout of its leaf; NO_LEAF, HAS_GRAD where its gradient is added to a .grad, or
+            AS_IT_COMES where it keeps any: the argument of a tape, which may be a container of arrays.
         start: what is alive before.
         roots: the tensors from which the backward starts.
         released: by task the storages which its node lets go of at its end.
@@ -115,7 +116,8 @@ class Compiled:
                 leaf = footprints.leaves.get(task.id)
                 layout = assumed_layout(task.inputs[0]) if leaf is None else leaf.layout
                 has_grad = leaf is not None and leaf.has_grad
-                self.leaf_layouts[task.id] = HAS_GRAD if has_grad else self.layouts.number(layout)
+                number = HAS_GRAD if has_grad else self.layouts.number(layout)
+                self.leaf_layouts[task.id] = AS_IT_COMES if graph.is_tape else number
         self.unknown: list[int] = []
         self.programs = self._compile(footprints.tasks)
         self.keeps = any(program is not None and program.more and program.more.kept for program in self.programs)

@@ -80,6 +80,8 @@ def origin_of(
     if task.is_leaf:
         came_from = _where_it_came_from(graph, task, known, as_received)
         return Origin((*about(graph, task), *came_from), {"input 0": output.gradient})
+    if graph.is_tape:
+        return _on_a_tape(graph, inputs, task, known, as_received)
     node = graph.nodes[task.id]
     slots = list(saved_slots(node))
     tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
@@ -101,6 +103,23 @@ def origin_of(
     lines += on_the_way
     if came is None and not bad_slots and not explained and not on_the_way:
         lines += _overflow(inputs, slots, shown(output))
+    return Origin(tuple(lines), tensors)
+
+
+def _on_a_tape(
+    graph: Graph, inputs: Sequence[Tensor | None], task: Task, known: Known, as_received: Collection[int]
+) -> Origin:
+    """Of a tape's node it is known what came in, and not what it keeps of the forward."""
+    tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
+    lines = list(about(graph, task))
+    came = next((each for each in tensors.values() if is_bad(each)), None)
+    if came is None:
+        lines.append(
+            "the gradients that came in are finite: its own formula made it, or a value of the forward in that"
+        )
+    else:
+        lines.append(f"the gradient that came in already had {what_is_bad(came)}")
+        lines += _where_it_came_from(graph, task, known, as_received)
     return Origin(tuple(lines), tensors)
 
 

@@ -12,6 +12,7 @@ from ..inspector.graph import Edge, Task
 from .accumulation import Accumulation
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches
+from .footprint import Footprints
 from .history import (
     BUDGET_BYTES,
     Edited,
@@ -160,10 +161,15 @@ class Rewinding(Verbs):
         if self._recorder is not None:
             self._recorder.forget_edits(about.id)
 
-    def compare_branches(self) -> BranchComparison:
-        """How the branches differ: in order, in the gradients of leaves, and in the memory that they would take."""
+    def compare_branches(self, footprints: Footprints | None = None) -> BranchComparison:
+        """How the branches differ: in order, in the gradients of leaves, and in the memory that they would take.
+
+        Args:
+            footprints: what tasks allocate, where that is known; else each is asked, as `th.simulate` does.
+        """
         self._kept()
-        return compare_branches(self.graph, self.branches, self._needed, self._keep_graph)
+        leaves = self._runner.leaves
+        return compare_branches(self.graph, leaves, self.branches, self._needed, self._keep_graph, footprints)
 
     @abstractmethod
     def run_to(self, task: AnyTask) -> Task | None: ...

@@ -14,7 +14,18 @@ from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph
 from .dry_run import dry_run
 from .footprint import Footprints
-from .footprint_program import HAS_GRAD, NO_LEAF, NO_STORAGES, NO_TENSOR, NOBODY, OUTSIDE, Compiled, More, compiled
+from .footprint_program import (
+    AS_IT_COMES,
+    HAS_GRAD,
+    NO_LEAF,
+    NO_STORAGES,
+    NO_TENSOR,
+    NOBODY,
+    OUTSIDE,
+    Compiled,
+    More,
+    compiled,
+)
 from .layouts import copy_for
 from .policies import AnyPolicy, Policy, find_policy, is_dynamic, policy_name
 from .schedule import schedule
@@ -228,7 +239,7 @@ class _Simulation:
         if not tensor or leaf == HAS_GRAD:
             return
         layout = self._layout_of[tensor]
-        if self._counts[tensor] == 1 and self._layouts.suits(layout, leaf):
+        if leaf == AS_IT_COMES or (self._counts[tensor] == 1 and self._layouts.suits(layout, leaf)):
             storage = self._storage_of[tensor]
             if storage >= 0:
                 self._uses[storage] += 1
@@ -268,7 +279,8 @@ class _Simulation:
                     if given[number]:
                         self._hold(given[number])
             if leaf_layouts[task_id] != NO_LEAF:  # what else it does comes after: a copy's scratch memory, hooks
-                self._accumulate_grad(task_id, given[0])
+                for tensor in given:
+                    self._accumulate_grad(task_id, tensor)
             if does is not None:
                 births, sizes, categories, holders, expected, blocks, kinds, references, bases, numbers, more = does
                 for tensor, layout in zip(given, expected):  # noqa: B905  (strict= costs time)

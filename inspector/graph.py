@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from .kinds import Kind, short_name
+from .kinds import ARGUMENT, Kind, short_name
 from .saved import SavedTensor, saved_tensors
 from .torch_internals import leaf_of
 
@@ -163,6 +163,11 @@ class Graph:
             f"<Graph of {_count(len(self.tasks), 'task')} and {_count(len(self.edges), 'edge')} "
             f"from {self.tasks[self.roots[0].task].name}>"
         )
+
+    @property
+    def is_tape(self) -> bool:
+        """Whether it is that of a tape (`th.hips_tape`), whose nodes are not torch's."""
+        return self.tasks[-1].name == ARGUMENT
 
     @cached_property
     def devices(self) -> frozenset[torch.device]:

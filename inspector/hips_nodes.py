@@ -20,6 +20,7 @@ from autograd.tracer import Box, box_type_mappings, isbox, notrace_primitives, t
 from autograd.tracer import trace as trace_function
 
 from .graph import TensorMeta
+from .kinds import ARGUMENT
 from .source import Source, is_library
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "is_sparse",
     "metas_of",
     "places",
+    "rebuilt",
+    "spaces_in",
     "trace",
     "vspace",
 ]
@@ -80,7 +83,7 @@ class RecordedNode(VJPNode):  # type: ignore[misc]
         super().initialize_root()
         self._numbers = count()
         self.number = next(self._numbers)
-        self.name = "Argument"
+        self.name = ARGUMENT
         self.space = vspace(value)
         self.taken = None
         self.source = None
@@ -170,6 +173,20 @@ def below(end: RecordedNode) -> list[RecordedNode]:
                 found[parent] = None
                 stack.append(parent)
     return list(found)
+
+
+def spaces_in(space: Any) -> Iterator[Any]:
+    """The spaces of those arrays."""
+    if not is_container(space):
+        yield space
+        return
+    for _, each in _parts(space):
+        yield from spaces_in(each)
+
+
+def rebuilt(space: Any, arrays: Iterator[Any]) -> Any:
+    """A value of this space with these arrays in it, the reverse of `arrays_in`."""
+    return space._map(lambda each: rebuilt(each, arrays)) if is_container(space) else next(arrays)
 
 
 def places(node: RecordedNode, parent: RecordedNode) -> list[int]:

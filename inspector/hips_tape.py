@@ -146,6 +146,13 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
     return HipsTape(name, value, [*sorted(nodes, key=lambda node: node.number), start], wanted)
 
 
+def not_native() -> NotImplementedError:
+    """The error of who gives a tape to PyTorch's engine."""
+    return NotImplementedError(
+        'PyTorch\'s engine runs PyTorch\'s nodes alone; a tape of HIPS autograd\'s runs with engine="direct"'
+    )
+
+
 def refuse_parts(value: object) -> None:
     """Raises a TypeError if this is a box or a node of autograd's: what is below it is only known from the start."""
     if "autograd.tracer" in sys.modules and _hips_nodes().is_part_of_trace(value):

@@ -25,6 +25,9 @@ class Kind(StrEnum):
     PRIMITIVE = "primitive"  # a function of HIPS autograd's, with its vjp
 
 
+ARGUMENT = "Argument"
+"""The name of the leaf's task of a tape of HIPS autograd's: what gradients are taken with respect to."""
+
 KIND_TITLES = {
     Kind.CPP: "C++ node",
     Kind.FUNCTION: "custom Function",

@@ -21,13 +21,14 @@ from ..engine.session import NativeSession
 from ..engine.statistics import Level
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Outputs
+from ..inspector.hips_tape import HipsTape
 
 if TYPE_CHECKING:
     from .deck import Deck
 
 
 def debug(
-    tensors: Outputs,
+    tensors: Outputs | HipsTape,
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
@@ -54,6 +55,7 @@ def debug(
     session.run()           # runs the rest; the gradients are where loss.backward() puts them
 
     Args:
+        tensors: or a tape (`th.hips_tape`), which "direct" runs as autograd does; "dfs" is autograd's own order.
         trace: how much of the gradients is recorded. "auto": in a notebook their statistics and, on the CPU, histograms
             ("full"; on accelerators, where those would wait for each task, "cheap"); else nothing of them ("off").
         history: whether tasks can be taken back with `back` and `goto`, or how many bytes of gradients may be kept for
@@ -86,22 +88,24 @@ def debug(
             accumulate=accumulate,
             release=release,
         )
-        return _deck(session, policy, retain_graph, create_graph) if shown else session
+        keep_graph = isinstance(tensors, HipsTape) or (create_graph if retain_graph is None else retain_graph)
+        return _deck(session, policy, keep_graph, create_graph) if shown else session
 
 
-def _deck(session: Stepper | NativeSession, policy: AnyPolicy, retain_graph: bool | None, create_graph: bool) -> Deck:
+def _deck(session: Stepper | NativeSession, policy: AnyPolicy, keep_graph: bool, create_graph: bool) -> Deck:
     from .deck import Deck
     from .display import show_after_cell
 
-    keep_graph = create_graph if retain_graph is None else retain_graph
     deck = Deck(session, policy=policy, retain_graph=keep_graph, create_graph=create_graph)
     show_after_cell(deck)
     return deck
 
 
-def _usual_level(tensors: Outputs, shown: bool) -> Level:
+def _usual_level(tensors: Outputs | HipsTape, shown: bool) -> Level:
     if not shown:
         return "off"
+    if isinstance(tensors, HipsTape):
+        return "full"
     roots = as_outputs(tensors)
     on_cpu = all(root.device.type == "cpu" for root in roots if isinstance(root, Tensor))
     return "full" if on_cpu else "cheap"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ..engine.branch_comparison import BranchComparison, compare_branches
+from ..engine.branch_comparison import BranchComparison
 from ..engine.direct import Stepper
 from ..engine.dry_run import dry_run
 from ..engine.footprint import Footprints
@@ -151,9 +151,7 @@ class Foresight:
 
     def compare_branches(self, session: Stepper) -> BranchComparison:
         """How the branches differ, and the memory that each would take from the start on."""
-        if self._footprints is None or session.history is None:
-            return session.compare_branches()
-        return compare_branches(session.graph, session.branches, session.needed, self._retain_graph, self._footprints)
+        return session.compare_branches(self._footprints)
 
     def completed(self, policy: Policy | Choice, ran: Sequence[int]) -> list[int]:
         """What has run, and the order from there on. A policy that decides as it runs has none: shown is PyTorch's."""

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tapehead as th
+from tapehead.engine.direct import Stepper
+from tapehead.engine.policies import CLASSIC
+
+pytest.importorskip("autograd")
+
+import autograd
+import autograd.numpy as np
+import numpy
+from autograd.builtins import dict as box_dict
+from autograd.builtins import list as box_list
+from autograd.builtins import tuple as box_tuple
+from autograd.extend import defvjp, primitive
+from autograd.util import toposort
+
+RULES = [
+    th.Accumulation(accumulate, release)
+    for accumulate in ("inplace", "out_of_place", "list")
+    for release in ("eager", "never")
+]
+
+
+def arrays(value: Any) -> Iterator[Any]:
+    """The arrays in a value, in the order of its places."""
+    if isinstance(value, dict):
+        value = [value[key] for key in sorted(value)]
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from arrays(each)
+    else:
+        yield numpy.asarray(value)
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    pairs = list(zip(arrays(one), arrays(other), strict=True))
+    return type(one) is type(other) and all(
+        (mine.shape, mine.dtype, mine.tobytes()) == (its.shape, its.dtype, its.tobytes()) for mine, its in pairs
+    )
+
+
+def close(one: Any, other: Any) -> bool:
+    return all(numpy.allclose(mine, its) for mine, its in zip(arrays(one), arrays(other), strict=True))
+
+
+def rnn(params: Any, xs: Any) -> Any:
+    first, second, bias = params
+    state = np.zeros((2, 3))
+    for x in xs:
+        state = np.tanh(np.dot(x, first) + np.dot(state, second) + bias)
+    return np.sum(state)
+
+
+draw = numpy.random.default_rng(0).normal
+RNN = tuple(draw(size=shape) for shape in ((4, 3), (3, 3), (3,))), draw(size=(5, 2, 4))
+
+
+def containers(params: Any) -> Any:
+    pair = box_tuple((params["w"] * 2.0, params["rest"][1]))
+    more = box_list([pair[0], params["w"]]) + [pair[0]]
+    named = box_dict(a=more[0], b=params["rest"][0])
+    return np.sum(pair[0] * named["a"]) * pair[1] + np.sum(named["b"]) + np.sum(more[2])
+
+
+def indices(x: Any) -> Any:
+    return np.sum(x[0] * x[1, ::-1]) + x[1, 2] + np.sum(x[:, numpy.array([0, 0, 1])] ** 2) + np.sum(np.sin(x))
+
+
+def complex_numbers(z: Any) -> Any:
+    return np.sum(np.real(np.exp(z) * np.conj(z)) + np.abs(z))
+
+
+def second_derivative(x: Any) -> Any:
+    return np.sum(autograd.grad(lambda y: np.sum(np.sin(y) * y[0]))(x) * x)
+
+
+def scalars(x: float) -> Any:
+    return x * x + np.sin(x) * x
+
+
+def reads_a_value(x: Any) -> Any:
+    return x * 3.0 if x > 1.0 else x
+
+
+PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (rnn, RNN),
+    (containers, ({"w": draw(size=(2, 2)), "rest": [draw(size=3), 3.0]},)),
+    (indices, (draw(size=(2, 3)),)),
+    (complex_numbers, (draw(size=3) + 1j * draw(size=3),)),
+    (second_derivative, (draw(size=3),)),
+    (scalars, (0.7,)),
+    (reads_a_value, (numpy.float32(2.0),)),
+    (lambda x: np.sum(x.astype(numpy.float32) ** 2), (draw(size=3),)),
+    (lambda x: x, (2.0,)),
+]
+
+
+@pytest.mark.parametrize(("fun", "args"), PROGRAMS)
+def test_under_dfs_gradients_are_autograds_bit_for_bit(fun: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    expected = autograd.grad(fun)(*args)
+    tape = th.hips_tape(fun, *args)
+    session = th.debug(tape, policy="dfs")
+    session.run()
+    assert same_bits(tape.gradient, expected)
+    own = [tape.nodes.index(node) for node in toposort(tape.nodes[tape.end.id])]
+    assert session.order == own
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name or "PyTorch's")
+@pytest.mark.parametrize("policy", CLASSIC)
+@pytest.mark.parametrize(("fun", "args"), PROGRAMS[:4])
+def test_any_policy_and_any_rule_of_summing_gives_the_same_gradients(
+    fun: Callable[..., Any], args: tuple[Any, ...], policy: str, rule: th.Accumulation
+) -> None:
+    expected = autograd.grad(fun)(*args)
+    tape = th.hips_tape(fun, *args)
+    with Stepper(tape, policy=policy, accumulation=rule) as session:
+        session.run()
+    assert close(tape.gradient, expected)
+
+
+STEPS: list[Callable[..., Any]] = [
+    lambda a, b: a + b,
+    lambda a, b: a * b,
+    lambda a, b: np.dot(a, b),
+    lambda a, b: a - np.sum(b),
+    lambda a, b: np.tanh(a),
+    lambda a, b: a[::-1] + b[0],
+    lambda a, b: np.concatenate([a[:1], b[1:]]),
+    lambda a, b: np.where(a > b, a, b),
+    lambda a, b: np.transpose(a),
+]
+STEP = st.tuples(st.sampled_from(STEPS), st.integers(0, 99), st.integers(0, 99))
+
+
+@settings(max_examples=40)
+@given(
+    steps=st.lists(STEP, max_size=12),
+    policy=st.sampled_from(CLASSIC),
+    rule=st.sampled_from(RULES),
+    back=st.integers(0, 9),
+)
+def test_random_programs_have_autograds_gradients_also_after_going_back(
+    steps: list[Any], policy: str, rule: th.Accumulation, back: int
+) -> None:
+    def program(x: Any) -> Any:
+        values = [x["a"], x["b"], x["a"][:, :2] @ x["b"][:2]]
+        for step, one, other in steps:
+            values.append(0.5 * step(values[one % len(values)], values[other % len(values)]))
+        return np.sum(values[-1] * values[-2])
+
+    numbers = numpy.random.default_rng(1).normal
+    argument = {"a": numbers(size=(3, 3)), "b": numbers(size=(3, 3))}
+    expected = autograd.grad(program)(argument)
+    tape = th.hips_tape(program, argument)
+    with Stepper(tape, policy="dfs") as session:
+        session.run()
+    assert same_bits(tape.gradient, expected)
+    with Stepper(tape, policy=policy, accumulation=rule, history=True) as session:
+        session.run()
+        if back:
+            session.back(min(back, len(session.order)))
+            session.run()
+    assert close(tape.gradient, expected)
+
+
+def test_a_tape_runs_any_number_of_times_and_holds_what_the_last_backward_found() -> None:
+    tape = th.hips_tape(rnn, *RNN)
+    assert tape.gradient is None
+    th.backward(tape)
+    first = tape.gradient
+    th.backward(tape, 2.0)
+    assert close(tape.gradient, tuple(2.0 * each for each in first))
+    with Stepper(tape, history=True) as session:
+        session.run()
+        session.back()
+        assert close(tape.gradient, tuple(2.0 * each for each in first)), "as it was before that backward"
+
+
+def test_steps_back_and_on_by_hand_and_forks_end_in_the_same_gradients() -> None:
+    tape = th.hips_tape(rnn, *RNN)
+    with Stepper(tape, policy="dfs", history=True, trace="full") as session:
+        session.run()
+        expected = tape.gradient
+        session.back(20)
+        assert tape.gradient is None
+        session.policy = "bfs"
+        session.run()
+        assert close(tape.gradient, expected)
+        session.goto(branch=1)
+        assert same_bits(tape.gradient, expected)
+        compared = session.compare_branches()
+    assert [row.leaves[0].name for row in compared.rows] == ["params", "params"]
+    assert max(row.leaves[0].relative or 0.0 for row in compared.rows) < 1e-12
+
+
+def test_gradients_on_the_way_are_seen_on_numpys_own_memory_and_can_be_edited() -> None:
+    tape = th.hips_tape(lambda x: np.sum(np.sin(x)), numpy.ones(3))
+    session = th.debug(tape, policy="dfs")
+    session.step()
+    (gradient,) = session.gradients
+    assert gradient is not None and gradient.dtype is torch.float64 and gradient.tolist() == [1.0, 1.0, 1.0]
+    session.scale(3.0)
+    session.run()
+    assert numpy.array_equal(tape.gradient, 3.0 * numpy.cos(numpy.ones(3)))
+
+
+def test_an_index_gives_what_it_would_add_where_a_trace_reads_it() -> None:
+    tape = th.hips_tape(lambda x: x[1] * 2.0, numpy.ones(3))
+    run = th.backward(tape, policy="dfs", trace="cheap")
+    assert run.trace is not None
+    taken = next(record for record in run.trace if record.task.name == "getitem" or "item" in record.task.name)
+    statistics = taken.outputs[0].statistics
+    assert statistics is not None and (statistics.max, statistics.zero_count) == (2.0, 2)
+    assert tape.gradient.tolist() == [0.0, 2.0, 0.0]
+
+
+def test_a_watchpoint_stops_where_a_gradient_gets_infinite() -> None:
+    tape = th.hips_tape(lambda x: np.sum(np.sqrt(x * 2.0)), numpy.zeros(2))
+    session = th.debug(tape, policy="dfs")
+    session.watch("inf")
+    with numpy.errstate(divide="ignore"):
+        session.run()
+    assert session.stopped is not None and session.stopped.task is not None
+    assert tape.graph.tasks[session.stopped.task].name == "sqrt"
+    assert any("its own formula made it" in line for line in session.stopped.lines)
+
+
+def test_a_saved_run_of_a_tape_plays_again_and_other_orders_are_predicted_from_shapes(tmp_path: Any) -> None:
+    tape = th.hips_tape(rnn, *RNN)
+    run = th.backward(tape, policy="dfs", trace="full")
+    loaded = th.load(run.save(tmp_path / "run.tape.json"))
+    assert loaded.order == run.order and loaded.graph.is_tape
+    assert loaded.save_html(tmp_path / "run.html").stat().st_size > 0
+    timeline = th.simulate(loaded.graph, "bfs")
+    assert timeline.estimates[0].startswith("of a tape the shapes of its gradients alone are known")
+    weights = sum(each.nbytes for each in RNN[0])
+    assert timeline.end_bytes == weights
+    assert {str(storage.category) for storage in timeline if storage.died is None} == {"parameter gradient"}
+
+
+def twice(x: Any) -> Any:
+    return x * 2.0
+
+
+def users(vjp: Callable[[Any], Any]) -> th.HipsTape:
+    function = primitive(lambda x: x * 2.0)
+    function.__name__ = "doubled"
+    defvjp(function, lambda ans, x: vjp)
+    return th.hips_tape(lambda x: np.sum(function(x)), numpy.ones(2))
+
+
+def test_a_derivative_of_the_users_own_is_called_as_autograd_calls_it() -> None:
+    tape = users(lambda g: 2.0 * g)
+    th.backward(tape)
+    assert tape.gradient.tolist() == [2.0, 2.0]
+    assert "doubled" in [task.name for task in tape.graph.tasks]
+
+
+def test_a_derivative_that_raises_says_in_which_task_and_leaves_nothing_behind() -> None:
+    def fails(g: Any) -> Any:
+        raise ArithmeticError("no derivative")
+
+    tape = users(fails)
+    session = th.debug(tape, policy="dfs")
+    with pytest.raises(ArithmeticError) as raised:
+        session.run()
+    notes = " ".join(raised.value.__notes__)
+    assert "task 0 doubled (test_hips_runner.py:" in notes
+    assert session.over is not None and tape.gradient is None
+
+
+def infinite() -> th.HipsTape:
+    return th.hips_tape(rnn, *RNN)
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "says"),
+    [
+        (lambda: th.backward(infinite(), engine="native"), NotImplementedError, r'engine="direct"'),
+        (lambda: th.debug(infinite(), engine="native"), NotImplementedError, r'engine="direct"'),
+        (lambda: th.debug(infinite(), retain_graph=False), NotImplementedError, "as long as there is the tape"),
+        (lambda: th.debug(infinite(), create_graph=True), NotImplementedError, r"autograd\.grad\(rnn\)"),
+        (lambda: th.debug(infinite(), inputs=[]), NotImplementedError, "argnum="),
+        (lambda: th.debug(infinite(), numpy.ones(2)), ValueError, r"has shape \(\); .* has \(2,\)"),
+        (lambda: th.debug(infinite(), "one"), TypeError, "an array, a scalar or a tensor, not a str"),
+        (lambda: th.debug(th.hips_tape(twice, numpy.ones(3))), RuntimeError, r"an array of shape \(3,\), .*Jacobian"),
+        (lambda: th.debug(th.hips_tape(twice, 1j)), RuntimeError, "the value of twice is complex"),
+        (lambda: th.backward(users(lambda g: None)), TypeError, "a vjp gave a NoneType for a gradient"),
+        (lambda: th.backward(users(lambda g: numpy.array("x"))), TypeError, "numpy.str_"),
+    ],
+)
+def test_what_a_tape_cannot_do_is_told_in_a_sentence(
+    act: Callable[[], object], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        act()
+
+
+def test_too_few_gradients_of_a_derivative_are_told() -> None:
+    from autograd.extend import defvjp_argnums
+
+    function = primitive(lambda x, y: x * y)
+    function.__name__ = "product"
+    defvjp_argnums(function, lambda argnums, ans, args, kwargs: lambda g: (g * args[1],))
+    tape = th.hips_tape(lambda x: function(x, x), 2.0)
+    with pytest.raises(ValueError, match="the vjp of product gave 1 gradients for 2 arguments"):
+        th.backward(tape)
+
+
+def test_an_array_output_goes_back_from_the_gradient_that_is_given() -> None:
+    tape = th.hips_tape(twice, numpy.ones(3))
+    th.backward(tape, numpy.array([1.0, 0.0, 5.0]))
+    assert tape.gradient.tolist() == [2.0, 0.0, 10.0]
+    th.backward(tape, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+    assert tape.gradient.tolist() == [0.0, 2.0, 0.0]
+
+
+def test_a_check_says_whose_formula_it_is() -> None:
+    session = th.debug(th.hips_tape(rnn, *RNN))
+    assert "autograd.test_util.check_grads" in str(session.check())
