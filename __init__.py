@@ -1,6 +1,7 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
 from .engine.accumulation import Accumulation
+from .engine.advice import Advice, advise
 from .engine.backward import backward
 from .engine.compare import Comparison, compare
 from .engine.diff import Difference, diff
@@ -42,6 +43,7 @@ def load_ipython_extension(shell: object) -> None:
 __all__ = [
     "POLICIES",
     "Accumulation",
+    "Advice",
     "Break",
     "Category",
     "Comparison",
@@ -73,6 +75,7 @@ __all__ = [
     "UnpackOrder",
     "UnusedParameter",
     "UnusedReport",
+    "advise",
     "backward",
     "capture",
     "check_order",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,7 +25,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .capture import capture
+from .capture import Observer, capture
 from .facts import CallRecord, Operation
 from .marks import tensors_of
 from .torch_internals import (
@@ -170,8 +170,10 @@ class Dataflow:
 
 
 @contextmanager
-def follow(module: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Dataflow]:
-    """Follows parameters through the forward that runs meanwhile, which is captured, too (`th.capture`).
+def follow(
+    module: nn.Module | None, parameters: Iterable[Tensor], observer: Observer | None = None
+) -> Iterator[Dataflow]:
+    """Follows parameters through the forward that runs meanwhile, which is captured, too, with the observer.
 
     Tensors live no longer for being followed. What happens inside of a custom Function's forward, of a compiled region
     or of a scripted module is not looked into.
@@ -187,9 +189,11 @@ def follow(module: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Dataflow
 
     newest: list[Operation] = []
 
-    def observe(made: Operation | CallRecord, result: object, arguments: object) -> None:
+    def observe(made: Operation | CallRecord, result: object, arguments: Sequence[object]) -> None:
         if isinstance(made, Operation):
             newest.append(made)
+        if observer is not None:
+            observer(made, result, arguments)
 
     with ExitStack() as stack:
         watched = capture(module, observe)
