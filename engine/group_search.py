@@ -300,7 +300,7 @@ class _Stacks:
         flat = all(len(product.left.shape) == 2 for product in products)
         if flat and len({product.right.shape for product in products}) == 1:
             rows = joined([f"{product.left.shape[0]:,}" for product in products], most=8)
-            return f"unequal shapes: rows {rows}: torch.nn.functional.grouped_mm could take them"
+            return f"unequal shapes, of {rows} rows; torch.nn.functional.grouped_mm could take them"
         shapes = list(dict.fromkeys(map(str, products)))
         return f"unequal shapes: {joined(shapes)}"
 

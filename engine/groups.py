@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Outputs, Task
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 GroupKind = Literal["bmm", "grouped_conv", "tree"]
 Direction = Literal["backward", "forward"]
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
 _MOST_ROWS = 40  # in a table that is shown; records() has all
 _ALIKE = 3  # groups that differ in their place alone: so many make one row
@@ -148,12 +149,16 @@ class Groups:
     @property
     def backward(self) -> tuple[Group, ...]:
         """The groups of the backward."""
-        return tuple(group for group in self.found if group.direction == "backward")
+        return self.of_direction("backward")
 
     @property
     def forward(self) -> tuple[Group, ...]:
         """The groups of the forward."""
-        return tuple(group for group in self.found if group.direction == "forward")
+        return self.of_direction("forward")
+
+    def of_direction(self, direction: Direction) -> tuple[Group, ...]:
+        """The groups of either, in the order in which they were found."""
+        return tuple(group for group in self.found if group.direction == direction)
 
     @cached_property
     def _of(self) -> dict[int, list[Group]]:
@@ -175,10 +180,19 @@ class Groups:
         """The modules of a group in one phrase, `*` for what differs: `members.*.layers.0`; of a tree its parameter."""
         if group.into is not None and (name := self.graph.tasks[group.into[0]].parameter):
             return name
+        return self._place(group.tasks)
+
+    def refused_title(self, refused: Refused) -> str:
+        """What was not joined and where, in one phrase: `8 × addmm in experts.*.0`."""
+        functions = Counter(self.products[task].function for task in refused.tasks)
+        what = joined([f"{count:,} × {function}" for function, count in functions.most_common()])
+        return f"{what} in {self._place(refused.tasks)}" if was_captured(self.graph) else what
+
+    def _place(self, tasks: Iterable[int]) -> str:
         if not was_captured(self.graph):
             return "–"
         alike: dict[str, dict[str, None]] = {}
-        for task in group.tasks:
+        for task in tasks:
             path = self.graph.module(task)
             name = module_title(self.graph, path)
             alike.setdefault(pattern(path or name), {})[path or name] = None
@@ -194,22 +208,23 @@ class Groups:
             count = "One task" if self.products else "No task"
             yield f"{count} of this graph multiplies matrices whose shapes can be told: there is nothing to join."
             return
-        yield self._summary("backward", self.backward)
+        yield self.summary("backward")
         if trees := [group for group in self.backward if group.kind == "tree"]:
             names = joined([self._sum_name(group) for group in trees])
             held = size_text(sum(group.held_bytes for group in trees))
             yield f"What is summed for {names} waits for the last of its products, and keeps {held} of factors for it."
-        if was_captured(self.graph):
-            yield self._summary("forward", self.forward)
-        else:
-            yield "The forward was not seen, so its own groups are not known: run it under th.capture()."
-        said = Counter(refused.why for refused in self.refused)
-        for why in list(said)[:_MOST_SAID]:
-            yield f"Not joined: {why}."
+        yield self.summary("forward")
+        said = dict.fromkeys(f"{self.refused_title(refused)}: {refused.why}." for refused in self.refused)
+        for sentence in list(said)[:_MOST_SAID]:
+            yield f"Not joined, {sentence}"
         if len(said) > _MOST_SAID:
             yield f"{counted(len(said) - _MOST_SAID, 'more reason')} in .refused."
 
-    def _summary(self, direction: Direction, groups: tuple[Group, ...]) -> str:
+    def summary(self, direction: Direction) -> str:
+        """What the groups of one direction come to, in a sentence."""
+        groups = self.of_direction(direction)
+        if direction == "forward" and not was_captured(self.graph):
+            return "The forward was not seen, so its own groups are not known: run it under th.capture()."
         if not groups:
             return f"None of the {counted(len(self.products), 'product')} can be joined in the {direction}."
         taken = len({task for group in groups for task in group.tasks})

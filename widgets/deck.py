@@ -447,7 +447,11 @@ class Deck(Played):
             self._checks.update(news.checks)
             self._branches = self._branches if news.branches is None else news.branches
             self._live.document.content |= {"branches": self._branches, "checks": self._checks.copy()}
-            self._told = replace(news, records={}, forgotten=(), live=None, others=None, checks={}, branches=None)
+            if news.groups is not None:
+                self._live.document.content["groups"] = news.groups
+            self._told = replace(
+                news, records={}, forgotten=(), live=None, others=None, checks={}, branches=None, groups=None
+            )
             self._live.document.take(news.position, news.records, news.live, news.others, news.forgotten)
             self._send_news(news)
         raised: list[Exception] = []
@@ -483,7 +487,8 @@ class Deck(Played):
                 live, *others = content["schedules"]
                 forgotten = tuple(sorted(self._forgotten))
                 records = content["records"].copy()
-                news = replace(news, forgotten=forgotten, records=records, live=live, others=others)
+                groups = content["groups"]
+                news = replace(news, forgotten=forgotten, records=records, live=live, others=others, groups=groups)
             self._send_news(replace(news, checks=self._checks.copy(), branches=self._branches))
 
     @traitlets.validate("policy")
@@ -552,6 +557,8 @@ class Deck(Played):
                 command = partial(live.switch, policy)
             case {"kind": "inspect", "task": int(task)}:
                 command = partial(live.inspect, task)
+            case {"kind": "groups"}:
+                command = live.find_groups
             case {"kind": "step_over"}:
                 command = live.step_over
             case {"kind": "step_out"}:

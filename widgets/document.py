@@ -88,6 +88,7 @@ class Document:
                 "index": [call.index for call in graph.calls],
             },
             "saved": self._saved(graph),
+            "groups": None,
             "schedules": [],
             "position": 0,
             "revision": 0,

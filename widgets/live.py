@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -28,6 +29,7 @@ from ..inspector.graph import Graph, Task
 from .document import Document, Json, numbered
 from .driver import Driver
 from .foresight import Foresight
+from .group_content import group_content
 from .live_branches import LiveBranches
 from .live_stops import LiveStops
 from .news import News, Status, history_content, stopped_content
@@ -89,6 +91,9 @@ class Live:
             self.document = Document(self.graph, title, self.engine)
             self.document.content["keeps_graph"] = retain_graph
             self.document.content["schedules"] = [self._own_schedule(), *(self._others() if self.is_small else ())]
+            if self.is_small:  # before a task runs: then its factors are gone
+                with suppress(Exception):  # who asks for them is told why there are none
+                    self.document.content["groups"] = group_content(self.graph)
 
     @property
     def graph(self) -> Graph:
@@ -127,6 +132,11 @@ class Live:
             self.foresight.forget()
             self.branches.forget()
             self._tell(self.news(live=self._own_schedule(), others=self._others()))
+
+    def find_groups(self) -> None:
+        """Tells which products could run as one, where that was not looked for yet: large graphs take a while."""
+        if self.document.content["groups"] is None:
+            self._tell(replace(self.news(), groups=group_content(self.graph)))
 
     def step(self, count: int = 1, task: AnyTask | None = None) -> Task:
         """Runs so many tasks, or this one. Returns the last. Stops early as `run` does.

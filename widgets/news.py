@@ -31,6 +31,7 @@ class News:
         live: the session's own schedule, where it is another than before: what has run, and what is planned.
         others: what other policies would do, and what branches did, where that is something else than before.
         branches: the ways in which the session went, where there are others than before.
+        groups: which products could run as one, where that was looked for; see `group_content`.
     """
 
     position: int
@@ -45,6 +46,7 @@ class News:
     live: Json | None = None
     others: list[Json] | None = None
     branches: list[Json] | None = None
+    groups: Json | None = None
 
 
 def stopped_content(stop: Stop, graph: Graph) -> Json:

@@ -250,7 +250,7 @@ def packed(number: int) -> Tensor:
 REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
     "rows": (
         lambda: stacked(lambda n: torch.randn(7 * n + 1, 3) @ weight(3, 2)),
-        "unequal shapes: rows 1, 8, 15 and 22: torch.nn.functional.grouped_mm could take them",
+        "unequal shapes, of 1, 8, 15 and 22 rows; torch.nn.functional.grouped_mm could take them",
     ),
     "shapes": (
         lambda: stacked(lambda n: torch.randn(2, 3 + n % 2) @ weight(3 + n % 2, 2)),
@@ -282,8 +282,16 @@ def test_what_is_not_joined_is_said_with_the_reason(name: str) -> None:
     found = th.groups(make())
     assert not found.backward
     assert [refused.why for refused in found.refused] == [why]
-    assert f"Not joined: {why}." in found.sentences
-    assert len(found.refused[0].tasks) == len(found.products)
+    (refused,) = found.refused
+    assert f"Not joined, {len(refused.tasks)} × mm: {why}." in found.sentences
+    assert len(refused.tasks) == len(found.products)
+
+
+def test_what_is_refused_in_modules_is_said_to_be_there() -> None:
+    found = captured("mixture_of_experts")
+    assert not found.found
+    assert {found.refused_title(refused) for refused in found.refused} == {"16 × addmm in experts.each.*.*"}
+    assert len([sentence for sentence in found.sentences if "unequal shapes" in sentence]) == 1
 
 
 def test_a_threshold_that_is_changed_joins_what_was_refused() -> None:

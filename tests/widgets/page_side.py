@@ -61,6 +61,7 @@ class Page:
         document["records"] |= news["records"]
         document["metas"] = news["metas"]
         document["position"] = news["position"]
+        document["groups"] = news["groups"] or document["groups"]
         live, *others = document["schedules"]
         document["schedules"] = [news["live"] or live, *(others if news["others"] is None else news["others"])]
 

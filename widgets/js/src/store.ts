@@ -1,8 +1,9 @@
 /** The one state of a deck's page, shared by all of its views, and what changes it. */
 
-import type { Branch, Check, DeckDocument, Memory, Schedule, TaskRecord } from "./model/document.ts";
+import type { Branch, Check, DeckDocument, Direction, Groups, Memory, Schedule, TaskRecord } from "./model/document.ts";
 import { find } from "./model/find.ts";
 import { DeckGraph } from "./model/graph.ts";
+import { type Outline, Outlines } from "./model/outlines.ts";
 import { Replay } from "./model/replay.ts";
 import { endOfCall, type Marks, marksOf, ownStops, type Stopped, type StopPoint } from "./model/stops.ts";
 import type { Unreal } from "./model/when.ts";
@@ -52,6 +53,11 @@ export interface State {
   open: ReadonlySet<number>;
   /** "follow": the camera keeps the running task in view; "fit": all in view; "free": the reader has moved it. */
   camera: "follow" | "fit" | "free";
+  /** The groups that are outlined. */
+  groups: Direction | "off";
+  /** The group, or what was refused, that is picked out, by its index in `Outlines.all`; null for none. */
+  group: number | null;
+  hoveredGroup: number | null;
   /** What the reader chose; null: as the page around it. */
   theme: Theme | null;
   /** Counts up when schedules, memory or records have come from the kernel. */
@@ -84,7 +90,7 @@ export type Command =
   | { kind: "watch"; condition: string }
   | { kind: "edit"; how: "zero" | "scale" | "clip" | "restore"; value: number | null }
   | { kind: "check"; task: number }
-  | { kind: "step_over" | "step_out" };
+  | { kind: "step_over" | "step_out" | "groups" };
 
 /** What runs a live session: the kernel, or nobody in a saved page. */
 export interface Link {
@@ -120,6 +126,7 @@ export interface Progress {
   /** Those of the other policies, and of branches, where they are. */
   others: Schedule[] | null;
   branches: Branch[] | null;
+  groups?: Groups | null;
   metas: DeckDocument["metas"];
 }
 
@@ -129,6 +136,8 @@ export class Store {
   readonly graph: DeckGraph;
   readonly state: State;
   readonly speeds = SPEEDS;
+  /** null where nobody has looked for groups. */
+  outlines: Outlines | null;
   private replays: Replay[];
   /** Whose order `marks` are of. */
   private markedFor: Replay;
@@ -141,6 +150,7 @@ export class Store {
     this.graph = new DeckGraph(document);
     this.replays = document.schedules.map((schedule) => new Replay(this.graph, schedule));
     [this.markedFor] = this.replays;
+    this.outlines = document.groups ? new Outlines(document.groups) : null;
     const whole = document.schedules[0].order.length;
     this.state = {
       t: document.position < whole || link ? document.position : 0,
@@ -168,6 +178,9 @@ export class Store {
       rows: 10,
       open: new Set(),
       camera: "follow",
+      groups: "off",
+      group: null,
+      hoveredGroup: null,
       theme: null,
       revision: 0,
     };
@@ -425,6 +438,34 @@ export class Store {
     this.go(this.state.t);
   }
 
+  /** Outlines the groups of a direction, of the first one if none is given, or no longer. The kernel may have to look. */
+  showGroups(direction: Direction | "off" | null = null): void {
+    if (!this.outlines) this.link?.ask({ kind: "groups" });
+    const groups = direction ?? (this.state.groups === "off" ? (this.outlines?.directions[0] ?? "backward") : "off");
+    this.update({ groups, group: null, hoveredGroup: null });
+  }
+
+  /** Picks out one group, or no longer. */
+  pickGroup({ index, direction }: Outline): void {
+    this.update({ groups: direction, group: this.state.group === index ? null : index });
+  }
+
+  /** Whether groups are known, or can be asked for. */
+  get canGroup(): boolean {
+    return this.outlines !== null || (this.link !== null && this.state.status !== "closed");
+  }
+
+  /** The one that is pointed at, in the list or by one of its tasks, or else the one that was picked out. */
+  get litGroup(): Outline | null {
+    const { groups, group, hoveredGroup, hoveredTask } = this.state;
+    if (groups === "off" || !this.outlines) return null;
+    const { outlines } = this;
+    if (hoveredGroup !== null) return outlines.all[hoveredGroup];
+    const around = hoveredTask === null ? [] : outlines.around(hoveredTask);
+    const pointed = around.find((outline) => outline.direction === groups && outline.name);
+    return pointed ?? (group === null ? null : outlines.all[group]);
+  }
+
   find(query: string): void {
     this.update({ query, matches: find(this.graph, query) });
   }
@@ -437,6 +478,10 @@ export class Store {
     for (const task of news.forgotten ?? []) delete document.records[task];
     Object.assign(document.records, news.records);
     document.metas = news.metas;
+    if (news.groups) {
+      document.groups = news.groups;
+      this.outlines = new Outlines(news.groups);
+    }
     document.position = position;
     // Who looks at what is taken back is taken along.
     const atFront = this.isLive && (state.t >= state.front || state.t > position);

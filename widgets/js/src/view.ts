@@ -30,7 +30,8 @@ export interface Stage {
 /** The CSS variables of the theme, read once per theme. */
 export type Colours = Record<
   | "bg" | "panel" | "sunk" | "line" | "line2" | "ink" | "ink2" | "ink3" | "accent" | "accent-ink" | "accent-soft"
-  | "done" | "done-ink" | "box" | "saved" | "buffer" | "pgrad" | "work" | "other" | "held" | "unknown",
+  | "done" | "done-ink" | "box" | "saved" | "buffer" | "pgrad" | "work" | "other" | "held" | "unknown"
+  | "g0" | "g1" | "g2" | "g3" | "g4" | "g5",
   string
 >;
 

@@ -61,6 +61,7 @@ function sameButTimeAndPointer(before: Facts, after: Facts): boolean {
     before.unreal === after.unreal &&
     before.matches === after.matches &&
     before.reach === after.reach &&
+    before.grouping === after.grouping &&
     before.breakpoints === after.breakpoints
   );
 }
@@ -78,7 +79,7 @@ function rowLabel({ scene }: Facts, row: number): Rect {
 }
 
 /** The smallest rectangle around all. */
-function around(rects: readonly Rect[]): Rect {
+export function around(rects: readonly Rect[]): Rect {
   let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity];
   for (const { x, y, width, height } of rects) {
     left = Math.min(left, x);

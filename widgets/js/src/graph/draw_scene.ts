@@ -5,6 +5,7 @@ import type { Colours } from "../view.ts";
 import { areNamesFar, drawCard, drawHeader, drawOpenBox, drawRowLabel } from "./draw_box.ts";
 import { drawFar, drawSpot, isFar, paintOf } from "./draw_spot.ts";
 import { drawWires } from "./draw_wires.ts";
+import { drawCardGroups, drawNames, drawOutlines } from "./draw_groups.ts";
 import { type Facts, stateOf } from "./facts.ts";
 import { between, grown, touch } from "./grid.ts";
 import type { Motion } from "./motion.ts";
@@ -35,8 +36,10 @@ export function drawScene(pen: Pen, colours: Colours, facts: Facts, shot: Shot):
   for (const index of seenBoxes) if (!boxes[index].closed) drawOpenBox(pen, colours, boxRects[index]);
   drawWires(pen, colours, facts, { area, scale, shown: share, bytes: shot.bytes });
   for (const index of seenBoxes) {
-    if (boxes[index].closed) drawCard(pen, colours, facts, index, boxRects[index], scale);
-    else if (!areNamesFar(scale)) drawHeader(pen, colours, boxes[index], boxRects[index], scale);
+    if (boxes[index].closed) {
+      drawCard(pen, colours, facts, index, boxRects[index], scale);
+      drawCardGroups(pen, colours, facts, index, boxRects[index], scale);
+    } else if (!areNamesFar(scale)) drawHeader(pen, colours, boxes[index], boxRects[index], scale);
   }
   scene.layout.rows.forEach((row, index) => {
     if (touch(grown(row.rect, OVERHANG), area)) drawRowLabel(pen, colours, facts, index, scale);
@@ -60,8 +63,10 @@ function drawSpots(pen: Pen, colours: Colours, facts: Facts, { motion, share, sc
   const far: number[] = [];
   const near: number[] = [];
   for (const index of seen) (isFar(spots[index], scale) ? far : near).push(index);
+  drawOutlines(pen, colours, facts, seen, rectOf, scale);
   drawFar(pen, colours, facts, rectOf, far, scale);
   for (const index of near) drawSpot(pen, colours, facts, spots[index], rectOf(index));
+  drawNames(pen, colours, facts, near, rectOf);
 }
 
 function drawRunning(pen: Pen, colours: Colours, facts: Facts, { motion, share, scale }: Shot): void {

@@ -7,6 +7,7 @@ import type { Unreal } from "../model/when.ts";
 import type { Store } from "../store.ts";
 import { type BoxCount, BoxCounts } from "./box_counts.ts";
 import { LAST_NUMBERED } from "./glyphs.ts";
+import { Grouping } from "./grouping.ts";
 import { cardsOf, matchesOf, type Reach, reachedFrom, reachOf, wiresOf } from "./reach.ts";
 import type { Scene, Spot } from "./scene.ts";
 
@@ -40,6 +41,8 @@ export interface Facts {
   /** By wire and by closed box. */
   wireReach: Uint8Array | null;
   cardReach: Uint8Array | null;
+  /** The groups that are outlined; null where none are. */
+  grouping: Grouping | null;
 }
 
 /** Gathers the facts; what only changes with the layout, the search or the selection is kept from before. */
@@ -53,6 +56,7 @@ export class FactFinder {
   private matches: Uint8Array | null = null;
   private marks: Marks | null = null;
   private cardBreakpoints = new Map<PlacedBox, boolean>();
+  private grouping: Grouping | null = null;
 
   constructor(private readonly store: Store) {}
 
@@ -71,7 +75,18 @@ export class FactFinder {
       reach: this.reach,
       wireReach: this.wireReach,
       cardReach: this.cardReach,
+      grouping: this.groupingIn(scene),
     };
+  }
+
+  private groupingIn(scene: Scene): Grouping | null {
+    const { outlines, litGroup: lit, state: { groups } } = this.store;
+    const was = this.grouping;
+    if (groups === "off" || !outlines) this.grouping = null;
+    else if (!was || was.scene !== scene || was.outlines !== outlines || was.direction !== groups || was.lit !== lit) {
+      this.grouping = new Grouping(scene, outlines, groups, lit);
+    }
+    return this.grouping;
   }
 
   private refresh(scene: Scene): void {

@@ -5,8 +5,10 @@ import { el } from "../dom.ts";
 import type { Colours } from "../view.ts";
 import { type CameraView, areaOf, type Size } from "./camera.ts";
 import { HEADER_HEIGHT } from "./draw_box.ts";
+import { hueOf } from "./draw_groups.ts";
 import { cardOpacity, countOf, type Facts, opacityOf, stateOf } from "./facts.ts";
 import { touch } from "./grid.ts";
+import type { Outline } from "../model/outlines.ts";
 import type { ShownState } from "../model/replay.ts";
 import type { Spot } from "./scene.ts";
 
@@ -114,8 +116,8 @@ export class Minimap {
 
   /** Draws boxes and states into the bitmap where they have changed. */
   private refresh(colours: Colours, facts: Facts, ratio: number, now: number): boolean {
-    const { scene, replay, matches, reach, ran, t } = facts;
-    const wanted = [scene, replay, matches, reach, colours, ratio, this.size.width, this.size.height, ran, t];
+    const { scene, replay, matches, reach, grouping, ran, t } = facts;
+    const wanted = [scene, replay, matches, reach, grouping, colours, ratio, this.size.width, this.size.height, ran, t];
     const changed = wanted.map((each, index) => each !== this.drawnFor[index]);
     if (!changed.some(Boolean)) return false;
     const onlyTime = !changed.slice(0, -2).some(Boolean);
@@ -156,6 +158,15 @@ export class Minimap {
       }
     }
     context.globalAlpha = 1;
+    const { lit, spots: outlined = new Map<number, Outline[]>(), cards = outlined } = facts.grouping ?? {};
+    const mark = (outlines: readonly Outline[], rect: Rect) => {
+      const outline = lit ? outlines.find((each) => each === lit) : outlines.at(-1);
+      if (!outline) return;
+      context.fillStyle = hueOf(colours, outline);
+      fill(rect, lit ? 1 : 0);
+    };
+    if (lit) cards.forEach((outlines, card) => mark(outlines, layout.boxes[card].rect));
+    outlined.forEach((outlines, spot) => mark(outlines, spots[spot].rect));
   }
 
   private showArea(colours: Colours, area: Rect, ratio: number): void {

@@ -73,8 +73,9 @@ export class Mirror {
     const { x, y, width, height } = area;
     if (this.area && (this.area.x !== x || this.area.y !== y || this.area.width !== width)) this.movedAt = now;
     this.area = area;
-    const { counts, t, ran, breakpoints, cardMatches } = facts; // the counts are those of a scene and a replay
-    const wanted = [counts, t, ran, breakpoints, cardMatches, this.store.state.selected, x, y, width, height];
+    const { counts, t, ran, breakpoints, cardMatches, grouping } = facts; // counts are those of a scene and a replay
+    const groups = grouping?.direction;
+    const wanted = [counts, t, ran, breakpoints, cardMatches, groups, this.store.state.selected, x, y, width, height];
     if (wanted.every((each, index) => each === this.shownFor[index])) return false;
     const least = Math.max(PACES[pace], now - this.movedAt < PAUSE ? PACES.moving : 0);
     if (now - this.updatedAt < least) return true;

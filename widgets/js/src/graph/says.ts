@@ -1,6 +1,7 @@
 /** What tooltips, and the list for screen readers, say of tasks and boxes. */
 
 import type { PlacedBox, PlacedStub } from "../layout/placed.ts";
+import type { Outline } from "../model/outlines.ts";
 import type { Unreal } from "../model/when.ts";
 import type { Store } from "../store.ts";
 import { count, size } from "../text.ts";
@@ -30,7 +31,8 @@ export function tipOfSpot(store: Store, facts: Facts, spot: Spot): string {
   const place = graph.leaf[task] ? graph.name(task) : cut(graph.module(task)) || cut(graph.document.title);
   const said = [place, stateInWords(facts, spot), `${size(graph.bufferBytes[task])} in`];
   const line = graph.line(task);
-  return [names.join("\n"), said.join(" · "), ...(line ? [line] : [])].join("\n");
+  const groups = groupsOf(facts, task).map(({ name, title }) => `group ${name}: ${title}`);
+  return [names.join("\n"), said.join(" · "), ...(line ? [line] : []), ...groups].join("\n");
 }
 
 export function tipOfBox(facts: Facts, placed: PlacedBox): string {
@@ -87,7 +89,15 @@ export function nameOfSpot(store: Store, facts: Facts, spot: Spot): string {
   const place = cut(graph.parameter(spot.task) || graph.module(spot.task) || graph.document.title);
   const mark = facts.breakpoints.get(spot.task);
   const breakpoint = mark === undefined ? "" : mark ? ", breakpoint" : ", disabled breakpoint";
-  return `${cut(graph.name(spot.task))} in ${place}, ${stateInWords(facts, spot)}${breakpoint}`;
+  const groups = groupsOf(facts, spot.task).map(({ name }) => `, group ${name}`).join("");
+  return `${cut(graph.name(spot.task))} in ${place}, ${stateInWords(facts, spot)}${breakpoint}${groups}`;
+}
+
+/** Those of the outlined groups that a task is in. */
+function groupsOf({ grouping }: Facts, task: number): Outline[] {
+  if (!grouping) return [];
+  const { outlines, direction } = grouping;
+  return outlines.around(task).filter((outline) => outline.name && outline.direction === direction);
 }
 
 export function nameOfBox(facts: Facts, placed: PlacedBox): string {

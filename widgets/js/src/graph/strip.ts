@@ -13,11 +13,14 @@ export interface StripActions {
 }
 
 const ZOOM_STEP = 1.4;
+const GROUPS = "Products that could run as one (M)";
+const NO_GROUPS = "Which products could run as one was not looked for while their factors were there";
 
 export class Strip {
   readonly element: HTMLElement;
   private readonly follow: HTMLButtonElement;
   private readonly fit: HTMLButtonElement;
+  private readonly groups: HTMLButtonElement;
   private readonly planned = sample("planned");
   private readonly reach = el("span", { class: "reach", hidden: "hidden" });
 
@@ -31,7 +34,8 @@ export class Strip {
     this.fit = button("fit", "Fit the whole graph (F)", icon("fit"), () => store.update({ camera: "fit" }));
     const out = button("zoom out", "Zoom out", sign("M4 8h8"), () => actions.zoom(1 / ZOOM_STEP));
     const closer = button("zoom in", "Zoom in", sign("M4 8h8M8 4v8"), () => actions.zoom(ZOOM_STEP));
-    const tools = el("div", { class: "tools" }, out, closer, this.follow, this.fit, exportMenu(actions));
+    this.groups = button("groups", "", icon("groups"), () => store.canGroup && store.showGroups());
+    const tools = el("div", { class: "tools" }, this.groups, out, closer, this.follow, this.fit, exportMenu(actions));
     this.element = el("div", { class: "key" }, ...legend(this.planned), this.reach, tools);
   }
 
@@ -39,6 +43,10 @@ export class Strip {
     const { camera } = this.store.state;
     this.follow.setAttribute("aria-pressed", String(camera === "follow"));
     this.fit.setAttribute("aria-pressed", String(camera === "fit"));
+    const { canGroup } = this.store;
+    this.groups.setAttribute("aria-pressed", String(this.store.state.groups !== "off"));
+    this.groups.setAttribute("aria-disabled", String(!canGroup));
+    this.groups.title = canGroup ? GROUPS : NO_GROUPS;
     this.planned.hidden = !(this.store.isAhead || this.store.isSimulated);
     this.reach.hidden = reach === null;
     this.element.classList.toggle("reaching", reach !== null);

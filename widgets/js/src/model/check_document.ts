@@ -71,6 +71,9 @@ function checkAll(document: DeckDocument): void {
   for (const schedule of document.schedules) checkSchedule(schedule, counts);
   checkIndices([document.position], "number", { ...counts, number: document.schedules[0].order.length + 1 });
   checkRecords(document, counts);
+  for (const { tasks } of [...(document.groups?.found ?? []), ...(document.groups?.refused ?? [])]) {
+    checkIndices(tasks, "task", counts);
+  }
 }
 
 function checkTable(name: string, table: Record<string, number[]>, columns: Columns, counts: Counts): void {

@@ -58,6 +58,8 @@ export interface DeckDocument {
     parameter: number[];
     held: number[];
   };
+  /** Which products could run as one; null or missing where that was not looked for. */
+  groups?: Groups | null;
   /** The chosen policy first; the others are simulated. */
   schedules: Schedule[];
   /** How many tasks of the first schedule's order have run. */
@@ -69,6 +71,26 @@ export interface DeckDocument {
   /** Of a session that went back, and of checks of tasks, by task id. */
   branches?: Branch[];
   checks?: Record<string, Check>;
+}
+
+/** Of the backward, of its forward, or what really ran as one. */
+export type Direction = "backward" | "forward" | "ran";
+
+/** See widgets/group_content.py. */
+export interface Groups {
+  /** `launches`: before and after; `copied`: bytes. */
+  found: {
+    direction: Direction;
+    title: string;
+    product: string;
+    where: string;
+    launches: [number, number];
+    copied: number;
+    tasks: number[];
+  }[];
+  refused: { direction: Direction; title: string; why: string; tasks: number[] }[];
+  /** By direction what it comes to, in sentences. */
+  said: Partial<Record<Direction, string>>;
 }
 
 /** A way in which a session went. All but the current one have a schedule of their own, called `branch 2`. */

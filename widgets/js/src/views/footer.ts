@@ -6,7 +6,7 @@ import { caps, KEYS } from "./keys.ts";
 import { toggleHelp } from "./help.ts";
 
 /** Those that fit; the help has all. */
-const SHORT = new Set(["Home End", "Esc", "?", "O ⇧O", "S"]);
+const SHORT = new Set(["Home End", "Esc", "?", "O ⇧O", "S", "M"]);
 
 /** Those that only wide decks have room for. */
 const FAR = "10 tasks";

@@ -11,6 +11,7 @@ import {
   areaOf, type CameraView, centred, fitView, followView, kept, reveal, sameView, scaledAbout, type Size,
 } from "../graph/camera.ts";
 import { Crumbs } from "../graph/crumbs.ts";
+import { around } from "../graph/damage.ts";
 import { edgeBytes } from "../graph/draw_wires.ts";
 import { type Facts, FactFinder } from "../graph/facts.ts";
 import { FocusRing } from "../graph/focus_ring.ts";
@@ -24,6 +25,7 @@ import { bindPointer, isForCamera } from "../graph/pointer.ts";
 import { reachedFrom } from "../graph/reach.ts";
 import { Scene } from "../graph/scene.ts";
 import { Strip } from "../graph/strip.ts";
+import { makeGroups } from "./groups.ts";
 import { makeStopped } from "./stopped.ts";
 import styles from "./graph.css";
 
@@ -60,6 +62,7 @@ class GraphView implements View {
   private readonly ring = new FocusRing();
   private readonly strip: Strip;
   private readonly stopped: View;
+  private readonly groups: View;
   private readonly finder: FactFinder;
   private readonly bytes: Float64Array;
   private readonly ending = new AbortController();
@@ -111,6 +114,7 @@ class GraphView implements View {
     this.section = el("section", { class: "graph", "aria-label": "graph" }, style, host);
     parent.append(this.section);
     this.stopped = makeStopped(stage, this.section);
+    this.groups = makeGroups(stage, this.section);
     this.section.append(this.strip.element);
     const toggle = (box: PlacedBox) => this.toggle(box);
     const facts = () => this.finder.at(this.scene);
@@ -124,12 +128,14 @@ class GraphView implements View {
   update(changed: Changed): boolean {
     const { selected, matches } = this.store.state;
     this.stopped.update(changed);
+    this.groups.update(changed);
     if (changed.has("open")) this.relayout();
     if (changed.has("selected") && selected !== null && matches?.[selected] && this.scene.cardAround(selected)) {
       this.store.update({ open: opened(this.tree, this.store.state.open, selected) });
     }
     if (changed.has("camera") || changed.has("t") || changed.has("tab")) this.aim();
     else if (changed.has("selected")) this.aimAtSelected();
+    if (changed.has("group")) this.aimAtGroup();
     this.strip.update(reachedFrom(this.store.state) === null ? null : this.facts.reach);
     return true;
   }
@@ -231,6 +237,19 @@ class GraphView implements View {
     if (!rect || camera === "fit" || !this.size.width) return;
     const view = this.aimedAt;
     if (!sameView(reveal(view, this.size, rect), view)) this.move(centred(view, this.size, rect));
+  }
+
+  /** All members of the group that was picked out are brought into view. */
+  private aimAtGroup(): void {
+    const { group } = this.store.state;
+    if (group === null || !this.size.width) return;
+    const members = this.store.outlines?.all[group].tasks ?? [];
+    const rects = members.map((task) => this.scene.rectOf(task)).filter((rect) => rect !== null);
+    if (!rects.length) return;
+    const area = around(rects);
+    const view = fitView(area, this.size);
+    this.store.update({ camera: "free" });
+    this.move(centred({ ...view, k: Math.min(view.k, this.aimedAt.k) }, this.size, area));
   }
 
   /** Where the camera will be when all that moves has come to rest. */

@@ -9,6 +9,7 @@ import { when } from "../model/when.ts";
 import { makeEdits } from "./edits.ts";
 import { glyph, icon } from "./icons.ts";
 import { checkSection } from "./inspector_check.ts";
+import { groupSection } from "./groups.ts";
 import { gradientSections } from "./inspector_gradients.ts";
 import { savedSection } from "./inspector_saved.ts";
 import { sourceSection } from "./inspector_source.ts";
@@ -84,6 +85,7 @@ export const makeInspector: MakeView = (stage, parent) => {
     body.replaceChildren(
       ...checkSection(store, task),
       ...sourceSection(store, task),
+      ...groupSection(store, task),
       ...gradientSections(store, task),
       ...savedSection(store, task),
     );

@@ -15,7 +15,7 @@ const FAR = 10;
 /** How long a tip stays that answers a key, milliseconds. */
 const SAID = 2000;
 
-type Action = (stage: Stage, shift: boolean) => void;
+type Action = (stage: Stage, shift: boolean) => unknown;
 
 const ACTIONS: Record<string, Action> = {
   " ": ({ store }) => playOrStop(store),
@@ -29,6 +29,7 @@ const ACTIONS: Record<string, Action> = {
   s: (stage) => toggleStops(stage),
   f: ({ store }) => store.update({ camera: "fit" }),
   g: ({ store }) => store.update({ camera: "follow" }),
+  m: ({ store }) => store.canGroup && store.showGroups(),
   p: ({ store }) => goToPeak(store),
   y: ({ store }) => store.update({ ownScale: !store.state.ownScale }),
   t: ({ store }) => nextTheme(store),

@@ -16,6 +16,7 @@ export const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["[ ]", "fold, unfold"],
   ["F", "fit"],
   ["G", "follow"],
+  ["M", "groups"],
   ["P", "to the peak"],
   ["Y", "scale"],
   ["/", "find"],

@@ -27,6 +27,12 @@ const NAMES: readonly (keyof Colours)[] = [
   "other",
   "held",
   "unknown",
+  "g0",
+  "g1",
+  "g2",
+  "g3",
+  "g4",
+  "g5",
 ];
 
 const forced = matchMedia("(forced-colors: active)");

@@ -1,0 +1,104 @@
+"""Groups of products in the page's data: found before a task runs, or when the page asks for them."""
+
+from __future__ import annotations
+
+import pytest
+
+import tapehead as th
+from tapehead.engine.workloads import workload
+from tapehead.widgets import foresight
+from tapehead.widgets.deck import Deck
+from tapehead.widgets.document import Document
+from tapehead.widgets.group_content import group_content
+
+from .models import deck_on
+from .page_side import Page, settle, unpacked
+
+
+def captured(name: str, **knobs: int) -> th.Graph:
+    model, make_loss = workload(name).build(**knobs)
+    with th.capture(model):
+        loss = make_loss()
+    return th.graph(loss)
+
+
+def ensemble_deck() -> Deck:
+    model, make_loss = workload("ensemble").build(members=16, batch=4, width=8)
+    with th.capture(model):
+        loss = make_loss()
+    return deck_on(loss)
+
+
+def test_an_ensemble_has_an_outline_for_each_layer_forward_and_backward() -> None:
+    graph = captured("ensemble", members=16, batch=4, width=8)
+    content = group_content(graph)
+    for direction in ("backward", "forward"):
+        found = [group for group in content["found"] if group["direction"] == direction]
+        assert [len(group["tasks"]) for group in found] == [16] * 4
+        assert {group["where"] for group in found} == {f"members.*.{layer}" for layer in (0, 2, 4, 6)}
+        assert f"In the {direction}, 4 groups take 64 of 64 products" in content["said"][direction]
+    assert content["refused"] == []
+    for group, found in zip(content["found"], th.groups(graph), strict=True):
+        assert (group["tasks"], group["title"]) == (list(found.tasks), found.label)
+        assert group["launches"] == [found.launches_before, found.launches_after]
+        assert group["copied"] == found.stacked_bytes
+
+
+def test_what_is_refused_comes_with_its_reason() -> None:
+    content = group_content(captured("mixture_of_experts"))
+    assert content["found"] == []
+    (backward,) = [each for each in content["refused"] if each["direction"] == "backward"]
+    assert "unequal shapes, of" in backward["why"]
+    assert (backward["title"], len(backward["tasks"])) == ("16 × addmm in experts.each.*.*", 16)
+
+
+def test_without_a_capture_the_forward_is_said_to_be_unknown() -> None:
+    content = group_content(th.graph(workload("ensemble").build(members=4, batch=4, width=8)[1]()))
+    assert "run it under th.capture()" in content["said"]["forward"]
+    assert {group["direction"] for group in content["found"]} == {"backward"}
+
+
+def test_a_deck_has_found_its_groups_before_their_factors_are_gone(page: Page) -> None:
+    deck = ensemble_deck()
+    page.open(deck)
+    expected = page.document["groups"]
+    assert [len(group["tasks"]) for group in expected["found"]] == [16] * 8
+    deck.run()
+    assert unpacked(deck.packed())["groups"] == expected
+
+
+def test_of_a_large_graph_groups_are_looked_for_when_the_page_asks(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "_MOST_UNASKED", 0)
+    deck = ensemble_deck()
+    page.open(deck)
+    assert page.document["groups"] is None
+    page.send(kind="groups")
+    settle(deck)
+    assert len(page.document["groups"]["found"]) == 8
+    told = len(page.told)
+    page.send(kind="groups")
+    settle(deck)
+    assert len(page.told) == told, "they are known"
+    page.send(kind="hello", revision=-1)
+    assert page.last["groups"] == page.document["groups"]
+
+
+def test_where_they_cannot_be_told_the_page_hears_why(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "_MOST_UNASKED", 0)
+    deck = ensemble_deck()
+    page.open(deck)
+    monkeypatch.setattr("tapehead.widgets.live.group_content", fails)
+    page.send(kind="groups")
+    settle(deck)
+    assert "no factors here" in page.last["trouble"]
+    deck.step()
+    assert deck.position == 1
+
+
+def fails(graph: th.Graph) -> None:
+    raise ValueError("no factors here")
+
+
+def test_a_document_alone_has_none() -> None:
+    graph = captured("ensemble", members=4, batch=4, width=8)
+    assert unpacked(Document(graph, "t", "direct").packed())["groups"] is None

@@ -1,0 +1,51 @@
+/** Which outlines are around what in a scene: the groups of one direction, and what is picked out of them. */
+
+import type { Direction } from "../model/document.ts";
+import type { Outline, Outlines } from "../model/outlines.ts";
+import type { Scene } from "./scene.ts";
+
+export class Grouping {
+  /** By spot, and by closed box as its index in the layout's boxes, those around it or around tasks in it. */
+  readonly spots = new Map<number, Outline[]>();
+  readonly cards = new Map<number, Outline[]>();
+  /** The chips at which the names of groups stand: in each row the last of a group. */
+  readonly named = new Map<Outline, Set<number>>();
+
+  constructor(
+    readonly scene: Scene,
+    readonly outlines: Outlines,
+    readonly direction: Direction,
+    /** Picked out: alone it is drawn in full, the others are faint. */
+    readonly lit: Outline | null,
+  ) {
+    const groups = outlines.of(direction).filter(({ name }) => name);
+    for (const outline of lit && !lit.name ? [...groups, lit] : groups) this.add(outline);
+  }
+
+  private add(outline: Outline): void {
+    const { scene, spots, cards } = this;
+    const rows = new Map<number, number>();
+    for (const task of outline.tasks) {
+      const spot = scene.spotOf[task];
+      const card = scene.cardOf[task];
+      if (spot >= 0) push(spots, spot, outline);
+      else if (card >= 0) push(cards, card, outline);
+      if (spot < 0 || !scene.spots[spot].small) continue;
+      const row = scene.rowOf[task];
+      const last = rows.get(row);
+      if (last === undefined || isBefore(scene, last, spot)) rows.set(row, spot);
+    }
+    this.named.set(outline, new Set(rows.values()));
+  }
+}
+
+function isBefore({ spots }: Scene, one: number, other: number): boolean {
+  const [a, b] = [spots[one].rect, spots[other].rect];
+  return a.y < b.y || (a.y === b.y && a.x < b.x);
+}
+
+function push(found: Map<number, Outline[]>, key: number, outline: Outline): void {
+  const there = found.get(key);
+  if (!there) found.set(key, [outline]);
+  else if (there.at(-1) !== outline) there.push(outline);
+}
