@@ -3,6 +3,7 @@
 from .engine.accumulation import Accumulation
 from .engine.advice import Advice, advise
 from .engine.backward import backward
+from .engine.batches import Batch, Batches, Fallback
 from .engine.compare import Comparison, compare
 from .engine.diff import Difference, diff
 from .engine.direct import Stepper
@@ -44,11 +45,14 @@ __all__ = [
     "POLICIES",
     "Accumulation",
     "Advice",
+    "Batch",
+    "Batches",
     "Break",
     "Category",
     "Comparison",
     "Difference",
     "Edge",
+    "Fallback",
     "Graph",
     "GroupRules",
     "Groups",

@@ -12,6 +12,7 @@ from ..inspector.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import keep_compiler_out
 from .accumulation import Accumulate, Accumulation, Release
 from .direct import Stepper
+from .group_runner import AnyBatch, check_batch
 from .measurement import Measurement
 from .native import Call, Plan, Queues, run_native
 from .needed import Inputs
@@ -34,6 +35,7 @@ def backward(
     memory: bool = False,
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
+    batch: AnyBatch = None,
 ) -> Run:
     """`torch.autograd.backward` in the order of a policy. Same arguments, same gradients, same errors.
 
@@ -54,6 +56,9 @@ def backward(
             keep; `th.profile` sees the forward, too, and so all there is.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. Other
             rules than PyTorch's need engine="direct".
+        batch: "auto" runs products of matrices as one where `th.groups` finds that they can, by its rules or by a
+            `GroupRules`; needs engine="direct". `Run.batches` tells what did, and what did not and why. Gradients are
+            equal within rounding, and those that were made together are parts of one storage.
 
     While a backward runs, its order is in the nodes' sequence numbers. Another backward of the same leaves at that
     moment (in another thread, or in a hook) goes around them if its order allows; if not, a warning tells.
@@ -67,6 +72,7 @@ def backward(
     """
     engine = engine or ("direct" if isinstance(tensors, HipsTape) else "native")
     check_choices(engine, trace)
+    check_batch(batch, engine)
     accumulation = Accumulation(accumulate, release)
     if queues not in get_args(Queues):
         raise ValueError(f"there is no choice of queues {queues!r}; known are {', '.join(get_args(Queues))}")
@@ -75,7 +81,7 @@ def backward(
         arguments = (tensors, grad_tensors, retain_graph, create_graph, inputs)
         if memory:
             raise NotImplementedError('memory is measured on PyTorch\'s own engine: use engine="native"')
-        with Stepper(*arguments, policy=chosen, trace=trace, accumulation=accumulation) as stepper:
+        with Stepper(*arguments, policy=chosen, trace=trace, accumulation=accumulation, batch=batch) as stepper:
             return stepper.run()
     if isinstance(tensors, HipsTape):
         raise not_native()

@@ -12,6 +12,7 @@ from ..inspector.hips_tape import HipsTape, not_native
 from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices
 from .direct import Stepper
+from .group_runner import AnyBatch, check_batch
 from .needed import Inputs
 from .policies import AnyPolicy
 from .run import Engine
@@ -35,6 +36,7 @@ def debug(
     history: AnyHistory = "auto",
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
+    batch: AnyBatch = None,
 ) -> Stepper: ...
 
 
@@ -52,6 +54,7 @@ def debug(
     history: AnyHistory = "auto",
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
+    batch: AnyBatch = None,
 ) -> NativeSession: ...
 
 
@@ -69,6 +72,7 @@ def debug(
     history: AnyHistory = "auto",
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
+    batch: AnyBatch = None,
 ) -> Stepper | NativeSession: ...
 
 
@@ -85,6 +89,7 @@ def debug(
     history: AnyHistory = "auto",
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
+    batch: AnyBatch = None,
 ) -> Stepper | NativeSession:
     """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
 
@@ -101,17 +106,20 @@ def debug(
         history: whether tasks can be taken back (`Stepper.back`), or how many bytes of gradients may be kept for that.
             "auto" is yes in a deck and in a terminal's prompt, else no.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`.
+        batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
+            `Stepper`. A history wants single tasks, and so there is none where it is "auto".
 
     Raises:
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
-            another accumulation than its own.
+            another accumulation than its own, or batch=.
     """
     check_choices(engine, trace)
+    check_batch(batch, engine)
     accumulation = Accumulation(accumulate, release)
     if engine == "direct":
         history = False if history == "auto" else history
         given = tensors, grad_tensors, retain_graph, create_graph, inputs
-        return Stepper(*given, policy=policy, trace=trace, history=history, accumulation=accumulation)
+        return Stepper(*given, policy=policy, trace=trace, history=history, accumulation=accumulation, batch=batch)
     if isinstance(tensors, HipsTape):
         raise not_native()
     accumulation.check_native()

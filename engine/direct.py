@@ -13,8 +13,11 @@ from torch import Tensor
 from ..inspector.graph import Edge, Graph, Outputs, Task
 from ..inspector.hips_tape import HipsTape
 from .accumulation import PYTORCHS, Accumulation
+from .batches import Batches
 from .edits import as_gradients, check_edit
+from .group_runner import AnyBatch, group_runner
 from .history import BUDGET_BYTES, Ran
+from .holding import HoldingChoiceQueue, HoldingQueue
 from .input_buffer import InputBuffer, Waiting
 from .needed import Inputs
 from .policies import AnyPolicy, Choice, Policy, find_policy, policy_name
@@ -58,6 +61,10 @@ class Stepper(Rewinding):
         history: whether tasks can be taken back (`back`), or how many bytes of gradients may be kept for that.
         accumulation: how gradients are summed, and when they are let go. Other rules than PyTorch's give the same sums,
             added in the same order, and take other memory.
+        batch: "auto" runs products of several tasks as one where `th.groups` finds that they can, by its rules or by
+            those given. One step then runs all tasks of a stack (`together`). Gradients are equal within rounding, and
+            those that were made together are parts of one storage. Where hooks, watchpoints, breakpoints or a history
+            want the single tasks, these run by themselves, and `batches` says why.
 
     Attributes:
         graph: the graph that is run.
@@ -79,6 +86,7 @@ class Stepper(Rewinding):
         trace: Level | None = "off",
         history: bool | int = False,
         accumulation: Accumulation = PYTORCHS,
+        batch: AnyBatch = None,
     ) -> None:
         unbound = find_policy(policy)
         self._runner = runner = runner_of(tensors, grad_tensors, retain_graph, create_graph, inputs)
@@ -87,13 +95,15 @@ class Stepper(Rewinding):
         self._needed, self._keep_graph = runner.needed, runner.keep_graph
         self._policy = chosen = self._bound(unbound)
         self._terms = [(0, chosen)]
-        self._queue = ready_queue(self.graph, chosen, self._order)
-        self._recorder = None if trace is None else Recorder(self.graph, chosen, trace)
+        self._recorder = recorder = None if trace is None else Recorder(self.graph, chosen, trace)
+        self._batches, self._fallbacks = ([], []) if recorder is None else (recorder.batches, recorder.fallbacks)
+        self._groups = group_runner(batch, runner, accumulation, self._batches, self._fallbacks)
+        self._queue = self._empty_queue(chosen)
         self._all_missing = dependencies(self.graph)
         self._missing = list(self._all_missing)
         self.stops = Stops(self.graph, self._needed, None if self._recorder is None else self._recorder.trace)
         runner.on_hook = None if self._recorder is None else self._recorder.hook
-        self.accumulation = accumulation
+        self.accumulation, self._batch = accumulation, batch
         self._buffers: dict[int, InputBuffer] = {}
         self._consumed: dict[int, Waiting] = {}  # by task what had waited for it, where that is never let go
         self._given = runner.roots  # as long as the call of backward() would hold them
@@ -111,6 +121,8 @@ class Stepper(Rewinding):
 
     def __repr__(self) -> str:
         state, ran = self._over or f"{len(self._queue)} ready", len(self.order)
+        if len(together := self.together) > 1:
+            state = f"{state}, the next step runs {len(together)} as one"
         return f"<Stepper under {self.policy}: {ran} of {ran + self.left} tasks have run, {state}>"
 
     @property
@@ -131,6 +143,22 @@ class Stepper(Rewinding):
     def current(self) -> Task | None:
         """The task that `step()` would run now; None when all have run."""
         return self.graph.tasks[self._queue.choose()] if len(self._queue) else None
+
+    @property
+    def together(self) -> list[Task]:
+        """The tasks that `step()` would run now: the current one, and those that run as one with it."""
+        current, queue = self.current, self._queue
+        if current is None:
+            return []
+        group = () if self._groups is None else self._groups.together(current.id)
+        whole = isinstance(queue, HoldingQueue | HoldingChoiceQueue) and all(each in queue for each in group)
+        others = queue.in_order(group) if whole else ()
+        return [current, *(self.graph.tasks[each] for each in others if each != current.id)]
+
+    @property
+    def batches(self) -> Batches | None:
+        """What ran as one so far, and what did not and why; None without `batch=`."""
+        return None if self._batch is None else Batches(tuple(self._batches), tuple(self._fallbacks))
 
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:
@@ -193,6 +221,7 @@ class Stepper(Rewinding):
 
     def step(self, task: Task | ReadyTask | int | None = None) -> Task:
         """Runs one task: the given one (a task, its number, an entry of `ready`), or the policy's choice. Returns it.
+        With `batch=` those that run as one with it run, too: `together` says which.
 
         If it raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over:
         what had been accumulated into .grad by then stays, as after an exception in `loss.backward()`.
@@ -204,8 +233,13 @@ class Stepper(Rewinding):
         self._check_open()
         task_id = self._queue_choice() if task is None else self._ready_task(task)
         self.stopped = None
-        self._inside(lambda: self._execute(task_id, hooks=True, by_hand=task is not None), ends=True)
+        self._inside(lambda: self._run_next(task_id, hooks=True, by_hand=task is not None), ends=True)
         return self.graph.tasks[task_id]
+
+    def _step_on(self) -> Sequence[int]:
+        ran = len(self.order)
+        self.step()
+        return self.order[ran:]
 
     def run(self) -> Run:
         """Runs all tasks that are left, in the policy's order; up to a breakpoint, a watchpoint's find, or `stop`."""
@@ -225,6 +259,7 @@ class Stepper(Rewinding):
             self._elapsed_ns,
             self.trace,
             accumulation=self.accumulation,
+            batches=self.batches,
         )
 
     def run_to(self, task: Task | ReadyTask | int) -> Task | None:
@@ -264,6 +299,7 @@ class Stepper(Rewinding):
         self._buffers.clear()
         self._let_go_at_end()
         self.graph = replace(self.graph, nodes=())
+        self._groups = None
         vars(self).pop("_runner", None)
         vars(self).pop("_branches", None)  # their traces have the graph with its nodes
         self._queue = ready_queue(self.graph, self._policy, self.order)
@@ -296,14 +332,19 @@ class Stepper(Rewinding):
             watch, stops = self._hooks, self.stops
             ask = watch is None or watch.possible()
             quiet = not stops.asks and not stops.watches
-            if watch is not None and not ask and quiet and self._is_plain:
-                self._runner.run_bare(self, last, watch)
+            bare = watch is not None and not ask and quiet and self._is_plain
+            apart = () if self._groups is None else self._groups.tasks
+            until = frozenset(apart if last is None else (*apart, last))
             queue = self._queue
             while queue and not self._stopped:
+                if bare and watch is not None:
+                    self._runner.run_bare(self, until, watch)
+                    if not queue or self._stopped:
+                        break
                 task_id = queue.choose()
                 if task_id == last:
                     return
-                self._execute(task_id, hooks=ask or (watch is not None and watch.registered()))
+                self._run_next(task_id, ask or (watch is not None and watch.registered()), last=last)
                 if (stops.asks or stops.watches) and (stop := self.stop_here(wait=False)) is not None:
                     self.stopped = stop
                     return
@@ -327,6 +368,10 @@ class Stepper(Rewinding):
 
         def in_backward() -> None:
             self._runner.on_outputs = self.stops.produced if self.stops.watches else None
+            if self._groups is not None and (watchpoint := self.stops.first_watch) is not None:
+                self._groups.give_up_all(
+                    self, lambda at: f"watchpoint {watchpoint.number} ({watchpoint.text}) looks at what {at} gives"
+                )
             body()
             if ends and not len(self._queue):
                 self._runner.finish()
@@ -380,6 +425,21 @@ class Stepper(Rewinding):
 
     def _is_needed(self, task_id: int) -> bool:
         return self._needed is None or task_id in self._needed
+
+    def keep_history(self, budget_bytes: int = BUDGET_BYTES) -> None:
+        self._check_open()
+        if (groups := self._groups) is not None:
+            self._inside(lambda: groups.give_up_all(self, lambda at: f"a history takes back {at} alone"))
+        super().keep_history(budget_bytes)
+
+    keep_history.__doc__ = Rewinding.keep_history.__doc__
+
+    def _run_next(self, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None) -> None:
+        """Runs a task, and those that run as one with it."""
+        if self._groups is not None and task_id in self._groups:
+            self._groups.execute(self, task_id, hooks, by_hand, last)
+        else:
+            self._execute(task_id, hooks, by_hand)
 
     def _execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
         """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..inspector.graph import Graph, Task
@@ -116,7 +116,7 @@ class ChoiceQueue(_Arrivals):
         """The task which runs next; the user is asked once for each state of the queue."""
         if self._chosen is not None:
             return self._chosen
-        ready = [self._tasks[task_id] for task_id in self._arrivals]
+        ready = [self._tasks[task_id] for task_id in self._offered()]
         chosen = self._choice(ready, self._state)
         name = policy_name(self._choice)
         if not isinstance(chosen, Task):
@@ -132,6 +132,10 @@ class ChoiceQueue(_Arrivals):
             )
         self._chosen = chosen.id
         return chosen.id
+
+    def _offered(self) -> Collection[int]:
+        """Of which the user may choose, first arrived first."""
+        return self._arrivals.keys()
 
     def remove(self, task_id: int) -> None:
         self._chosen = None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..inspector.graph import Graph, Task, TensorMeta
 from ..inspector.torch_internals import function_mode_is_on, unobserved
+from .batches import Batch, Batches, Fallback
 from .buckets import buckets_of
 from .policies import Choice, Key, Policy, policy_name
 from .ready_queue import sort_key
@@ -63,11 +64,16 @@ class Recorder:
         graph: the graph that is run.
         policy: the policy that picks; names the reasons.
         level: of the gradients' statistics. "off" costs about two microseconds a task.
+
+    Attributes:
+        batches, fallbacks: what ran as one, and what did not: for whoever runs it to note.
     """
 
     def __init__(self, graph: Graph, policy: Policy | Choice, level: Level = "off") -> None:
         self.graph = graph
         self.level: Level = level
+        self.batches: list[Batch] = []
+        self.fallbacks: list[Fallback] = []
         self._tasks = graph.tasks
         self._buckets = buckets_of(graph)
         self._out_edges = graph.out_edges
@@ -187,6 +193,23 @@ class Recorder:
             columns.output_row[task_id] = self._measure(outputs)
         columns.ended_ns[task_id] = now - self._base_ns
 
+    def end_together(self, task_ids: Sequence[int], outputs: Sequence[Sequence[Tensor | None]]) -> None:
+        """These tasks, all of which have started in this thread, have ended as one. Each has an equal part of the time
+        since the last of them started."""
+        now = perf_counter_ns()
+        if self._running.pop(get_ident(), None) != task_ids[-1] or self._base_ns is None:
+            raise RuntimeError("no tasks run in this thread that could end together")
+        columns = self._columns
+        begun = columns.started_ns[task_ids[-1]]
+        part = (now - self._base_ns - begun) // len(task_ids)
+        for place, (task_id, its) in enumerate(zip(task_ids, outputs, strict=True)):
+            columns.started_ns[task_id] = begun + place * part
+            if not self._are_as_taken(its, task_id):
+                columns.outputs[task_id] = self._number(its)
+            if self._measures:
+                columns.output_row[task_id] = self._measure(its)
+            columns.ended_ns[task_id] = begun + (place + 1) * part
+
     def trace(self) -> Trace:
         """What has been recorded so far. Later tasks are not added to it."""
         with self._lock:
@@ -203,6 +226,7 @@ class Recorder:
                 tuple(self._edits),
                 self._table,
                 self._buckets,
+                Batches(tuple(self.batches), tuple(self.fallbacks)),
             )
 
     def _take_labels(self) -> None:

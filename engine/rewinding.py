@@ -13,6 +13,7 @@ from .accumulation import Accumulation
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches
 from .footprint import Footprints
+from .group_runner import GroupRunner
 from .history import (
     BUDGET_BYTES,
     Edited,
@@ -24,6 +25,7 @@ from .history import (
     random_states,
     set_random_states,
 )
+from .holding import holding_queue
 from .input_buffer import InputBuffer, Waiting, alone
 from .policies import Choice, Policy
 from .ready_queue import ReadyQueue, ready_queue
@@ -52,6 +54,7 @@ class Rewinding(Verbs):
     _policy: Policy | Choice
     _recorder: Recorder | None
     _runner: Runner
+    _groups: GroupRunner | None
     _keep_graph: bool
     _history: History | None = None
     _branches: Branches
@@ -456,7 +459,7 @@ class Rewinding(Verbs):
 
     def _queue_under(self, policy: Policy | Choice) -> ReadyQueue:
         """The queue as this policy would have it after what has run."""
-        queue = ready_queue(self.graph, policy, self.order)
+        queue = self._empty_queue(policy)
         pending = Pending(self.graph, self._needed)
         for task_id in pending.start():
             queue.push(task_id)
@@ -465,6 +468,11 @@ class Rewinding(Verbs):
             for task_id in pending.run(ran):
                 queue.push(task_id)
         return queue
+
+    def _empty_queue(self, policy: Policy | Choice) -> ReadyQueue:
+        if self._groups is None:
+            return ready_queue(self.graph, policy, self._order)
+        return holding_queue(self.graph, policy, self._order, self._groups.together)
 
     def _free_ran(self) -> None:
         """Lets the nodes that ran free what they saved, which the history has kept."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..inspector.graph import Graph
 from .accumulation import PYTORCHS, Accumulation
+from .batches import Batches
 from .footprint import Footprints
 from .schedule import queue_lengths
 from .sizes import size_text
@@ -37,6 +38,7 @@ class Run:
         timeline: its memory, where that was measured.
         footprints: what the measurement teaches about other orders, for `simulate`.
         accumulation: how gradients were summed, and when they were let go.
+        batches: what ran as one, and what did not and why; None without `batch=`.
     """
 
     graph: Graph
@@ -49,12 +51,14 @@ class Run:
     timeline: Timeline | None = None
     footprints: Footprints | None = None
     accumulation: Accumulation = PYTORCHS
+    batches: Batches | None = None
 
     def __repr__(self) -> str:
         peak = "" if self.timeline is None else f", peak {size_text(self.timeline.peak_bytes)}"
+        saved = f", {self.batches.launches_saved:,} launches saved" if self.batches else ""
         return (
             f"<Run of {len(self.order)} tasks under {self.accumulation.of(self.policy)}, {self.engine} engine: "
-            f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}>"
+            f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}{saved}>"
         )
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Protocol
 from weakref import ref
 
@@ -101,8 +101,9 @@ class Runner(Protocol):
         """What knows whether there are hooks, where that is cheaper than to look for them at each task."""
         return None
 
-    def run_bare(self, loop: BareLoop, last: int | None, watch: HookWatch) -> None:
-        """Runs tasks up to `last` as the session does, while nobody records or hooks them; none, if it has no such way.
+    def run_bare(self, loop: BareLoop, last: Container[int], watch: HookWatch) -> None:
+        """Runs tasks up to one of `last` as the session does, while nobody records or hooks them; none, if it has no
+        such way.
 
         Args:
             watch: its own, which has seen no hook.

@@ -78,6 +78,11 @@ class Stops:
         return bool(self._breakpoints)
 
     @property
+    def first_watch(self) -> Watchpoint | None:
+        """The watchpoint that is enabled, the first of them."""
+        return next(iter(self._watchpoints), None)
+
+    @property
     def watches(self) -> bool:
         """Whether a watchpoint is enabled: `produced` has to be called."""
         return bool(self._watchpoints)
@@ -129,6 +134,10 @@ class Stops:
             found = each.stops(self._graph, task_id, order, gradients)
             first = first or found
         return first
+
+    def breakpoint_at(self, task_id: int) -> Breakpoint | None:
+        """The breakpoint that may stop before this task, if there is one: others would have to be asked then."""
+        return next((each for each in self._breakpoints if each.tasks is None or task_id in each.tasks), None)
 
     def produced(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
@@ -71,6 +71,7 @@ class TaskRunner(Runner):
     Attributes:
         graph_task: what torch's engine has for this backward.
         takes: for each task what it takes, one per input number.
+        hooked: tasks the hooks of whose tensors have run before their turn: of each hook its kind and name.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class TaskRunner(Runner):
         self.keep_graph = keep_graph
         self.frees = not keep_graph
         self.roots = list(roots)
+        self.hooked: dict[int, tuple[tuple[str, str], ...]] = {}
 
     @classmethod
     def of(
@@ -159,19 +161,19 @@ class TaskRunner(Runner):
         elif not hooks:
             outputs = self._call(task, node, gradients)
         else:
-            gradients[:] = run_tensor_hooks(self.graph_task, node, gradients, on_hook)
+            self._run_tensor_hooks(task.id, node, gradients)
             gradients[:] = run_pre_hooks(node, gradients, on_hook)
             outputs = self._call(task, node, gradients)
             after = node_hooks(node)[1]
             if after:
                 raw = None if self.on_outputs is None else list(outputs)
-                self._fit(task, outputs)  # the hooks see what the next tasks will get
+                self.fit(task, outputs)  # the hooks see what the next tasks will get
                 outputs = list(run_post_hooks(after, outputs, gradients, on_hook))
         if on_end is not None:
             on_end(outputs)
         if raw is None and self.on_outputs is not None:
             raw = list(outputs)
-        self._fit(task, outputs)
+        self.fit(task, outputs)
         if self.on_outputs is not None:
             self.on_outputs(task.id, gradients, outputs, node, raw)
         raw = None
@@ -195,14 +197,14 @@ class TaskRunner(Runner):
         elif not task.is_leaf:
             free_saved(saved_variables(node))
 
-    def run_bare(self, loop: BareLoop, last: int | None, watch: HookWatch) -> None:
+    def run_bare(self, loop: BareLoop, last: Container[int], watch: HookWatch) -> None:
         """All in one loop: on small tasks the calls between its parts would cost as much as the tasks themselves."""
         graph, queue, buffers, missing, order = self.graph, loop._queue, loop._buffers, loop._missing, loop._order
         kinds = [task.kind for task in graph.tasks]
         edges, takes_of, keep_graph = graph.out_edges, self.takes, self.keep_graph
         while queue and not loop._stopped and not watch.registered():
             task_id = queue.choose()
-            if task_id == last:
+            if task_id in last:
                 break
             kind, node = kinds[task_id], graph.nodes[task_id]
             leaf = kind is Kind.ACCUMULATE_GRAD
@@ -302,7 +304,7 @@ class TaskRunner(Runner):
                 found.setdefault(task_id, []).append(each)
         return found
 
-    def _fit(self, task: Task, outputs: list[Tensor | None]) -> list[Tensor | None]:
+    def fit(self, task: Task, outputs: list[Tensor | None]) -> list[Tensor | None]:
         """Makes of these outputs what the next tasks will get."""
         for edge in self._graph.out_edges[task.id]:
             gradient = outputs[edge.output]
@@ -311,6 +313,14 @@ class TaskRunner(Runner):
                 if not fits(gradient, takes):
                     outputs[edge.output] = fitted(gradient, takes, self._graph, edge)
         return outputs
+
+    def _run_tensor_hooks(self, task_id: int, node: Node, gradients: list[Tensor | None]) -> None:
+        if task_id not in self.hooked:
+            gradients[:] = run_tensor_hooks(self.graph_task, node, gradients, self.on_hook)
+            return
+        for hook in self.hooked.pop(task_id):
+            if self.on_hook is not None:
+                self.on_hook(*hook)
 
     def _accumulate(self, task: Task, node: Node, gradients: list[Tensor | None], hooks: bool) -> None:
         on_hook = self.on_hook

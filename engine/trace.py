@@ -10,10 +10,12 @@ from functools import cached_property
 import torch
 
 from ..inspector.graph import Graph, Task, TensorMeta
+from .batches import Batch, Batches
 from .buckets import Bucket, Reduction, reductions
 from .replay import Replay
 from .statistics import Form, Level, Statistics
 from .statistics_table import StatisticsTable
+from .storage_words import counted
 from .trace_columns import NONE, Columns, EditRow, Forms, Hook, Label, Term, term_at
 
 
@@ -52,6 +54,7 @@ class Trace:
         edits: the gradients that were replaced by hand.
         table: the gradients' statistics.
         buckets: those of DistributedDataParallel that its leaves fill.
+        batches: which tasks ran as one, and which could have and did not; empty without `batch=`.
     """
 
     graph: Graph
@@ -64,6 +67,7 @@ class Trace:
     edits: tuple[EditRow, ...]
     table: StatisticsTable
     buckets: tuple[Bucket, ...] = ()
+    batches: Batches = field(default_factory=Batches)
 
     def __len__(self) -> int:
         return len(self.columns.order)
@@ -210,6 +214,8 @@ class TaskRecord:
             return "ran before all of its gradients were seen to arrive"
         if self.by_hand:
             return f"chosen by hand out of {count}"
+        if (batch := self._ran_with) is not None:
+            return f"as one with {counted(len(batch.tasks) - 1, 'other task')}, from task {batch.tasks[0]} on"
         if count == 1:
             return "the only ready task"
         term = term_at(trace.terms, self.place)
@@ -218,7 +224,20 @@ class TaskRecord:
         first = replay.first(self.place)
         if first == task_id:
             return f"first of {count} under {term.policy}: {term.rule}"
-        return f"not the first of {count} under {term.policy}, which was task {first}"
+        held = first is not None and any(batch.kind != "tree" for batch in trace.batches.of(first))
+        waits = ", held back for others of its batch" if held else ""
+        return f"not the first of {count} under {term.policy}, which was task {first}{waits}"
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """The products of several tasks that it ran in: of its outputs one may be a tree's, the others another's."""
+        return self.trace.batches.of(self._id)
+
+    @property
+    def _ran_with(self) -> Batch | None:
+        """The batch in whose step it ran, if another of its tasks was picked."""
+        stacks = (batch for batch in self.batches if batch.kind != "tree" and batch.tasks[0] != self._id)
+        return next(stacks, None)
 
     @property
     def inputs(self) -> tuple[RecordedGradient | None, ...]:

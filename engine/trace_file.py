@@ -19,7 +19,9 @@ from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph
 from ..inspector.graph_file import meta_fields, meta_of, read_graph, write_graph
 from ..inspector.json_columns import ColumnWriter, Section, read_section
+from .batches import Batch, Batches, Fallback
 from .buckets import Bucket
+from .groups import GroupKind
 from .policies import Key
 from .run import Engine, Run
 from .statistics import BINS, EDGES, Form, Level
@@ -56,6 +58,8 @@ def save(run: Run, path: str | Path) -> Path:
       `buckets`: [wrapper, index, tasks, missing, delayed, nbytes] as in `Bucket`.
       `statistics`: null at level "off", else the columns of `StatisticsColumns`, `forms` as [shape, dtype, device,
       layout], `unavailable`: [row, why], and `edges` of the histograms' bins.
+    - `batches`: null or missing where each task ran alone. `ran`: [kind, tasks, launches before, launches, copied
+      bytes, held bytes, elapsed_ns] as in `Batch`; `fallbacks`: [kind, tasks, why].
     - `timeline`: null or missing where memory was not measured; see `timeline_file.py`. `Run.footprints` are not kept.
 
     NaN is null, infinity "inf" and "-inf", in columns of numbers. What was at `path` before is replaced when all is
@@ -157,6 +161,12 @@ def _write_run(writer: ColumnWriter, run: Run) -> None:
         else:
             with writer.object("trace"):
                 _write_trace(writer, run.trace, run.order)
+        if run.batches is None:
+            writer.value("batches", None)
+        else:
+            with writer.object("batches"):
+                writer.value("ran", [dataclasses.astuple(batch) for batch in run.batches])
+                writer.value("fallbacks", [dataclasses.astuple(each) for each in run.batches.fallbacks])
         if run.timeline is None:
             writer.value("timeline", None)
         else:
@@ -240,12 +250,36 @@ def _read_run(section: Section) -> Run:
     engine: Engine = section.one_of("engine", get_args(Engine))
     policy = section.text("policy")
     elapsed_ns = section.number("elapsed_ns")
-    trace = _read_trace(section.section("trace"), graph, order) if "trace" in section else None
+    batches = _read_batches(section.section("batches"), len(graph)) if "batches" in section else None
+    trace = _read_trace(section.section("trace"), graph, order, batches) if "trace" in section else None
     timeline = read_timeline(section.section("timeline"), graph, order) if "timeline" in section else None
-    return Run(graph, policy, engine, tuple(order), tuple(planned), elapsed_ns, trace, timeline)
+    return Run(graph, policy, engine, tuple(order), tuple(planned), elapsed_ns, trace, timeline, batches=batches)
 
 
-def _read_trace(section: Section, graph: Graph, order: array[int]) -> Trace:
+def _read_batches(section: Section, tasks: int) -> Batches:
+    return Batches(
+        tuple(_batch(section, row, tasks) for row in section.rows("ran")),
+        tuple(_fallback(section, row, tasks) for row in section.rows("fallbacks")),
+    )
+
+
+def _batch(section: Section, row: Any, tasks: int) -> Batch:
+    match row:
+        case [str(kind), [_, *_] as members, int(before), int(launches), int(copied), int(held), int(elapsed_ns)]:
+            if kind in get_args(GroupKind) and all(type(task) is int and 0 <= task < tasks for task in members):
+                return Batch(kind, tuple(members), before, launches, copied, held, elapsed_ns)  # type: ignore[arg-type]
+    raise section.wrong("ran", f"has an entry that is no batch: {row!r:.80}")
+
+
+def _fallback(section: Section, row: Any, tasks: int) -> Fallback:
+    match row:
+        case [str(kind), [_, *_] as members, str(why)]:
+            if kind in get_args(GroupKind) and all(type(task) is int and 0 <= task < tasks for task in members):
+                return Fallback(kind, tuple(members), why)  # type: ignore[arg-type]
+    raise section.wrong("fallbacks", f"has an entry that is none: {row!r:.80}")
+
+
+def _read_trace(section: Section, graph: Graph, order: array[int], batches: Batches | None) -> Trace:
     level: Level = section.one_of("level", get_args(Level))
     labels = tuple(_label(section, row) for row in section.rows("labels"))
     hooks = tuple(_hook(section, row) for row in section.rows("hooks"))
@@ -267,6 +301,7 @@ def _read_trace(section: Section, graph: Graph, order: array[int]) -> Trace:
         edits,
         table,
         tuple(_bucket(section, row, len(graph)) for row in section.rows("buckets")),
+        batches or Batches(),
     )
 
 

@@ -54,6 +54,10 @@ class Verbs(Closing):
     def step(self, task: AnyTask | None = None) -> Task:
         """Runs one task."""
 
+    def _step_on(self) -> Sequence[int]:
+        """Runs one step. Gives the ids of the tasks that it ran."""
+        return (self.step().id,)
+
     @abstractmethod
     def run(self) -> Run:
         """Runs until something stops it."""
@@ -173,7 +177,7 @@ class Verbs(Closing):
         """Runs until these tasks have run, or something stops it."""
         self.stopped = None
         while tasks:
-            tasks.discard(self.step().id)
+            tasks.difference_update(self._step_on())
             if (stop := self.stop_here(wait=not tasks)) is not None:
                 self.stopped = stop
                 return

@@ -158,7 +158,7 @@ def imported_package(path: Path, level: int, name: str) -> str:
 
 FORBIDDEN = {"inspector": {"engine", "widgets", ""}, "engine": {"widgets", ""}, "widgets": set[str]()}
 _REPORTS = (
-    *("advice", "branch_comparison", "compare", "diff", "find_nan", "find_unused", "gantt", "groups", "peak"),
+    *("advice", "batches", "branch_comparison", "compare", "diff", "find_nan", "find_unused", "gantt", "groups", "peak"),
     *("order_study", "plan", "precedence", "run", "unpack_order", "verbs"),
 )
 SHOWN_BY_WIDGETS = {Path(f"engine/{name}.py") for name in _REPORTS}

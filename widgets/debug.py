@@ -13,6 +13,7 @@ from ..engine.accumulation import Accumulate, Release
 from ..engine.debug import AnyHistory
 from ..engine.debug import debug as debug_in_python
 from ..engine.direct import Stepper
+from ..engine.group_runner import AnyBatch
 from ..engine.needed import Inputs
 from ..engine.policies import AnyPolicy
 from ..engine.roots import as_outputs
@@ -40,6 +41,7 @@ def debug(
     history: AnyHistory = "auto",
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
+    batch: AnyBatch = None,
 ) -> Stepper | NativeSession | Deck:
     """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
 
@@ -65,13 +67,15 @@ def debug(
             tensor; "list": all are kept, and summed when the task runs.
         release: when a gradient that a task has consumed is let go: "eager", as PyTorch does; "never": when the
             backward ends. See `th.Accumulation`.
+        batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
+            `Stepper`. A history wants single tasks, and so there is none where it is "auto".
 
     Raises:
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
-            another accumulation than its own.
+            another accumulation than its own, or batch=.
     """
     shown = in_notebook()
-    if history == "auto" and shown and engine == "direct":
+    if history == "auto" and shown and engine == "direct" and batch is None:
         history = True
     level = _usual_level(tensors, shown) if trace == "auto" else trace
     with collector_paused():
@@ -87,6 +91,7 @@ def debug(
             history=history,
             accumulate=accumulate,
             release=release,
+            batch=batch,
         )
         keep_graph = isinstance(tensors, HipsTape) or (create_graph if retain_graph is None else retain_graph)
         return _deck(session, policy, keep_graph, create_graph) if shown else session

@@ -1,0 +1,119 @@
+"""Ready queues that hold a task back until those that run with it are ready, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from ..inspector.graph import Graph
+from .binary_heap import pop, push
+from .policies import Choice, Key, Policy
+from .ready_queue import ChoiceQueue, KeyedQueue, ReadyTask, sort_key
+
+Together = Callable[[int], Sequence[int]]
+"""By task those that are to run with it, itself among them; empty for one that runs by itself."""
+
+
+class _Missing:
+    """Of each group how many tasks are not ready."""
+
+    def __init__(self, together: Together) -> None:
+        self._together = together
+        self._left: dict[int, int] = {}  # by the group's first task
+
+    def arrive(self, task_id: int) -> Sequence[int]:
+        """The task got ready: what may run now, which is nothing while others of its group are missing."""
+        group = self._together(task_id)
+        if not group:
+            return (task_id,)
+        left = self._left.pop(group[0], len(group)) - 1
+        if left:
+            self._left[group[0]] = left
+            return ()
+        return group
+
+
+class HoldingQueue(KeyedQueue):
+    """Under a policy of fixed keys. What is held back keeps its key: the last of its group to get ready brings all."""
+
+    def __init__(self, graph: Graph, policy: Policy, together: Together) -> None:
+        super().__init__(graph, policy)
+        self._missing = _Missing(together)
+        self._held: dict[int, tuple[Key, int]] = {}
+
+    def push(self, task_id: int) -> Key:
+        key = sort_key(self._policy, self._tasks[task_id], self._arrive(task_id))
+        self._held[task_id] = key, task_id
+        self.let_go(self._missing.arrive(task_id))
+        return key
+
+    def choose(self) -> int:
+        """The task which runs next; where all are held back the policy's pick of them."""
+        heap = self._heap
+        while heap and heap[0][1] not in self._arrivals:  # was taken by hand, or with others
+            pop(heap)
+        return heap[0][1] if heap else min(self._held.values())[1]
+
+    def remove(self, task_id: int) -> None:
+        if self._held.pop(task_id, None) is None:
+            super().remove(task_id)
+        else:
+            del self._arrivals[task_id]
+
+    def let_go(self, task_ids: Collection[int]) -> None:
+        """These are not held back any more."""
+        for task_id in task_ids:
+            entry = self._held.pop(task_id, None)
+            if entry is not None:
+                push(self._heap, entry)
+
+    def in_order(self, task_ids: Collection[int]) -> list[int]:
+        """Of the ready tasks these, in the order in which they would pop."""
+        wanted = frozenset(task_ids)
+        entries = [entry for entry in (*self._heap, *self._held.values()) if entry[1] in wanted]
+        return [task_id for _, task_id in sorted(entries) if task_id in self._arrivals]
+
+    def entries(self) -> list[ReadyTask]:
+        """What is held back comes last."""
+        held = [(task_id, self._arrivals[task_id]) for _, task_id in sorted(self._held.values())]
+        return [*super().entries(), *(ReadyTask(self._tasks[each], at, self.label(each)) for each, at in held)]
+
+
+class HoldingChoiceQueue(ChoiceQueue):
+    """Under a user's own choice, which is not offered what is held back, as long as there is anything else."""
+
+    def __init__(self, graph: Graph, choice: Choice, order: Sequence[int], together: Together) -> None:
+        super().__init__(graph, choice, order)
+        self._missing = _Missing(together)
+        self._held: set[int] = set()
+
+    def push(self, task_id: int) -> None:
+        super().push(task_id)
+        self._held.add(task_id)
+        self._held.difference_update(self._missing.arrive(task_id))
+
+    def remove(self, task_id: int) -> None:
+        super().remove(task_id)
+        self._held.discard(task_id)
+
+    def let_go(self, task_ids: Collection[int]) -> None:
+        """These are not held back any more."""
+        self._chosen = None
+        self._held.difference_update(task_ids)
+
+    def in_order(self, task_ids: Collection[int]) -> list[int]:
+        """Of the ready tasks these, in order of arrival."""
+        wanted = frozenset(task_ids)
+        return [task_id for task_id in self._arrivals if task_id in wanted]
+
+    def _offered(self) -> Collection[int]:
+        free = [task_id for task_id in self._arrivals if task_id not in self._held]
+        return free or self._arrivals.keys()
+
+
+def holding_queue(
+    graph: Graph, policy: Policy | Choice, order: Sequence[int], together: Together
+) -> HoldingQueue | HoldingChoiceQueue:
+    """An empty queue, as `ready_queue` makes it."""
+    if isinstance(policy, Policy):
+        return HoldingQueue(graph, policy, together)
+    return HoldingChoiceQueue(graph, policy, order, together)
