@@ -1,4 +1,4 @@
-"""The command line: `tapehead demo`, `compare`, `bench`, `workloads`, `graph`, `view`, `diff`, `debug`.
+"""The command line: `tapehead demo`, `compare`, `advise`, `bench`, `workloads`, `graph`, `view`, `diff`, `debug`.
 
 Bad input is one sentence and exit code 2. Code 1: a user's script raised, gradients of a demo are wrong, two runs
 differ, or a workload could not be measured. Code 130: a study was interrupted, and what it had measured is printed.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import sys
 import webbrowser
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import Tensor
 
     from .engine.order_study import OrderStudy
     from .engine.workloads import Workload
@@ -75,6 +76,17 @@ def _parser() -> Parser:
     compare.add_argument("--size", choices=("small", "full"), default="small", help="how large a ready model (small)")
     compare.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the page (out)")
     compare.set_defaults(command=_compare)
+
+    advise = commands.add_parser(
+        "advise", help="look for what could be changed in a program, try it on it, and say what it gains"
+    )
+    advise.add_argument(
+        "target",
+        metavar="WORKLOAD | SCRIPT.py:FUNCTION",
+        help="as `tapehead compare` takes it; it is run some ten times",
+    )
+    advise.add_argument("--size", choices=("small", "full"), default="small", help="how large a ready model (small)")
+    advise.set_defaults(command=_advise)
 
     bench = commands.add_parser("bench", help="measure ready models on PyTorch's engine, and print a table")
     benches = bench.add_subparsers(title="what", metavar="WHAT", required=True)
@@ -170,10 +182,23 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
     return 1
 
 
+@contextmanager
+def _program(target: str, size: str) -> Iterator[tuple[str, str, str, Callable[[], Tensor]]]:
+    """Name, title and source of a ready model or of a user's function, and what makes its loss."""
+    from .engine.workloads import workload
+    from .script import make_loss_of
+
+    if ":" in target or target.endswith(".py"):
+        with make_loss_of(target) as make_loss:
+            yield Path(target).name.replace(".py:", "-"), Path(target).name, "", make_loss
+    else:
+        found = workload(target)
+        yield found.name, f"{found.title} ({found.name}, {size})", found.source, found.build(size)[1]
+
+
 def _compare(options: argparse.Namespace, console: Console) -> int:
     from .engine.compare import compare
-    from .engine.workloads import workload
-    from .script import UserError, make_loss_of
+    from .script import UserError
     from .widgets.user_traceback import users_traceback
 
     if find_spec("plotly") is None:
@@ -182,13 +207,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     with ExitStack() as script:
         try:
             policies = _policies(options)
-            if ":" in target or target.endswith(".py"):
-                make_loss = script.enter_context(make_loss_of(target))
-                name, title, source = Path(target).name.replace(".py:", "-"), Path(target).name, ""
-            else:
-                found = workload(target)
-                name, title, source = found.name, f"{found.title} ({found.name}, {options.size})", found.source
-                _, make_loss = found.build(options.size)
+            name, title, source, make_loss = script.enter_context(_program(target, options.size))
             options.out.mkdir(parents=True, exist_ok=True)
             console.print(title, style="bold", markup=False)
             console.print(f"{source}\n", style="dim", markup=False)
@@ -206,6 +225,30 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     console.print(comparison.peak(comparison.highest.policy))
     path = comparison.save_html(options.out / f"{name}-compare.html", title)
     console.print(f"\nFigures, and the peak of each policy, are in {path}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _advise(options: argparse.Namespace, console: Console) -> int:
+    from .engine.advice import advise
+    from .script import UserError
+    from .widgets.user_traceback import users_traceback
+
+    target: str = options.target
+    with ProgressLine() as line:
+        try:
+            with _program(target, options.size) as (_, title, source, make_loss):
+                advice = advise(make_loss, progress=line.show)
+        except UserError as error:
+            line.clear()
+            print(users_traceback(error.error), end="", file=sys.stderr)
+            print(f"tapehead: {target} raised {type(error.error).__name__}", file=sys.stderr)
+            return 1
+        except (ValueError, OSError) as error:
+            line.clear()
+            return _refuse(error)
+    console.print(title, style="bold", markup=False)
+    console.print(f"{source}\n", style="dim", markup=False)
+    console.print(advice)
     return 0
 
 

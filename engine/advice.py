@@ -194,7 +194,7 @@ def advise(
         make_loss: runs the forward and returns the loss, one element; it has to do the same each time.
         model: which the code shall call `model`; None: the outermost module that was called.
         rounds: how often a change is timed; None: for about a second.
-        progress: called with what is being done.
+        progress: called with what is being looked at or measured.
 
     Known limitations: an ensemble's members are modules; members that are written out, or called inside of a compiled
     region, a custom Function or torch.vmap, are not seen.
@@ -220,7 +220,7 @@ keep_compiler_out(advise)
 
 
 def _advise(make_loss: MakeLoss, model: nn.Module | None, rounds: int | None, tell: Callable[[str], object]) -> Advice:
-    tell("looking at the program")
+    tell("the program")
     log = CallLog()
     with _same_randomness(), capture(model), log.watched():
         loss = loss_of(make_loss())

@@ -361,6 +361,38 @@ def test_compare_refuses_what_it_does_not_know(
     assert "pip install plotly" in assert_refused(["compare", "linear50"], capsys)
 
 
+def test_advise_prints_what_it_tried_and_the_code_that_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "ensemble"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(
+        "Small networks of one shape, called in a loop (ensemble, small)\npytorch issue #18157"
+    )
+    for said in ("torch.baddbmm of stacked weights", "torch.vmap over stacked parameters", "129 tensors, differ by"):
+        assert said in captured.out
+    assert ("members = list(model.members)" in captured.out) == ("gain " in captured.out.replace("no gain", ""))
+    assert [line for line in captured.err.splitlines() if line] == [
+        *("measuring the program", "measuring its memory", "measuring its time", "measuring 16 × members.*")
+    ]
+
+
+@pytest.mark.parametrize("function", ["loss", "loss_and_model"])
+def test_advise_runs_a_users_function(function: str, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", f"{script}:{function}"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"train.py:{function}\n") and "A forward takes" in printed
+
+
+def test_advise_refuses_in_a_sentence(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "linear50" in assert_refused(["advise", "linear51"], capsys)
+    assert "train.py has no function 'los'" in assert_refused(["advise", f"{script}:los"], capsys)
+    assert main(["advise", f"{script}:number"]) == 2
+    assert "tapehead: number() returned a value of type int" in capsys.readouterr().err
+    assert main(["advise", f"{script}:raises_halfway"]) == 1
+    error = capsys.readouterr().err
+    assert error.count('File "') == 1 and "# here" in error
+    assert error.splitlines()[-1] == f"tapehead: {script}:raises_halfway raised RuntimeError"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

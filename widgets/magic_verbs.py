@@ -12,6 +12,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from ..engine.advice import Advice, advise
 from ..engine.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy
 from ..inspector.graph import Task
 from .deck import Deck
@@ -221,6 +222,18 @@ def _predict(told: Told) -> None:
         latest_deck().predict_memory()
 
 
+def _advise(told: Told) -> Advice:
+    """What it is about needs no deck: a function that makes the loss, as an expression."""
+    if not told.text:
+        raise UsageError("%tapehead advise takes a function that makes the loss: %tapehead advise make_loss")
+    try:
+        make_loss = eval(told.text, told.shell.user_global_ns, told.shell.user_ns)
+    except Exception as error:
+        raise UsageError(f"{told.text!r} raised {type(error).__name__}: {error}") from None
+    with _usage():
+        return advise(make_loss)
+
+
 def _export(told: Told) -> Path:
     if len(told.text.split()) != 1:
         raise UsageError("%tapehead export takes one file name, ending in .svg, .html or .json")
@@ -261,6 +274,7 @@ VERBS: dict[str, Callable[[Told], Any]] = {
     "check": _check,
     "compare": _compare,
     "predict": _predict,
+    "advise": _advise,
     "export": _export,
 }
 

@@ -133,6 +133,9 @@ class DeckMagics(Magics):
         %tapehead compare P P ...
                             the memory that the graph would take under these policies
         %tapehead predict   ask each task of a large graph what it will allocate; on others it is done unasked
+        %tapehead advise MAKE_LOSS
+                            what could be changed in a program, tried on it: MAKE_LOSS is a function that runs its
+                            forward and returns the loss. It needs no deck
         %tapehead export FILE
                             the deck as a page (.html), what has run as a trace (.json), or the graph (.svg)
 
@@ -140,7 +143,7 @@ class DeckMagics(Magics):
         E is "direct" (any ready task may run next; the default) or "native" (PyTorch's own engine runs, and stops).
         LOSS is an expression, looked at when the cell has run. MODEL is the module below which parameters are named;
         without it, each outermost module that the cell calls. --keep-inputs keeps what operations were called with.
-        The verbs are those of the deck shown last.
+        The verbs are those of the deck shown last, but for advise.
 
         Examples:
 

@@ -262,7 +262,7 @@ def test_all_is_put_back_whatever_comes_between(at: int, raises: Any, error: typ
 def test_what_is_done_is_told() -> None:
     said: list[str] = []
     th.advise(loss_of(Members(perceptron)), rounds=1, progress=said.append)
-    assert said == ["looking at the program", "its memory", "its time", "4 × members.*"]
+    assert said == ["the program", "its memory", "its time", "4 × members.*"]
 
 
 @pytest.mark.parametrize(

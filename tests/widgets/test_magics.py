@@ -263,6 +263,9 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
         ("%tapehead step x", "%tapehead step takes a number of tasks, not 'x'"),
         ("%tapehead run fast", "%tapehead run takes nothing else, not 'fast'"),
         ("%tapehead --keep-inputs model(x).sum()", "--keep-inputs is for a cell that computes the loss"),
+        ("%tapehead advise", "%tapehead advise takes a function that makes the loss"),
+        ("%tapehead advise nowhere", "'nowhere' raised NameError: name 'nowhere' is not defined"),
+        ("%tapehead advise model(x).sum()", "make_loss must be a function"),
         ("%tapehead export", "%tapehead export takes one file name, ending in .svg, .html or .json"),
     ],
 )
@@ -417,6 +420,12 @@ def test_compare_shows_a_table(fresh: Kernel) -> None:
     fresh.run("%tapehead model(x).sum()")
     ran = fresh.run("%tapehead compare bfs heap")
     assert "<table" in ran.results[0]["text/html"] and "bfs" in ran.results[0]["text/plain"]
+
+
+def test_advice_by_magic_needs_no_deck(fresh: Kernel) -> None:
+    ran = fresh.run("%tapehead advise lambda: model(x).square().sum()")
+    assert ran.status == "ok" and "A forward takes" in ran.results[0]["text/html"]
+    assert "<Advice: " in ran.results[0]["text/plain"]
 
 
 def test_memory_is_predicted_when_asked_for(fresh: Kernel) -> None:
