@@ -33,7 +33,8 @@ class PlannedStorage:
         fate: "dropped": nodes save it; the plan lets go of it, and it is made again as the first of them runs. "dropped
             on the way": none does, and it is made again on the way to others. "kept": nodes save it and go on doing so.
             "newly kept": none does, but others are made of it, so that it now outlives the forward.
-        made_by, output: the number of the operation that made it, and with which output, as in `ForwardStorage`.
+        made_by: the place of the operation that made it among those of the plan; -1 if it is none of them.
+        output: which of its outputs it came with, as in `ForwardStorage`.
         operation: that operation's name, "aten.mul.Tensor".
         module: the path of the module that made it.
         saved_by: the (task, slot) pairs that save it.
@@ -96,7 +97,7 @@ class MirrorPlan:
 
     Attributes:
         fingerprint: of the forward that was planned for, as in `ForwardProgram`.
-        operations: the names of that forward's operations.
+        operations: the names of that forward's operations, without those of custom Functions and under no_grad.
         storages: all that nodes save of what the forward made, and what else is dropped or newly kept, by number.
         predicted: what it should come to, where that was worked out.
     """
@@ -125,6 +126,8 @@ class MirrorPlan:
             if (obstacle := program.storages[number].obstacle) is not None:
                 raise ValueError(f"{_described(program, number)} can't be made again, since {obstacle}; keep it")
         dropped = _needed(program, drop)
+        planned = [each for each in program.operations if each.with_gradients]
+        places = {each.number: place for place, each in enumerate(planned)}
         read = {each for number in dropped for each in program.inputs_of(number)} - dropped
         storages = []
         for storage in program.storages:
@@ -137,7 +140,7 @@ class MirrorPlan:
                     storage.number,
                     storage.nbytes,
                     _FATES[storage.number in dropped, saved],
-                    made_by,
+                    places.get(made_by, -1),
                     storage.output,
                     program.operations[made_by].name,
                     program.operations[made_by].module,
@@ -147,8 +150,7 @@ class MirrorPlan:
                     storage.obstacle,
                 )
             )
-        names = tuple(each.name for each in program.operations)
-        return MirrorPlan(program.fingerprint, names, tuple(storages), predicted)
+        return MirrorPlan(program.fingerprint, tuple(each.name for each in planned), tuple(storages), predicted)
 
     def __repr__(self) -> str:
         return f"<MirrorPlan: {self}>"
@@ -256,8 +258,8 @@ def _write(writer: ColumnWriter, plan: MirrorPlan) -> None:
     """Writes `format`, `version`, `fingerprint`, and:
 
     - `names`; `operations`: indices into them. `modules`.
-    - By storage: `number`, `nbytes`, `fate` (see Fate, by place), `made_by`, `output`, `module` (an index or -1),
-      `seconds`, `obstacle` ("" for none).
+    - By storage: `operation` (an index into `names`), `number`, `nbytes`, `fate` (see Fate, by place), `made_by`,
+      `output`, `module` (an index or -1), `seconds`, `obstacle` ("" for none).
     - By saved slot: `saved_storage` (a place among the storages), `saved_task`, `saved_slot`.
     - By input of a replay: `input_of` (a place), `input`.
     - `predicted`: null, or an object with the fields of `MirrorPrediction`.
@@ -269,6 +271,7 @@ def _write(writer: ColumnWriter, plan: MirrorPlan) -> None:
         writer.value("version", VERSION)
         writer.value("fingerprint", plan.fingerprint)
         writer.column("operations", [names.number(each) for each in plan.operations])
+        writer.column("operation", [names.number(each.operation) for each in storages])
         writer.column("names", names)
         for name in ("number", "nbytes", "made_by", "output"):
             writer.column(name, (getattr(each, name) for each in storages))
@@ -304,7 +307,8 @@ def _read(section: Section) -> MirrorPlan:
     numbers = section.integers("number", _MOST, distinct=True, code="q")
     count = len(numbers)
     nbytes = section.integers("nbytes", _MOST, length=count, code="q")
-    made_by = section.integers("made_by", len(operations), length=count)
+    made_by = section.integers("made_by", len(operations), low=-1, length=count)
+    made = section.integers("operation", len(names), length=count)
     output = section.integers("output", _MOST, low=-1, length=count, code="q")
     fate = section.integers("fate", len(get_args(Fate)), length=count)
     modules = section.texts("modules")
@@ -333,7 +337,7 @@ def _read(section: Section) -> MirrorPlan:
             get_args(Fate)[fate[place]],
             made_by[place],
             output[place],
-            operations[made_by[place]],
+            names[made[place]],
             None if module[place] < 0 else modules[module[place]],
             tuple(saved_by[place]),
             tuple(inputs[place]),
@@ -343,7 +347,7 @@ def _read(section: Section) -> MirrorPlan:
         for place in range(count)
     )
     for each in storages:
-        if each.is_dropped and each.obstacle is not None:
+        if each.is_dropped and (each.obstacle is not None or each.made_by < 0):
             raise section.wrong("fate", f"drops storage {each.number}, which can't be made again")
     predicted = _read_prediction(section.section("predicted")) if "predicted" in section else None
     return MirrorPlan(section.text("fingerprint"), operations, storages, predicted)

@@ -40,6 +40,7 @@ class ForwardOperation:
         makes: the storages that are new with its result: (number of the storage, number of the output or WHOLE).
         writes: the storages that were there and that it writes into; without those statistics, which a replay leaves.
         random: it may draw random numbers.
+        with_gradients: gradients were on, as they are not in a custom Function's forward and under no_grad.
         seconds: the shortest time that it took.
         module: the path of the module in whose call it ran; None outside.
         source: the user's line that led to it.
@@ -51,6 +52,7 @@ class ForwardOperation:
     makes: tuple[tuple[int, int], ...]
     writes: tuple[int, ...]
     random: bool
+    with_gradients: bool
     seconds: float
     module: str | None
     source: Source | None

@@ -151,6 +151,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                 tuple(makes),
                 tuple(dict.fromkeys(each.number for each in writes)),
                 is_random(operator),
+                torch.is_grad_enabled(),
                 seconds,
                 None,
                 None,

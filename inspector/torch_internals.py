@@ -1563,8 +1563,11 @@ Operator = OpOverload
 class SeenOperations(TorchDispatchMode):
     """While it is open, shows `run` each ATen operation of this thread: below autograd and autocast.
 
-    Not shown are those of a backward, and `detach`, which also hooks and views in place call.
+    Not shown are those of a backward, and `detach`, which also hooks and views in place call; nor what is no ATen
+    operation but made of such (flex_attention), nor what happens inside.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -1578,7 +1581,7 @@ class SeenOperations(TorchDispatchMode):
         raise NotImplementedError
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator in _ALIASING or torch._C._current_graph_task_id() != -1:
+        if operator in _ALIASING or not isinstance(operator, OpOverload) or torch._C._current_graph_task_id() != -1:
             return operator(*args, **(kwargs or {}))
         return self.run(operator, args, kwargs or {})
 
@@ -1586,6 +1589,14 @@ class SeenOperations(TorchDispatchMode):
 keep_compiler_out(SeenOperations.__torch_dispatch__)
 
 _ALIASING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default)
+
+
+def operator_named(name: str) -> Operator | None:
+    """The operator that calls itself so, "aten.mul.Tensor"; None where torch knows no such."""
+    found: object = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, OpOverload) else None
 
 
 @cache

@@ -57,6 +57,18 @@ def test_what_a_replay_reads_is_kept(program: ForwardProgram) -> None:
     assert str(plan) == "1 of 2 saved storages are dropped, 96 B; 96 B newly kept"
 
 
+def test_places_are_those_among_the_operations_with_gradients(program: ForwardProgram) -> None:
+    def with_more() -> Tensor:
+        with torch.no_grad():
+            factor = weight.abs().max()
+        return make_loss() * factor
+
+    plan = MirrorPlan.of(record_forward(with_more, 1), [])
+    assert plan.operations == (*MirrorPlan.of(program, []).operations, "aten.mul.Tensor")
+    places = [(each.operation, each.made_by) for each in plan.storages]
+    assert places == [("aten.max.default", -1), ("aten.tanh.default", 2), ("aten.exp.default", 3)]
+
+
 def test_what_no_dropped_storage_needs_is_left_out(program: ForwardProgram) -> None:
     exp, mul = made_by(program, "aten.exp.default"), made_by(program, "aten.mul.Tensor")
     assert MirrorPlan.of(program, [exp, mul]).dropped == {exp}
@@ -93,6 +105,7 @@ def test_a_saved_plan_is_read_as_it_was(program: ForwardProgram, tmp_path: Path)
         ({"format": "other"}, '"format" is not tapehead.mirror'),
         ({"version": 2}, "written by a newer tapehead"),
         ({"operations": [99]}, "operations"),
+        ({"made_by": [-1, -1, -1]}, "drops storage 4, which can't be made again"),
         ({"made_by": [0]}, '"made_by" has 1 entries, not'),
         ({"obstacle": ["no"]}, '"obstacle" has 1 entries'),
         ({"saved_slot": []}, '"saved_slot" has 0 entries'),

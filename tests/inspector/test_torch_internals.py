@@ -490,3 +490,10 @@ def test_a_view_on_a_storage_is_the_tensor_again() -> None:
         again = internals.on_storage(tensor.untyped_storage(), internals.View.of(tensor))
         assert torch.equal(again, tensor) and again.data_ptr() == tensor.data_ptr()
         assert (again.is_conj(), again.is_neg()) == (tensor.is_conj(), tensor.is_neg())
+
+
+def test_operators_are_found_by_the_name_that_they_say() -> None:
+    for operator in (torch.ops.aten.mul.Tensor, torch.ops.aten._to_copy.default, torch.ops.prims.mul.default):
+        assert internals.operator_named(str(operator)) is operator
+    assert internals.operator_named("aten.none_such.default") is None
+    assert internals.operator_named("aten.mul") is None
