@@ -5,16 +5,18 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 from ..inspector.graph import Graph
+from .accumulation import PYTORCHS, Accumulation
 from .allocator import Recording, Row
 from .cuda_allocator import blocks_of
 from .kept import REGION, Kept, Slots
-from .memory_watch import Seen, Visit
-from .timeline import GRADIENT_GRAPH, ON_CTX, Category, Maker, Timeline
+from .listed import summed_inputs, with_names
+from .memory_watch import Moment, Seen, Visit
+from .timeline import GRADIENT_GRAPH, ON_CTX, Category, Listed, Maker, Timeline
 
 RECOMPUTED = "recomputed"
 """The slot of what a checkpointed region has made again, for the node that needs it."""
@@ -38,10 +40,11 @@ class Measured:
         returned: by address the numbers of the forward's marks at which a tensor there was returned.
         kept: what nodes keep as the backward starts.
         backward: the events of the backward.
-        marks: for each of the backward's marks its task, and whether this had ended.
+        marks: for each of the backward's marks its task, and the moment in its turn.
         visits: what each task got and gave, in the order in which they ended.
         keep_graph: the graph was retained.
         create_graph: the backward made a graph of its own.
+        accumulation: how gradients were summed, and when they were let go.
     """
 
     graph: Graph
@@ -52,23 +55,26 @@ class Measured:
     returned: Mapping[int, Sequence[int]]
     kept: Kept
     backward: Recording
-    marks: Sequence[tuple[int, bool]]
+    marks: Sequence[tuple[int, Moment]]
     visits: Sequence[Visit]
     keep_graph: bool
     create_graph: bool = False
+    accumulation: Accumulation = PYTORCHS
 
 
 @dataclass(slots=True)
 class Turn:
     """The part of the events which belongs to one task, as indices of rows of the backward.
 
-    [begin, start): hooks of its tensors and its node; empty where the recording does not tell when tasks begin, and
-    these are the previous task's. [start, ended): the task and the hooks after it. [ended, end):
-    what it saved is freed, its outputs go to the next tasks. The rest are numbers of storages, -1 for unknown ones.
+    [begin, summed): the gradients in its lists are summed. [summed, start): hooks of its tensors and its node; empty
+    where the recording does not tell when tasks begin, and these are the previous task's. [start, ended): the task and
+    the hooks after it. [ended, end): what it saved is freed, its outputs go to the next tasks. The rest are numbers of
+    storages, -1 for unknown ones.
     """
 
     visit: Visit
     begin: int
+    summed: int
     start: int
     ended: int = 0
     end: int = 0
@@ -157,21 +163,28 @@ def _turns(measured: Measured) -> list[Turn]:
     turns: list[Turn] = []
     running: dict[int, Turn] = {}
     ends: list[int] = []  # nanoseconds
-    for (row, ns), (task, ended) in zip(recording.marks, measured.marks, strict=True):
-        if ended:
+    begins: dict[Moment, int] = {}  # of the task that was picked last
+    over = None
+    for (row, ns), (task, moment) in zip(recording.marks, measured.marks, strict=True):
+        if moment is Moment.ENDED:
             running.pop(task).ended = row
             ends.append(ns)
+        elif moment is Moment.OVER:
+            over = row
+        elif moment is not Moment.STARTED:
+            begins[moment] = row
         elif task in visits:
-            turns.append(Turn(visits[task], row, row))
+            begin = begins.pop(Moment.BEGUN, row)
+            turns.append(Turn(visits[task], begin, begins.pop(Moment.SUMMED, begin), row))
             running[task] = turns[-1]
     for place, turn in enumerate(turns):
         begun = bisect_left(recording.tasks, ends[place - 1] if place else 0, key=itemgetter(1))
         if begun < len(recording.tasks):
-            turn.begin = min(turn.start, recording.tasks[begun][0])
+            turn.begin = turn.summed = min(turn.start, recording.tasks[begun][0])
         if place:
             turns[place - 1].end = turn.begin
     if turns:
-        turns[-1].end = _end_of_last(turns, recording.rows)
+        turns[-1].end = _end_of_last(turns, recording.rows) if over is None else over
     return turns
 
 
@@ -189,7 +202,8 @@ def between_tasks(measured: Measured, lives: Lives) -> int:
 
     Where the recording tells when tasks begin, hooks belong to these: 0.
     """
-    if measured.backward.tasks or not lives.turns:
+    told = any(moment is Moment.BEGUN for _, moment in measured.marks[:1])
+    if measured.backward.tasks or told or not lives.turns:
         return 0
     graph, turns = measured.graph, lives.turns
     arriving = Counter([(edge.next_task, edge.input) for edge in graph.edges])
@@ -239,7 +253,12 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         if number in renumbered
     )
     inputs = (renumbered.get(number, -1) for turn in turns for number in turn.inputs)
-    return Timeline(
+    listed = [
+        (place, renumbered[number], task, given)
+        for place, number, task, given in _listed(measured, turns)
+        if number in renumbered
+    ]
+    timeline = Timeline(
         graph,
         tuple(turn.visit.task for turn in turns),
         measured.device,
@@ -257,7 +276,22 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         inputs=array("q", inputs),
         event_ns=event_ns,
         blocks=blocks_of(measured.backward, measured.marks),
+        accumulation=measured.accumulation,
+        listed=listed,
     )
+    return timeline if measured.accumulation == PYTORCHS else with_names(timeline)
+
+
+def _listed(measured: Measured, turns: Sequence[Turn]) -> Iterator[Listed]:
+    """What waits in lists, see `Timeline.listed`; storages by their numbers in `Lives`."""
+    if not measured.accumulation.lists:
+        return
+    ran = {turn.visit.task for turn in turns}
+    summed = summed_inputs(measured.graph, ran)
+    for place, turn in enumerate(turns):
+        for edge in measured.graph.out_edges[turn.visit.task]:
+            if (edge.next_task, edge.input) in summed and edge.next_task in ran and turn.outputs[edge.output] >= 0:
+                yield place, turn.outputs[edge.output], edge.next_task, edge.input
 
 
 def _shown(measured: Measured, lives: Lives) -> list[int]:
@@ -371,7 +405,8 @@ class Kinds:
                 continue  # made at the end of backward(), by callbacks
             turn = lives.turns[place]
             row = birth - lives.first
-            flows = (place, number) in self._outputs or number in turn.inputs or row >= turn.ended
+            flows = (place, number) in self._outputs or number in turn.inputs
+            flows = flows or row >= turn.ended or row < turn.summed
             if flows:
                 self.born_as[number] = Category.BUFFER
             elif number == turn.grad:

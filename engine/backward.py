@@ -11,7 +11,7 @@ from ..inspector.graph import Outputs
 from ..inspector.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import keep_compiler_out
 from .accumulation import Accumulate, Accumulation, Release
-from .direct import Stepper
+from .direct import Stepper, run_measured
 from .group_runner import AnyBatch, check_batch
 from .measurement import Measurement
 from .native import Call, Plan, Queues, run_native
@@ -51,9 +51,9 @@ def backward(
         queues: where the graph is on accelerators, "one" queue for all devices gives the policy's total order; "per
             device" leaves each device the thread which PyTorch has for it, so that they overlap, and the policy orders
             each device's own tasks.
-        memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`. The native engine alone, with
-            one queue, and on the one accelerator of the graph, else on the CPU. Of the forward it finds what the nodes
-            keep; `th.profile` sees the forward, too, and so all there is.
+        memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`. With one queue alone, and on
+            the one accelerator of the graph, else on the CPU. Of the forward it finds what the nodes keep; `th.profile`
+            sees the forward, too, and so all there is.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. Other
             rules than PyTorch's need engine="direct".
         batch: "auto" runs products of matrices as one where `th.groups` finds that they can, by its rules or by a
@@ -79,10 +79,13 @@ def backward(
     chosen = find_policy(policy)
     if engine == "direct":
         arguments = (tensors, grad_tensors, retain_graph, create_graph, inputs)
-        if memory:
-            raise NotImplementedError('memory is measured on PyTorch\'s own engine: use engine="native"')
-        with Stepper(*arguments, policy=chosen, trace=trace, accumulation=accumulation, batch=batch) as stepper:
-            return stepper.run()
+        if not memory:
+            with Stepper(*arguments, policy=chosen, trace=trace, accumulation=accumulation, batch=batch) as stepper:
+                return stepper.run()
+        if isinstance(tensors, HipsTape):
+            raise NotImplementedError("the memory of a tape is not measured")
+        with Measurement() as measurement:
+            return run_measured(arguments, chosen, trace, accumulation, measurement, batch)
     if isinstance(tensors, HipsTape):
         raise not_native()
     accumulation.check_native()

@@ -33,7 +33,9 @@ def footprints_of(
     found = _Reader(measured, lives, kinds, timeline, leaves, given).footprints()
     if found.limits:
         return found
-    place = _first_difference(timeline, simulate(measured.graph, timeline.order, found))
+    rule = measured.accumulation
+    again = simulate(measured.graph, timeline.order, found, accumulate=rule.accumulate, release=rule.release)
+    place = _first_difference(timeline, again)
     if place is None:
         return found
     # Something acts from outside: a hook that frees what another has kept, a node that frees what it keeps as it runs.
@@ -166,7 +168,7 @@ class _Reader:
         trace: list[int] = []
         blocks: dict[int, int] = {}  # by storage
         sizes: list[int] = []
-        for row in range(lives.first + turn.begin, lives.first + turn.ended):
+        for row in range(lives.first + turn.summed, lives.first + turn.ended):
             number = lives.numbers[row]
             if number < 0 or (leaf and number == turn.grad):
                 continue

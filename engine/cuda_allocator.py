@@ -12,6 +12,7 @@ import torch
 
 from ..inspector.torch_internals import start_cuda_history, stop_cuda_history
 from .allocator import MARK_BYTES, Recording, Row
+from .memory_watch import Moment
 from .timeline import BlockLevels
 
 _MOST = 20_000_000  # entries of the history, of some 200 bytes each
@@ -92,22 +93,23 @@ class CudaRecording(Recording):
         return before, after
 
 
-def blocks_of(recording: Recording, marks: Sequence[tuple[int, bool]]) -> BlockLevels | None:
+def blocks_of(recording: Recording, marks: Sequence[tuple[int, int]]) -> BlockLevels | None:
     """By place the highest levels from the start of a task to the start of the next one; None if none were noted.
 
-    `marks`: for each mark of the recording, in order, its task and whether this had ended.
+    `marks`: for each mark of the recording, in order, its task and the moment in its turn.
     """
     if not isinstance(recording, CudaRecording) or not recording.levels:
         return None
     columns = array("q"), array("q"), array("q")
     peak_before = recording.peak_before
-    for level, (_, ended) in zip(recording.levels, [*marks, (-1, True)], strict=True):
+    opens = Moment.BEGUN if any(moment == Moment.BEGUN for _, moment in marks) else Moment.STARTED
+    for level, (_, moment) in zip(recording.levels, [*marks, (-1, Moment.ENDED)], strict=True):
         for column, nbytes in zip(columns, level, strict=True):
             if column:
                 column[-1] = max(column[-1], nbytes)
         if not columns[0]:
             peak_before = max(peak_before, level.allocated)
-        if not ended:
+        if moment == opens:
             for column in columns:
                 column.append(0)
     return BlockLevels(*columns, peak_before)

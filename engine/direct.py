@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +20,14 @@ from .group_runner import AnyBatch, group_runner
 from .history import BUDGET_BYTES, Ran
 from .holding import HoldingChoiceQueue, HoldingQueue
 from .input_buffer import InputBuffer, Waiting
+from .measurement import Measurement
 from .needed import Inputs
 from .policies import AnyPolicy, Choice, Policy, find_policy, policy_name
 from .ready_queue import PolicyError, ReadyTask, ready_queue
 from .recorder import Recorder
 from .rewinding import Rewinding
 from .run import Run
-from .runner import Runner
+from .runner import Measuring, Runner
 from .schedule import dependencies, schedule
 from .statistics import Level
 from .stop import Stop
@@ -65,6 +67,7 @@ class Stepper(Rewinding):
             those given. One step then runs all tasks of a stack (`together`). Gradients are equal within rounding, and
             those that were made together are parts of one storage. Where hooks, watchpoints, breakpoints or a history
             want the single tasks, these run by themselves, and `batches` says why.
+        measuring: begins to measure the memory, before anything of the backward is made: see `Measurement.begin`.
 
     Attributes:
         graph: the graph that is run.
@@ -86,10 +89,11 @@ class Stepper(Rewinding):
         trace: Level | None = "off",
         history: bool | int = False,
         accumulation: Accumulation = PYTORCHS,
+        measuring: Measuring | None = None,
         batch: AnyBatch = None,
     ) -> None:
         unbound = find_policy(policy)
-        self._runner = runner = runner_of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+        self._runner = runner = runner_of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)
         self.graph: Graph = runner.graph
         self._order: list[int] = []
         self._needed, self._keep_graph = runner.needed, runner.keep_graph
@@ -360,7 +364,7 @@ class Stepper(Rewinding):
     @property
     def _is_plain(self) -> bool:
         """Whether tasks run and nothing else is done."""
-        others = self._recorder, self._needed, self._history
+        others = self._recorder, self._needed, self._history, self._runner.memory
         return all(each is None for each in others) and self.accumulation == PYTORCHS
 
     def _inside(self, body: Callable[[], None], ends: bool = False) -> None:
@@ -374,6 +378,8 @@ class Stepper(Rewinding):
                 )
             body()
             if ends and not len(self._queue):
+                if self._runner.memory is not None:
+                    self._runner.memory.over()
                 self._runner.finish()
                 self._let_go_at_end()
 
@@ -443,16 +449,20 @@ class Stepper(Rewinding):
 
     def _execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
         """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
-        recorder = self._recorder
+        recorder, memory = self._recorder, self._runner.memory
         buffer = self._buffers.pop(task_id)
         self._queue.remove(task_id)
         entry = None
         try:
             if self._history is not None:
                 entry = self._begin_task(task_id, buffer, by_hand)
+            if memory is not None:
+                memory.begin(task_id)
             if self.accumulation.keeps and not self.graph.tasks[task_id].is_leaf:
                 self._consumed[task_id] = buffer.waiting()
             gradients = buffer.take()
+            if memory is not None:
+                memory.summed(task_id)
             if recorder is not None:
                 recorder.start(task_id, gradients, by_hand)
             on_end = None if recorder is None else recorder.end
@@ -496,16 +506,36 @@ class Stepper(Rewinding):
         return not self._missing[next_task]
 
 
+def run_measured(
+    arguments: tuple[Outputs | HipsTape, Any, bool | None, bool, Inputs | None],
+    policy: AnyPolicy,
+    trace: Level | None,
+    accumulation: Accumulation,
+    measurement: Measurement,
+    batch: AnyBatch = None,
+) -> Run:
+    """A whole backward whose memory is measured. `arguments`: those of `torch.autograd.backward`."""
+    measuring = partial(measurement.begin_stepped, accumulation)
+    with Stepper(
+        *arguments, policy=policy, trace=trace, accumulation=accumulation, measuring=measuring, batch=batch
+    ) as stepper:
+        run = stepper.run()
+        measurement.end()
+        timeline, footprints = measurement.results()
+        return replace(run, timeline=timeline, footprints=footprints)
+
+
 def runner_of(
     tensors: Outputs | HipsTape,
     grad_tensors: Any,
     retain_graph: bool | None,
     create_graph: bool,
     inputs: Inputs | None,
+    measuring: Measuring | None = None,
 ) -> Runner:
     """The nodes below these tensors or of this tape, ready to run. Arguments as for `Stepper`, and what it raises."""
     if isinstance(tensors, HipsTape):
         from .hips_runner import HipsRunner  # which needs the package autograd
 
         return HipsRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
-    return TaskRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+    return TaskRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)

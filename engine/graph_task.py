@@ -147,7 +147,12 @@ class GraphTask:
         return list(run_engine([edges[number] for number in given], present, True, self.create_graph, edges))
 
     def run_in_engine(
-        self, node: Node, gradients: Sequence[Tensor | None], wanted: Collection[GradientEdge], free: bool
+        self,
+        node: Node,
+        gradients: Sequence[Tensor | None],
+        wanted: Collection[GradientEdge],
+        free: bool,
+        on_start: Callable[[tuple[Tensor | None, ...]], None] | None = None,
     ) -> list[Tensor | None]:
         """Lets the engine itself execute one node with all its hooks; no other is executed.
 
@@ -157,6 +162,7 @@ class GraphTask:
         Args:
             wanted: edges to next nodes as `inputs=` of the run, where it needs any: to `free` the node, all of them,
                 and none may have hooks.
+            on_start: is told of what the node gets, after the hooks before it.
         """
         taken: list[Tensor | None] = []
 
@@ -174,6 +180,8 @@ class GraphTask:
             if not roots:  # the engine wants one to start from, which the node need not see
                 roots, given = [GradientEdge(node, 0)], [_zeros(node)]
                 stack.callback(own(node.register_prehook(lambda inputs: (None,) * len(gradients))).remove)
+            if on_start is not None:
+                stack.callback(own(node.register_prehook(on_start)).remove)
             stack.callback(own(node.register_hook(take)).remove)
             if free:
                 for next_node in {edge.node for edge in wanted}:

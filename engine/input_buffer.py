@@ -153,10 +153,9 @@ class ListBuffer(InputBuffer):
         return True
 
     def take(self) -> list[Tensor | None]:
-        taken = list(self.shown())
-        self.gradients.clear()
-        self._more.clear()
-        return taken
+        for number in sorted(self._more):
+            self.gradients[number] = _total(self.gradients[number], self._more.pop(number))
+        return self.gradients
 
     def shown(self) -> tuple[Tensor | None, ...]:
         return tuple(
@@ -201,8 +200,9 @@ def _plus(waiting: Tensor, gradient: Tensor) -> Tensor:
     return waiting + gradient if torch.is_grad_enabled() or waiting.layout is torch.strided else gradient + waiting
 
 
-def _total(first: Tensor, more: Sequence[Tensor]) -> Tensor:
+def _total(first: Tensor | None, more: Sequence[Tensor]) -> Tensor:
     """The sum of a list: of the first two a new tensor, to which the others are added in place."""
+    assert first is not None
     found = _plus(first, more[0])
     for gradient in more[1:]:
         plain = type(found) is type(gradient) is Tensor and found.layout is torch.strided

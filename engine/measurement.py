@@ -1,4 +1,4 @@
-"""Measuring the memory of one backward on PyTorch's engine, and of the forward before it."""
+"""Measuring the memory of one backward, and of the forward before it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..inspector.facts import CallRecord, Operation
 from ..inspector.graph import Graph
 from ..inspector.marks import tensors_of
 from ..inspector.torch_internals import FollowedStorage, hooks_registered, leaf_hooks, saved_slots
+from .accumulation import PYTORCHS, Accumulation
 from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
 from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
 from .calibration import footprints_of
@@ -124,6 +125,7 @@ class Measurement:
         given: Sequence[bool],
         keep_graph: bool,
         create_graph: bool = False,
+        accumulation: Accumulation | None = None,
     ) -> MemoryWatch:
         """The backward is about to start; after `settle`.
 
@@ -133,7 +135,10 @@ class Measurement:
             given: per root, whether the caller gave its gradient.
             keep_graph: whether the backward is to free nothing.
             create_graph: whether it is to make a graph of its own.
+            accumulation: of the direct engine, which tells the watch when each task begins; None: it is PyTorch's own.
         """
+        self._accumulation = accumulation or PYTORCHS
+        tells = accumulation is not None
         self._graph, self._given, device = graph, given, self._settled
         self._keep_graph, self._create_graph = keep_graph, create_graph
         self._leaves = {
@@ -145,7 +150,7 @@ class Measurement:
         found = [] if self._recorded else _find(graph, [each for each in outputs if isinstance(each, Tensor)], device)
         self._found = found
         recorder = self._recorders.get(device) or _allocator_of(device)
-        may_be_hooked = not self._recorded or self._hooked or _may_be_hooked(graph)
+        may_be_hooked = not self._recorded or (not tells and (self._hooked or _may_be_hooked(graph)))
         if isinstance(recorder, CudaAllocator) or not may_be_hooked:
             self.watch = MemoryWatch(graph, recorder)
             if not self._recorded:
@@ -158,12 +163,25 @@ class Measurement:
             for followed, _ in found:
                 for task, _ in self._kept.saved.get(followed.address, ()):
                     kept.setdefault(task, []).append(followed)
-            recorder = CpuAllocator(tasks=True)
+            recorder = CpuAllocator(tasks=not tells)
             self.watch = MemoryWatch(graph, recorder, kept)
             if self._recorded:  # nothing may be freed between the two recordings
                 self._forward = self._recorders.pop(device).stop()
             self._start(device, recorder)
         return self.watch
+
+    def begin_stepped(
+        self,
+        accumulation: Accumulation,
+        graph: Graph,
+        outputs: Sequence[object],
+        given: Sequence[bool],
+        keep_graph: bool,
+        create_graph: bool,
+    ) -> MemoryWatch:
+        """`settle` and `begin` for the direct engine."""
+        self.settle(graph)
+        return self.begin(graph, outputs, given, keep_graph, create_graph, accumulation)
 
     def end(self) -> None:
         """backward() has returned."""
@@ -208,6 +226,7 @@ class Measurement:
             self.watch.visits,
             self._keep_graph,
             self._create_graph,
+            self._accumulation,
         )
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum
 from threading import Lock
 from types import MappingProxyType
 from typing import NamedTuple
@@ -76,6 +77,19 @@ class Followed:
     gone: bool = False
 
 
+class Moment(IntEnum):
+    """A moment in a task's turn: it is picked; the gradients in its lists are summed; its hooks have run; it has.
+
+    And the one after the last turn.
+    """
+
+    STARTED = 0
+    ENDED = 1
+    BEGUN = 2
+    SUMMED = 3
+    OVER = 4
+
+
 class Visit(NamedTuple):
     """One task's turn: what it was given, what it gave, and of a leaf the .grad afterwards.
 
@@ -90,7 +104,9 @@ class Visit(NamedTuple):
 
 
 class MemoryWatch:
-    """Notes what each task gets and gives, and marks both moments among the allocator's events.
+    """Notes what each task gets and gives, and marks these moments among the allocator's events.
+
+    PyTorch's engine tells of two of them, `start` and `end`; the direct one of all.
 
     Args:
         graph: the graph.
@@ -99,7 +115,7 @@ class MemoryWatch:
 
     Attributes:
         visits: in the order in which the tasks ended.
-        marks: for each mark of the allocator, in order, the task and whether it had ended.
+        marks: for each mark of the allocator, in order, the task and what moment this was in its turn.
         freed: by mark the followed storages that were gone when the next task started, after that mark.
     """
 
@@ -117,13 +133,22 @@ class MemoryWatch:
         self._ended: list[tuple[int, int]] = []  # tasks that ended since the last look, with their marks
         self.freed: dict[int, list[Followed]] = {}
         self.visits: list[Visit] = []
-        self.marks: list[tuple[int, bool]] = []
+        self.marks: list[tuple[int, Moment]] = []
+
+    def begin(self, task_id: int) -> None:
+        """The task was picked; from here on all is its own."""
+        self.look_for_freed()
+        self._mark(task_id, Moment.BEGUN)
+
+    def summed(self, task_id: int) -> None:
+        """What was in its lists is summed; its hooks are next."""
+        self._mark(task_id, Moment.SUMMED)
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
         """The task is about to run on these, after the user's hooks."""
         self.look_for_freed()
         self._inputs[task_id] = self._look(gradients)
-        self._mark(task_id, False)
+        self._mark(task_id, Moment.STARTED)
 
     def end(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
         """The task gave these, after the user's hooks and PyTorch's checks; it has not yet let go of what it saved."""
@@ -133,8 +158,13 @@ class MemoryWatch:
         if self._graph.tasks[task_id].is_leaf:
             (grad,), _ = self._look([leaf_of(self._graph.nodes[task_id]).grad])
         self._ended.append((task_id, len(self.marks)))
-        self._mark(task_id, True)
+        self._mark(task_id, Moment.ENDED)
         self.visits.append(Visit(task_id, inputs, seen, grad, opaque or also_opaque))
+
+    def over(self) -> None:
+        """The last task's turn is over."""
+        self.look_for_freed()
+        self._mark(-1, Moment.OVER)
 
     def look_for_freed(self) -> None:
         """Notes which of the followed storages are gone since the last task's end."""
@@ -151,9 +181,9 @@ class MemoryWatch:
         opaque = any(each is None and tensor is not None for each, tensor in zip(seen, tensors, strict=True))
         return seen, opaque
 
-    def _mark(self, task_id: int, ended: bool) -> None:
+    def _mark(self, task_id: int, moment: Moment) -> None:
         with self._lock:
-            self.marks.append((task_id, ended))
+            self.marks.append((task_id, moment))
             self._allocator.mark()
 
 

@@ -44,7 +44,7 @@ from .policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, pol
 from .problem import Problem
 from .ready_queue import sort_key
 from .recorder import Recorder
-from .roots import as_outputs, root_gradients
+from .roots import as_outputs, given_gradients, root_gradients
 from .run import Run
 from .schedule import Pending, queue_lengths, schedule
 from .statistics import Level
@@ -109,11 +109,7 @@ class Call:
     @property
     def given(self) -> tuple[bool, ...]:
         """Per output, whether its gradient was given."""
-        outputs = as_outputs(self.tensors)
-        given = self.grad_tensors
-        if given is None or isinstance(given, Tensor):
-            return (given is not None,) * len(outputs)
-        return tuple(gradient is not None for gradient in given)
+        return given_gradients(self.tensors, self.grad_tensors)
 
     def run(self) -> None:
         torch_backward(

@@ -6,11 +6,14 @@ import torch
 
 from ..inspector.capture import capture
 from ..inspector.torch_internals import keep_compiler_out
+from .accumulation import Accumulate, Accumulation, Release
+from .backward import check_choices
+from .direct import run_measured
 from .make_loss import MakeLoss, loss_of
 from .measurement import Measurement
 from .native import Call, Plan, run_native
 from .policies import AnyPolicy, find_policy
-from .run import Run
+from .run import Engine, Run
 from .statistics import Level
 
 
@@ -22,8 +25,11 @@ def profile(
     create_graph: bool = False,
     trace: Level | None = None,
     device: torch.device | str | None = None,
+    engine: Engine = "native",
+    accumulate: Accumulate = "inplace",
+    release: Release = "eager",
 ) -> Run:
-    """Runs a forward and its backward on PyTorch's engine, and follows each block of memory from its birth.
+    """Runs a forward and its backward, and follows each block of memory from its birth.
 
     Args:
         make_loss: runs the forward and returns the loss, one element. Gradients are added to .grad as by any backward.
@@ -34,6 +40,7 @@ def profile(
         device: whose memory is measured. None: of the accelerator on which the backward runs, else of the CPU. It must
             be given where CUDA is first used inside make_loss, where the model is on another device than the current
             one, and where there are several.
+        engine, accumulate, release: as in `th.backward`.
 
     Returns:
         A `Run` with `timeline` (what was alive when: bytes, who made it, who kept it), `footprints` (for
@@ -49,17 +56,26 @@ def profile(
         TypeError: make_loss is no function, or returned no tensor.
         ValueError: it returned more than one element; which device is meant can't be told, or memory is not measured
             there.
+        NotImplementedError: gradients are to be summed or let go otherwise than PyTorch's engine does, on that one; or
+            the direct engine refuses the graph.
         RuntimeError: a torch profiler is at work, or a history of CUDA memory is being recorded; and what forward and
             backward raise.
     """
     if not callable(make_loss):
         raise TypeError(f"th.profile takes a function that makes the loss, not a {type(make_loss).__name__}")
+    check_choices(engine, trace)
+    accumulation = Accumulation(accumulate, release)
+    if engine == "native":
+        accumulation.check_native()
     chosen = find_policy(policy)
     with Measurement(device) as measurement:
         with capture(observer=measurement.observe):
             measurement.begin_forward()
             loss = make_loss()
             measurement.observe(None, loss)
+        if engine == "direct":
+            arguments = (loss_of(loss), None, retain_graph, create_graph, None)
+            return run_measured(arguments, chosen, trace, accumulation, measurement)
         call = Call.of(loss_of(loss), None, retain_graph, create_graph, None)
         return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)
 

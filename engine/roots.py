@@ -18,6 +18,13 @@ def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tens
     return tuple(tensors)
 
 
+def given_gradients(tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None) -> tuple[bool, ...]:
+    """Per output, whether its gradient was given."""
+    if grad_tensors is None or isinstance(grad_tensors, Tensor):
+        return (grad_tensors is not None,) * len(as_outputs(tensors))
+    return tuple(gradient is not None for gradient in grad_tensors)
+
+
 def root_gradients(
     tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None
 ) -> tuple[Tensor | None, ...]:

@@ -19,6 +19,8 @@ from .task_hooks import OnHook
 
 OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Any, Sequence[Tensor | None] | None], None]
 OnEnd = Callable[[Sequence[Tensor | None]], None]
+Measuring = Callable[[Graph, Sequence[object], Sequence[bool], bool, bool], "TaskMemory"]
+"""Begins to measure: the graph, outputs, whether each one's gradient is given, `keep_graph` and `create_graph`."""
 
 
 class BareLoop(Protocol):
@@ -33,6 +35,20 @@ class BareLoop(Protocol):
     def _execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
 
     def _fail(self, error: BaseException, task_id: int) -> None: ...
+
+
+class TaskMemory(Protocol):
+    """What measures the memory of each task: it is told of these moments, see `MemoryWatch`."""
+
+    def begin(self, task_id: int) -> None: ...
+
+    def summed(self, task_id: int) -> None: ...
+
+    def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None: ...
+
+    def end(self, task_id: int, outputs: Sequence[Tensor | None]) -> None: ...
+
+    def over(self) -> None: ...
 
 
 class Runner(Protocol):
@@ -51,6 +67,8 @@ class Runner(Protocol):
         on_outputs: is told of what a task takes and gives, while the node still has what it saved: its inputs, its
             outputs as the next tasks get them, the node, and the outputs as the node gave them. Of a leaf's task right
             before it runs.
+        memory: is told of each task right before its node runs, after its hooks, and right after the hooks that
+            follow.
     """
 
     graph: Graph
@@ -60,6 +78,7 @@ class Runner(Protocol):
     frees: bool
     on_hook: OnHook | None = None
     on_outputs: OnOutputs | None = None
+    memory: TaskMemory | None = None
 
     @abstractmethod
     def buffer(self, task_id: int, accumulate: Accumulate) -> InputBuffer:

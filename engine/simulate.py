@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import index, lt
 
@@ -12,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph
+from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .dry_run import dry_run
 from .footprint import Footprints
 from .footprint_program import (
@@ -27,9 +29,10 @@ from .footprint_program import (
     compiled,
 )
 from .layouts import copy_for
+from .listed import with_names
 from .policies import AnyPolicy, Policy, find_policy, is_dynamic, policy_name
 from .schedule import schedule
-from .timeline import Category, Timeline
+from .timeline import Category, Listed, Timeline
 
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
 
@@ -40,6 +43,8 @@ def simulate(
     footprints: Footprints | None = None,
     *,
     retain_graph: bool | None = None,
+    accumulate: Accumulate = "inplace",
+    release: Release = "eager",
 ) -> Timeline:
     """Predicts the memory of a backward. Nothing is executed.
 
@@ -52,6 +57,8 @@ def simulate(
         order: a policy, or the ids of the tasks in a legal order. It may leave out what a backward with `inputs=` does.
         footprints: what the tasks allocate: those of a measured run; None: `dry_run(graph)`.
         retain_graph: as in `torch.autograd.backward`; None: as in the run from which the footprints are.
+        accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. The
+            footprints may be those of a run under another rule. A policy that plans, plans for PyTorch's.
 
     Raises:
         ValueError: the order is not legal, or that of a policy which decides while the backward runs; or the footprints
@@ -60,6 +67,7 @@ def simulate(
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"th.simulate takes a graph, not a {type(graph).__name__}{_instead(graph)}")
+    accumulation = Accumulation(accumulate, release)
     if footprints is not None and not isinstance(footprints, Footprints):
         kind = type(footprints).__name__
         raise TypeError(f"footprints are those of a measured run, th.profile(...).footprints, not a {kind}")
@@ -71,7 +79,9 @@ def simulate(
         program = compiled(footprints)
         places = _places(graph, order, program.edges)
         keep_graph = footprints.keep_graph if retain_graph is None else retain_graph
-        return _Simulation(graph, footprints, program, keep_graph).run(places)
+        if accumulation == PYTORCHS:
+            return _Simulation(graph, footprints, program, keep_graph).run(places)
+        return _OtherRule(graph, footprints, program, keep_graph, accumulation).run(places)
 
 
 def _instead(given: object) -> str:
@@ -134,6 +144,9 @@ class _Simulation:
     tensors in the input buffers.
     """
 
+    accumulation = PYTORCHS
+    _begin: Callable[[int, list[int]], None] | None = None  # is called with a task and what it gets, before it runs
+
     def __init__(self, graph: Graph, footprints: Footprints, program: Compiled, keep_graph: bool) -> None:
         self._graph = graph
         self._footprints = footprints
@@ -164,6 +177,7 @@ class _Simulation:
         self._too_late: list[int] = []
         self._partly: list[int] = []
         self._place_of: dict[int, int] = {}
+        self._listed: list[Listed] = []
 
     def _new_tensor(self, storage: int, layout: int, base: int = NO_TENSOR) -> int:
         self._storage_of.append(storage)
@@ -257,9 +271,10 @@ class _Simulation:
         program, waiting, released = self._program, self._waiting, self._released
         first_input, programs, leaf_layouts = program.first_input, program.programs, program.leaf_layouts
         receivers = program.receivers if len(order) == len(self._graph) else self._needed_receivers(order)
-        give, drop, append = self._give, self._drop, events.append
+        give, drop, begin, append = self._give, self._drop, self._begin, events.append
         if program.keeps:
             self._place_of = {task_id: place for place, task_id in enumerate(order)}
+        self._prepare(order, receivers)
         before = len(nbytes)
         starts: list[int] = []
         inputs: list[int] = []
@@ -270,6 +285,8 @@ class _Simulation:
         for task_id in order:
             starts.append(len(events))
             given = waiting[first_input[task_id] : first_input[task_id + 1]]
+            if begin is not None:
+                begin(task_id, given)
             for tensor in given:
                 inputs.append(storage_of[tensor])
             numbers: Sequence[int] = ()
@@ -322,6 +339,7 @@ class _Simulation:
             for tensor in spent:
                 drop(tensor)
         starts.append(len(events))
+        self._end()
         for tensor in program.roots:
             drop(tensor)
         found = Timeline(
@@ -341,11 +359,21 @@ class _Simulation:
             self._grads,
             array("q", inputs),
             estimates=(*self._footprints.limits, *self._estimates()),
+            accumulation=self.accumulation,
+            listed=self._listed,
         )
+        if self.accumulation != PYTORCHS:
+            found = with_names(found)
         if found.basis == "calibrated" and found.estimates and found.workspace_share:
             share = f"{found.workspace_share:.1%} of the peak is workspace, as the run took it which was measured"
             found = replace(found, estimates=(*found.estimates, share))
         return found
+
+    def _prepare(self, order: Sequence[int], receivers: Sequence[Sequence[int]]) -> None:
+        """Before the first task."""
+
+    def _end(self) -> None:
+        """After the last task."""
 
     def _needed_receivers(self, order: Sequence[int]) -> list[list[int]]:
         """The receivers where the order leaves tasks out: what would go to these goes to nobody."""
@@ -425,3 +453,77 @@ class _Simulation:
             if distinct:
                 count = f"each of {len(distinct):,} tasks" if len(distinct) > 1 else "1 task"
                 yield f"{count} {what}; the first is {self._graph.describe(distinct[0])}"
+
+
+_IN_A_LIST = -1  # in `waiting`: what comes here is kept in a list
+
+
+class _OtherRule(_Simulation):
+    """The same where gradients are summed, or let go, by another rule than PyTorch's."""
+
+    def __init__(
+        self, graph: Graph, footprints: Footprints, program: Compiled, keep_graph: bool, accumulation: Accumulation
+    ) -> None:
+        super().__init__(graph, footprints, program, keep_graph)
+        self.accumulation = accumulation
+        self._begin = self._begin_task
+        self._lists: dict[int, list[int]] = {}  # by place in `waiting`
+        self._inputs: dict[int, tuple[int, int]] = {}  # of these the task, and its input
+        self._consumed: list[int] = []
+        self._place = -1
+
+    def _prepare(self, order: Sequence[int], receivers: Sequence[Sequence[int]]) -> None:
+        if not self.accumulation.lists:
+            return
+        first = self._program.first_input
+        arrivals = Counter(place for task_id in order for place in receivers[task_id])
+        arrivals.update(first[root.task] + root.input for root in self._graph.roots)
+        for task_id in order:
+            for place in range(first[task_id], first[task_id + 1]):
+                if arrivals[place] > 1:
+                    self._waiting[place] = _IN_A_LIST
+                    self._lists[place] = []
+                    self._inputs[place] = task_id, place - first[task_id]
+
+    def _give(self, place: int, tensor: int) -> bool:
+        waits = self._waiting[place]
+        if waits == _IN_A_LIST:
+            self._lists[place].append(tensor)
+            if self._place >= 0 and self._storage_of[tensor] >= 0:
+                self._listed.append((self._place, self._storage_of[tensor], *self._inputs[place]))
+            return True
+        if not waits or self.accumulation.accumulate == "inplace":
+            return super()._give(place, tensor)
+        layout = self._layouts.sum(self._layout_of[waits], self._layout_of[tensor])
+        self._waiting[place] = self._allocate(layout, _BUFFER, place)
+        self._drop(waits)
+        return False
+
+    def _begin_task(self, task_id: int, given: list[int]) -> None:
+        """Sums what is in lists, and goes on holding what the task consumes, where that is never let go."""
+        self._place += 1
+        keeps = self.accumulation.keeps and self._program.leaf_layouts[task_id] == NO_LEAF
+        first = self._program.first_input[task_id]
+        for number, tensor in enumerate(given):
+            if not tensor:
+                continue
+            contributions = self._lists[first + number] if tensor == _IN_A_LIST else [tensor]
+            given[number] = self._total(first + number, contributions)
+            if len(contributions) == 1 and keeps:
+                self._counts[given[number]] += 1  # for the task itself
+            if keeps:
+                self._consumed.extend(contributions)
+            elif len(contributions) > 1:
+                for each in contributions:
+                    self._drop(each)
+
+    def _total(self, place: int, tensors: list[int]) -> int:
+        """The sum of a list: of the first two a new tensor, to which the others are added in place."""
+        if len(tensors) < 2:
+            return tensors[0] if tensors else NO_TENSOR
+        first, second = (self._layout_of[tensor] for tensor in tensors[:2])
+        return self._allocate(self._layouts.sum(first, second), _BUFFER, place)
+
+    def _end(self) -> None:
+        for tensor in self._consumed:
+            self._drop(tensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 from weakref import ref
 
@@ -39,8 +39,8 @@ from .history import Ran
 from .hook_watch import HookWatch, node_of, tensors_of
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
 from .needed import Inputs, as_inputs, needed_tasks
-from .roots import as_outputs, root_gradients
-from .runner import BareLoop, OnEnd, Runner
+from .roots import as_outputs, given_gradients, root_gradients
+from .runner import BareLoop, Measuring, OnEnd, Runner
 from .task_hooks import (
     Gradients,
     hook_name,
@@ -99,8 +99,12 @@ class TaskRunner(Runner):
         retain_graph: bool | None,
         create_graph: bool,
         inputs: Inputs | None,
+        measuring: Measuring | None = None,
     ) -> Self:
         """The nodes below these tensors. Arguments as for `Stepper`.
+
+        Args:
+            measuring: begins to measure the memory, once the graph is known and before anything is made.
 
         Raises:
             NotImplementedError: what would not be done as PyTorch does it.
@@ -111,10 +115,16 @@ class TaskRunner(Runner):
         graph = graph_of(tensors)
         needed = None if limits is None else needed_tasks(graph, limits)
         _refuse_tasks(graph)
-        gradients = root_gradients(tensors, grad_tensors)
         keep_graph = create_graph if retain_graph is None else retain_graph
         _wait_for_accelerators(graph)
-        return cls(graph, needed, keep_graph, create_graph, gradients)
+        if not isinstance(grad_tensors, Tensor | None):
+            grad_tensors = tuple(grad_tensors)
+        memory = None
+        if measuring is not None:
+            memory = measuring(graph, tensors, given_gradients(tensors, grad_tensors), keep_graph, create_graph)
+        runner = cls(graph, needed, keep_graph, create_graph, root_gradients(tensors, grad_tensors))
+        runner.memory = memory
+        return runner
 
     def fitted_roots(self) -> list[Tensor | None]:
         gradients = list(self.roots)
@@ -157,7 +167,7 @@ class TaskRunner(Runner):
         raw: list[Tensor | None] | None = None
         wants_zeros = python and any(each is None for each in gradients)
         if free or wants_zeros or task.kind is Kind.COMPILED or (not python and self._is_partly_needed(task.id)):
-            outputs = self._outputs_by_engine(node, gradients, free)
+            outputs = self._outputs_by_engine(task, node, gradients, free)
         elif not hooks:
             outputs = self._call(task, node, gradients)
         else:
@@ -177,6 +187,8 @@ class TaskRunner(Runner):
         if self.on_outputs is not None:
             self.on_outputs(task.id, gradients, outputs, node, raw)
         raw = None
+        if self.memory is not None:
+            self.memory.end(task.id, outputs)
         if torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
             check_nan(task.name, outputs)
         gradients.reverse()  # the first goes first
@@ -193,7 +205,7 @@ class TaskRunner(Runner):
         if task.kind in APPLIED:
             free_function(node)
         elif task.kind is Kind.COPY_SLICES and not self.watch.possible():
-            self._outputs_by_engine(node, [None] * len(task.inputs), free=True)
+            self._outputs_by_engine(task, node, [None] * len(task.inputs), free=True)
         elif not task.is_leaf:
             free_saved(saved_variables(node))
 
@@ -329,11 +341,17 @@ class TaskRunner(Runner):
             gradients[:] = run_pre_hooks(node, gradients, on_hook)
         if self.on_outputs is not None:
             self.on_outputs(task.id, gradients, (), node, None)
+        if self.memory is not None:
+            self.memory.start(task.id, gradients)
         accumulate(node, gradients, on_hook and (lambda hook: on_hook("post_accumulate", hook_name(hook))))
         if hooks:
             run_post_hooks(node_hooks(node)[1], [], gradients, on_hook)
+        if self.memory is not None:
+            self.memory.end(task.id, ())
 
     def _call(self, task: Task, node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        if self.memory is not None:
+            self.memory.start(task.id, gradients)
         if task.kind in APPLIED:
             return list(by_edge(task, node, call_node(node, gradients)))
         if self._needed is not None and not any(
@@ -342,14 +360,17 @@ class TaskRunner(Runner):
             return [None] * len(node.next_functions)  # as C++ nodes ask, task_should_compute_output
         return list(call_node(node, gradients))
 
-    def _outputs_by_engine(self, node: Node, gradients: list[Tensor | None], free: bool) -> list[Tensor | None]:
+    def _outputs_by_engine(
+        self, task: Task, node: Node, gradients: list[Tensor | None], free: bool
+    ) -> list[Tensor | None]:
         limited = self.graph_task.limited
         wanted = [
             GradientEdge(child, number)
             for child, number in node.next_functions
             if child is not None and (free or (limited and self.graph_task.will_execute(child)))
         ]
-        return self.graph_task.run_in_engine(node, gradients, wanted, free)
+        on_start = None if self.memory is None else partial(self.memory.start, task.id)
+        return self.graph_task.run_in_engine(node, gradients, wanted, free, on_start)
 
     def _is_partly_needed(self, task_id: int) -> bool:
         """Whether only some of its outputs lead to inputs=: a C++ node then computes only them."""

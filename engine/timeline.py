@@ -13,6 +13,7 @@ from operator import itemgetter, sub
 from typing import TYPE_CHECKING, Literal
 
 from ..inspector.graph import Graph
+from .accumulation import PYTORCHS, Accumulation
 
 if TYPE_CHECKING:
     from ..inspector.facts import Operation
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ..inspector.source import Source
 
 Basis = Literal["measured", "calibrated", "dry run"]
+Listed = tuple[int, int, int, int]
+"""A place, a storage, a task and an input number, see `Timeline.listed`."""
 
 
 ON_CTX = "ctx."
@@ -39,6 +42,8 @@ class Category(IntEnum):
     HELD = 4
     WORKSPACE = 5
     UNKNOWN = 6
+    LISTED = 7
+    CONSUMED = 8
 
     @property
     def title(self) -> str:
@@ -56,6 +61,8 @@ _TITLES = {
     Category.HELD: "held gradient",  # neither .grad of a leaf nor on its way: a hook or retain_grad() holds it
     Category.WORKSPACE: "workspace",  # born and freed inside one kernel, formula or operation
     Category.UNKNOWN: "not attributed",
+    Category.LISTED: "gradient in a list",  # waits to be summed with others when the task runs (accumulate="list")
+    Category.CONSUMED: "consumed buffer",  # its task has run, and it is never let go (release="never")
 }
 
 
@@ -86,12 +93,14 @@ class Keeper:
 
     `kind` says how: "saved" in the slot `slot` of a task's node, from the forward until that task has run ("hidden" is
     the slot of what torch does not show); "buffer", a gradient in the input buffer of `task`; "grad", the .grad of the
-    leaf of `task`; "node", the node of `task` as long as there is the graph: on the `ctx` of a custom Function
-    ("ctx.name"), since it did not run (`inputs=`), or for the second derivative ("graph of the gradients"); "user",
-    the user's own code or a hook; "backward", the call of backward itself, until its end.
+    leaf of `task`; "list", the list of input `slot` of `task`, until that runs; "consumed", a buffer or a list that
+    `task` has consumed, until the backward ends (`release="never"`); "node", the node of `task` as long as there is the
+    graph: on the `ctx` of a custom Function ("ctx.name"), since it did not run (`inputs=`), or for the second
+    derivative ("graph of the gradients"); "user", the user's own code or a hook; "backward", the call of backward
+    itself, until its end.
     """
 
-    kind: Literal["saved", "buffer", "grad", "node", "user", "backward"]
+    kind: Literal["saved", "buffer", "grad", "list", "consumed", "node", "user", "backward"]
     task: int | None = None
     slot: str | None = None
 
@@ -186,6 +195,9 @@ class Timeline:
             there was none or it is not known. Empty: not recorded.
         event_ns: when each event happened, nanoseconds since the start of the backward. Empty: not recorded.
         blocks: what the allocator took of the device for all this; None where it was not measured, as on the CPU.
+        accumulation: how gradients are summed, and when they are let go.
+        listed: what waits in lists of several gradients: (place, storage, task, input), from the end of the task at
+            that place until this one runs.
     """
 
     graph: Graph
@@ -206,6 +218,8 @@ class Timeline:
     event_ns: array[int] = field(default_factory=lambda: array("q"))
     estimates: tuple[str, ...] = ()
     blocks: BlockLevels | None = None
+    accumulation: Accumulation = PYTORCHS
+    listed: Sequence[Listed] = ()
 
     def __repr__(self) -> str:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"
@@ -419,14 +433,45 @@ class Timeline:
         for task, slot in self.saved.get(number, ()):
             lasts = slot.startswith(ON_CTX) or slot == GRADIENT_GRAPH or task not in self.places
             yield Keeper("node" if lasts else "saved", task, slot)
+        for task, slot in self._listed.get(number, ()):
+            yield Keeper("list", task, slot)
         for place in self._waited.get(number, ()):
             yield Keeper("buffer", self.order[place])
+        for task in self.consumers(number):
+            yield Keeper("consumed", task)
         if number in self.grads:
             yield Keeper("grad", self.grads[number])
         if number in self.held:
             yield Keeper("user")
         if self.deaths.get(number, -1) >= self.starts[-1]:
             yield Keeper("backward")
+
+    def consumers(self, number: int) -> list[int]:
+        """The tasks that have consumed the storage and go on keeping it, in order; none where that is let go."""
+        if not self.accumulation.keeps:
+            return []
+        tasks = self.graph.tasks
+        waited = [self.order[place] for place in self.waited(number)]
+        lists = [task for task, _ in self._listed.get(number, ())]
+        found = [task for task in dict.fromkeys([*waited, *lists]) if not tasks[task].is_leaf]
+        return sorted(found, key=self.places.__getitem__)
+
+    def waited(self, number: int) -> list[int]:
+        """The places of the tasks for which the storage had waited when they ran; the sum of a list had not."""
+        places = self._waited.get(number, [])
+        if not self.accumulation.lists or not places:
+            return places
+        born = self.place_of(self.births[number])
+        return [place for place in places if place != born]
+
+    @cached_property
+    def _listed(self) -> dict[int, list[tuple[int, str]]]:
+        """By storage the tasks in whose lists it is, and of which input."""
+        found: dict[int, list[tuple[int, str]]] = {}
+        for _, number, task, given in self.listed:
+            if (task, str(given)) not in found.setdefault(number, []):
+                found[number].append((task, str(given)))
+        return found
 
     @cached_property
     def _waited(self) -> dict[int, list[int]]:
