@@ -14,7 +14,6 @@ from ..inspector.graph import Edge, Graph
 from ..inspector.torch_internals import (
     call_node,
     free_saved,
-    hooks_registered,
     node_hooks,
     retains_any,
     run_engine,
@@ -26,6 +25,7 @@ from .batched_products import FUNCTIONS, Operands, Outputs, Tally, alone, launch
 from .batches import Batch, Fallback
 from .groups import Group, GroupRules, groups
 from .holding import HoldingChoiceQueue, HoldingQueue
+from .hook_watch import no_hooks
 from .input_buffer import InputBuffer, fits
 from .ready_queue import ReadyQueue
 from .recorder import Recorder
@@ -246,10 +246,13 @@ class GroupRunner:
         """Why these tasks have to run by themselves. Runs the hooks of tensors if there is no other reason."""
         if torch.is_anomaly_enabled():
             return f"anomaly mode looks at what {self._graph.describe(task_ids[0])} gives"
-        why = self._hooked_nodes(task_ids) or self._hooked_trees(task_ids) or self._unusual(loop, task_ids)
+        trees = [tree for task_id in task_ids for tree in self._trees.get(task_id, {}).values() if not tree.begun]
+        quiet = no_hooks(look=bool(trees))
+        why = self._hooked(task_ids, trees) if not quiet else self._retained(trees)
+        why = why or self._unusual(loop, task_ids)
         if why is not None or not hooks:
             return why
-        if not hooks_registered():
+        if quiet:
             self._retain(loop, task_ids)
             return None
         for place, task_id in enumerate(task_ids):
@@ -264,34 +267,30 @@ class GroupRunner:
                 return f"the tensor of {at} has the hook {names[0][1]}, which sees that task alone"
         return None
 
-    def _hooked_nodes(self, task_ids: Sequence[int]) -> str | None:
-        if not hooks_registered():
-            return None
-        trees = [tree for task_id in task_ids for tree in self._trees.get(task_id, {}).values() if not tree.begun]
-        for task_id in (*task_ids, *(each for tree in trees for path in tree.paths.values() for each in path)):
+    def _hooked(self, task_ids: Sequence[int], trees: Sequence[_Tree]) -> str | None:
+        """Which hook wants these tasks by themselves, of nodes and of trees: what a tree has left behind nobody may
+        change until its last task, nor look between its tasks and the sum."""
+        describe = self._graph.describe
+        for task_id in task_ids:
             hook = next((hook for hooks in node_hooks(self._graph.nodes[task_id]) for hook in hooks), None)
             if hook is not None:
-                return f"{self._graph.describe(task_id)} has the hook {hook_name(hook)}, which sees that task alone"
+                return f"{describe(task_id)} has the hook {hook_name(hook)}, which sees that task alone"
+        if trees:
+            at = describe(task_ids[0])
+            return f"torch does not list the hooks there are, and one might look between {at} and the sum"
         return None
 
-    def _hooked_trees(self, task_ids: Sequence[int]) -> str | None:
-        """Nobody may change what a tree has left behind until its last task, nor look between its tasks and the sum."""
-        trees = [tree for task_id in task_ids for tree in self._trees.get(task_id, {}).values() if not tree.begun]
-        if not trees:
-            return None
-        at = self._graph.describe(task_ids[0])
-        if hooks_registered():
-            if self._runner.watch.possible():
-                return f"the graph of {at} has hooks or retained gradients, which torch does not list: one might look"
-            return None
-        between = [self._graph.nodes[each] for tree in trees for path in tree.paths.values() for each in path]
-        if retains_any(between):
-            return f"the gradient of a tensor between {at} and the sum is retained, which wants that task's alone"
+    def _retained(self, trees: Sequence[_Tree]) -> str | None:
+        for tree in trees:
+            between = {task_id: self._graph.nodes[task_id] for path in tree.paths.values() for task_id in path}
+            if retains_any(list(between.values())):
+                at = self._graph.describe(min(between))
+                return f"the tensor of {at}, or another between such a product and the sum, retains its own gradient"
         return None
 
     def _retain(self, loop: GroupLoop, task_ids: Sequence[int]) -> None:
-        """Fills the .grad of tensors that retain it, where no hook was ever registered: in one run of the engine, of
-        which the tasks' nodes are at once roots and wanted."""
+        """Fills the .grad of tensors that retain it, where there are no hooks: in one run of the engine, of which the
+        tasks' nodes are at once roots and wanted."""
         edges = [GradientEdge(self._graph.nodes[task_id], 0) for task_id in task_ids]
         given = [
             gradient for task_id in task_ids for gradient in loop._buffers[task_id].gradients if gradient is not None

@@ -49,6 +49,24 @@ class HookWatch:
         return self._found or hooks_registered() != self._handles
 
 
+_none_of = 0
+"""So many hooks had been registered when none was left on any tensor or node of the process."""
+
+
+def no_hooks(look: bool) -> bool:
+    """Whether no tensor and no node of this process has a Python hook, as far as that is known.
+
+    Args:
+        look: where it is not known, looks through all objects of the process. That there are none is then known until
+            another hook is registered.
+    """
+    global _none_of
+    registered = hooks_registered()
+    if registered != _none_of and look and not HookWatch(()).registered():
+        _none_of = registered
+    return registered == _none_of
+
+
 def _belong_to_modules(registries: list[OrderedDict[int, object]]) -> bool:
     """Whether Python objects hold all of these: hooks of modules and optimizers. Those of nodes are held by C++ alone,
     or by a tensor or the node."""
