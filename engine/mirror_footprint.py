@@ -1,0 +1,490 @@
+"""The memory of a mirrored backward, predicted: a plain one, some of whose storages are dropped and made again."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ..inspector.forward_program import ForwardProgram, ForwardStorage
+from .footprint import Footprints
+from .simulate import difference
+from .timeline import Category, Maker, Timeline
+
+FOR_REPLAY = "for a replay"
+"""The slot of what a node keeps though its own formula does not read it: a replay of what it dropped does."""
+
+CALL_NS = 10_000
+"""What it takes to replay an operation besides the operation: to find its arguments, and to call it from Python."""
+
+_UNKNOWN = Maker(None, None, None)
+_STATE_BYTES = 5_056  # of the CPU's generator (torch.get_rng_state)
+_PRODUCTS = ("mm", "mv", "dot", "linear", "convolution", "attention", "einsum", "rnn", "lstm", "gru")  # in aten's names
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorStorage:
+    """A storage of the forward: what dropping it saves, and what computing it again takes.
+
+    Attributes:
+        nbytes: its size.
+        keepers: the tasks whose nodes keep it, each once, ascending. Empty: no backward needs it itself.
+        needs: the numbers of the storages that its replay reads, without itself and what was there before the forward.
+        replay_ns: what its replay takes.
+        extra_bytes: what its replay allocates besides and frees at once: outputs that nobody needs again.
+        state_bytes: what is kept of random generators until it is replayed, so that they draw the same again.
+        siblings: the numbers of other outputs of the same operation, that one call makes with it.
+        start: its number among what is alive as the plain backward starts; -1: it is not.
+        droppable: whether it can be computed again.
+        product: whether its replay has a matrix product or a convolution in it.
+        kind: equal for storages that are made in the same way, as by the layers of a stack.
+        made_by: what made it.
+    """
+
+    nbytes: int
+    keepers: tuple[int, ...]
+    needs: tuple[int, ...]
+    replay_ns: float
+    extra_bytes: int = 0
+    state_bytes: int = 0
+    siblings: tuple[int, ...] = ()
+    start: int = -1
+    droppable: bool = True
+    product: bool = False
+    kind: int = 0
+    made_by: Maker = _UNKNOWN
+
+
+def mirror_storages(program: ForwardProgram, footprints: Footprints) -> list[MirrorStorage]:
+    """The storages of a recorded forward, found again in what a measured backward of the same forward starts with.
+
+    What was there before the forward costs nothing to read again, and is in no `needs`. What a node keeps and the
+    measured backward does not know is not dropped.
+
+    Args:
+        program: the forward.
+        footprints: those of a run of it, `th.profile(...).footprints`.
+
+    Raises:
+        ValueError: they are another graph's.
+    """
+    if (other := difference(program.graph, footprints.graph)) is not None:
+        raise ValueError(f"the footprints are not those of the forward that was recorded: {other}")
+    starts: dict[tuple[frozenset[tuple[int, str]], int], list[int]] = {}
+    for number in reversed(range(len(footprints.start))):
+        there = footprints.start[number]
+        starts.setdefault((frozenset(there.keepers), there.nbytes), []).append(number)
+    kinds: dict[object, int] = {}
+    found: list[MirrorStorage] = []
+    for each in program.storages:
+        made = each.made_by is not None
+        matching = starts.get((frozenset(each.saved_by), each.nbytes)) if each.saved_by and made else None
+        start = matching.pop() if matching else -1
+        known = made and (start >= 0 or not each.saved_by) and each.device == footprints.device
+        operations = [program.operations[number] for number in each.program]
+        names = tuple(operation.name for operation in operations)
+        siblings, extra = _made_with(program, each)
+        found.append(
+            MirrorStorage(
+                each.nbytes,
+                tuple(sorted({task for task, _ in each.saved_by})) if start >= 0 else (),
+                tuple(dict.fromkeys(read.storage for operation in operations for read in operation.reads)),
+                sum(1e9 * operation.seconds + CALL_NS for operation in operations),
+                extra,
+                sum(_STATE_BYTES for operation in operations if operation.random) if each.device == "cpu" else 0,
+                siblings,
+                start,
+                known and each.obstacle is None,
+                any(product in name for name in names for product in _PRODUCTS),
+                kinds.setdefault((names, each.nbytes, len(each.saved_by)), len(kinds)),
+                footprints.start[start].made_by
+                if start >= 0
+                else Maker(None, None, operations[0].module if operations else None),
+            )
+        )
+    lasting = {
+        number
+        for number, (each, storage) in enumerate(zip(program.storages, found, strict=True))
+        if each.made_by is None or (each.saved_by and storage.start < 0)
+    }
+    return [
+        replace(storage, needs=tuple(need for need in storage.needs if need != number and need not in lasting))
+        for number, storage in enumerate(found)
+    ]
+
+
+def _made_with(program: ForwardProgram, storage: ForwardStorage) -> tuple[tuple[int, ...], int]:
+    """What else the operation that made it makes: what one call makes whole, and the bytes of the others."""
+    siblings: list[int] = []
+    extra = 0
+    if storage.made_by is not None:
+        for number, _ in program.operations[storage.made_by].makes:
+            other = program.storages[number]
+            if number != storage.number and not other.written_by:
+                siblings.append(number)
+            elif number != storage.number:
+                extra += other.nbytes
+    return tuple(siblings), extra
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """What dropping some storages comes to.
+
+    Attributes:
+        peak_bytes: the highest level of the backward.
+        start_bytes: the level as it starts.
+        replay_ns: what all replays take.
+        peaks: by place the highest level while the task ran, its replays included.
+    """
+
+    peak_bytes: int
+    start_bytes: int
+    replay_ns: float
+    peaks: list[int]
+
+    @property
+    def peak_place(self) -> int:
+        """The place of the task in which the peak is reached; -1: the backward starts with it."""
+        return -1 if self.start_bytes == self.peak_bytes else self.peaks.index(self.peak_bytes)
+
+
+class MirroredMemory:
+    """The levels of one backward, in one order, for any choice of dropped storages.
+
+    Dropping leaves what tasks allocate for themselves as it was, so the plain backward is shifted: by what is not
+    there, what is kept for replays alone, and what replays have made. A task replays what its node kept before it
+    allocates anything. What a replay made lives until the last node that kept it, or the last replay that reads it, is
+    done; and so does what is kept for replays. A replay frees what only it still needed as soon as it has run.
+
+    Args:
+        storages: of the forward.
+        plain: the backward without mirroring, simulated in the order that is asked for.
+    """
+
+    def __init__(self, storages: Sequence[MirrorStorage], plain: Timeline) -> None:
+        self.storages = storages
+        self.plain = plain
+        place_of = plain.places
+        self.places = [sorted(place_of[task] for task in each.keepers if task in place_of) for each in storages]
+        self._holders = list(map(len, self.places))
+        self._levels = plain.levels
+        first = plain.starts[0]
+        freed = {~number: event for event, number in enumerate(plain.events) if number < 0 and event >= first}
+        self._freed_at = [freed.get(each.start, -1) if each.start >= 0 else -1 for each in storages]
+        self._place_freed = [plain.place_of(event) if event >= 0 else -1 for event in self._freed_at]
+        # What something else holds, too, is there all the time: replaying it makes a second one.
+        self.held = [each.start >= 0 and event < 0 for each, event in zip(storages, self._freed_at, strict=True)]
+        self._plain_peaks = list(plain.task_peaks)
+        self._end = max(self._levels[plain.starts[-1] :])
+
+    @property
+    def plain_peak_bytes(self) -> int:
+        return self.plain.peak_bytes
+
+    def reached(self, dropped: Iterable[int]) -> set[int]:
+        """Of these, what nodes keep, and what is replayed for that."""
+        chosen = dropped if isinstance(dropped, set | frozenset) else set(dropped)
+        storages = self.storages
+        found: set[int] = set()
+        stack = [number for number in chosen if self.places[number]]
+        while stack:
+            number = stack.pop()
+            if number not in found:
+                found.add(number)
+                stack.extend(each for each in storages[number].needs if each in chosen)
+        return found
+
+    def newly_kept(self, dropped: Collection[int]) -> set[int]:
+        """What replays need, and neither is dropped nor alive in the plain backward. `dropped` is as `reached` says."""
+        storages = self.storages
+        return {
+            each
+            for number in dropped
+            for each in storages[number].needs
+            if each not in dropped and storages[each].start < 0
+        }
+
+    def kept_bytes(self, dropped: Collection[int]) -> int:
+        """What nodes keep, and what replays need besides. `dropped` is as `reached` says."""
+        storages = self.storages
+        kept = sum(each.nbytes for number, each in enumerate(storages) if self.places[number] and number not in dropped)
+        return kept + sum(storages[number].nbytes for number in self.newly_kept(dropped))
+
+    def mirrored(self, dropped: Iterable[int]) -> Mirrored:
+        """What the backward is like if these are dropped. O(tasks + what is dropped, with what its replays need)."""
+        run = _Run(self, self.reached(dropped))
+        levels, starts, peaks = self._levels, self.plain.starts, self._plain_peaks
+        found: list[int] = []
+        after = 0
+        for place, transient, shift, retained in run.places():
+            if run.shift_before:
+                found.extend([peak + run.shift_before for peak in peaks[after:place]])
+            else:
+                found.extend(peaks[after:place])
+            highest = levels[starts[place]] + transient
+            if not retained:
+                highest = max(highest, peaks[place] + shift)
+            else:
+                begin = starts[place]
+                for event, nbytes in sorted((self._freed_at[number], nbytes) for number, nbytes in retained):
+                    highest = max(highest, max(levels[begin : event + 1]) + shift)
+                    shift += nbytes
+                    begin = event + 1
+                highest = max(highest, max(levels[begin : starts[place + 1] + 1]) + shift)
+            found.append(highest)
+            after = place + 1
+        found.extend([peak + run.shift for peak in peaks[after:]])
+        start = levels[starts[0]] + run.start_shift
+        return Mirrored(max(start, self._end + run.shift, *found), start, run.replay_ns, found)
+
+    def timeline(self, dropped: Iterable[int]) -> Timeline:
+        """The same, event by event."""
+        return _mirrored_timeline(self, self.reached(dropped))
+
+
+class _Event(Enum):
+    """What a replay does: makes a storage; takes bytes that live in its call alone; lets go of the state of a random
+    generator; lets go of a storage."""
+
+    MADE = 0
+    EXTRA = 1
+    STATE_GONE = 2
+    GONE = 3
+
+
+class _Run:
+    """Who holds what, place by place: the reference counts of the records from which storages are replayed.
+
+    Attributes:
+        shift: bytes by which the level is now above the plain one; `shift_before`: it was before the present place.
+        start_shift: the same as the backward starts.
+        replay_ns: what the replays took so far.
+        log: what replays do: (place, what, number of the storage, bytes).
+    """
+
+    def __init__(self, memory: MirroredMemory, dropped: set[int]) -> None:
+        self._memory = memory
+        self._storages = storages = memory.storages
+        self.dropped = dropped
+        holders = self._holders = memory._holders.copy()
+        self.needed: set[int] = set()
+        shift = 0
+        for number in dropped:
+            each = storages[number]
+            shift += each.state_bytes
+            if each.start >= 0 and not memory.held[number]:
+                shift -= each.nbytes
+            for need in each.needs:
+                holders[need] += 1
+                if need not in dropped:
+                    self.needed.add(need)
+        for number in self.needed:
+            if storages[number].start < 0:
+                shift += storages[number].nbytes
+        self.start_shift = self.shift = self.shift_before = shift
+        self.replay_ns = 0.0
+        self.log: list[tuple[int, _Event, int, int]] = []
+        self._made: set[int] = set()
+        self._highest = 0
+        self._place = 0
+
+    def places(self) -> Iterator[tuple[int, int, int, list[tuple[int, int]]]]:
+        """The places where something changes: (place, highest shift in its replays, shift after them, retained).
+
+        Retained is what the plain backward frees there and a replay still needs: (number, bytes).
+        """
+        memory, storages, holders = self._memory, self._storages, self._holders
+        by_place: dict[int, list[int]] = {}
+        for number in sorted(self.dropped | self.needed):
+            for place in memory.places[number]:
+                by_place.setdefault(place, []).append(number)
+        for place in sorted(by_place):
+            numbers = by_place[place]
+            self._place = place
+            self.shift_before = self._highest = self.shift
+            for number in numbers:
+                if number in self.dropped and number not in self._made:
+                    self._replay(number)
+            retained = []
+            after = self.shift
+            for number in numbers:
+                holders[number] -= 1
+                if place == memory._place_freed[number] and holders[number]:
+                    retained.append((number, storages[number].nbytes))
+                    after += storages[number].nbytes
+            yield place, self._highest, self.shift, retained
+            self.shift = after
+        self.shift_before = self.shift
+
+    def _replay(self, wanted: int) -> None:
+        """Replays a storage, and before it what it needs and is not there."""
+        storages, dropped, made = self._storages, self.dropped, self._made
+        stack = [wanted]
+        while stack:
+            number = stack[-1]
+            if number in made:
+                stack.pop()
+                continue
+            missing = [each for each in storages[number].needs if each in dropped and each not in made]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            self._run(number)
+
+    def _run(self, number: int) -> None:
+        storages, holders, made = self._storages, self._holders, self._made
+        each = storages[number]
+        extra = each.extra_bytes + each.state_bytes
+        born = [number]
+        for sibling in each.siblings:
+            if sibling in self.dropped and sibling not in made and holders[sibling]:
+                born.append(sibling)
+            else:
+                extra += storages[sibling].nbytes
+        self.replay_ns += each.replay_ns
+        for one in born:
+            made.add(one)
+            self.shift += storages[one].nbytes
+            self.log.append((self._place, _Event.MADE, one, storages[one].nbytes))
+        self._highest = max(self._highest, self.shift + extra)
+        if extra:
+            self.log.append((self._place, _Event.EXTRA, number, extra))
+        for one in born:
+            if state := storages[one].state_bytes:
+                self.shift -= state
+                self.log.append((self._place, _Event.STATE_GONE, one, state))
+            for need in storages[one].needs:
+                self._let_go(need)
+
+    def _let_go(self, number: int) -> None:
+        """A replay that needed it has run."""
+        self._holders[number] -= 1
+        if not self._holders[number] and not self._memory.held[number]:
+            nbytes = self._storages[number].nbytes
+            self.shift -= nbytes
+            self.log.append((self._place, _Event.GONE, number, nbytes))
+
+
+def _mirrored_timeline(memory: MirroredMemory, dropped: set[int]) -> Timeline:
+    plain, storages = memory.plain, memory.storages
+    run = _Run(memory, dropped)
+    retained: set[int] = set()  # the plain backward frees them; here a replay does
+    for _, _, _, kept in run.places():
+        retained.update(number for number, _ in kept)
+    by_place: dict[int, list[tuple[_Event, int, int]]] = {}
+    for place, event, number, nbytes in run.log:
+        by_place.setdefault(place, []).append((event, number, nbytes))
+    writer = _Writer(memory, dropped, [number for number in sorted(run.needed) if storages[number].start < 0])
+    skipped = {~storages[number].start for number in retained}
+    for place in range(len(plain.order)):
+        writer.begin_place()
+        for event, number, nbytes in by_place.get(place, ()):
+            writer.replay(place, event, number, nbytes)
+        for index in range(plain.starts[place], plain.starts[place + 1]):
+            writer.copy(index, plain.events[index] in skipped)
+    writer.begin_place()
+    for index in range(plain.starts[-1], len(plain.events)):
+        writer.copy(index, False)
+    return writer.timeline()
+
+
+class _Writer:
+    """Writes the events of a mirrored backward, and numbers its storages by birth."""
+
+    def __init__(self, memory: MirroredMemory, dropped: set[int], newly_kept: Sequence[int]) -> None:
+        plain, storages = memory.plain, memory.storages
+        self._plain = plain
+        self._storages = storages
+        gone = {storages[number].start for number in dropped}
+        there = [number for number in range(plain.before) if number not in gone]
+        self._number_of = {number: place for place, number in enumerate(there)}  # by number in the plain backward
+        self._nbytes = [plain.nbytes[number] for number in there]
+        self._born_as = [plain.born_as[number] for number in there]
+        self._makers = [plain.makers[number] for number in there]
+        self._saved = {
+            self._number_of[number]: keepers for number, keepers in plain.saved.items() if number in self._number_of
+        }
+        self._mirror_number_of: dict[int, int] = {}  # by number in `storages`
+        for number in newly_kept:
+            self._mirror_number_of[number] = len(self._nbytes)
+            self._makers.append(storages[number].made_by)
+            self._append(storages[number].nbytes, Category.SAVED)
+        self._state_of: dict[int, int] = {}
+        for number in sorted(dropped):
+            if state := storages[number].state_bytes:
+                self._state_of[number] = len(self._nbytes)
+                self._makers.append(storages[number].made_by)
+                self._append(state, Category.SAVED)
+        self._before = len(self._nbytes)
+        for number, each in enumerate(storages):
+            if each.start in self._number_of:
+                self._mirror_number_of[number] = self._number_of[each.start]
+        self._events: list[int] = []
+        self._starts: list[int] = []
+        self._index_of: list[int] = []  # by event of the plain backward the index here
+
+    def begin_place(self) -> None:
+        self._starts.append(len(self._events))
+
+    def _append(self, nbytes: int, category: int) -> int:
+        self._nbytes.append(nbytes)
+        self._born_as.append(int(category))
+        return len(self._nbytes) - 1
+
+    def replay(self, place: int, event: _Event, number: int, nbytes: int) -> None:
+        """What a replay of this place does."""
+        each = self._storages[number]
+        if event is _Event.EXTRA:
+            born = self._append(nbytes, Category.WORKSPACE)
+            self._events += [born, ~born]
+        elif event is _Event.MADE:
+            born = self._append(nbytes, Category.SAVED if each.keepers else Category.WORKSPACE)
+            self._events.append(born)
+            self._mirror_number_of[number] = born
+            if each.start >= 0:  # the plain backward's event frees it, where no replay does
+                self._number_of[each.start] = born
+                self._saved[born] = self._plain.saved.get(each.start, ())
+        else:
+            dies = (self._mirror_number_of if event is _Event.GONE else self._state_of)[number]
+            self._events.append(~dies)
+            if dies < self._before and dies not in self._saved:
+                self._saved[dies] = ((self._plain.order[place], FOR_REPLAY),)
+
+    def copy(self, index: int, skipped: bool) -> None:
+        """An event of the plain backward."""
+        self._index_of.append(len(self._events))
+        number = self._plain.events[index]
+        if skipped:
+            return
+        if number >= 0:
+            self._number_of[number] = self._append(self._plain.nbytes[number], self._plain.born_as[number])
+            self._events.append(self._number_of[number])
+        elif (here := self._number_of.get(~number)) is not None:
+            self._events.append(~here)
+
+    def timeline(self) -> Timeline:
+        plain, number_of = self._plain, self._number_of
+        index_of = [*self._index_of, len(self._events)]
+        return replace(
+            plain,
+            events=array("q", self._events),
+            starts=array("q", self._starts),
+            nbytes=array("q", self._nbytes),
+            born_as=array("q", self._born_as),
+            changes=[
+                (index_of[index], number_of[number], category)
+                for index, number, category in plain.changes
+                if number in number_of
+            ],
+            before=self._before,
+            makers=self._makers,
+            saved=self._saved,
+            held=frozenset(number_of[number] for number in plain.held if number in number_of),
+            grads={number_of[number]: task for number, task in plain.grads.items()},
+            inputs=array("q", [number_of.get(number, -1) if number >= 0 else -1 for number in plain.inputs]),
+            event_ns=array("q"),
+            blocks=None,
+        )
