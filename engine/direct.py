@@ -514,7 +514,10 @@ def run_measured(
     measurement: Measurement,
     batch: AnyBatch = None,
 ) -> Run:
-    """A whole backward whose memory is measured. `arguments`: those of `torch.autograd.backward`."""
+    """A whole backward whose memory is measured. `arguments`: those of `torch.autograd.backward`.
+
+    What tasks did as one says nothing about another order: such a run has no footprints.
+    """
     measuring = partial(measurement.begin_stepped, accumulation)
     with Stepper(
         *arguments, policy=policy, trace=trace, accumulation=accumulation, measuring=measuring, batch=batch
@@ -522,7 +525,7 @@ def run_measured(
         run = stepper.run()
         measurement.end()
         timeline, footprints = measurement.results()
-        return replace(run, timeline=timeline, footprints=footprints)
+        return replace(run, timeline=timeline, footprints=None if run.batches else footprints)
 
 
 def runner_of(

@@ -327,7 +327,14 @@ class GroupRunner:
         for task_id in task_ids:
             loop._buffers.pop(task_id)
             loop._queue.remove(task_id)
-        self._at = task_ids[0]
+        self._at, last = task_ids[0], task_ids[-1]
+        if runner.memory is not None:  # to which all that is made belongs to the last of them
+            for task_id, its in zip(task_ids, gradients, strict=True):
+                runner.memory.begin(task_id)
+                runner.memory.summed(task_id)
+                runner.memory.start(task_id, its)
+                if task_id != last:
+                    runner.memory.end(task_id, ())
         try:
             found = self._outputs(task_ids, gradients)
             if recorder is not None:
@@ -335,6 +342,8 @@ class GroupRunner:
             for task_id, outputs in zip(task_ids, found, strict=True):
                 self._at = task_id
                 runner.fit(self._graph.tasks[task_id], outputs)
+            if runner.memory is not None:
+                runner.memory.end(last, found[-1])
             loop._order.extend(task_ids)
             for task_id, outputs in zip(task_ids, found, strict=True):
                 self._at = task_id

@@ -9,6 +9,7 @@ from ..inspector.torch_internals import keep_compiler_out
 from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices
 from .direct import run_measured
+from .group_runner import AnyBatch, check_batch
 from .make_loss import MakeLoss, loss_of
 from .measurement import Measurement
 from .native import Call, Plan, run_native
@@ -28,6 +29,7 @@ def profile(
     engine: Engine = "native",
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
+    batch: AnyBatch = None,
 ) -> Run:
     """Runs a forward and its backward, and follows each block of memory from its birth.
 
@@ -41,6 +43,8 @@ def profile(
             be given where CUDA is first used inside make_loss, where the model is on another device than the current
             one, and where there are several.
         engine, accumulate, release: as in `th.backward`.
+        batch: as in `th.backward`. What tasks of a group allocate counts to the last of them, and there are no
+            `footprints`: what ran as one does not tell what other orders take.
 
     Returns:
         A `Run` with `timeline` (what was alive when: bytes, who made it, who kept it), `footprints` (for
@@ -56,14 +60,15 @@ def profile(
         TypeError: make_loss is no function, or returned no tensor.
         ValueError: it returned more than one element; which device is meant can't be told, or memory is not measured
             there.
-        NotImplementedError: gradients are to be summed or let go otherwise than PyTorch's engine does, on that one; or
-            the direct engine refuses the graph.
+        NotImplementedError: gradients are to be summed or let go otherwise than PyTorch's engine does, or tasks to run
+            as one, on that one; or the direct engine refuses the graph.
         RuntimeError: a torch profiler is at work, or a history of CUDA memory is being recorded; and what forward and
             backward raise.
     """
     if not callable(make_loss):
         raise TypeError(f"th.profile takes a function that makes the loss, not a {type(make_loss).__name__}")
     check_choices(engine, trace)
+    check_batch(batch, engine)
     accumulation = Accumulation(accumulate, release)
     if engine == "native":
         accumulation.check_native()
@@ -75,7 +80,7 @@ def profile(
             measurement.observe(None, loss)
         if engine == "direct":
             arguments = (loss_of(loss), None, retain_graph, create_graph, None)
-            return run_measured(arguments, chosen, trace, accumulation, measurement)
+            return run_measured(arguments, chosen, trace, accumulation, measurement, batch)
         call = Call.of(loss_of(loss), None, retain_graph, create_graph, None)
         return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)
 

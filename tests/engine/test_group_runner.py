@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.direct import Stepper
+from tapehead.engine.step_levels import allocated_levels
 from tapehead.engine.workloads import workload
 from tapehead.inspector.torch_internals import retains_any
 
@@ -380,6 +381,32 @@ def test_what_looks_at_single_tasks_gets_them_and_no_part_of_a_sum_is_lost(what,
     assert_equal(gradients_of(leaves, backward), expected, bitwise=False)
 
 
+@pytest.mark.parametrize("name", ["ensemble", "linear50", "rnn"])
+def test_memory_is_measured_as_the_allocator_says(name):
+    model, make_loss = workload(name).build(**SMALL[name])
+
+    def compute(step: Callable[[], None]) -> None:
+        loss = make_loss()
+        step()
+        th.backward(loss, engine="direct", batch="auto")
+        step()
+
+    model.zero_grad()
+    _, levels = allocated_levels(compute)
+    model.zero_grad()
+    run = th.profile(make_loss, engine="direct", batch="auto")
+    assert run.timeline is not None
+    assert batched(run)
+    assert run.peak_bytes == levels.peak_bytes
+    assert run.footprints is None
+    model.zero_grad()
+    alone = th.profile(make_loss, engine="direct").timeline
+    assert alone is not None
+    assert run.timeline.start_bytes == alone.start_bytes
+    assert run.timeline.end_bytes == alone.end_bytes
+    assert "The peak is" in repr(run.peak())
+
+
 def test_an_edited_gradient_goes_into_the_group():
     leaves, make_loss = small_ensemble()
     grads = []
@@ -431,6 +458,8 @@ def only_reason_start(run: th.Run) -> str:
 
 def test_native_and_nonsense_are_refused_with_a_sentence():
     leaves, make_loss = small_ensemble()
+    with pytest.raises(NotImplementedError, match='use engine="direct"'):
+        th.profile(make_loss, batch="auto")
     for call in (th.backward, th.debug):
         with pytest.raises(NotImplementedError, match='use engine="direct"'):
             call(make_loss(), engine="native", batch="auto")
