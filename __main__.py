@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
+    from .engine.accumulation_study import AccumulationStudy
     from .engine.order_study import OrderStudy
     from .engine.workloads import Workload
     from .inspector.graph import Fold, Graph
@@ -106,6 +107,19 @@ def _parser() -> Parser:
     orders.add_argument("--html", type=Path, metavar="FILE", help="write a page with table and figure, too")
     orders.add_argument("--json", type=Path, metavar="FILE", help="write every single time, too")
     orders.set_defaults(command=_bench_orders)
+    accumulation = benches.add_parser(
+        "accumulation", help="memory of every way to sum gradients, beside the gradient by hand: HIPS/autograd #219"
+    )
+    accumulation.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help="those with a gradient written by hand (rnn fan_out needless)"
+    )
+    accumulation.add_argument("--size", choices=("small", "full"), default="small", help="how large (small)")
+    accumulation.add_argument(
+        "--dtype", choices=("float32", "float64"), nargs="+", action="extend", help="of the numbers (float32)"
+    )
+    accumulation.add_argument("--repetitions", type=int, default=3, metavar="N", help="how often each is timed (3)")
+    accumulation.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
+    accumulation.set_defaults(command=_bench_accumulation)
 
     workloads = commands.add_parser("workloads", help="list the ready models")
     workloads.set_defaults(command=_workloads)
@@ -290,6 +304,56 @@ def _bench_orders(options: argparse.Namespace, console: Console) -> int:
     if failed is not None:
         return _refuse(failed)
     return 130 if study.interrupted else 1 if study.refused else 0
+
+
+def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
+    import torch
+
+    from .engine.accumulation_study import STUDIED, accumulation_study, save_studies
+    from .engine.workloads import workload
+
+    if options.html is not None and find_spec("plotly") is None:
+        return _refuse("the page draws its figures with plotly, which is missing: pip install plotly")
+    studies: list[AccumulationStudy] = []
+    interrupted = False
+    with ProgressLine() as line:
+        try:
+            _place_for("--html", options.html)
+            found = [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]
+            for each in found:
+                for name in dict.fromkeys(options.dtype or ["float32"]):
+                    dtype = getattr(torch, name)
+                    size, repetitions, tell = options.size, options.repetitions, line.show
+                    study = accumulation_study(each, size=size, dtype=dtype, repetitions=repetitions, progress=tell)
+                    line.clear()
+                    _print_accumulation(study, console)
+                    studies.append(study)
+        except (ValueError, OSError) as error:
+            line.clear()
+            return _refuse(error)
+        except KeyboardInterrupt:
+            line.clear()
+            said = "; what was measured until then is above" if studies else " before anything was measured"
+            print(f"tapehead: interrupted{said}", file=sys.stderr)
+            if not studies:
+                return 130
+            interrupted = True
+    console.print(f"Measured on {studies[0].machine}.", style="dim", markup=False)
+    if options.html is not None:
+        try:
+            print(f"tapehead: written to {save_studies(studies, options.html)}", file=sys.stderr)
+        except OSError as error:
+            return _refuse(error)
+    return 130 if interrupted else 0
+
+
+def _print_accumulation(study: AccumulationStudy, console: Console) -> None:
+    console.print(study.title, style="bold", markup=False)
+    console.print(f"{study.workload.title} · {study.workload.source}\n", style="dim", markup=False)
+    console.print(study.table)
+    for sentence in study.sentences:
+        console.print(f"\n{sentence}", markup=False)
+    console.print()
 
 
 def _print_study(study: OrderStudy, console: Console) -> None:

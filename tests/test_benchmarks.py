@@ -17,7 +17,7 @@ import torch
 FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
-    *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching"),
+    *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation"),
 )
 
 
@@ -77,6 +77,22 @@ def test_planning_is_timed_as_graphs_grow_and_auto_is_held_against_heap(benchmar
     assert [row.goal for row in auto] == [1.15, None] and all(row.measured > 0 for row in auto)
     assert linear50.measured == 1 and linear50.goal == 1
     assert din.measured < 0.9 and "lower bound" in din.what
+
+
+def test_each_rule_of_accumulation_is_held_against_the_gradient_by_hand(benchmarks: ModuleType, tmp_path: Path) -> None:
+    effort = benchmarks.Effort(repetitions=1, tiny=True, folder=tmp_path / "pages")
+    rows = {row.what: row for row in benchmarks.BENCHMARKS["accumulation"](effort)}
+    for dtype in ("float32", "float64"):
+        for name in ("rnn", "fan_out", "needless"):
+            own = rows[f"{name}, {dtype}: peak, in place / by hand"]
+            assert own.measured < own.goal == 1.05 and "predicted exact" in own.note
+            assert rows[f"{name}, {dtype}: the worst of 7 predictions, off by"].measured <= 1
+            assert rows[f"{name}, {dtype}: peak, HIPS autograd / by hand"].measured > 1
+        assert rows[f"rnn, {dtype}: peak, list / by hand"].measured > 10
+        assert rows[f"rnn, {dtype}: peak, by hand, fused / by hand"].measured < 0.8
+    assert len(rows) == 6 * (10 + 1) + 1
+    page = (tmp_path / "pages" / "accumulation.html").read_text(encoding="utf-8")
+    assert "fan_out, float64" in page and "<script src" not in page and "<link" not in page
 
 
 def test_without_cuda_its_memory_is_not_measured(benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .prediction import Prediction
 
 _PEAKS = ("peak", "predicted peak")
-_BOLD = (*_PEAKS, "policy", "number", "branch")
+_BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")
 _MOST_GROUPS = 5  # of each category
 STYLE = """
 .th-report{font-variant-numeric:tabular-nums;max-width:100%;overflow-x:auto}

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import accumulation
 import capture_cost
 import deck
 import drawing
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "prediction": prediction.rows,
     "orders": orders.rows,
     "planning": planning.rows,
+    "accumulation": accumulation.rows,
     "deck": deck.rows,
     "other_tools": other_tools.rows,
 }

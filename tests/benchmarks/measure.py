@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
@@ -18,21 +19,23 @@ class Effort:
     repetitions: int = 20
     tiny: bool = False
     limit_s: float = 60.0  # for one drawing of another tool
+    folder: Path = Path("out")  # for pages with figures
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the table: one value per repetition in `unit`, or in `outcome` what came instead of a number.
 
-    The goal is not to be exceeded; `at_least` says that it is to be reached.
+    The goal is not to be exceeded; `at_least` says that it is to be reached. `note` is what else there is to say.
     """
 
     what: str
-    unit: Literal["×", "s", "ms", "µs", "MiB", "kB"]
+    unit: Literal["×", "s", "ms", "µs", "MiB", "kB", "%"]
     values: tuple[float, ...] = ()
     goal: float | None = None
     outcome: str | None = None
     at_least: bool = False
+    note: str = ""
 
     @property
     def measured(self) -> float | None:

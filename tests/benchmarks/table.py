@@ -19,7 +19,7 @@ def render(rows: Sequence[Row]) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("")
     for row in rows:
-        table.add_row(row.what, _measured(row), _spread(row), _goal(row), _verdict(row))
+        table.add_row(row.what, _measured(row), _spread(row), _goal(row), _said(row))
     return table
 
 
@@ -37,6 +37,10 @@ def _spread(row: Row) -> str:
 
 def _goal(row: Row) -> str:
     return "" if row.goal is None else f"{'≥ ' if row.at_least else ''}{row.goal:g} {row.unit}"
+
+
+def _said(row: Row) -> str:
+    return "; ".join(filter(None, (_verdict(row), row.note)))
 
 
 def _verdict(row: Row) -> str:

@@ -1,0 +1,386 @@
+"""The benchmark of HIPS/autograd #219: the memory of every rule of accumulation, beside the gradient by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import torch
+from torch import nn
+
+from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from .backward import backward
+from .hips_levels import hips_levels, hips_time
+from .machine import Machine, this_machine
+from .make_loss import MakeLoss, own_gradients
+from .policies import POLICIES
+from .profile import profile
+from .simulate import simulate
+from .sizes import percent_text, size_text
+from .step_levels import StepLevels, allocated_levels, levels_of
+from .timing import time_backward, turns
+from .workloads import Size, Workload, workload
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from rich.table import Table
+
+    from .footprint import Footprints
+
+STUDIED = ("rnn", "fan_out", "needless")
+RULES = tuple(Accumulation(accumulate, release) for release in get_args(Release) for accumulate in get_args(Accumulate))
+"""Every way to sum and to let go; first PyTorch's own."""
+
+BY_HAND, FUSED = "by hand", "by hand, fused"
+PYTORCH, HIPS, IN_PLACE = "PyTorch", "HIPS autograd", "in place"
+
+Kind = Literal["by hand", "PyTorch", "direct", "HIPS"]
+Theme = Literal["light", "dark"]
+
+
+@dataclass(frozen=True, slots=True)
+class StudiedRule:
+    """One way to the gradient.
+
+    Attributes:
+        name: `list, never released`.
+        kind: who computed it: nobody but torch's operations; PyTorch's engine; the direct engine; HIPS autograd.
+        levels: the memory measured.
+        times_ns: nanoseconds of each backward alone, after a fresh forward, with nothing recorded.
+        predicted_bytes: the peak simulated from the run of another row; None where nothing was predicted.
+        rule: how the direct engine summed.
+    """
+
+    name: str
+    kind: Kind
+    levels: StepLevels
+    times_ns: tuple[int, ...]
+    predicted_bytes: int | None = None
+    rule: Accumulation | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.levels.peak_bytes
+
+    @property
+    def elapsed_ns(self) -> float:
+        """The median of its times."""
+        return median(self.times_ns)
+
+    @property
+    def error(self) -> float | None:
+        """How far the prediction is off, as a share of what was measured."""
+        return None if self.predicted_bytes is None else self.predicted_bytes / self.peak_bytes - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AccumulationStudy:
+    """One program, its gradient computed in every way. In a notebook the table shows itself.
+
+    Attributes:
+        workload, size, knobs, dtype: what was run.
+        rows: by hand first.
+        machine: on which.
+    """
+
+    workload: Workload
+    size: Size
+    knobs: dict[str, int]
+    dtype: torch.dtype
+    rows: tuple[StudiedRule, ...]
+    machine: Machine
+
+    def __getitem__(self, name: str) -> StudiedRule:
+        """A row by its name.
+
+        Raises:
+            ValueError: there is no such row.
+        """
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise ValueError(f"{name!r} is not studied here; studied are {'; '.join(row.name for row in self.rows)}")
+
+    def ratio(self, name: str) -> float:
+        """The peak over that of the gradient by hand."""
+        return self[name].peak_bytes / self[BY_HAND].peak_bytes
+
+    @property
+    def name(self) -> str:
+        """`rnn, float32`."""
+        return _name_of(self.workload, self.dtype)
+
+    @property
+    def title(self) -> str:
+        """`rnn, float32: batch=16 width=1024 steps=50`."""
+        return f"{self.name}: {' '.join(f'{knob}={value}' for knob, value in self.knobs.items())}"
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first."""
+        rows = [
+            [
+                row.name,
+                size_text(row.peak_bytes),
+                f"{self.ratio(row.name):.2f} ×",
+                _predicted(row),
+                f"{row.elapsed_ns / 1e6:,.1f} ms",
+            ]
+            for row in self.rows
+        ]
+        return [["gradient", "peak", "over by hand", "predicted", "time"], *rows]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, in words."""
+        highest = max(self.rows, key=lambda row: row.peak_bytes)
+        own, hand = self[IN_PLACE], self[BY_HAND]
+        more = own.peak_bytes / hand.peak_bytes - 1
+        said = [
+            f"Summed in place and let go at once, the peak is {size_text(own.peak_bytes)}, "
+            + (f"{percent_text(more)} above that" if more > 0 else "that")
+            + " of the gradient by hand."
+        ]
+        if highest.peak_bytes > 1.05 * own.peak_bytes:
+            ratio = highest.peak_bytes / hand.peak_bytes
+            said.append(f"The most, {size_text(highest.peak_bytes)} or {ratio:.1f} times that, takes: {highest.name}.")
+        return tuple(said)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per row, for `pandas.DataFrame(study.records())`."""
+        return [
+            {
+                "workload": self.workload.name,
+                "dtype": str(self.dtype).removeprefix("torch."),
+                "gradient": row.name,
+                "kind": row.kind,
+                "peak_bytes": row.peak_bytes,
+                "ratio": self.ratio(row.name),
+                "predicted_bytes": row.predicted_bytes,
+                "start_bytes": row.levels.start_bytes,
+                "forward_peak_bytes": row.levels.forward_peak_bytes,
+                "elapsed_ns": row.elapsed_ns,
+            }
+            for row in self.rows
+        ]
+
+    @property
+    def table(self) -> Table:
+        """The rows as a table of rich."""
+        from rich.table import Table
+        from rich.text import Text
+
+        headings, *rows = self.cells
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for number, heading in enumerate(headings):
+            table.add_column(heading, justify="right" if number else "left")
+        for cells in rows:
+            table.add_row(Text(cells[0], "bold"), *map(Text, cells[1:]))
+        return table
+
+    def __rich__(self) -> Table:
+        return self.table
+
+    def __str__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
+        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in self.cells]
+        return "\n".join([self.title, "", *lines, "", *self.sentences])
+
+    def __repr__(self) -> str:
+        return f"<AccumulationStudy of {self.title}: {len(self.rows)} rows>"
+
+    def _repr_html_(self) -> str:
+        from ..widgets.accumulation_page import study_html
+
+        return study_html(self)
+
+    def figure(self, theme: Theme = "light") -> go.Figure:
+        """The level over the backward for each row, above that of the gradient by hand. Needs plotly."""
+        from ..widgets.accumulation_page import study_figure
+
+        return study_figure(self, theme)
+
+
+def accumulation_study(
+    name: str | Workload,
+    *,
+    size: Size = "small",
+    dtype: torch.dtype = torch.float32,
+    repetitions: int = 3,
+    progress: Callable[[str], object] | None = None,
+    **knobs: int,
+) -> AccumulationStudy:
+    """Computes a gradient by hand, by PyTorch's engine, under each rule of the direct engine, and by HIPS autograd.
+
+    Memory is measured once; each row's peak is predicted from the run of another one. Times are taken in turns.
+
+    Args:
+        name: a workload with a gradient by hand: "rnn", "fan_out" or "needless".
+        size, dtype, knobs: as in `Workload.build`.
+        repetitions: how often each backward is timed.
+        progress: called before each run with what comes.
+
+    Returns:
+        The study. Without the package autograd its row is left out.
+
+    Raises:
+        ValueError: no such workload, size or knob; it has no gradient by hand; `repetitions` is below 1.
+    """
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be at least 1, not {repetitions}")
+    found = workload(name) if isinstance(name, str) else name
+    tell = progress or (lambda said: None)
+    head = _name_of(found, dtype)
+    given: dict[str, Any] = {"size": size, "dtype": dtype, **knobs}
+    ways = list(_ways(found, given))
+    measured = []
+    for way in ways:
+        tell(f"{head}: {way.name}, its memory")
+        measured.append(way.measure())
+    times: dict[str, list[int]] = {way.name: [] for way in ways}
+    for number, round_ in enumerate(turns(ways, repetitions)):
+        for way in round_:
+            tell(f"{head}: {way.name}, round {number + 1:,} of {repetitions:,}")
+            times[way.name].append(way.time())
+    predicted = _predictions(ways)
+    rows = tuple(
+        StudiedRule(way.name, way.kind, levels, tuple(times[way.name]), predicted.get(way.name), way.rule)
+        for way, levels in zip(ways, measured, strict=True)
+    )
+    used = {**(found.small if size == "small" else found.full), **knobs}
+    return AccumulationStudy(found, size, used, dtype, rows, this_machine())
+
+
+def save_studies(studies: Sequence[AccumulationStudy], path: str | Path, title: str = "Accumulation") -> Path:
+    """Writes one page with the table and the curves of each study; it works offline (plotly.js is inside).
+
+    Needs plotly.
+
+    Raises:
+        ValueError: there is no study.
+        OSError: the file can't be written.
+    """
+    if not studies:
+        raise ValueError("there is no study to save")
+    from ..widgets.accumulation_page import save_page
+
+    return save_page(studies, Path(path), title)
+
+
+class _Way(Protocol):
+    """One way to the gradient, which can be run again and again."""
+
+    name: str
+    kind: Kind
+    rule: Accumulation | None
+
+    def measure(self) -> StepLevels:
+        """The memory of a forward and its backward."""
+
+    def time(self) -> int:
+        """Nanoseconds of a backward after a fresh forward."""
+
+
+class _ByHand:
+    kind: Kind = "by hand"
+    rule: Accumulation | None = None
+
+    def __init__(self, found: Workload, given: dict[str, Any], fused: bool) -> None:
+        self.name = FUSED if fused else BY_HAND
+        _, self._compute = found.by_hand(**given, fused=fused)
+
+    def measure(self) -> StepLevels:
+        return allocated_levels(self._compute)[1]
+
+    def time(self) -> int:
+        told: list[int] = []
+        self._compute(lambda: told.append(perf_counter_ns()))
+        return told[-1] - told[0]
+
+
+class _Torch:
+    """PyTorch's engine, if there is no rule, or the direct one."""
+
+    def __init__(self, model: nn.Module, make_loss: MakeLoss, rule: Accumulation | None) -> None:
+        self.kind: Kind = "PyTorch" if rule is None else "direct"
+        self.name = PYTORCH if rule is None else _rule_name(rule)
+        self.rule = rule
+        self._leaves, self._make_loss = list(model.parameters()), make_loss
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        if self.rule is None:
+            return {"engine": "native"}
+        return {"engine": "direct", "accumulate": self.rule.accumulate, "release": self.rule.release}
+
+    def measure(self) -> StepLevels:
+        with own_gradients(self._leaves):
+            run = profile(self._make_loss, **self._how)
+        assert run.timeline is not None
+        assert run.footprints is not None
+        bare = replace(run.graph, nodes=())  # nodes keep what a custom Function put on its ctx
+        self.footprints, self._order = replace(run.footprints, graph=bare), run.order
+        return levels_of(run.timeline)
+
+    def predict(self, footprints: Footprints) -> int:
+        """The peak in bytes, from what another run has taught."""
+        rule = self.rule or PYTORCHS
+        found = simulate(footprints.graph, self._order, footprints, accumulate=rule.accumulate, release=rule.release)
+        return found.peak_bytes
+
+    def time(self) -> int:
+        with own_gradients(self._leaves):
+            if self.rule is None:
+                return time_backward(self._make_loss, POLICIES["heap"])
+            return backward(self._make_loss(), **self._how).elapsed_ns
+
+
+def _name_of(found: Workload, dtype: torch.dtype) -> str:
+    return f"{found.name}, {str(dtype).removeprefix('torch.')}"
+
+
+def _rule_name(rule: Accumulation) -> str:
+    """PyTorch's rule is not its own name here: `in place, never released`."""
+    return ", ".join(filter(None, (IN_PLACE if rule.accumulate == "inplace" else "", rule.name)))
+
+
+class _Hips:
+    kind: Kind = "HIPS"
+    name = HIPS
+    rule: Accumulation | None = None
+
+    def __init__(self, found: Workload, given: dict[str, Any]) -> None:
+        self._fun, self._args = found.in_numpy(**given)
+
+    def measure(self) -> StepLevels:
+        return hips_levels(self._fun, *self._args)[1]
+
+    def time(self) -> int:
+        return hips_time(self._fun, *self._args)
+
+
+def _ways(found: Workload, given: dict[str, Any]) -> Iterator[_Way]:
+    for fused in (False, True):
+        yield _ByHand(found, given, fused)
+    model, make_loss = found.build(**given)
+    for rule in (None, *RULES):
+        yield _Torch(model, make_loss, rule)
+    if find_spec("autograd"):
+        yield _Hips(found, given)
+
+
+def _predictions(ways: Sequence[_Way]) -> dict[str, int]:
+    """Each is predicted from the run of PyTorch's engine, and that one from the direct engine's."""
+    native, *direct = (way for way in ways if isinstance(way, _Torch))
+    return {way.name: way.predict((native if way is not native else direct[0]).footprints) for way in (native, *direct)}
+
+
+def _predicted(row: StudiedRule) -> str:
+    if row.error is None:
+        return "–"
+    return "exact" if not row.error else f"{size_text(row.predicted_bytes or 0)} ({100 * row.error:+.2f} %)"

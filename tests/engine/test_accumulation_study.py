@@ -1,0 +1,194 @@
+"""Every way to a gradient is measured as it is alone, predicted from another, and held against that by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+import tapehead as th
+from tapehead.engine import accumulation_study as module
+from tapehead.engine.accumulation_study import (
+    BY_HAND,
+    FUSED,
+    HIPS,
+    IN_PLACE,
+    PYTORCH,
+    RULES,
+    STUDIED,
+    AccumulationStudy,
+    accumulation_study,
+    save_studies,
+)
+from tapehead.engine.step_levels import allocated_levels
+from tapehead.engine.workloads import workload
+
+NEVER = f"{IN_PLACE}, never released"
+REPEATED = {"rnn": "steps", "fan_out": "uses", "needless": "additions"}
+OURS = (IN_PLACE, "out of place", "list", NEVER, "out of place, never released", "list, never released")
+
+
+@pytest.fixture(scope="module")
+def studies() -> dict[str, AccumulationStudy]:
+    return {name: accumulation_study(name, repetitions=2, **{knob: 20}) for name, knob in REPEATED.items()}
+
+
+def test_all_ways_are_there_and_by_hand_is_first(studies: dict[str, AccumulationStudy]) -> None:
+    pytest.importorskip("autograd")
+    for study in studies.values():
+        assert tuple(row.name for row in study.rows) == (BY_HAND, FUSED, PYTORCH, *OURS, HIPS)
+        assert [row.rule for row in study.rows if row.kind == "direct"] == list(RULES)
+        assert all(len(row.times_ns) == 2 and row.elapsed_ns > 0 for row in study.rows)
+        assert study.ratio(BY_HAND) == 1
+
+
+@pytest.mark.parametrize("name", STUDIED)
+def test_in_place_and_let_go_the_peak_is_at_most_a_twentieth_above_that_by_hand(
+    studies: dict[str, AccumulationStudy], name: str
+) -> None:
+    study = studies[name]
+    assert study.ratio(IN_PLACE) < 1.05 and study.ratio(PYTORCH) < 1.05
+    assert study[IN_PLACE].levels == study[PYTORCH].levels, "the rule of PyTorch's engine, task by task"
+
+
+@pytest.mark.parametrize("name", STUDIED)
+def test_each_peak_is_predicted_from_the_run_of_another_to_the_byte(
+    studies: dict[str, AccumulationStudy], name: str
+) -> None:
+    predicted = {row.name: row.error for row in studies[name].rows if row.predicted_bytes is not None}
+    assert predicted == dict.fromkeys((PYTORCH, *OURS), 0.0)
+
+
+def test_a_list_keeps_each_gradient_of_the_weight_until_the_last_has_come(
+    studies: dict[str, AccumulationStudy],
+) -> None:
+    study = studies["rnn"]
+    weight = workload("rnn").small["width"] ** 2 * 4
+    assert study["list"].peak_bytes > 20 * weight
+    assert study["out of place"].peak_bytes - study[IN_PLACE].peak_bytes == pytest.approx(weight, rel=0.05)
+    assert study[NEVER].peak_bytes < study["list"].peak_bytes <= study["list, never released"].peak_bytes
+    assert max(study.rows, key=lambda row: row.peak_bytes).name == "list, never released"
+
+
+def test_what_is_never_let_go_can_only_be_more(studies: dict[str, AccumulationStudy]) -> None:
+    for study in studies.values():
+        for accumulate in (IN_PLACE, "out of place", "list"):
+            eager, never = study[accumulate], study[f"{accumulate}, never released"]
+            assert all(most >= least for most, least in zip(never.levels.peaks, eager.levels.peaks, strict=True))
+
+
+def test_an_addition_makes_no_gradient_of_its_own_so_no_rule_costs_anything(
+    studies: dict[str, AccumulationStudy],
+) -> None:
+    peaks = {studies["needless"][name].peak_bytes for name in OURS}
+    assert len(peaks) == 1 and studies["needless"].sentences[1:] != (), "HIPS autograd's own objects are more"
+
+
+def test_the_rows_are_those_of_single_runs(studies: dict[str, AccumulationStudy]) -> None:
+    _, make_loss = workload("rnn").build(steps=20)
+    run = th.profile(make_loss, engine="direct", accumulate="list")
+    assert studies["rnn"]["list"].peak_bytes == run.peak_bytes
+    _, compute = workload("rnn").by_hand(steps=20, fused=True)
+    assert studies["rnn"][FUSED].levels == allocated_levels(compute)[1]
+
+
+def test_the_gradients_of_the_model_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    build = module.Workload.build
+
+    def kept(self, *args, **knobs):
+        model, make_loss = build(self, *args, **knobs)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 3)
+        built.append(model)
+        return model, make_loss
+
+    monkeypatch.setattr(module.Workload, "build", kept)
+    accumulation_study("rnn", repetitions=1, steps=2)
+    (model,) = built
+    assert all((parameter.grad == 3).all() for parameter in model.parameters())
+
+
+def test_without_the_package_autograd_its_row_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    study = accumulation_study("needless", repetitions=1, additions=3)
+    assert [row.kind for row in study.rows].count("HIPS") == 0 and len(study.rows) == 9
+
+
+def test_float64_takes_twice_the_bytes() -> None:
+    peaks = [
+        accumulation_study("fan_out", dtype=dtype, repetitions=1, uses=5)[BY_HAND].peak_bytes
+        for dtype in (torch.float32, torch.float64)
+    ]
+    assert peaks[1] == 2 * peaks[0]
+
+
+def test_progress_says_what_comes() -> None:
+    told: list[str] = []
+    accumulation_study("needless", repetitions=2, additions=3, dtype=torch.float64, progress=told.append)
+    assert told[0] == "needless, float64: by hand, its memory"
+    assert f"needless, float64: {IN_PLACE}, round 2 of 2" in told
+
+
+def test_table_text_and_records_say_the_same(studies: dict[str, AccumulationStudy]) -> None:
+    study = studies["rnn"]
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(study)
+    for lines in (str(study).splitlines(), capture.get().splitlines()):
+        for row in study.rows:
+            assert any(line.startswith(row.name) and f"{study.ratio(row.name):.2f} ×" in line for line in lines)
+    assert str(study).startswith("rnn, float32: batch=4 width=")
+    frame = pd.DataFrame(study.records()).set_index("gradient")
+    assert frame.loc["list", "predicted_bytes"] == frame.loc["list", "peak_bytes"] == study["list"].peak_bytes
+    assert repr(study) == f"<AccumulationStudy of {study.title}: {len(study.rows)} rows>"
+
+
+def test_the_sentences_name_what_takes_most(studies: dict[str, AccumulationStudy]) -> None:
+    said = studies["rnn"].sentences
+    assert said[0].startswith("Summed in place and let go at once, the peak is ")
+    assert said[1].endswith("times that, takes: list, never released.")
+    alike = replace(studies["rnn"], rows=tuple(studies["rnn"][name] for name in (BY_HAND, PYTORCH, IN_PLACE)))
+    assert len(alike.sentences) == 1, "there is nothing to say of what takes no more"
+
+
+def test_a_prediction_that_is_off_is_shown_with_how_far(studies: dict[str, AccumulationStudy]) -> None:
+    study = studies["rnn"]
+    peak = study["list"].peak_bytes
+    off = replace(study, rows=(study[BY_HAND], replace(study["list"], predicted_bytes=round(0.99 * peak))))
+    assert off["list"].error == pytest.approx(-0.01, abs=1e-4)
+    assert off.cells[2][3].endswith("(-1.00 %)") and off.cells[1][3] == "–"
+
+
+def test_levels_end_where_the_gradients_are(studies: dict[str, AccumulationStudy]) -> None:
+    study = studies["fan_out"]
+    matrix = workload("fan_out").small["width"] ** 2 * 4
+    assert study[BY_HAND].levels.end_bytes == pytest.approx(matrix, abs=8)
+    assert study["list, never released"].levels.end_bytes == pytest.approx(matrix, abs=8), "the backward is over"
+    falls = [later <= sooner for sooner, later in pairwise(study[BY_HAND].levels.peaks)]
+    assert all(falls[1:]), "each step lets go of the z it has used"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("linear50",), "workload linear50 has no gradient written by hand; those which have: rnn, fan_out, needless"),
+        (("zzz",), "unknown workload 'zzz'; known: resnet50"),
+    ],
+)
+def test_bad_input_is_a_sentence(arguments: tuple[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        accumulation_study(*arguments)
+
+
+def test_what_cannot_be_counted_or_found_is_a_sentence(studies: dict[str, AccumulationStudy]) -> None:
+    with pytest.raises(ValueError, match="repetitions must be at least 1, not 0"):
+        accumulation_study("rnn", repetitions=0)
+    with pytest.raises(ValueError, match="'zzz' is not studied here; studied are by hand; by hand, fused; PyTorch; in"):
+        studies["rnn"]["zzz"]
+    with pytest.raises(ValueError, match="there is no study to save"):
+        save_studies([], "page.html")

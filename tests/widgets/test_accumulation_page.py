@@ -1,0 +1,78 @@
+"""A study of accumulation as a table, a figure and a page; names are text, and the page fetches nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tapehead.engine.accumulation_study import BY_HAND, AccumulationStudy, accumulation_study, save_studies
+from tapehead.widgets.accumulation_page import page_html, study_drawing, study_figure, study_html
+from tapehead.widgets.theme import LATER, LIGHT
+
+pytest.importorskip("plotly")
+
+
+@pytest.fixture(scope="module")
+def study() -> AccumulationStudy:
+    return accumulation_study("rnn", repetitions=1, steps=60, width=16)
+
+
+def test_each_row_is_a_line_named_with_its_peak(study: AccumulationStudy) -> None:
+    data = study_drawing(study, LIGHT)["data"]
+    assert len(data) == len(study.rows)
+    for row, trace in zip(study.rows, data, strict=True):
+        assert trace["name"].startswith(f"{row.name}  <b>")
+    assert [trace["name"] for trace in data if "fill" in trace] == [data[0]["name"]], "the area is that by hand"
+    lines = [json.dumps(trace["line"]) for trace in data]
+    assert len(set(lines)) == len(lines), "no two lines look the same"
+
+
+def test_the_highest_point_of_a_line_is_the_peak_however_many_steps_there_are(study: AccumulationStudy) -> None:
+    for row, trace in zip(study.rows, study_drawing(study, LIGHT)["data"], strict=True):
+        assert len(trace["x"]) <= 54 < len(study["list"].levels.peaks)
+        assert trace["x"][0] == 0 and trace["x"][-1] == 100
+        assert all(sooner < later for sooner, later in pairwise(trace["x"]))
+        highest = max(trace["y"]) * 1024 ** (2 if "MiB" in study.cells[-2][1] else 1)
+        assert highest == pytest.approx(row.peak_bytes, rel=1e-9)
+
+
+def test_the_axis_is_logarithmic_and_its_ticks_are_in_one_unit(study: AccumulationStudy) -> None:
+    axis = study_drawing(study, LIGHT)["layout"]["yaxis"]
+    assert axis["type"] == "log" and len({text.split()[1] for text in axis["ticktext"]}) == 1
+    assert len(axis["tickvals"]) == len(axis["ticktext"]) > 3
+
+
+def test_the_figure_has_the_colours_of_a_theme_and_the_page_those_of_its_reader(study: AccumulationStudy) -> None:
+    figure = study_figure(study, "dark")
+    assert figure.layout.paper_bgcolor != study.figure().layout.paper_bgcolor == LIGHT["panel"]
+    assert study_drawing(study, LATER)["layout"]["paper_bgcolor"] == "\x01panel"
+
+
+def test_the_table_has_all_rows_and_a_bar_for_each_peak(study: AccumulationStudy) -> None:
+    html = study_html(study)
+    assert html.count("<tr>") == 1 + len(study.rows) and html.count('class="bar"') == len(study.rows)
+    assert "width:100.0%" in html and html == study._repr_html_()
+
+
+def test_the_page_has_a_section_per_study_and_is_whole(study: AccumulationStudy, tmp_path: Path) -> None:
+    other = accumulation_study("needless", repetitions=1, additions=3)
+    path = save_studies([study, other], tmp_path / "page.html", "Sums <of> gradients")
+    page = path.read_text(encoding="utf-8")
+    assert page.count("<section>") == 3 and page.count('class="figure"') == 2
+    assert "Sums &lt;of&gt; gradients" in page and "<script src" not in page and "<link" not in page
+    (drawings,) = re.findall(r'id="drawings">(.*?)</script>', page)
+    assert list(json.loads(drawings)) == ["0", "1"]
+    assert f"Measured on {study.machine}." in page
+    for word in (BY_HAND, "out of place", "never released", "over by hand"):
+        assert f"<dt>{word}</dt>" in page
+
+
+def test_what_a_workload_is_called_is_text(study: AccumulationStudy) -> None:
+    odd = replace(study, workload=replace(study.workload, name="<img>", title="a & b"))
+    page = page_html([odd], "Accumulation")
+    assert "<h2>&lt;img&gt;, float32: batch=" in page and "a &amp; b" in page and "<h2><img>" not in page

@@ -1,0 +1,172 @@
+"""Studies of accumulation as a table for notebooks, a figure, and one HTML page that needs no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from ..engine.accumulation_study import BY_HAND, FUSED, AccumulationStudy, StudiedRule, Theme
+from ..engine.sizes import size_text, unit_name, unit_of
+from .figure_page import figure_page, words_html
+from .glossary import COLUMNS
+from .memory_figures import Drawing, escaped
+from .report_html import cells_html
+from .theme import DARK, FONT, LATER, LIGHT, Colours
+
+_HEIGHT = 360
+_MOST_POINTS = 52  # of one curve: what one step of an RNN takes together is one of them
+_LOWEST = 0.2  # of the peak by hand: what is below lies on the axis
+_COLOURS = {"inplace": "accent", "out_of_place": "saved", "list": "pgrad"}
+_WORDS = {
+    "by hand": "no autograd: what the backward needs is in a list, each product is added to the sum that it belongs to",
+    "fused": "the same, each product added by the call that computes it: never a tensor of its own",
+    "PyTorch": "PyTorch's own engine",
+    "in place": "what comes is added to what waits, by the direct engine: PyTorch's rule",
+    "out of place": "each sum is a new tensor",
+    "list": "all that comes is kept, and summed as the task runs",
+    "never released": "what a task has taken is kept until the backward ends",
+    "HIPS autograd": "the package autograd on NumPy, by tracemalloc: Python's own objects count, too",
+    "over by hand": "the peak over that of the gradient by hand",
+    "predicted": "the peak simulated from the run of another row; exact: equal to the byte",
+}
+
+
+def save_page(studies: Sequence[AccumulationStudy], path: Path, title: str) -> Path:
+    """Writes one page with the table and the curves of each study, which works offline. Needs plotly."""
+    path.write_text(page_html(studies, title), encoding="utf-8")
+    return path
+
+
+def page_html(studies: Sequence[AccumulationStudy], title: str) -> str:
+    """The page."""
+    drawings: dict[str, Drawing] = {}
+    parts = []
+    for number, study in enumerate(studies):
+        drawings[str(number)] = study_drawing(study, LATER)
+        source = f"{study.workload.title} · {study.workload.source}"
+        parts.append(
+            f"<section><h2>{escape(study.title)}<span>{escape(source)}</span></h2>{study_html(study)}"
+            f'<div class="figure" data-drawing="{number}"></div></section>'
+        )
+    words = {escape(word): meaning for word, meaning in {**_WORDS, **_columns()}.items()}
+    parts.append(f"<section><h2>Words</h2>{words_html(words)}</section>")
+    return figure_page(title, f"Measured on {studies[0].machine}.", "\n".join(parts), drawings)
+
+
+def _columns() -> dict[str, str]:
+    return {heading: COLUMNS[heading] for heading in ("peak", "time")}
+
+
+def study_html(study: AccumulationStudy) -> str:
+    """The rows of a study and what they say. It brings its own style."""
+    highest = max(row.peak_bytes for row in study.rows) or 1
+    bars = [100 * row.peak_bytes / highest for row in study.rows]
+    return cells_html(study.cells, study.sentences, ("peak", "over by hand", "predicted", "time"), bars)
+
+
+def study_figure(study: AccumulationStudy, theme: Theme = "light") -> go.Figure:
+    """See `study_drawing`."""
+    return go.Figure(study_drawing(study, {"light": LIGHT, "dark": DARK}[theme]))
+
+
+def study_drawing(study: AccumulationStudy, colours: Colours) -> Drawing:
+    """The level over the backward, from its first step to its last, of each row; the area is that by hand.
+
+    The levels differ by factors, so their axis is logarithmic. What is far below the peak by hand lies on its bottom.
+    """
+    hand = study[BY_HAND]
+    floor = _LOWEST * hand.peak_bytes
+    highest = max(row.peak_bytes for row in study.rows)
+    scale = unit_of(highest)
+    traces = []
+    for row in study.rows:
+        points = list(_points(row))
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": f"{escaped(row.name)}  <b>{size_text(row.peak_bytes)}</b>",
+                "x": [share for share, _, _ in points],
+                "y": [max(level, floor) / 1024**scale for _, level, _ in points],
+                "customdata": [f"<b>{escaped(row.name)}</b>  {size_text(level)}, {when}" for _, level, when in points],
+                "hovertemplate": "%{customdata}<extra></extra>",
+                "line": {"shape": "hv", **_line(row, colours)},
+                **({"fill": "tozeroy", "fillcolor": colours["sunk"]} if row is hand else {}),
+            }
+        )
+    layout = {
+        "height": _HEIGHT,
+        "margin": {"l": 70, "r": 12, "t": 16, "b": 46},
+        "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
+        "paper_bgcolor": colours["panel"],
+        "plot_bgcolor": colours["panel"],
+        "hovermode": "closest",
+        "hoverlabel": {
+            "align": "left",
+            "bgcolor": colours["panel"],
+            "bordercolor": colours["line2"],
+            "font": {"family": FONT, "size": 11, "color": colours["ink"]},
+        },
+        "legend": {"font": {"color": colours["ink"]}, "tracegroupgap": 0},
+        "xaxis": _axis(colours) | {
+            "range": [0, 100], "ticksuffix": " %", "showgrid": False,
+            "title": {"text": "of the backward's steps", "standoff": 8},
+        },
+        "yaxis": _axis(colours) | _bytes_axis(floor, highest, scale),
+    }  # fmt: skip
+    return {"data": traces, "layout": layout}
+
+
+def _points(row: StudiedRule) -> Iterator[tuple[float, int, str]]:
+    """Percent of the backward, the level, and when that is. Of many steps, each point is the highest of several."""
+    peaks = row.levels.peaks
+    together = -(-len(peaks) // _MOST_POINTS)
+    for first in range(0, len(peaks), together):
+        some = range(first, min(first + together, len(peaks)))
+        highest = max(some, key=peaks.__getitem__)
+        yield 100 * first / len(peaks), peaks[highest], f"step {highest + 1:,} of {len(peaks):,}"
+    yield 100.0, row.levels.end_bytes, "at the end"
+
+
+def _line(row: StudiedRule, colours: Colours) -> dict[str, Any]:
+    """Lines that lie upon each other are all seen: the lower ones are wider."""
+    if row.kind == "PyTorch":
+        return {"color": colours["line2"], "width": 6}
+    if row.kind == "HIPS":
+        return {"color": colours["held"], "width": 1.8, "dash": "dashdot"}
+    if row.rule is None:
+        return {"color": colours["ink3"], "width": 1.2, "dash": "dot" if row.name == FUSED else "solid"}
+    return {
+        "color": colours[_COLOURS[row.rule.accumulate]],
+        "width": 1.4 if row.rule.keeps else 2.2,
+        "dash": "dash" if row.rule.keeps else "solid",
+    }
+
+
+def _axis(colours: Colours) -> dict[str, Any]:
+    return {
+        "showline": False,
+        "zeroline": False,
+        "gridcolor": colours["line"],
+        "tickfont": {"color": colours["ink3"]},
+    }
+
+
+def _bytes_axis(low: float, high: float, scale: int) -> dict[str, Any]:
+    """A logarithmic axis in one unit, with a tick at 1, 2 and 5 of each power of ten."""
+    low, high = low / 1024**scale, 1.2 * high / 1024**scale
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    shown = [tick for tick in ticks if low <= tick <= high]
+    return {
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": shown,
+        "ticktext": [f"{tick:,g} {unit_name(scale)}" for tick in shown],
+        "fixedrange": True,
+    }
