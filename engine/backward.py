@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -83,7 +85,7 @@ def backward(
             with Stepper(*arguments, policy=chosen, trace=trace, accumulation=accumulation, batch=batch) as stepper:
                 return stepper.run()
         if isinstance(tensors, HipsTape):
-            raise NotImplementedError("the memory of a tape is not measured")
+            return _run_tape(arguments, tensors, chosen, trace, accumulation)
         with Measurement() as measurement:
             return run_measured(arguments, chosen, trace, accumulation, measurement, batch)
     if isinstance(tensors, HipsTape):
@@ -98,6 +100,22 @@ def backward(
 
 
 keep_compiler_out(backward)
+
+
+def _run_tape(
+    arguments: tuple[Any, Any, bool | None, bool, Inputs | None],
+    tape: HipsTape,
+    policy: AnyPolicy,
+    trace: Level | None,
+    accumulation: Accumulation,
+) -> Run:
+    """A whole backward of a tape whose memory is measured. `arguments`: those of `torch.autograd.backward`."""
+    from .hips_memory import ArrayWatch  # which needs the package autograd
+
+    with ArrayWatch(tape) as watch:
+        stepper = partial(Stepper, *arguments, policy=policy, trace=trace, accumulation=accumulation)
+        with stepper(measuring=lambda *_: watch) as session:
+            return replace(session.run(), timeline=watch.timeline(accumulation))
 
 
 def check_choices(engine: Engine, trace: Level | None) -> None:

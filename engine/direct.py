@@ -18,7 +18,7 @@ from .batches import Batches
 from .edits import as_gradients, check_edit
 from .group_runner import AnyBatch, group_runner
 from .history import BUDGET_BYTES, Ran
-from .holding import HoldingChoiceQueue, HoldingQueue
+from .holding import HoldingChoiceQueue, HoldingQueue, schedule_together
 from .input_buffer import InputBuffer, Waiting
 from .measurement import Measurement
 from .needed import Inputs
@@ -399,9 +399,21 @@ class Stepper(Rewinding):
             if self._over is not None:
                 self._let_go()
 
+    @property
+    def planned(self) -> list[int]:
+        """All tasks in the order in which they ran and are going to, unless something is done by hand.
+
+        Raises:
+            PolicyError: a policy of the user's own fails to choose.
+        """
+        return self._upcoming()
+
     def _upcoming(self) -> list[int]:
         """All tasks in the order in which they ran or are going to."""
-        return schedule(self.graph, self._policy, self._needed, self.order)
+        groups, policy = self._groups, self._policy
+        if groups is None or not isinstance(policy, Policy):
+            return schedule(self.graph, policy, self._needed, self.order)
+        return schedule_together(self.graph, policy, self._needed, self.order, groups.together)
 
     def _check_open(self) -> None:
         if self._running:
@@ -540,5 +552,5 @@ def runner_of(
     if isinstance(tensors, HipsTape):
         from .hips_runner import HipsRunner  # which needs the package autograd
 
-        return HipsRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+        return HipsRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)
     return TaskRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)

@@ -97,7 +97,7 @@ OF_SHAPES = (
     "of a tape the shapes of its gradients alone are known: each is taken for a new array, and what the forward left "
     "is not counted; th.backward(tape, memory=True) measures both"
 )
-"""Why a dry run of a tape is an estimate."""
+"""Why a dry run of a tape is still less exact."""
 
 _TAKES_MORE = {
     "Convolution": "the workspace of convolutions",
@@ -143,7 +143,7 @@ def _of_shapes(graph: Graph) -> Footprints:
     """What is known of a tape, whose nodes can't be asked without running them."""
     tasks = tuple(None if task.is_leaf else assumed_footprint(graph, task.id) for task in graph.tasks)
     roots = tuple(assumed_layout(graph.tasks[root.task].inputs[root.input]) for root in graph.roots)
-    return Footprints(graph, "cpu", "dry run", tasks, (), {}, roots, keep_graph=True, limits=(OF_SHAPES,))
+    return Footprints(graph, "cpu", "dry run", tasks, (), {}, roots, keep_graph=True, limits=(WORKSPACE, OF_SHAPES))
 
 
 def assumed_footprint(graph: Graph, task_id: int) -> Footprint:

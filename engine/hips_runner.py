@@ -14,8 +14,9 @@ from ..inspector.hips_nodes import metas_of, places, vspace
 from ..inspector.hips_tape import HipsTape
 from .accumulation import Accumulate
 from .hips_buffer import HIPS_BUFFERS, HipsBuffer, HipsListBuffer
+from .hips_memory import ArrayWatch
 from .hips_values import carried, carry, flat, value_of, whole
-from .runner import OnEnd, Runner
+from .runner import Measuring, OnEnd, Runner
 
 
 class HipsRunner(Runner):
@@ -31,22 +32,31 @@ class HipsRunner(Runner):
     Args:
         tape: the tape.
         gradient: that of the function's value.
+        memory: measures the memory.
     """
 
     keep_graph = True
     frees = False
 
-    def __init__(self, tape: HipsTape, gradient: Any) -> None:
+    def __init__(self, tape: HipsTape, gradient: Any, memory: ArrayWatch | None = None) -> None:
         self.graph = tape.graph
         self._tape = tape
         self._leaf = HipsLeaf(tape)
+        self.memory = self._watch = memory
         self.roots = [*carried(gradient, tape.nodes[tape.end.id].space, [0], is_read=True)]
 
     @classmethod
     def of(
-        cls, tape: HipsTape, gradient: Any, retain_graph: bool | None, create_graph: bool, inputs: object | None
+        cls,
+        tape: HipsTape,
+        gradient: Any,
+        retain_graph: bool | None,
+        create_graph: bool,
+        inputs: object | None,
+        measuring: Measuring | None = None,
     ) -> Self:
-        """The nodes of a tape. Arguments as for `Stepper`; a gradient may be an array, too.
+        """The nodes of a tape. Arguments as for `Stepper`; a gradient may be an array, too; what measures is an
+        `ArrayWatch`.
 
         Raises:
             NotImplementedError: an argument of `torch.autograd.backward` which means nothing here.
@@ -68,16 +78,23 @@ class HipsRunner(Runner):
                 "inputs=: which arguments get gradients is said when the tape is made: "
                 "th.hips_tape(fun, *args, argnum=)"
             )
-        return cls(tape, _first_gradient(tape, gradient))
+        watch = None if measuring is None else measuring(tape.graph, (), (), True, False)
+        assert watch is None or isinstance(watch, ArrayWatch)
+        return cls(tape, _first_gradient(tape, gradient), watch)
 
     def buffer(self, task_id: int, accumulate: Accumulate) -> HipsBuffer | HipsListBuffer:
-        return HIPS_BUFFERS[accumulate](self._tape.nodes[task_id].space, len(self.graph.tasks[task_id].inputs))
+        buffer = HIPS_BUFFERS[accumulate](self._tape.nodes[task_id].space, len(self.graph.tasks[task_id].inputs))
+        if self._watch is not None:
+            self._watch.waits(task_id, buffer)
+        return buffer
 
     def run(
         self, task: Task, gradients: list[Tensor | None], hooks: bool, on_end: OnEnd | None = None
     ) -> list[Tensor | None]:
         node = self._tape.nodes[task.id]
         value = whole(node.space, gradients)
+        if self._watch is not None:
+            self._watch.start(task.id, gradients)
         if self.on_outputs is not None and task.is_leaf:
             self.on_outputs(task.id, gradients, (), node, None)
         outputs: list[Tensor | None] = []
@@ -92,6 +109,8 @@ class HipsRunner(Runner):
             for parent, gradient in zip(node.parents, found, strict=True):
                 outputs += carried(gradient, parent.space, places(node, parent), read)
             del found
+        if self._watch is not None:
+            self._watch.end(task.id, outputs)
         if on_end is not None:
             on_end(outputs)
         if self.on_outputs is not None and not task.is_leaf:

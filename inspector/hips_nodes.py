@@ -9,6 +9,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import autograd
 import numpy as np
@@ -33,6 +34,7 @@ __all__ = [
     "is_part_of_trace",
     "is_sparse",
     "metas_of",
+    "owner_of",
     "places",
     "rebuilt",
     "spaces_in",
@@ -57,9 +59,10 @@ class RecordedNode(VJPNode):  # type: ignore[misc]
         space: the vector space of its value, and so of its gradient.
         taken: the index at which `container_take` took its value, in a tuple; None for other primitives.
         source: the user's line that called the primitive.
+        made: the arrays whose memory its value is, as long as they live.
     """
 
-    __slots__ = ("_numbers", "name", "number", "source", "space", "taken")
+    __slots__ = ("_numbers", "made", "name", "number", "source", "space", "taken")
     _numbers: Iterator[int]
 
     def __init__(
@@ -78,6 +81,7 @@ class RecordedNode(VJPNode):  # type: ignore[misc]
         self.space = vspace(value)
         self.taken = (args[1],) if fun is container_take else None
         self.source = _user_line()
+        self.made = _owners(self.space, value)
 
     def initialize_root(self, value: object) -> None:
         super().initialize_root()
@@ -87,6 +91,7 @@ class RecordedNode(VJPNode):  # type: ignore[misc]
         self.space = vspace(value)
         self.taken = None
         self.source = None
+        self.made = _owners(self.space, value)
 
     def __repr__(self) -> str:
         return f"<node {self.number} {self.name}>"
@@ -161,6 +166,21 @@ def arrays_in(space: Any, value: Any) -> Iterator[Any]:
         return
     for key, each in _parts(space):
         yield from arrays_in(each, value[key])
+
+
+def owner_of(value: Any) -> np.ndarray[Any, Any] | None:
+    """The array whose memory this one is; None: it is a scalar, or on memory that is not numpy's."""
+    while isinstance(value, np.ndarray) and value.base is not None:
+        value = value.base
+    return value if isinstance(value, np.ndarray) else None
+
+
+def _owners(space: Any, value: Any) -> tuple[ref[Any], ...]:
+    if isinstance(value, np.ndarray):  # nearly all are
+        owner = owner_of(value)
+        return () if owner is None else (ref(owner),)
+    owners = map(owner_of, arrays_in(space, value)) if is_container(space) else ()
+    return tuple(ref(owner) for owner in owners if owner is not None)
 
 
 def below(end: RecordedNode) -> list[RecordedNode]:

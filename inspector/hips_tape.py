@@ -149,7 +149,7 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
 def not_native() -> NotImplementedError:
     """The error of who gives a tape to PyTorch's engine."""
     return NotImplementedError(
-        'PyTorch\'s engine runs PyTorch\'s nodes alone; a tape of HIPS autograd\'s runs with engine="direct"'
+        "PyTorch's engine runs PyTorch's nodes alone; a tape of HIPS autograd's runs with engine=\"direct\""
     )
 
 

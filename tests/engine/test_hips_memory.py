@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tapehead as th
+from tapehead.engine.timeline import Category
+
+pytest.importorskip("autograd")
+
+import autograd.numpy as np
+import numpy
+
+from tapehead.engine.hips_levels import hips_levels
+
+SIZE = 128
+ARRAY = SIZE * SIZE * 8  # bytes
+USES = 6
+
+
+def fan_out(x: Any, z: Any) -> Any:
+    for _ in range(USES):
+        z = np.dot(x, z)
+    return np.sum(z)
+
+
+def tape() -> th.HipsTape:
+    return th.hips_tape(fan_out, numpy.full((SIZE, SIZE), 0.01), numpy.ones((SIZE, SIZE)))
+
+
+def test_the_levels_are_those_of_the_arrays_that_are_alive() -> None:
+    run = th.backward(tape(), policy="dfs", memory=True)
+    timeline = run.timeline
+    assert timeline is not None and timeline.basis == "measured" and timeline.graph.is_tape
+    assert timeline.start_bytes == (USES - 1) * ARRAY + 8, "the products which formulas keep, and a scalar's gradient"
+    assert timeline.end_bytes == USES * ARRAY, "autograd's nodes keep them; the gradient is new"
+    assert {timeline.category_at(number) for number in timeline.grads} == {Category.GRADIENT}
+    saved = [storage for storage in timeline if storage.category is Category.SAVED]
+    assert {storage.nbytes for storage in saved} == {ARRAY} and len(saved) == USES - 1
+    assert {keeper.slot for storage in saved for keeper in storage.kept_by if keeper.kind == "saved"} == {"B"}
+    assert saved[0].made_by.source is not None and saved[0].made_by.source.function == "fan_out"
+
+
+def test_the_peak_is_autograds_own_but_for_what_its_loop_goes_on_holding() -> None:
+    given = tape()
+    timeline = th.backward(given, policy="dfs", memory=True).timeline
+    assert timeline is not None
+    _, own = hips_levels(fan_out, numpy.full((SIZE, SIZE), 0.01), numpy.ones((SIZE, SIZE)))
+    assert 0 <= own.peak_bytes - timeline.peak_bytes <= 2 * ARRAY
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "release", "more"), [("list", "eager", USES - 3), ("list", "never", 2 * USES - 3)]
+)
+def test_what_waits_in_a_list_and_what_is_never_let_go_is_named_and_counted(
+    accumulate: Any, release: Any, more: int
+) -> None:
+    usual = th.backward(tape(), policy="dfs", memory=True).timeline
+    timeline = th.backward(tape(), policy="dfs", memory=True, accumulate=accumulate, release=release).timeline
+    assert usual is not None and timeline is not None
+    assert timeline.peak_bytes - usual.peak_bytes == more * ARRAY
+    event, place = timeline.peak_event, timeline.peak_place
+    alive = [timeline.category_at(number, event, place) for number in timeline.alive()]
+    assert alive.count(Category.LISTED) > USES // 2
+    assert (alive.count(Category.CONSUMED) > 0) is (release == "never")
+
+
+def test_a_workspace_is_what_a_task_took_besides_and_gave_back() -> None:
+    def loss(x: Any) -> Any:
+        return np.sum(np.tanh(x))
+
+    timeline = th.backward(th.hips_tape(loss, numpy.ones((SIZE, SIZE))), policy="dfs", memory=True).timeline
+    assert timeline is not None
+    workspaces = [storage for storage in timeline if storage.category is Category.WORKSPACE]
+    assert workspaces and all(storage.born == storage.died for storage in workspaces)
+    assert all(storage.nbytes % ARRAY < 16 << 10 for storage in workspaces)
+
+
+def test_a_measured_run_is_saved_and_says_what_its_peak_is(tmp_path: Path) -> None:
+    run = th.backward(tape(), policy="dfs", memory=True, trace="cheap")
+    loaded = th.load(run.save(tmp_path / "run.tape.json"))
+    assert loaded.timeline is not None and run.timeline is not None
+    assert loaded.timeline.levels == run.timeline.levels
+    assert "saved activation" in str(loaded.peak()) and "× dot in the forward" in str(loaded.peak())
+
+
+def test_measuring_leaves_tracing_as_it_was() -> None:
+    th.backward(tape(), memory=True)
+    assert not tracemalloc.is_tracing()
+    tracemalloc.start()
+    try:
+        th.backward(tape(), memory=True)
+        assert tracemalloc.is_tracing()
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_failed_measurement_ends_tracing() -> None:
+    failing = th.hips_tape(lambda x: np.sum(x), numpy.ones(2))
+    failing.nodes[0].vjp = None  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        th.backward(failing, memory=True)
+    assert not tracemalloc.is_tracing()
