@@ -82,6 +82,11 @@ class Batches:
         """Those that a task ran in: of its outputs one may be a tree's, the others another group's."""
         return self._of.get(task, ())
 
+    @property
+    def steps(self) -> list[list[int]]:
+        """The tasks that ran in one step each time, the one that was picked first: those of trees run one by one."""
+        return [list(batch.tasks) for batch in self.batches if batch.kind != "tree"]
+
     @cached_property
     def _of(self) -> dict[int, tuple[Batch, ...]]:
         found: dict[int, tuple[Batch, ...]] = {}

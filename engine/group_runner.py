@@ -186,7 +186,9 @@ class GroupRunner:
         if stack is not None and (why := self._why_apart(loop, stack, task_id, last)) is not None:
             self._give_up(loop, stack, why)
             stack = None
-        others = () if stack is None else loop._queue.in_order(stack.tasks)  # type: ignore[union-attr]
+        queue = loop._queue
+        assert isinstance(queue, HoldingQueue | HoldingChoiceQueue), "groups are held back"
+        others = () if stack is None else queue.in_order(stack.tasks)
         task_ids = [task_id, *(each for each in others if each != task_id)]
         found = self._of(task_ids)
         if found and (why := self._why_alone(loop, task_ids, hooks)) is not None:
@@ -435,8 +437,9 @@ class GroupRunner:
             left = tuple(task_id for task_id in group.tasks if task_id in tree.left)
             if tree.begun:
                 self._add_partial(loop, tree)
-        elif isinstance(queue := loop._queue, HoldingQueue | HoldingChoiceQueue):
-            queue.let_go(group.tasks)
+        else:
+            assert isinstance(loop._queue, HoldingQueue | HoldingChoiceQueue), "groups are held back"
+            loop._queue.let_go(group.tasks)
         self._fallbacks.append(Fallback(group.kind, left, why))
 
     def _add_partial(self, loop: GroupLoop, tree: _Tree) -> None:

@@ -20,6 +20,11 @@ class _Missing:
         self._together = together
         self._left: dict[int, int] = {}  # by the group's first task
 
+    def copy(self) -> _Missing:
+        found = _Missing(self._together)
+        found._left = dict(self._left)
+        return found
+
     def arrive(self, task_id: int) -> Sequence[int]:
         """The task got ready: what may run now, which is nothing while others of its group are missing."""
         group = self._together(task_id)
@@ -37,6 +42,8 @@ class HoldingQueue(KeyedQueue):
 
     def __init__(self, graph: Graph, policy: Policy, together: Together) -> None:
         super().__init__(graph, policy)
+        self.graph = graph
+        self._together = together
         self._missing = _Missing(together)
         self._held: dict[int, tuple[Key, int]] = {}
 
@@ -72,6 +79,22 @@ class HoldingQueue(KeyedQueue):
         entries = [entry for entry in (*self._heap, *self._held.values()) if entry[1] in wanted]
         return [task_id for _, task_id in sorted(entries) if task_id in self._arrivals]
 
+    def next_step(self) -> list[int]:
+        """The tasks that run next, at one moment."""
+        first = self.choose()
+        group = self._together(first)
+        if not all(each in self._arrivals for each in group):
+            return [first]
+        return [first, *(each for each in self.in_order(group) if each != first)]
+
+    def copy(self) -> HoldingQueue:
+        """Another queue in the same state."""
+        found = HoldingQueue(self.graph, self._policy, self._together)
+        found._arrivals, found._arrived = dict(self._arrivals), self._arrived
+        found._heap, found._held = list(self._heap), dict(self._held)
+        found._missing = self._missing.copy()
+        return found
+
     def entries(self) -> list[ReadyTask]:
         """What is held back comes last."""
         held = [(task_id, self._arrivals[task_id]) for _, task_id in sorted(self._held.values())]
@@ -83,6 +106,7 @@ class HoldingChoiceQueue(ChoiceQueue):
 
     def __init__(self, graph: Graph, choice: Choice, order: Sequence[int], together: Together) -> None:
         super().__init__(graph, choice, order)
+        self._together = together
         self._missing = _Missing(together)
         self._held: set[int] = set()
 
@@ -105,9 +129,37 @@ class HoldingChoiceQueue(ChoiceQueue):
         wanted = frozenset(task_ids)
         return [task_id for task_id in self._arrivals if task_id in wanted]
 
+    def next_step(self) -> list[int]:
+        """The tasks that run next, at one moment."""
+        first = self.choose()
+        group = self._together(first)
+        if not all(each in self._arrivals for each in group):
+            return [first]
+        return [first, *(each for each in self.in_order(group) if each != first)]
+
     def _offered(self) -> Collection[int]:
         free = [task_id for task_id in self._arrivals if task_id not in self._held]
         return free or self._arrivals.keys()
+
+
+def upcoming(queue: HoldingQueue, missing: Sequence[int], needed: Collection[int] | None) -> list[int]:
+    """The tasks that are left, in the order in which they are going to run. O(tasks log tasks).
+
+    Args:
+        missing: by task for how many gradients it waits.
+        needed: the tasks that run at all; None: all.
+    """
+    queue, missing, order = queue.copy(), list(missing), list[int]()
+    while queue:
+        tasks = queue.next_step()
+        for task_id in tasks:
+            queue.remove(task_id)
+        order += tasks
+        for edge in (edge for task_id in tasks for edge in queue.graph.out_edges[task_id]):
+            missing[edge.next_task] -= 1
+            if not missing[edge.next_task] and (needed is None or edge.next_task in needed):
+                queue.push(edge.next_task)
+    return order
 
 
 def holding_queue(

@@ -25,6 +25,7 @@ _LARGE = (
     "deck.predict_memory() or %tapehead predict does it."
 )
 _DRY_RUN_S = 120e-6  # a task
+_AS_ONE = "each task is predicted by itself: what runs as one (batch=) takes copies, and keeps its factors longer"
 
 
 class Foresight:
@@ -87,6 +88,8 @@ class Foresight:
         if self._create_graph:
             raise ValueError("with create_graph=True the backward's own graph keeps tensors of which nothing is known")
         footprints = session.footprints or dry_run(session.graph)
+        if isinstance(session, Stepper) and session.batches is not None and _AS_ONE not in footprints.limits:
+            footprints = replace(footprints, limits=(*footprints.limits, _AS_ONE))
         # A prediction outlives the session, which plans with it, too.
         session.footprints = replace(footprints, graph=replace(footprints.graph, nodes=()))
         return session.footprints

@@ -82,6 +82,7 @@ class Live:
         self._know(find_policy(policy))
         self._tell = tell
         self._reported = 0
+        self._batched = 0
         self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
         self.stops = LiveStops(session)
         self.foresight = Foresight(session, retain_graph, create_graph)
@@ -445,6 +446,9 @@ class Live:
         ran = [*self._started(), *([] if current is None else [current])]
         if isinstance(session, NativeSession) and list(session.planned[: len(ran)]) == ran:
             return list(session.planned)  # a user's policy asked again might say something else
+        if isinstance(session, Stepper) and session.batches is not None and session.over is None:
+            with suppress(Exception):  # a user's policy fails to choose: it may do better when its turn comes
+                return session.planned
         return self.foresight.completed(self._terms.policy, ran)
 
     def _started(self) -> Sequence[int]:
@@ -455,7 +459,10 @@ class Live:
     def _own_schedule(self) -> Json:
         trace = self.session.trace
         by_hand = () if trace is None else trace.by_hand
-        return self._terms.named(self.foresight.own_schedule(self._terms.policy, self.plan, by_hand))
+        own = self.foresight.own_schedule(self._terms.policy, self.plan, by_hand)
+        if batches := None if trace is None else trace.batches.steps:
+            own["batches"] = batches
+        return self._terms.named(own)
 
     def _others(self) -> list[Json]:
         """What the other policies that are known would do from the start, and what the branches that were left did."""
@@ -492,6 +499,10 @@ class Live:
         records = {} if trace is None else self.document.records(trace, range(self._reported, len(trace)))
         foreseen = [*started[self._reported :], *([] if current is None else [current])]
         live = None
+        batched = 0 if trace is None else len(trace.batches)
+        if batched != self._batched:
+            self._batched = batched
+            live = self._own_schedule()
         if foreseen != self.plan[self._reported : self._reported + len(foreseen)]:
             self.plan = self._planned()
             live = self._own_schedule()

@@ -53,6 +53,8 @@ def _own_schedule(run: Run) -> Json:
     policy = Policy(run.policy, known.title if known else "as the run had it", key=lambda task, arrival: (arrival,))
     order = [*run.order, *_left(run)]
     own = schedule_content(run.graph, policy, order, by_hand=by_hand, timeline=run.timeline, note=_NOT_MEASURED)
+    if run.batches:
+        own["batches"] = run.batches.steps
     if run.policy not in CLASSIC and run.trace is not None:
         own["keys"] = _labels(run.trace)
     return own
