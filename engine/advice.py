@@ -306,7 +306,7 @@ def _facts(ensemble: Ensemble, trial: Trial, before: Cost, after: Cost, step_ns:
         f"{_ms(before.backward_ns.middle)} → {_ms(after.backward_ns.middle)}."
     )
     if not trial.steady:
-        yield "The times spread widely: something else used the machine. On a quiet one the figures are to be trusted."
+        yield "The times spread widely: something else used the machine meanwhile. Ask again when it is quiet."
     each_ns = before.elapsed_ns.middle / max(1, sum(end - start for start, end in ensemble.ranges))
     if not trial.gains and each_ns > _LARGE_NS:
         yield (
@@ -338,7 +338,7 @@ def _of_all(ensemble: Ensemble, together: Groups) -> Iterator[str]:
         if whole:
             parts.append(f"{counted(len(whole), 'group')} in the {direction}")
     if parts:
-        yield f"Their products are {' and '.join(parts)}, each with one of every member (`th.groups`)."
+        yield f"Their products are {' and '.join(parts)}, each with one of every member: th.groups shows them."
     if ensemble.differing:
         yield f"The members' {', '.join(ensemble.differing)} differ, which made no difference here."
     if ensemble.more:

@@ -50,6 +50,17 @@ assert not check and [number for number, _ in asked][:2] == [0, 1]
 assert hooks.asked == sorted((number for number, _ in asked), reverse=True)
 assert installed.backwards == 5
 """,
+    "07_batching": """
+assert [len(group) for group in groups.forward] == [len(group) for group in groups.backward] == [16] * 4
+assert len(run.batches) == 4 and run.batches.launches_saved > 150
+assert set(table["as one"][1:]) == {21} and table["as one"].iloc[0] == "–"
+assert len(tree) == 50 and (run50.batches[0].launches_before, run50.batches[0].launches) == (99, 3)
+bfs, heap, as_one = peaks.values()
+assert bfs > 15 * heap and as_one < heap / 2
+assert not refused and "grouped_mm" in refused.sentences[-1]
+assert all(item.trial.check.ok and item.code for item in advice) and len(advice) == 2
+assert len(gains) == 2 and all(list(found) == [2, 4, 8, 16, 32] for found in gains.values())
+""",
 }
 """What the words of a tour say of its numbers, asked in its kernel when all has run."""
 

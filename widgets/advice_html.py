@@ -24,7 +24,8 @@ border:1px solid rgba(128,134,145,.28);border-radius:4px}
 def advice_html(advice: Advice) -> str:
     """A table, what it stands on item by item, and the code of each change: that of the largest gain is open. It brings
     its own style."""
-    parts = [cells_html(advice.cells, advice.sentences, ("forward + backward", "peak", "differs by"))]
+    cells = [[text.replace(" ×", "\u00a0×") for text in row] for row in advice.cells]
+    parts = [cells_html(cells, advice.sentences, ("forward + backward", "peak", "differs by"))]
     for item in advice:
         facts = "".join(f"<li>{escape(fact)}</li>" for fact in item.facts)
         parts.append(f"<h4>{escape(item.title)}: {escape(item.said)}</h4><ul>{facts}</ul>")
