@@ -613,7 +613,7 @@ def retains_any(nodes: Sequence[Node]) -> bool:
     """Whether a tensor that one of these nodes made is told to retain its gradient (`Tensor.retain_grad`).
 
     torch lists no such tensors. The nodes are shown zeros, as roots and wanted inputs of a run of the engine, which
-    executes none of them; it calls hooks of tensors, too: only for where no hook was ever registered.
+    executes none of them; it would call hooks of tensors, too: only for where there are none.
     """
     edges, zeros = [], []
     for node in nodes:
@@ -1563,8 +1563,8 @@ Operator = OpOverload
 class SeenOperations(TorchDispatchMode):
     """While it is open, shows `run` each ATen operation of this thread: below autograd and autocast.
 
-    Not shown are those of a backward, and `detach`, which also hooks and views in place call; nor what is no ATen
-    operation but made of such (flex_attention), nor what happens inside.
+    Not shown are those of a backward, and `detach`, which also hooks and views in place call; the ranges of a profiler;
+    nor what is no ATen operation but made of such (flex_attention), nor what happens inside.
     """
 
     supports_higher_order_operators = True
@@ -1581,14 +1581,18 @@ class SeenOperations(TorchDispatchMode):
         raise NotImplementedError
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator in _ALIASING or not isinstance(operator, OpOverload) or torch._C._current_graph_task_id() != -1:
+        if operator in _UNSEEN or not isinstance(operator, OpOverload) or torch._C._current_graph_task_id() != -1:
             return operator(*args, **(kwargs or {}))
         return self.run(operator, args, kwargs or {})
 
 
 keep_compiler_out(SeenOperations.__torch_dispatch__)
 
-_ALIASING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default)
+_UNSEEN = {
+    *(torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default),
+    *(getattr(torch.ops.profiler, name).default for name in ("_record_function_enter", "_record_function_enter_new")),
+    torch.ops.profiler._record_function_exit._RecordFunction,
+}
 
 
 def operator_named(name: str) -> Operator | None:

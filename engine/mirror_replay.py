@@ -1,0 +1,331 @@
+"""Bytes that are let go of and made again: by running the operations that made them, on what they were called with.
+
+Who holds what decides how long it lives: a saved tensor its `Bytes`, these the calls that make them, a call the `Bytes`
+of its arguments. Nothing else holds any of them, so they go as the last node that could ask for them does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..inspector.forward_program import WHOLE
+from ..inspector.marks import tensors_of
+from ..inspector.operators import is_random, replayed_arguments
+from ..inspector.torch_internals import Operator, View, detached, on_storage, version_of
+
+_replaying = RLock()  # a backward on several devices has a thread for each
+
+
+@dataclass(slots=True)
+class Tally:
+    """What replays came to.
+
+    Attributes:
+        storages: how many were made again; nbytes: their sizes.
+        operations: how many operations that took; seconds: how long, on the host.
+    """
+
+    storages: int = 0
+    nbytes: int = 0
+    operations: int = 0
+    seconds: float = 0.0
+
+
+class Part(NamedTuple):
+    """A tensor: its bytes, and what it shows of them."""
+
+    bytes: Bytes
+    view: View
+
+
+class Bytes:
+    """The bytes of a storage: at hand, or to be made again.
+
+    Attributes:
+        storage: the bytes, where they are at hand.
+        calls: what makes them: the first call, and then those which write into what that gave. None: they are at hand.
+        nbytes: how many.
+        number: the storage's in the plan; -1 if that does not drop it.
+        readers: who is made of them, and of which part.
+        saved: a node keeps a part of them.
+        tally: counts what making them takes.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_counter", "_fresh", "_version", "calls", "nbytes", "number", "readers"),
+        *("saved", "storage", "tally"),
+    )
+
+    def __init__(self, tensor: Tensor, tally: Tally, call: Call | None = None, number: int = -1) -> None:
+        whole = tensor.untyped_storage()
+        self.nbytes = whole.nbytes()
+        self.number = number
+        self.saved = False
+        self.tally = tally
+        self.readers: list[tuple[weakref.ref[Bytes], View]] = []
+        self.calls = None if call is None else [call]
+        self.storage = whole if call is None else None
+        self._counter = detached(tensor) if call is None else None
+        self._version = version_of(tensor)
+        self._fresh = True  # what was written into it last was seen to be
+
+    def hold(self, tensor: Tensor) -> None:
+        """From here on the bytes are at hand: those of this tensor."""
+        self.storage, self.calls = tensor.untyped_storage(), None
+        self._counter, self._version = detached(tensor), version_of(tensor)
+
+    def note_write(self) -> None:
+        """An operation is writing into it. The version goes up when that is done."""
+        self._fresh = False
+
+    def note_version(self) -> None:
+        """What was writing into it is done."""
+        if not self._fresh and self._counter is not None:
+            self._version, self._fresh = version_of(self._counter), True
+
+    def check(self, reader: Operator, view: View) -> None:
+        """That nobody has written into it.
+
+        Raises:
+            RuntimeError: somebody has.
+        """
+        self.note_version()
+        if self._counter is not None and version_of(self._counter) != self._version:
+            raise RuntimeError(
+                f"th.mirror can't run {reader} again: its argument {described(view)} has been modified by an inplace "
+                f"operation since the forward; it is at version {version_of(self._counter)}, expected version "
+                f"{self._version}. Modify it after the backward, or plan without this"
+            )
+
+
+class Call:
+    """An operation as it was called in the forward.
+
+    Attributes:
+        args, kwargs: with a `Part` in each tensor's place.
+        outputs: which of its outputs are the beginning of which bytes.
+    """
+
+    __slots__ = ("_generator", "_state", "args", "kwargs", "operator", "outputs")
+
+    def __init__(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        part_of: Callable[[Tensor], Part],
+    ) -> None:
+        self.operator = operator
+        self.args = tuple(_replaced(each, part_of) for each in replayed_arguments(operator, args))
+        self.kwargs = {name: _replaced(each, part_of) for name, each in kwargs.items()}
+        self.outputs: list[tuple[int, weakref.ref[Bytes]]] = []
+        self._generator = _generator_of(args, kwargs) if is_random(operator) else None
+        self._state = None if self._generator is None else self._generator.get_state()
+
+    def parts(self) -> Iterator[Part]:
+        """Its arguments."""
+        yield from _parts((*self.args, *self.kwargs.values()))
+
+    def run(self, tensor_of: Callable[[Part], Tensor]) -> Any:
+        """Calls it again. Random numbers are what they were, and go on afterwards as if nobody had drawn any."""
+        args = [_restored(each, tensor_of) for each in self.args]
+        kwargs = {name: _restored(each, tensor_of) for name, each in self.kwargs.items()}
+        if self._generator is None or self._state is None:
+            return self.operator(*args, **kwargs)
+        before = self._generator.get_state()
+        self._generator.set_state(self._state)
+        try:
+            return self.operator(*args, **kwargs)
+        finally:
+            self._generator.set_state(before)
+
+
+def bytes_of(wanted: Bytes) -> torch.UntypedStorage:
+    """The bytes; made again if they are not at hand, with all that this takes.
+
+    Raises:
+        RuntimeError: what they are made of has been modified; and what the operations raise.
+    """
+    if wanted.storage is None:
+        with _replaying, _undisturbed():
+            ahead = [wanted]
+            while ahead:
+                each = ahead[-1]
+                missing = _missing(each) if each.storage is None else []
+                if missing:
+                    ahead += missing
+                    continue
+                if each.storage is None:
+                    _make(each)
+                ahead.pop()
+    assert wanted.storage is not None
+    return wanted.storage
+
+
+def made_again(wanted: Bytes, originals: Callable[[Bytes], torch.UntypedStorage | None]) -> torch.UntypedStorage:
+    """The bytes made again for once, nothing of it kept.
+
+    Args:
+        originals: gives bytes that are there though they are to be let go of.
+    """
+    made: dict[Bytes, torch.UntypedStorage] = {}
+
+    def at_hand(each: Bytes) -> torch.UntypedStorage | None:
+        for found in (each.storage, made.get(each)):
+            if found is not None:
+                return found
+        return originals(each)
+
+    with _replaying, _undisturbed():
+        ahead = [wanted]
+        while ahead:
+            each = ahead[-1]
+            missing = [part.bytes for part in _arguments(each) if at_hand(part.bytes) is None]
+            if missing:
+                ahead += missing
+                continue
+            storage = None
+            for call in each.calls or ():
+                storage = _called(call, each, storage, at_hand)
+            assert storage is not None
+            made[ahead.pop()] = storage
+    return made[wanted]
+
+
+def _arguments(each: Bytes) -> Iterator[Part]:
+    """What its calls read besides itself."""
+    for call in each.calls or ():
+        for part in call.parts():
+            if part.bytes is not each:
+                yield part
+
+
+def _missing(each: Bytes) -> list[Bytes]:
+    return [part.bytes for part in _arguments(each) if part.bytes.storage is None]
+
+
+def _make(each: Bytes) -> None:
+    """Runs its calls, all of whose arguments are at hand, and lets go of them."""
+    began = perf_counter()
+    calls = each.calls
+    assert calls is not None
+    storage = None
+    for call in calls:
+        storage = _called(call, each, storage, _at_hand, others=True)
+    each.storage, each.calls = storage, None
+    tally = each.tally
+    tally.storages += 1
+    tally.nbytes += each.nbytes
+    tally.operations += len(calls)
+    tally.seconds += perf_counter() - began
+
+
+def _at_hand(each: Bytes) -> torch.UntypedStorage | None:
+    return each.storage
+
+
+def _called(
+    call: Call,
+    of: Bytes,
+    storage: torch.UntypedStorage | None,
+    at_hand: Callable[[Bytes], torch.UntypedStorage | None],
+    others: bool = False,
+) -> torch.UntypedStorage:
+    """Runs one of the calls that make these bytes, and gives the storage.
+
+    Args:
+        storage: what the calls before gave; None for the first.
+        others: what else it gives goes to those whose bytes it is.
+    """
+
+    def tensor_of(part: Part) -> Tensor:
+        if part.bytes is of:
+            assert storage is not None
+            return on_storage(storage, part.view)
+        part.bytes.check(call.operator, part.view)
+        whole = at_hand(part.bytes)
+        assert whole is not None
+        return on_storage(whole, part.view)
+
+    result = call.run(tensor_of)
+    if storage is not None:
+        return storage
+    for output, reference in call.outputs:
+        made = (result if output == WHOLE else result[output]).untyped_storage()
+        other = reference()
+        if other is of:
+            storage = made
+        elif others and other is not None and other.storage is None and len(other.calls or ()) == 1:
+            other.storage, other.calls = made, None
+            other.tally.storages += 1
+            other.tally.nbytes += other.nbytes
+    assert storage is not None and storage.nbytes() == of.nbytes
+    return storage
+
+
+def described(view: View) -> str:
+    """`(6×4 torch.float32)`."""
+    return f"({'×'.join(map(str, view.shape)) or 'scalar'} {view.dtype})"
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without gradients, and without autocast: its casts were recorded as operations of their own."""
+    casting = [device for device in _CASTING if torch.is_autocast_enabled(device)]
+    for device in casting:
+        torch.set_autocast_enabled(device, False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for device in casting:
+            torch.set_autocast_enabled(device, True)
+
+
+_CASTING = ("cpu", "cuda", "xpu")
+
+
+def _generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator:
+    """Where an operator takes its random numbers from: the generator it is given, else that of its device."""
+    given = kwargs.get("generator")
+    if isinstance(given, torch.Generator):
+        return given
+    tensor = next(tensors_of((args, kwargs)), None)
+    device = tensor.device if tensor is not None else torch.device(kwargs.get("device") or "cpu")
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+def _replaced(value: Any, part_of: Callable[[Tensor], Part]) -> Any:
+    """An argument with a `Part` in the place of each tensor."""
+    if isinstance(value, Tensor):
+        return part_of(value)
+    if isinstance(value, list | tuple):
+        return [_replaced(each, part_of) for each in value]
+    return value
+
+
+def _restored(value: Any, tensor_of: Callable[[Part], Tensor]) -> Any:
+    if isinstance(value, Part):
+        return tensor_of(value)
+    if isinstance(value, list):
+        return [_restored(each, tensor_of) for each in value]
+    return value
+
+
+def _parts(values: Sequence[Any]) -> Iterator[Part]:
+    for value in values:
+        if isinstance(value, Part):
+            yield value
+        elif isinstance(value, list):
+            yield from _parts(value)
