@@ -12,6 +12,8 @@ CATEGORIES = {
     Category.HELD: "a gradient that is neither a .grad nor on its way: a hook or retain_grad() holds it",
     Category.WORKSPACE: "made and freed inside one task",
     Category.UNKNOWN: "none of these, as far as can be told: what a library keeps for itself, say",
+    Category.LISTED: 'one of several gradients that wait in a list for their task to sum them (accumulate="list")',
+    Category.CONSUMED: 'what waited for a task that has run, and is never let go (release="never")',
 }
 COLUMNS = {
     "peak": "the highest level of the backward: all bytes asked for since just before the forward, and not yet freed",

@@ -8,7 +8,7 @@ from ..engine.timeline import Category
 
 Colours = Mapping[str, str]
 
-_TEXT_ON = ("saved", "buffer", "pgrad", "work", "other", "held", "unknown", "sunk")
+_TEXT_ON = ("saved", "buffer", "pgrad", "work", "other", "held", "unknown", "listed", "consumed", "sunk")
 
 
 def _with_text(colours: dict[str, str]) -> Colours:
@@ -43,6 +43,8 @@ LIGHT = _with_text(
         "other": "#62666f",
         "held": "#7a3e9d",
         "unknown": "#b9bec7",
+        "listed": "#b5611a",
+        "consumed": "#8a8f3c",
     }
 )
 DARK = _with_text(
@@ -63,6 +65,8 @@ DARK = _with_text(
         "other": "#71767f",
         "held": "#a274d0",
         "unknown": "#555a65",
+        "listed": "#c9772f",
+        "consumed": "#a5aa55",
     }
 )
 # For a page that follows its reader's theme: its script puts the colour in. No text has such a character in it.
@@ -76,6 +80,8 @@ CATEGORY_COLOURS = {
     Category.HELD: "held",
     Category.WORKSPACE: "work",
     Category.UNKNOWN: "unknown",
+    Category.LISTED: "listed",
+    Category.CONSUMED: "consumed",
 }
 
 

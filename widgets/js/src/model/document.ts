@@ -188,4 +188,6 @@ export const CATEGORIES = [
   { key: "held", title: "held gradients", short: "held" },
   { key: "work", title: "workspace", short: "workspace" },
   { key: "unknown", title: "not attributed", short: "unknown" },
+  { key: "listed", title: "gradients in lists", short: "in lists" },
+  { key: "consumed", title: "consumed buffers", short: "consumed" },
 ] as const;

@@ -27,6 +27,8 @@ const NAMES: readonly (keyof Colours)[] = [
   "other",
   "held",
   "unknown",
+  "listed",
+  "consumed",
   "g0",
   "g1",
   "g2",

@@ -1,0 +1,24 @@
+"""What memory is for is coloured and explained alike wherever it is drawn."""
+
+from __future__ import annotations
+
+import re
+
+from tapehead.engine.timeline import Category
+from tapehead.widgets.glossary import CATEGORIES
+from tapehead.widgets.page import CODE
+from tapehead.widgets.theme import CATEGORY_COLOURS, DARK, LIGHT
+
+
+def test_each_category_has_a_colour_of_its_own_in_both_themes_and_a_line_of_words() -> None:
+    assert list(CATEGORY_COLOURS) == list(CATEGORIES) == list(Category)
+    for theme in (LIGHT, DARK):
+        assert len({theme[name] for name in CATEGORY_COLOURS.values()}) == len(Category)
+
+
+def test_the_page_knows_the_categories_by_the_same_numbers_and_colours() -> None:
+    code = CODE.read_text(encoding="utf-8")
+    table = code[code.index('{key:"saved",title:') :].partition("]")[0]
+    assert re.findall(r'key:"(\w+)",title:', table) == list(CATEGORY_COLOURS.values())
+    for name in CATEGORY_COLOURS.values():
+        assert f"--{name}: {LIGHT[name]}" in code or f"--{name}:{LIGHT[name]}" in code
