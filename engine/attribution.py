@@ -277,7 +277,7 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         event_ns=event_ns,
         blocks=blocks_of(measured.backward, measured.marks),
         accumulation=measured.accumulation,
-        listed=listed,
+        listed=tuple(listed),
     )
     return timeline if measured.accumulation == PYTORCHS else with_names(timeline)
 

@@ -111,11 +111,14 @@ def hints(peak: Peak) -> tuple[Hint, ...]:
     return tuple(sorted(found, key=lambda hint: -hint.nbytes))
 
 
+_GRADIENTS = (Category.BUFFER, Category.LISTED, Category.CONSUMED, Category.GRADIENT, Category.HELD)
+
+
 def picked_in_full(peak: Peak) -> Iterator[Hint]:
     """A gradient of an indexing operation, made in the full size of what was indexed."""
     graph = peak.timeline.graph
     found: dict[tuple[str, str | None], list[tuple[Storage, Task, int]]] = {}
-    for storage in peak.of(Category.BUFFER, Category.GRADIENT, Category.HELD):
+    for storage in peak.of(*_GRADIENTS):
         task = _maker(peak, storage)
         if task is None or task.short_name not in _PICKING or not _is_output(peak, storage):
             continue
@@ -194,8 +197,8 @@ def made_double(peak: Peak) -> Iterator[Hint]:
     if not turning or len(narrow) < len(leaves) - len(narrow):
         return
     nbytes = 0
-    for storage in peak.of(Category.BUFFER, Category.GRADIENT, Category.HELD):
-        waits = [each.task for each in storage.kept_by if each.kind in ("buffer", "grad")]
+    for storage in peak.of(*_GRADIENTS):
+        waits = [each.task for each in storage.kept_by if each.kind in ("buffer", "list", "grad")]
         nbytes += storage.nbytes if not double.isdisjoint(waits) else 0
     for storage in peak.of(Category.SAVED, Category.FORWARD):
         made = storage.made_by.operation and peak.tasks_of.get(storage.made_by.operation)
@@ -223,6 +226,23 @@ def _narrowing(task: Task, wide: Sequence[str], narrow: str) -> str:
         f"what that operation takes beside a {narrow} is float64: make it `dtype=torch.{narrow}` or convert it before. "
         "NumPy's arrays, and what `torch.from_numpy` and `torch.tensor` make of them, are float64 unless told otherwise"
     )
+
+
+def other_rule(peak: Peak) -> Iterator[Hint]:
+    """Gradients that are there because they are not summed as they come, or not let go."""
+    since = max(peak.timeline.peak_place, 0)
+    if listed := peak.of(Category.LISTED):
+        yield Hint(
+            sum(storage.nbytes for storage in listed),
+            peak.words.kept_by(listed, Category.LISTED, since),
+            'accumulate="inplace", as PyTorch does, adds each to one sum as it comes',
+        )
+    if consumed := peak.of(Category.CONSUMED):
+        yield Hint(
+            sum(storage.nbytes for storage in consumed),
+            f"{_count(consumed, 'gradient')} {_is(consumed)} {peak.words.kept_by(consumed, Category.CONSUMED, since)}",
+            f'release="eager", as PyTorch does, lets {_them(consumed)} go when that has run',
+        )
 
 
 def held_gradients(peak: Peak) -> Iterator[Hint]:
@@ -370,6 +390,7 @@ Rule = Callable[[Peak], Iterable[Hint]]
 HINTS: tuple[Rule, ...] = (
     picked_in_full,
     made_double,
+    other_rule,
     held_gradients,
     held_outputs,
     kept_on_ctx,

@@ -285,14 +285,13 @@ def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...], before: NotCounte
         first = groups[0]  # the largest of the category with most
         alike = [group for group in groups if group.category is first.category]
         nbytes = sum(group.nbytes for group in alike)
-        what = first.category.title if first.category is Category.UNKNOWN else f"{first.category.title}s"
         group = f"; the largest group, {size_text(first.nbytes)}, was" if len(alike) > 1 else ","
         where = "" if first.module is None else "in "
         where += _module_title(timeline.graph, first)
         source = f" at {first.source.short}" if first.source else ""
         made = f"{group} made {where}{source}" if was_captured(timeline.graph) else ""
         share = share_text(nbytes, timeline.peak_bytes)
-        yield f"{size_text(nbytes)} of it ({share}) are {what}{made}: {first.kept_by}."
+        yield f"{size_text(nbytes)} of it ({share}) are {first.category.plural}{made}: {first.kept_by}."
     forward = timeline.forward_peak_bytes
     if forward is not None and forward > timeline.peak_bytes:
         yield f"The forward's own peak is higher, {size_text(forward)}, and no order of the backward changes that."

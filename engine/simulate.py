@@ -360,7 +360,7 @@ class _Simulation:
             array("q", inputs),
             estimates=(*self._footprints.limits, *self._estimates()),
             accumulation=self.accumulation,
-            listed=self._listed,
+            listed=tuple(self._listed),
         )
         if self.accumulation != PYTORCHS:
             found = with_names(found)

@@ -115,9 +115,10 @@ class StorageWords:
         """What keeps it from a place of the order on: a task that has run before keeps nothing any more."""
 
         def still(keeper: Keeper) -> bool:
-            if keeper.kind not in ("saved", "buffer") or keeper.task is None:
+            if keeper.kind not in ("saved", "buffer", "list", "consumed") or keeper.task is None:
                 return True
-            return self._timeline.places.get(keeper.task, len(self._timeline.order)) >= since
+            place = self._timeline.places.get(keeper.task, len(self._timeline.order))
+            return since < 0 or place < since if keeper.kind == "consumed" else place >= since
 
         return [keeper for keeper in storage.kept_by if still(keeper)]
 
@@ -129,6 +130,8 @@ class StorageWords:
         """
         saving: dict[int, None] = {}
         waiting: dict[tuple[str, str, str], tuple[set[int], dict[int, None]]] = {}
+        lists: tuple[set[int], dict[int, None]] = set(), {}
+        consumed: dict[int, None] = {}
         grads: dict[int, None] = {}
         nodes: dict[str, dict[int, None]] = {}
         user = backward = 0
@@ -138,6 +141,11 @@ class StorageWords:
             for keeper in keepers:
                 if keeper.kind == "saved" and keeper.task is not None:
                     saving[keeper.task] = None
+                elif keeper.kind == "list" and keeper.task is not None:
+                    lists[0].add(storage.number)
+                    lists[1][keeper.task] = None
+                elif keeper.kind == "consumed" and keeper.task is not None:
+                    consumed[keeper.task] = None
                 elif keeper.kind == "buffer" and keeper.task is not None and not ahead:
                     ahead = True
                     task = self._tasks[keeper.task]
@@ -154,6 +162,11 @@ class StorageWords:
         sentences = []
         if saving:
             sentences.append("saved by " + joined(self._named(saving)))
+        if lists[0]:
+            numbers, tasks = lists
+            gradients = f"{len(numbers):,} gradients wait" if len(numbers) > 1 else "a gradient waits"
+            which = "lists" if len(tasks) > 1 else "list"
+            sentences.append(f"{gradients} to be summed, in the {which} for {joined(self._named(tasks))}")
         kinds = sorted(waiting.values(), key=lambda kind: -len(kind[0]))
         for numbers, tasks in kinds[:_MOST_NAMED]:
             gradients = f"{len(numbers):,} gradients" if len(numbers) > 1 else "a gradient"
@@ -168,6 +181,8 @@ class StorageWords:
             for task_id in grads:
                 leaves.setdefault(pattern(self._leaf(task_id)), []).append(self._leaf(task_id))
             sentences.append(".grad of " + joined([_times(len(each), folded(each)) for each in leaves.values()]))
+        if consumed:
+            sentences.append(f"consumed by {joined(self._named(consumed))}, and never let go")
         for how_long, tasks in nodes.items():
             which = "nodes" if len(tasks) > 1 else "node"
             sentences.append(f"held by the {which} of {joined(self._named(tasks))}{how_long}")
@@ -270,6 +285,8 @@ _UNKNOWN_KEEPER = {
     Category.GRADIENT: "the .grad of a leaf",
     Category.HELD: "held by your code or a hook",
     Category.SAVED: "a node saves it",
+    Category.LISTED: "a gradient in a list, to be summed with others",
+    Category.CONSUMED: "consumed by a task, and never let go",
 }
 
 

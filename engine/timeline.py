@@ -49,6 +49,11 @@ class Category(IntEnum):
     def title(self) -> str:
         return _TITLES[self]
 
+    @property
+    def plural(self) -> str:
+        """Of several storages: `input buffers`."""
+        return _PLURALS.get(self, f"{self.title}s")
+
     def __str__(self) -> str:
         return self.title
 
@@ -63,6 +68,11 @@ _TITLES = {
     Category.UNKNOWN: "not attributed",
     Category.LISTED: "gradient in a list",  # waits to be summed with others when the task runs (accumulate="list")
     Category.CONSUMED: "consumed buffer",  # its task has run, and it is never let go (release="never")
+}
+_PLURALS = {
+    Category.UNKNOWN: "not attributed",
+    Category.WORKSPACE: "workspace",
+    Category.LISTED: "gradients in lists",
 }
 
 
@@ -443,7 +453,7 @@ class Timeline:
             yield Keeper("grad", self.grads[number])
         if number in self.held:
             yield Keeper("user")
-        if self.deaths.get(number, -1) >= self.starts[-1]:
+        if self.deaths.get(number, -1) >= self.starts[-1] and not self.consumers(number):
             yield Keeper("backward")
 
     def consumers(self, number: int) -> list[int]:

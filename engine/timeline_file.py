@@ -10,10 +10,12 @@ from typing import get_args
 from ..inspector.graph import Graph
 from ..inspector.graph_file import AnyOperation, Table, device_of, read_operations, write_operations
 from ..inspector.json_columns import ColumnWriter, Section
-from .timeline import Basis, BlockLevels, Category, Maker, Timeline
+from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from .timeline import Basis, BlockLevels, Category, Listed, Maker, Timeline
 
 _EXACT = 2**53  # from here on JavaScript has no integers
 _MOST = 2**63
+_LISTED = ("listed_place", "listed_storage", "listed_task", "listed_input")
 _FORMER = {"parameter": "unknown"}  # older files list it, and no storage in them is of it
 
 
@@ -29,6 +31,8 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
       `operation_names`, `operation_source` and `sources`, which are as in the graph.
     - By keeper: `saved_storage`, `saved_task`, `saved_slot`, an index into `slots`.
     - By gradient: `grad_storage`, `grad_task`.
+    - `accumulate`, `release`: missing where they are PyTorch's, which is "inplace" and "eager"; as in `Accumulation`.
+    - By gradient in a list, missing where none is: `listed_place`, `listed_storage`, `listed_task`, `listed_input`.
     - `blocks`: null or missing, or an object: by place `requested`, `allocated`, `reserved`; and `peak_before`.
     """
     writer.value("device", timeline.device)
@@ -56,6 +60,10 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
     writer.column("held", sorted(timeline.held))
     writer.column("grad_storage", timeline.grads)
     writer.column("grad_task", timeline.grads.values())
+    write_accumulation(writer, timeline.accumulation)
+    if timeline.listed:
+        for number, name in enumerate(_LISTED):
+            writer.column(name, (each[number] for each in timeline.listed))
     if timeline.blocks is None:
         writer.value("blocks", None)
     else:
@@ -63,6 +71,21 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
             for name in ("requested", "allocated", "reserved"):
                 writer.column(name, getattr(timeline.blocks, name))
             writer.value("peak_before", timeline.blocks.peak_before)
+
+
+def write_accumulation(writer: ColumnWriter, accumulation: Accumulation) -> None:
+    if accumulation != PYTORCHS:
+        writer.value("accumulate", accumulation.accumulate)
+        writer.value("release", accumulation.release)
+
+
+def read_accumulation(section: Section) -> Accumulation:
+    """How gradients were summed and let go, from an object to which `write_accumulation` has written."""
+    if "accumulate" not in section:
+        return PYTORCHS
+    return Accumulation(
+        section.one_of("accumulate", get_args(Accumulate)), section.one_of("release", get_args(Release))
+    )
 
 
 def _write_makers(writer: ColumnWriter, timeline: Timeline) -> None:
@@ -140,7 +163,25 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
         event_ns,
         tuple(section.texts("estimates")),
         _blocks(section.section("blocks"), len(order)) if "blocks" in section else None,
+        read_accumulation(section),
+        _read_listed(section, graph, order, count) if _LISTED[0] in section else (),
     )
+
+
+def _read_listed(section: Section, graph: Graph, order: Sequence[int], count: int) -> tuple[Listed, ...]:
+    places = section.integers("listed_place", len(order))
+    storages, tasks = (
+        section.integers(name, limit, length=len(places))
+        for name, limit in (("listed_storage", count), ("listed_task", len(graph)))
+    )
+    inputs = section.integers("listed_input", _EXACT, length=len(places), code="q")
+    place_of = {task: place for place, task in enumerate(order)}
+    for place, task, given in zip(places, tasks, inputs, strict=True):
+        if given >= len(graph.tasks[task].inputs):
+            raise section.wrong("listed_input", f"has {given}, of a task with {len(graph.tasks[task].inputs)}")
+        if place_of.get(task, -1) <= place:
+            raise section.wrong("listed_task", f"has {task}, which does not run after place {place}")
+    return tuple(zip(places, storages, tasks, inputs, strict=True))
 
 
 def _blocks(section: Section, places: int) -> BlockLevels:

@@ -26,7 +26,7 @@ from .policies import Key
 from .run import Engine, Run
 from .statistics import BINS, EDGES, Form, Level
 from .statistics_table import StatisticsColumns, StatisticsTable
-from .timeline_file import read_timeline, write_timeline
+from .timeline_file import read_accumulation, read_timeline, write_accumulation, write_timeline
 from .trace import Trace
 from .trace_columns import Columns, EditRow, Forms, Hook, Label, Term
 
@@ -47,6 +47,7 @@ def save(run: Run, path: str | Path) -> Path:
 
     - `format`, `version`: "tapehead.trace" and 1. A reader that finds a higher version should refuse it.
     - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`.
+    - `accumulate`, `release`: as in `Accumulation`; missing where they are PyTorch's.
     - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null where it is the same.
     - `graph`: see `inspector/graph_file.py`.
     - `trace`: null where none was recorded. `level` and the columns as in `Trace` and `Columns`; `order` is null where
@@ -149,6 +150,7 @@ def _write_run(writer: ColumnWriter, run: Run) -> None:
         writer.value("policy", run.policy)
         writer.value("engine", run.engine)
         writer.value("elapsed_ns", run.elapsed_ns)
+        write_accumulation(writer, run.accumulation)
         writer.column("order", run.order)
         if run.planned == run.order:
             writer.value("planned", None)
@@ -253,7 +255,19 @@ def _read_run(section: Section) -> Run:
     batches = _read_batches(section.section("batches"), len(graph)) if "batches" in section else None
     trace = _read_trace(section.section("trace"), graph, order, batches) if "trace" in section else None
     timeline = read_timeline(section.section("timeline"), graph, order) if "timeline" in section else None
-    return Run(graph, policy, engine, tuple(order), tuple(planned), elapsed_ns, trace, timeline, batches=batches)
+    accumulation = read_accumulation(section)
+    return Run(
+        graph,
+        policy,
+        engine,
+        tuple(order),
+        tuple(planned),
+        elapsed_ns,
+        trace,
+        timeline,
+        accumulation=accumulation,
+        batches=batches,
+    )
 
 
 def _read_batches(section: Section, tasks: int) -> Batches:

@@ -312,11 +312,10 @@ def peak_words(timeline: Timeline) -> str:
     if not groups:
         return ""
     first = groups[0]
-    if first.category is Category.BUFFER:
+    if first.category in (Category.BUFFER, Category.LISTED):
         return first.kept_by.partition(";")[0]
     nbytes = sum(group.nbytes for group in groups if group.category is first.category)
-    what = first.category.title if first.category is Category.UNKNOWN else f"{first.category.title}s"
-    return f"{what} hold {share_text(nbytes, timeline.peak_bytes)}"
+    return f"{first.category.plural} hold {share_text(nbytes, timeline.peak_bytes)}"
 
 
 def _largest(timeline: Timeline) -> list[Json]:

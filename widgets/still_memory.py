@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ..engine.sizes import size_text
-from ..engine.timeline import Category, Timeline
+from ..engine.timeline import Timeline
 from ..inspector.svg import escaped
 from ..inspector.text_width import shorten, text_width
 from .theme import CATEGORY_COLOURS
@@ -163,12 +163,8 @@ def _legend(timeline: Timeline) -> Iterator[str]:
         colour = f"fill:var(--{CATEGORY_COLOURS[category]})"
         end = f'x="{_number(_LEGEND_WIDTH)}" text-anchor="end"'
         yield f'<rect y="{_number(y - 8)}" width="9" height="9" rx="2" style="{colour}"/>'
-        yield f'<text class="th-second" x="15" y="{_number(y)}">{_plural(category)}</text>'
+        yield f'<text class="th-second" x="15" y="{_number(y)}">{category.plural}</text>'
         yield f'<text {end} y="{_number(y)}">{size_text(column[place]) if column[place] else 0}</text>'
-
-
-def _plural(category: Category) -> str:
-    return category.title if category in (Category.WORKSPACE, Category.UNKNOWN) else f"{category.title}s"
 
 
 def _policies(plot: _Plot, timelines: Mapping[str, Timeline]) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from itertools import product
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tapehead as th
+from tapehead.engine.sizes import size_text
 from tapehead.engine.timeline import Category, Keeper, Timeline
 from tapehead.inspector.kinds import Kind
 
@@ -169,3 +172,60 @@ def test_a_backward_that_raises_leaves_nothing_measuring():
     with pytest.raises(KeyError):
         th.profile(make_loss, engine="direct")
     assert th.profile(lambda: fan_out(3), engine="direct").peak_bytes
+
+
+def test_the_peak_says_what_waits_in_lists_and_what_is_never_let_go():
+    run = th.profile(lambda: fan_out(5), engine="direct", accumulate="list", release="never", policy="bfs")
+    report = run.peak()
+    listed = next(group for group in report.groups if group.category is Category.LISTED)
+    assert re.match(r"\d gradients wait to be summed, in the list for MulBackward0", listed.kept_by)
+    assert size_text(listed.nbytes) in report.answer[1]
+    assert "are gradients in lists" in report.answer[1]
+    (hint,) = (hint for hint in report.hints if hint.fact == listed.kept_by)
+    assert 'accumulate="inplace"' in hint.advice
+    run = th.profile(lambda: chain(6), engine="direct", release="never")
+    report = run.peak()
+    consumed = next(group for group in report.groups if group.category is Category.CONSUMED)
+    assert re.search(r"consumed by 4 × MulBackward0, and never let go", consumed.kept_by)
+    assert "backward()" not in consumed.kept_by
+    assert consumed.freed_by == "as backward() returns"
+    assert any('release="eager"' in hint.advice for hint in report.hints)
+
+
+def chain(length: int) -> Tensor:
+    x = torch.ones(1000, requires_grad=True)
+    for _ in range(length):
+        x = x * 2
+    return x.sum()
+
+
+def test_a_file_keeps_the_rule_and_the_lists(tmp_path):
+    run = th.profile(lambda: fan_out(4), engine="direct", accumulate="list", release="never")
+    loaded = th.load(run.save(tmp_path / "run.json"))
+    assert loaded.accumulation == loaded.timeline.accumulation == th.Accumulation("list", "never")
+    assert list(loaded.timeline.listed) == list(run.timeline.listed)
+    assert loaded.timeline.category_levels == run.timeline.category_levels
+    assert str(loaded.peak()).splitlines()[0] == str(run.peak()).splitlines()[0]
+    assert [loaded.timeline.storage(number).kept_by for number in range(len(run.timeline))] == [
+        storage.kept_by for storage in run.timeline
+    ]
+    plain = json.loads(th.profile(lambda: fan_out(4)).save(tmp_path / "plain.json").read_text())
+    assert not {"accumulate", "release", "listed_place"} & {*plain, *plain["timeline"]}, "as in older files"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("listed_task", lambda column: [999, *column[1:]], "listed_task"),
+        ("listed_input", lambda column: [5, *column[1:]], "has 5, of a task with 1"),
+        ("listed_place", lambda column: column[:-1], "listed_storage"),
+        ("accumulate", lambda rule: "piles", "known are inplace, out_of_place, list"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, name, change, says):
+    path = th.profile(lambda: fan_out(4), engine="direct", accumulate="list").save(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    content["timeline"][name] = change(content["timeline"][name])
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=says):
+        th.load(path)
