@@ -180,23 +180,13 @@ class Groups:
         """The modules of a group in one phrase, `*` for what differs: `members.*.layers.0`; of a tree its parameter."""
         if group.into is not None and (name := self.graph.tasks[group.into[0]].parameter):
             return name
-        return self._place(group.tasks)
+        return modules_of(self.graph, group.tasks)
 
     def refused_title(self, refused: Refused) -> str:
         """What was not joined and where, in one phrase: `8 × addmm in experts.*.0`."""
         functions = Counter(self.products[task].function for task in refused.tasks)
         what = joined([f"{count:,} × {function}" for function, count in functions.most_common()])
-        return f"{what} in {self._place(refused.tasks)}" if was_captured(self.graph) else what
-
-    def _place(self, tasks: Iterable[int]) -> str:
-        if not was_captured(self.graph):
-            return "–"
-        alike: dict[str, dict[str, None]] = {}
-        for task in tasks:
-            path = self.graph.module(task)
-            name = module_title(self.graph, path)
-            alike.setdefault(pattern(path or name), {})[path or name] = None
-        return joined([folded(paths) for paths in alike.values()])
+        return f"{what} in {modules_of(self.graph, refused.tasks)}" if was_captured(self.graph) else what
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -314,6 +304,18 @@ class Groups:
 
 
 _RIGHT = ("level", "launches", "copies")
+
+
+def modules_of(graph: Graph, tasks: Iterable[int]) -> str:
+    """The modules of some tasks in one phrase, `*` for what differs; a dash where no capture saw any."""
+    if not was_captured(graph):
+        return "–"
+    alike: dict[str, dict[str, None]] = {}
+    for task in tasks:
+        path = graph.module(task)
+        name = module_title(graph, path)
+        alike.setdefault(pattern(path or name), {})[path or name] = None
+    return joined([folded(paths) for paths in alike.values()])
 
 
 def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:

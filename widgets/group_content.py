@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..engine.groups import DIRECTIONS, Groups, groups
+from collections.abc import Sequence
+
+from ..engine.batches import Batches
+from ..engine.groups import DIRECTIONS, Groups, groups, modules_of
 from ..inspector.graph import Graph
 from .document import Json
 
@@ -49,3 +52,45 @@ def groups_content(found: Groups) -> Json:
         ],
         "said": {direction: found.summary(direction) for direction in DIRECTIONS},
     }
+
+
+def with_batches(content: Json | None, batches: Batches, graph: Graph) -> Json:
+    """The same with what has run as one so far, in place of what had before, and what could not and why."""
+    kept = content or {"found": [], "refused": [], "said": {}}
+    ran = [
+        {
+            "direction": "ran",
+            "title": f"{len(batch.tasks):,} × {_function(graph, batch.tasks)} {_AS_ONE[batch.kind]}",
+            "product": "",
+            "where": modules_of(graph, batch.tasks),
+            "launches": [batch.launches_before, batch.launches],
+            "copied": batch.copied_bytes,
+            "tasks": list(batch.tasks),
+        }
+        for batch in batches.batches[:_MOST]
+    ]
+    by_itself = [
+        {
+            "direction": "ran",
+            "title": f"{len(each.tasks):,} × {_function(graph, each.tasks)} in {modules_of(graph, each.tasks)}",
+            "why": each.why,
+            "tasks": list(each.tasks),
+        }
+        for each in batches.fallbacks[:_MOST]
+    ]
+    return {
+        "found": [*_planned(kept["found"]), *ran],
+        "refused": [*_planned(kept["refused"]), *by_itself],
+        "said": kept["said"] | {"ran": batches.sentences[0] if len(batches) else "Nothing ran as one."},
+    }
+
+
+_AS_ONE = {"bmm": "ran as one bmm", "tree": "summed, as one product", "grouped_conv": "ran as one, with groups"}
+
+
+def _planned(outlines: Sequence[Json]) -> list[Json]:
+    return [each for each in outlines if each["direction"] != "ran"]
+
+
+def _function(graph: Graph, tasks: Sequence[int]) -> str:
+    return graph.tasks[tasks[0]].short_name.lower()

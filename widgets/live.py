@@ -29,7 +29,7 @@ from ..inspector.graph import Graph, Task
 from .document import Document, Json, numbered
 from .driver import Driver
 from .foresight import Foresight
-from .group_content import group_content
+from .group_content import group_content, with_batches
 from .live_branches import LiveBranches
 from .live_stops import LiveStops
 from .news import News, Status, history_content, stopped_content
@@ -83,6 +83,7 @@ class Live:
         self._tell = tell
         self._reported = 0
         self._batched = 0
+        self._batches_told = (0, 0)
         self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
         self.stops = LiveStops(session)
         self.foresight = Foresight(session, retain_graph, create_graph)
@@ -508,7 +509,16 @@ class Live:
             live = self._own_schedule()
         self._reported = len(started)
         self._looked_at.difference_update(started)
-        return self.news(records | self._waiting(current), live)
+        return replace(self.news(records | self._waiting(current), live), groups=self._groups_now())
+
+    def _groups_now(self) -> Json | None:
+        """The groups with what has run as one, where that is more, or less, than was told."""
+        batches = self.session.batches if isinstance(self.session, Stepper) else None
+        told = (0, 0) if batches is None else (len(batches), len(batches.fallbacks))
+        if batches is None or told == self._batches_told:
+            return None
+        self._batches_told = told
+        return with_batches(self.document.content["groups"], batches, self.graph)
 
     def _runs(self) -> list[tuple[int, int]]:
         """The tasks that have started, and when: one that runs again after going back does so at another time."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ..engine.footprint import Footprints
 from ..engine.policies import CLASSIC, POLICIES, TABS, Policy
 from ..engine.run import Run
 from ..engine.schedule import Pending, schedule
@@ -12,6 +13,7 @@ from ..engine.simulate import simulate
 from ..engine.timeline import Timeline
 from ..engine.trace import Trace
 from .document import Document, Json, saved_content, schedule_content, title_of
+from .group_content import with_batches
 from .page import save_page
 
 Other = tuple[str, list[int], Timeline | None]
@@ -41,6 +43,8 @@ def run_document(run: Run, title: str = "", others: Iterable[Other] | None = Non
     if timeline is not None and not content["saved"]["task"]:  # the nodes are gone, or a backward has freed them
         content["saved"] = saved_content(document, timeline)
     content["schedules"] = [_own_schedule(run), *_others(run, other_policies(run) if others is None else others)]
+    if run.batches is not None:
+        content["groups"] = with_batches(None, run.batches, graph)
     content["position"] = len(run.order)
     if run.trace is not None:
         content["records"] = document.records(run.trace, range(len(run.trace)))
@@ -91,6 +95,11 @@ def _others(run: Run, others: Iterable[Other]) -> list[Json]:
     ]
 
 
+def _predicted(run: Run, order: Sequence[int], footprints: Footprints) -> Timeline:
+    rule = run.accumulation
+    return simulate(footprints.graph, order, footprints, accumulate=rule.accumulate, release=rule.release)
+
+
 def other_policies(run: Run) -> Iterator[Other]:
     """What known policies would make of its graph: their names, orders, and the memory where that is known."""
     runs = {*run.order, *_left(run)}
@@ -99,4 +108,4 @@ def other_policies(run: Run) -> Iterator[Other]:
     for name in TABS:
         if name != run.policy and (footprints is not None or POLICIES[name].plan is None):
             order = schedule(run.graph, name, needed, footprints=footprints)
-            yield name, order, None if footprints is None else simulate(footprints.graph, order, footprints)
+            yield name, order, None if footprints is None else _predicted(run, order, footprints)

@@ -10,6 +10,7 @@ from tapehead.widgets import foresight
 from tapehead.widgets.deck import Deck
 from tapehead.widgets.document import Document
 from tapehead.widgets.group_content import group_content
+from tapehead.widgets.run_document import run_document
 
 from .models import deck_on
 from .page_side import Page, settle, unpacked
@@ -97,6 +98,48 @@ def test_where_they_cannot_be_told_the_page_hears_why(page: Page, monkeypatch: p
 
 def fails(graph: th.Graph) -> None:
     raise ValueError("no factors here")
+
+
+def test_what_ran_as_one_is_outlined_as_it_runs(page: Page) -> None:
+    model, make_loss = workload("ensemble").build(members=4, batch=4, width=8)
+    with th.capture(model):
+        loss = make_loss()
+    deck = Deck(th.debug(loss, batch="auto", trace="cheap"))
+    page.open(deck)
+    assert "ran" not in page.document["groups"]["said"]
+    while not page.document["groups"]["said"].get("ran"):
+        deck.step()
+    assert [group["direction"] for group in page.document["groups"]["found"]].count("ran") == 1
+    deck.run()
+    assert deck.trace is not None
+    batches = deck.trace.batches
+    ran = [group for group in page.document["groups"]["found"] if group["direction"] == "ran"]
+    assert [group["tasks"] for group in ran] == [list(batch.tasks) for batch in batches]
+    assert len(ran) == 4 and ran[0]["title"] == "4 × addmm ran as one bmm"
+    assert "launches became" in page.document["groups"]["said"]["ran"]
+    assert len(page.document["groups"]["found"]) == 12
+
+
+def test_what_could_not_run_as_one_is_said_with_the_reason(page: Page) -> None:
+    deck = Deck(th.debug(workload("ensemble").build(members=4, batch=4, width=8)[1](), batch="auto", history=True))
+    page.open(deck)
+    deck.run()
+    content = page.document["groups"]
+    by_itself = [each for each in content["refused"] if each["direction"] == "ran"]
+    assert len(by_itself) == 4 and "a history takes back task" in by_itself[0]["why"]
+    assert content["said"]["ran"] == "Nothing ran as one."
+
+
+def test_a_run_says_what_ran_as_one_and_what_did_not() -> None:
+    model, make_loss = workload("ensemble").build(members=4, batch=4, width=8)
+    with th.capture(model):
+        loss = make_loss()
+    run = th.backward(loss, engine="direct", batch="auto")
+    content = unpacked(run_document(run).packed())["groups"]
+    assert run.batches is not None
+    assert [group["tasks"] for group in content["found"]] == [list(batch.tasks) for batch in run.batches]
+    assert list(content["said"]) == ["ran"]
+    assert unpacked(run_document(th.backward(make_loss())).packed())["groups"] is None
 
 
 def test_a_document_alone_has_none() -> None:

@@ -505,6 +505,7 @@ export class Store {
       revision: state.revision + 1,
       playing: state.playing && (!atFront || goesOn),
       ...(moved ? { t: position, selected: null } : {}),
+      ...(news.groups ? { group: null, hoveredGroup: null } : {}),
     });
   }
 

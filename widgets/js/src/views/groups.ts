@@ -79,11 +79,12 @@ export const makeGroups: MakeView = ({ store, root }, parent) => {
 };
 
 function rowOf(outline: Outline): HTMLElement {
-  const { index, title, where, cost, product } = outline;
+  const { index, direction, title, where, cost, product } = outline;
   const row = el("button", { class: "gp", "data-group": String(index), title: product });
   const sign = nameSign(outline);
   if (!cost) {
-    row.append(sign, el("span", { class: "n" }, "not joined: ", title), el("span", { class: "m" }, where));
+    const what = direction === "ran" ? "by itself: " : "not joined: ";
+    row.append(sign, el("span", { class: "n" }, what, title), el("span", { class: "m" }, where));
     return row;
   }
   row.append(sign, el("span", { class: "n" }, title), el("span", { class: "m" }, where));
@@ -108,7 +109,7 @@ export function groupSection(store: Store, task: number): HTMLElement[] {
   if (!around.length) return [];
   const items = around.map((outline) => {
     const row = el("button", { class: "gp", "data-group": String(outline.index) }, nameSign(outline));
-    const title = outline.cost ? outline.title : "not joined";
+    const title = outline.cost ? outline.title : outline.direction === "ran" ? "ran by itself" : "not joined";
     const where = outline.cost ? `${TITLES[outline.direction]}, ${outline.where}` : outline.where;
     row.append(el("span", { class: "n" }, title), el("span", { class: "m" }, where));
     row.addEventListener("click", () => store.pickGroup(outline));
