@@ -18,7 +18,7 @@ from .batches import Batches
 from .edits import as_gradients, check_edit
 from .group_runner import AnyBatch, group_runner
 from .history import BUDGET_BYTES, Ran
-from .holding import HoldingChoiceQueue, HoldingQueue
+from .holding import HoldingChoiceQueue, HoldingQueue, upcoming
 from .input_buffer import InputBuffer, Waiting
 from .measurement import Measurement
 from .needed import Inputs
@@ -151,13 +151,10 @@ class Stepper(Rewinding):
     @property
     def together(self) -> list[Task]:
         """The tasks that `step()` would run now: the current one, and those that run as one with it."""
-        current, queue = self.current, self._queue
-        if current is None:
-            return []
-        group = () if self._groups is None else self._groups.together(current.id)
-        whole = isinstance(queue, HoldingQueue | HoldingChoiceQueue) and all(each in queue for each in group)
-        others = queue.in_order(group) if whole else ()
-        return [current, *(self.graph.tasks[each] for each in others if each != current.id)]
+        queue = self._queue
+        if queue and isinstance(queue, HoldingQueue | HoldingChoiceQueue):
+            return [self.graph.tasks[task_id] for task_id in queue.next_step()]
+        return [] if self.current is None else [self.current]
 
     @property
     def batches(self) -> Batches | None:
@@ -399,8 +396,19 @@ class Stepper(Rewinding):
             if self._over is not None:
                 self._let_go()
 
+    @property
+    def planned(self) -> list[int]:
+        """All tasks in the order in which they ran and are going to, unless something is done by hand.
+
+        Raises:
+            PolicyError: a policy of the user's own fails to choose.
+        """
+        return self._upcoming()
+
     def _upcoming(self) -> list[int]:
         """All tasks in the order in which they ran or are going to."""
+        if isinstance(self._queue, HoldingQueue):
+            return [*self.order, *upcoming(self._queue, self._missing, self._needed)]
         return schedule(self.graph, self._policy, self._needed, self.order)
 
     def _check_open(self) -> None:
