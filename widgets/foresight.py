@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from ..engine.accumulation import PYTORCHS
 from ..engine.branch_comparison import BranchComparison
 from ..engine.direct import Stepper
 from ..engine.dry_run import dry_run
@@ -180,7 +181,15 @@ class Foresight:
         return schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note), timeline
 
     def _simulate(self, order: Sequence[int], footprints: Footprints) -> Timeline:
-        return simulate(footprints.graph, order, footprints, retain_graph=self._retain_graph)
+        rule = self._session.accumulation if isinstance(self._session, Stepper) else PYTORCHS
+        return simulate(
+            footprints.graph,
+            order,
+            footprints,
+            retain_graph=self._retain_graph,
+            accumulate=rule.accumulate,
+            release=rule.release,
+        )
 
 
 def _large(count: int) -> str:

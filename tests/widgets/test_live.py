@@ -11,6 +11,7 @@ from torch import Tensor
 import tapehead as th
 from tapehead.engine.dry_run import dry_run
 from tapehead.engine.simulate import simulate
+from tapehead.engine.workloads import workload
 from tapehead.widgets import foresight
 from tapehead.widgets.deck import Deck
 from tapehead.widgets.document import packed
@@ -39,6 +40,18 @@ def test_memory_is_predicted_before_anything_runs_and_equals_a_simulation(page: 
     assert {name: each.peak_bytes for name, each in found.timelines.items()} == {
         name: simulate(graph, name, footprints).peak_bytes for name in ("bfs", "heap")
     }
+
+
+def test_memory_is_predicted_under_the_rule_by_which_the_session_sums(page: Page) -> None:
+    _, make_loss = workload("rnn").build(steps=6)
+    loss = make_loss()
+    expected = simulate(th.graph(loss), "heap", accumulate="list", release="never")
+    page.open(Deck(th.debug(loss, accumulate="list", release="never"), policy="heap"))
+    content = page.document["schedules"][0]["memory"]
+    assert content["nbytes"] == list(expected.nbytes) and content["events"] == list(expected.events)
+    assert page.deck is not None
+    assert page.deck.compare(["heap"]).timelines["heap"].peak_bytes == expected.peak_bytes
+    assert expected.peak_bytes > 2 * simulate(th.graph(loss)).peak_bytes
 
 
 def test_a_prediction_changes_nothing_of_the_users() -> None:

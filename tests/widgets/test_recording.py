@@ -17,9 +17,11 @@ import tapehead as th
 from tapehead.__main__ import main
 from tapehead.engine.policies import TABS, Policy, QueueState
 from tapehead.engine.run import Run
+from tapehead.engine.simulate import simulate
+from tapehead.engine.workloads import workload
 from tapehead.inspector.graph import Task
 from tapehead.widgets.recording import Recording
-from tapehead.widgets.run_document import run_document
+from tapehead.widgets.run_document import other_policies, run_document
 
 from .models import Branches, forward
 from .page_side import Replay, unpacked
@@ -244,13 +246,22 @@ def test_a_run_on_several_roots_plays() -> None:
     assert Replay(content, content["schedules"][0]).queue(0)[0] == run.order[0]
 
 
+def test_other_policies_are_simulated_under_the_runs_own_rule() -> None:
+    _, make_loss = workload("rnn").build(steps=4)
+    run = th.profile(make_loss, engine="direct", accumulate="list", release="never")
+    found = {name: timeline for name, _, timeline in other_policies(run)}
+    expected = simulate(run.graph, "bfs", run.footprints, accumulate="list", release="never")
+    assert found["bfs"] is not None and found["bfs"].nbytes == expected.nbytes
+    assert found["bfs"].peak_bytes > 1.5 * simulate(run.graph, "bfs", run.footprints).peak_bytes
+
+
 def test_other_policies_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     run = th.profile(lambda: forward(Branches()))
     simulated: list[object] = []
 
-    def counting(*given: object) -> object:
+    def counting(*given: object, **more: object) -> object:
         simulated.append(given)
-        return th.simulate(*given)
+        return th.simulate(*given, **more)
 
     monkeypatch.setattr("tapehead.widgets.run_document.simulate", counting)
     recording = run.deck()
