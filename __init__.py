@@ -12,8 +12,12 @@ from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.groups import GroupRules, Groups, groups
 from .engine.install import install, policy, uninstall
 from .engine.makespan import makespan
+from .engine.mirror import mirror
+from .engine.mirror_plan import MirrorPlan
 from .engine.peak import PeakReport, peak_report
 from .engine.plan import OrderPlan, PlannedOrder, plan
+from .engine.plan_mirror import plan_mirror
+from .engine.planned_mirror import PlannedMirror
 from .engine.policies import POLICIES, Policy
 from .engine.precedence import Break, OrderCheck, check_order, constrained
 from .engine.profile import profile
@@ -58,11 +62,13 @@ __all__ = [
     "Groups",
     "HipsTape",
     "Histogram",
+    "MirrorPlan",
     "NanReport",
     "NativeSession",
     "OrderCheck",
     "OrderPlan",
     "PeakReport",
+    "PlannedMirror",
     "PlannedOrder",
     "Policy",
     "PolicyError",
@@ -95,8 +101,10 @@ __all__ = [
     "install",
     "load",
     "makespan",
+    "mirror",
     "peak_report",
     "plan",
+    "plan_mirror",
     "policy",
     "profile",
     "simulate",

@@ -8,17 +8,15 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..inspector.forward_program import ForwardProgram, ForwardStorage
-from .footprint import Footprints
+from .footprint import Footprint, Footprints, StartStorage
 from .simulate import difference
 from .timeline import Category, Maker, Timeline
 
 FOR_REPLAY = "for a replay"
 """The slot of what a node keeps though its own formula does not read it: a replay of what it dropped does."""
 
-CALL_NS = 10_000
-"""What it takes to replay an operation besides the operation: to find its arguments, and to call it from Python."""
-
 _UNKNOWN = Maker(None, None, None)
+_RESHAPES = {"ViewBackward0", "ReshapeAliasBackward0"}
 _STATE_BYTES = 5_056  # of the CPU's generator (torch.get_rng_state)
 _PRODUCTS = ("mm", "mv", "dot", "linear", "convolution", "attention", "einsum", "rnn", "lstm", "gru")  # in aten's names
 
@@ -56,7 +54,26 @@ class MirrorStorage:
     made_by: Maker = _UNKNOWN
 
 
-def mirror_storages(program: ForwardProgram, footprints: Footprints) -> list[MirrorStorage]:
+def footprints_for(program: ForwardProgram, measured: Footprints) -> Footprints:
+    """The footprints of a run of the recorded forward, `th.profile(...).footprints`, as those of the recorded graph.
+
+    Where a dispatch mode sees a forward, as it is recorded or mirrored, reshape() leaves another node that does the
+    same as the one without.
+
+    Raises:
+        ValueError: they are another graph's.
+    """
+    tasks = tuple(
+        replace(task, name=recorded.name) if {task.name, recorded.name} <= _RESHAPES else task
+        for task, recorded in zip(measured.graph.tasks, program.graph.tasks, strict=False)
+    )
+    renamed = replace(measured.graph, tasks=(*tasks, *measured.graph.tasks[len(tasks) :]))
+    if (other := difference(program.graph, renamed)) is not None:
+        raise ValueError(f"the footprints are not those of the forward that was recorded: {other}")
+    return replace(measured, graph=program.graph)
+
+
+def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: float = 10_000.0) -> list[MirrorStorage]:
     """The storages of a recorded forward, found again in what a measured backward of the same forward starts with.
 
     What was there before the forward costs nothing to read again, and is in no `needs`. What a node keeps and the
@@ -64,13 +81,9 @@ def mirror_storages(program: ForwardProgram, footprints: Footprints) -> list[Mir
 
     Args:
         program: the forward.
-        footprints: those of a run of it, `th.profile(...).footprints`.
-
-    Raises:
-        ValueError: they are another graph's.
+        footprints: those of a run of it, see `footprints_for`.
+        call_ns: what running an operation again takes besides the operation itself.
     """
-    if (other := difference(program.graph, footprints.graph)) is not None:
-        raise ValueError(f"the footprints are not those of the forward that was recorded: {other}")
     starts: dict[tuple[frozenset[tuple[int, str]], int], list[int]] = {}
     for number in reversed(range(len(footprints.start))):
         there = footprints.start[number]
@@ -90,7 +103,7 @@ def mirror_storages(program: ForwardProgram, footprints: Footprints) -> list[Mir
                 each.nbytes,
                 tuple(sorted({task for task, _ in each.saved_by})) if start >= 0 else (),
                 tuple(dict.fromkeys(read.storage for operation in operations for read in operation.reads)),
-                sum(1e9 * operation.seconds + CALL_NS for operation in operations),
+                sum(1e9 * operation.seconds + call_ns for operation in operations),
                 extra,
                 sum(_STATE_BYTES for operation in operations if operation.random) if each.device == "cpu" else 0,
                 siblings,
@@ -389,6 +402,85 @@ def _mirrored_timeline(memory: MirroredMemory, dropped: set[int]) -> Timeline:
     for index in range(plain.starts[-1], len(plain.events)):
         writer.copy(index, False)
     return writer.timeline()
+
+
+def mirrored_footprints(memory: MirroredMemory, dropped: Iterable[int], footprints: Footprints) -> Footprints:
+    """The footprints of the mirrored backward, for planners of orders: `th.simulate` and `th.plan` take them.
+
+    In another order than the memory's, other tasks would be the first to replay: `MirroredMemory` in that order says
+    what it comes to. Here what is kept for replays goes at the end of the task that replays, not before it runs.
+
+    Args:
+        footprints: of the plain backward.
+    """
+    storages, order = memory.storages, memory.plain.order
+    run = _Run(memory, memory.reached(dropped))
+    retained = [number for _, _, _, kept in run.places() for number, _ in kept]
+    frees: dict[int, int] = {}  # by storage the place of the replay that lets go of it
+    for place, event, number, _ in run.log:
+        if event is _Event.GONE:
+            frees[number] = place
+    gone = {storages[number].start for number in run.dropped}
+    keepers = {number: list(start.keepers) for number, start in enumerate(footprints.start)}
+    for number in retained:
+        if number not in run.dropped:
+            keepers[storages[number].start].append((order[frees[number]], FOR_REPLAY))
+    start = [
+        replace(each, keepers=tuple(keepers[number]))
+        for number, each in enumerate(footprints.start)
+        if number not in gone
+    ]
+    start += [
+        StartStorage(storages[number].nbytes, ((order[frees[number]], FOR_REPLAY),), False, storages[number].made_by)
+        for number in sorted(run.needed)
+        if storages[number].start < 0 and number in frees
+    ]
+    tasks = list(footprints.tasks)
+    by_task: dict[int, list[tuple[_Event, int, int]]] = {}
+    for place, event, number, nbytes in run.log:
+        by_task.setdefault(order[place], []).append((event, number, nbytes))
+    for task, events in by_task.items():
+        last = {
+            number: frees.get(number, max(memory.places[number], default=-1))
+            for event, number, _ in events
+            if event is _Event.MADE
+        }
+        tasks[task] = _with_replays(tasks[task], events, {number: order[place] for number, place in last.items()}, task)
+    return replace(footprints, tasks=tuple(tasks), start=tuple(start))
+
+
+def _with_replays(
+    footprint: Footprint | None, events: Iterable[tuple[_Event, int, int]], until: dict[int, int], task: int
+) -> Footprint | None:
+    """What a task allocates, its replays first."""
+    if footprint is None:
+        return None
+    blocks: list[int] = []
+    trace: list[int] = []
+    block_of: dict[int, int] = {}
+    for event, number, nbytes in events:
+        if event is _Event.GONE and number in block_of:
+            trace.append(~block_of[number])
+        elif event is _Event.EXTRA or event is _Event.MADE:
+            trace.append(len(blocks))
+            if event is _Event.MADE:
+                block_of[number] = len(blocks)
+            else:
+                trace.append(~len(blocks))
+            blocks.append(nbytes)
+    count = len(blocks)
+    freed = {~block for block in trace if block < 0}
+    kept = tuple((block, until[number]) for number, block in block_of.items() if block not in freed)
+    return replace(
+        footprint,
+        trace=(*trace, *(each + count if each >= 0 else each - count for each in footprint.trace)),
+        blocks=(*blocks, *footprint.blocks),
+        outputs=tuple(
+            replace(each, number=each.number + count) if each is not None and each.origin == "block" else each
+            for each in footprint.outputs
+        ),
+        kept=(*kept, *((block + count, until_task) for block, until_task in footprint.kept)),
+    )
 
 
 class _Writer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import exp, inf, log
 from time import perf_counter
@@ -216,14 +216,17 @@ def search(
     Args:
         memory: the backward.
         goal: what is wanted.
-        start: what is dropped at first; None: as `greedy` finds it.
+        start: what to begin with if it is better than what `greedy` finds.
         seconds: how long at most.
         evaluations: how many choices at most; what is found then depends on `seed` alone, given enough seconds.
         progress: is told what has been found, now and then.
         seed: of the random numbers.
     """
-    searching = _Search(memory, goal, random.Random(seed), greedy(memory, goal).dropped if start is None else start)
     began = told = perf_counter()
+    first = greedy(memory, goal)
+    if start is not None and goal.rank(memory.mirrored(start)) < goal.rank(first.mirrored):
+        first = replace(first, dropped=frozenset(start))
+    searching = _Search(memory, goal, random.Random(seed), first.dropped)
     interrupted = False
     try:
         with collector_paused():
@@ -342,3 +345,28 @@ class _Search:
             number = queue.pop()
             spent -= storages[number].replay_ns
             dropped.discard(number)
+
+
+Solver = Callable[
+    [MirroredMemory, Goal, float, Iterable[int] | None, Callable[[Found], object] | None],
+    Found,
+]
+"""Takes the backward, what is wanted, for how many seconds, what to begin with, and whom to tell."""
+
+
+def _by_greedy(memory: MirroredMemory, goal: Goal, seconds: float, start: object, progress: object) -> Found:
+    return greedy(memory, goal)
+
+
+def _by_search(
+    memory: MirroredMemory,
+    goal: Goal,
+    seconds: float,
+    start: Iterable[int] | None,
+    progress: Callable[[Found], object] | None,
+) -> Found:
+    return search(memory, goal, start=start, seconds=seconds, progress=progress)
+
+
+SOLVERS: dict[str, Solver] = {"search": _by_search, "greedy": _by_greedy}
+"""By name."""

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tapehead as th
-from tapehead.engine.mirror_footprint import FOR_REPLAY, MirroredMemory, mirror_storages
+from tapehead.engine.footprint import Footprints
+from tapehead.engine.mirror_footprint import (
+    FOR_REPLAY,
+    MirroredMemory,
+    footprints_for,
+    mirror_storages,
+    mirrored_footprints,
+)
 from tapehead.engine.record_forward import record_forward
 from tapehead.engine.simulate import simulate
 from tapehead.engine.timeline import Timeline
@@ -45,10 +52,17 @@ def chain() -> Tensor:
 
 
 def memory_of(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, MirroredMemory]:
+    program, memory, _ = recorded(make_loss)
+    return program, memory
+
+
+def recorded(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, MirroredMemory, Footprints]:
     program = record_forward(make_loss, 1)
-    footprints = th.profile(make_loss).footprints
-    assert footprints is not None
-    return program, MirroredMemory(mirror_storages(program, footprints), simulate(footprints.graph, "heap", footprints))
+    measured = th.profile(make_loss).footprints
+    assert measured is not None
+    footprints = footprints_for(program, measured)
+    storages = mirror_storages(program, footprints)
+    return program, MirroredMemory(storages, simulate(footprints.graph, "heap", footprints)), footprints
 
 
 def made_by(program: ForwardProgram, name: str) -> int:
@@ -60,12 +74,12 @@ def levels(timeline: Timeline) -> tuple[int, list[int]]:
 
 
 _model = Model()
-MODEL = memory_of(lambda: _model(x))
-DROPPABLE = [number for number, each in enumerate(MODEL[1].storages) if each.droppable]
+PROGRAM, MEMORY, FOOTPRINTS = recorded(lambda: _model(x))
+DROPPABLE = [number for number, each in enumerate(MEMORY.storages) if each.droppable]
 
 
 def test_every_saved_storage_is_found_in_the_measured_backward() -> None:
-    program, memory = MODEL
+    program, memory = PROGRAM, MEMORY
     assert program.saved
     for each in program.saved:
         found = memory.storages[each.number]
@@ -74,7 +88,7 @@ def test_every_saved_storage_is_found_in_the_measured_backward() -> None:
 
 
 def test_with_nothing_dropped_it_is_the_plain_backward() -> None:
-    _, memory = MODEL
+    memory = MEMORY
     found = memory.mirrored([])
     assert (found.start_bytes, found.peaks) == levels(memory.plain)
     assert found.peak_bytes == memory.plain_peak_bytes and not found.replay_ns
@@ -84,7 +98,7 @@ def test_with_nothing_dropped_it_is_the_plain_backward() -> None:
 @given(st.sets(st.sampled_from(DROPPABLE)))
 @settings(max_examples=60, deadline=None)
 def test_the_levels_are_those_of_its_events(drop: set[int]) -> None:
-    _, memory = MODEL
+    memory = MEMORY
     found, timeline = memory.mirrored(drop), memory.timeline(drop)
     assert (found.start_bytes, found.peaks) == levels(timeline)
     assert found.peak_bytes == timeline.peak_bytes
@@ -176,4 +190,17 @@ def test_footprints_of_another_forward_are_refused() -> None:
     footprints = th.profile(lambda: (x @ weight).tanh().sum()).footprints
     assert footprints is not None
     with pytest.raises(ValueError, match="the footprints are not those of the forward that was recorded: "):
-        mirror_storages(record_forward(chain, 1), footprints)
+        footprints_for(record_forward(chain, 1), footprints)
+
+
+@given(st.sets(st.sampled_from(DROPPABLE)))
+@settings(max_examples=30, deadline=None)
+def test_footprints_for_planners_are_high_by_what_goes_late_at_most(drop: set[int]) -> None:
+    memory = MEMORY
+    dropped = memory.reached(drop)
+    exact = memory.mirrored(drop)
+    simulated = simulate(memory.plain.graph, "heap", mirrored_footprints(memory, drop, FOOTPRINTS))
+    states = sum(memory.storages[number].state_bytes for number in dropped)
+    late = sum(memory.storages[each].nbytes for number in dropped for each in memory.storages[number].needs)
+    assert exact.peak_bytes - states <= simulated.peak_bytes <= exact.peak_bytes + late
+    assert simulated.end_bytes == memory.plain.end_bytes

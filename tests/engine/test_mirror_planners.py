@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.mirror_footprint import MirroredMemory, mirror_storages
+from tapehead.engine.mirror_footprint import MirroredMemory, footprints_for, mirror_storages
 from tapehead.engine.mirror_planners import Candidates, Found, Goal, greedy, search
 from tapehead.engine.record_forward import record_forward
 from tapehead.engine.simulate import simulate
@@ -30,8 +30,9 @@ both = pytest.mark.parametrize("planner", [greedy, searched])
 
 def memory_of(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, MirroredMemory]:
     program = record_forward(make_loss, 1)
-    footprints = th.profile(make_loss).footprints
-    assert footprints is not None
+    measured = th.profile(make_loss).footprints
+    assert measured is not None
+    footprints = footprints_for(program, measured)
     storages = [
         replace(each, replay_ns=PRODUCT_NS if each.product else ELEMENTWISE_NS)
         for each in mirror_storages(program, footprints)

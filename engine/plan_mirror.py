@@ -1,0 +1,364 @@
+"""`th.plan_mirror`: which saved tensors to let go of, judged by the peak of the whole backward, before it is paid."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
+from time import perf_counter
+from typing import Literal
+
+import torch
+
+from ..inspector.capture import capture
+from ..inspector.forward_recorder import ForwardRecorder
+from ..inspector.torch_internals import keep_compiler_out
+from ..inspector.walk import graph
+from .footprint import Footprints
+from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers
+from .mirror import mirror
+from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
+from .mirror_plan import MirrorPlan, MirrorPrediction
+from .mirror_planners import SOLVERS, Found, Goal
+from .mirror_price import mirror_price
+from .plan import PORTFOLIO
+from .planned_mirror import PlannedMirror
+from .policies import Choice, Policy, find_policy, is_dynamic, policy_name
+from .profile import profile
+from .record_forward import record_forward
+from .schedule import schedule
+from .simulate import simulate
+from .sizes import percent_text, size_text
+from .storage_words import joined
+from .timing import turns
+
+OVERHEAD = 0.06
+"""How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""
+
+_WORTH_IT = 0.01  # of the peak: a plan that saves less is no plan
+_MOST_LIMITS = 3  # that are said
+_BETTER = 0.005  # of the peak: what another order, or products, have to save on top
+
+
+def plan_mirror(
+    make_loss: MakeLoss,
+    budget: int | float | None = None,
+    *,
+    overhead: float | None = None,
+    solver: Literal["search", "greedy", "milp"] = "search",
+    seconds: float = 5.0,
+    policy: str | Policy = "heap",
+    repetitions: int = 3,
+    progress: Callable[[Found], object] | None = None,
+) -> PlannedMirror:
+    """Plans which saved tensors a forward lets go of, to make them again in the backward: `with th.mirror(plan):`.
+
+    The forward is recorded and timed operation by operation, its backward measured once, and each choice judged by the
+    peak of the whole backward that it would have, newly kept inputs and replays included. Matrix products and
+    convolutions are made again only where the rest does not reach what is asked for, or leaves a higher peak. What does
+    not come out the same to the bit when it is made again is not dropped. What `make_loss` changes is put back:
+    gradients, what the forward writes, random numbers.
+
+    Args:
+        make_loss: runs the forward and returns the loss, one element.
+        budget: the peak that is wanted, at the lowest price: bytes, or a share of the peak without mirroring, 0.5 for
+            half. None: the lowest peak that `overhead` pays for.
+        overhead: how much longer a step may take, replays and recording, as a share: 0.06 for 6 %. None: 6 % without a
+            budget, any time with one.
+        solver: "search" moves on the simulated peak, from where "greedy" ends, which goes by what is kept, as Echo
+            does; "milp" is a mixed-integer program for HiGHS (the extra "mirror"), for small graphs.
+        seconds: how long the solver may take. Interrupted, it gives the best so far.
+        policy: in whose order the backward runs. "auto": the schedules are searched again for the mirrored backward,
+            and `plan.policy` runs the best, if that is better than PyTorch's own.
+        repetitions: how often forward and step are timed; the shortest times count.
+        progress: is told now and then what has been found.
+
+    Raises:
+        TypeError, ValueError: make_loss is no function, or gave no loss; a number is out of range; the solver is
+            unknown; or the policy decides while the backward runs.
+        ModuleNotFoundError: solver="milp" without scipy.
+        RuntimeError: what forward and backward raise.
+    """
+    asked = _Asked(budget, overhead)
+    if solver not in SOLVERS:
+        raise ValueError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
+    if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+        raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
+    chosen = None if policy == "auto" else find_policy(policy)
+    if chosen is not None and is_dynamic(chosen):
+        raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")
+    with nothing_reduced():
+        runs = _Runs(make_loss, repetitions)
+        try:
+            return _planned(runs, asked, solver, float(seconds), chosen, progress)
+        finally:
+            runs.put_back()
+
+
+keep_compiler_out(plan_mirror)
+
+
+class _Asked:
+    """What the caller wants of a plan."""
+
+    def __init__(self, budget: int | float | None, overhead: float | None) -> None:
+        if budget is not None:
+            if isinstance(budget, bool) or not isinstance(budget, int | float):
+                raise TypeError(
+                    f"budget is bytes, or a share of the peak without mirroring, not a {type(budget).__name__}"
+                )
+            if not (budget > 0 if isinstance(budget, int) else 0 < budget <= 1):
+                raise ValueError(
+                    f"budget is a whole number of bytes, or a share from 0 to 1 of the peak, not {budget!r}"
+                )
+        if overhead is not None and not (isinstance(overhead, int | float) and 0 <= overhead < math.inf):
+            raise ValueError(f"overhead is a share of a step's time, 0.06 for 6 %, not {overhead!r}")
+        self.budget = budget
+        self.overhead = math.inf if overhead is None else float(overhead)
+        if budget is None and overhead is None:
+            self.overhead = OVERHEAD
+
+    def peak_bytes(self, plain: int) -> int | None:
+        """The peak that is wanted, where this is the one without mirroring."""
+        if self.budget is None or isinstance(self.budget, int):
+            return self.budget
+        return int(self.budget * plain)
+
+    def replay_ns(self, plain_ns: float, recording_ns: float) -> float:
+        """What replays may take of a step that takes this long. Below 0: recording alone is too much."""
+        return self.overhead * plain_ns - recording_ns
+
+
+class _Runs:
+    """Forwards and backwards of one program, each of which finds what the first found.
+
+    Attributes:
+        program, footprints: what was recorded and measured.
+        storages: the program's, for planning: those that came out otherwise when made again are not droppable.
+        plain_ns: the shortest time of a step, forward and backward.
+        recording_ns: what a step takes longer under a plan that drops nothing.
+        banned: what did not come out the same, and why, as a sentence; None: nothing.
+    """
+
+    def __init__(self, make_loss: MakeLoss, repetitions: int) -> None:
+        self._make_loss = make_loss
+        self._repetitions = repetitions
+        self.program = record_forward(make_loss, repetitions)
+        names = capture()
+        self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
+        with same_random_numbers(), names, self._recorder:
+            loss = loss_of(make_loss())
+        self._leaves = list(graph(loss).leaves.values())
+        del loss
+        self.put_back()
+        with self._fresh():
+            measured = profile(make_loss).footprints
+        assert measured is not None, "th.profile measures"
+        self.footprints = footprints_for(self.program, measured)
+        self._price = mirror_price()
+        self.storages = mirror_storages(self.program, self.footprints, self._price.replayed_ns)
+        self.banned = self._ban()
+        self.plain_ns, _ = self._shortest_ns()
+        self.recording_ns = self.recording_of(MirrorPlan.of(self.program, ()))
+
+    def put_back(self) -> None:
+        """What the forwards wrote of what was there before."""
+        self._recorder.restore()
+
+    @contextmanager
+    def _fresh(self) -> Iterator[None]:
+        with own_gradients(self._leaves), same_random_numbers():
+            yield
+        self.put_back()
+
+    def _ban(self) -> str | None:
+        """Makes everything again that could be dropped, once."""
+        every = [number for number, each in enumerate(self.storages) if each.droppable and each.keepers]
+        plan = MirrorPlan.of(self.program, every)
+        with warnings.catch_warnings(), self._fresh():
+            warnings.simplefilter("ignore")  # it warns of what is banned, which the plan is going to say
+            with mirror(plan) as mirrored:
+                self._make_loss()
+        found = mirrored.report.banned
+        for each, _ in found:
+            self.storages[each.number] = replace(self.storages[each.number], droppable=False)
+        if not found:
+            return None
+        reasons = Counter(f"{each.operation}: {reason}" for each, reason in found)
+        named = joined([f"{reason}" if count == 1 else f"{reason} (×{count})" for reason, count in reasons.items()])
+        return f"Kept, as making it again was tried and is no use: {named}."
+
+    def recording_of(self, plan: MirrorPlan) -> float:
+        """Nanoseconds by which a step takes longer under this plan, its replays left out.
+
+        On the CPU that is counted. An accelerator computes meanwhile, and may hide it, so the forward is timed there.
+        """
+        if not self._recorder.accelerated:
+            return self._price.recording_ns(plan)
+        plain, mirrored = self._shortest_ns(plan)
+        return max(0.0, mirrored - plain)
+
+    def _shortest_ns(self, plan: MirrorPlan | None = None) -> tuple[float, float]:
+        """The shortest time of a step; of a forward without and with a plan, taken in turns, if there is one."""
+        best = [math.inf, math.inf]
+        for round_ in turns((False, True), self._repetitions + 1):  # the first one under a plan verifies it
+            for is_mirrored in round_:
+                if is_mirrored and plan is None:
+                    continue
+                context = mirror(plan) if is_mirrored and plan is not None else nullcontext()
+                with self._fresh():
+                    self._wait()
+                    began = perf_counter()
+                    with context:
+                        loss = self._make_loss()
+                    if plan is None:
+                        loss.backward()  # type: ignore[no-untyped-call]
+                    self._wait()
+                    best[is_mirrored] = min(best[is_mirrored], perf_counter() - began)
+                    del loss
+        return 1e9 * best[False], 1e9 * best[True]
+
+    def _wait(self) -> None:
+        if self._recorder.accelerated:
+            torch.accelerator.synchronize()
+
+
+_Progress = Callable[[Found], object] | None
+
+
+def _planned(
+    runs: _Runs, asked: _Asked, solver: str, seconds: float, policy: Policy | Choice | None, progress: _Progress
+) -> PlannedMirror:
+    footprints = runs.footprints
+    order = schedule(footprints.graph, policy or "heap", footprints=footprints)
+    order_name = "heap" if policy is None else policy_name(policy)
+    memory = MirroredMemory(runs.storages, simulate(footprints.graph, order, footprints))
+    plain, recording_ns = memory.plain_peak_bytes, runs.recording_ns
+    goal = Goal(asked.replay_ns(runs.plain_ns, recording_ns), asked.peak_bytes(plain))
+    found = nothing = Found(frozenset(), memory.mirrored(()), 0, 0.0)
+    left_alone = _too_small(asked, runs, recording_ns)
+    if goal.peak_bytes is not None and plain <= goal.peak_bytes:
+        left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {size_text(goal.peak_bytes)}."
+    if left_alone is None:
+        found = _solved(memory, goal, solver, seconds, progress)
+        if found.dropped and found.mirrored.peak_bytes <= (1 - _WORTH_IT) * plain:
+            recording_ns = runs.recording_of(MirrorPlan.of(runs.program, found.dropped))
+            goal = replace(goal, replay_ns=asked.replay_ns(runs.plain_ns, recording_ns))
+            left_alone = _too_small(asked, runs, recording_ns)
+            if left_alone is None and found.mirrored.replay_ns > goal.replay_ns:
+                found = _solved(memory, goal, solver, seconds / 2, progress)
+    if left_alone is None and found.mirrored.peak_bytes > (1 - _WORTH_IT) * plain:
+        within = (
+            f" in the {percent_text(asked.overhead)} of a step that it may take" if asked.overhead < math.inf else ""
+        )
+        left_alone = f"Left alone: no choice was found that lowers the peak of {size_text(plain)} by 1 %{within}."
+    if left_alone is not None:
+        found = nothing
+    elif policy is None:
+        memory, order_name = _in_best_order(memory, found.dropped, footprints)
+        found = replace(found, mirrored=memory.mirrored(found.dropped))
+    return _result(runs, asked, goal, memory, found, recording_ns, left_alone, order_name, solver)
+
+
+def _too_small(asked: _Asked, runs: _Runs, recording_ns: float) -> str | None:
+    """That recording alone is more than is allowed."""
+    if asked.replay_ns(runs.plain_ns, recording_ns) > 0:
+        return None
+    taken, step = recording_ns / 1e6, runs.plain_ns / 1e6
+    share, allowed = percent_text(taken / step), percent_text(asked.overhead)
+    return (
+        f"Left alone: recording the forward's {len(runs.program.operations):,} operations would take {taken:.1f} ms of "
+        f"a step of {step:.1f} ms, {share}, where {allowed} is allowed: they are too small for mirroring to pay. Allow "
+        "more overhead, or name a budget, to have it all the same."
+    )
+
+
+def _solved(memory: MirroredMemory, goal: Goal, solver: str, seconds: float, progress: _Progress) -> Found:
+    """Without products made again, if that reaches what is wanted, or comes as near."""
+    solve = SOLVERS[solver]
+    without = solve(memory, replace(goal, products=False), 0.4 * seconds, None, progress)
+    if without.interrupted or (goal.peak_bytes is not None and goal.met(without.mirrored)):
+        return without
+    products = solve(memory, goal, 0.6 * seconds, without.dropped, progress)
+    less = without.mirrored.peak_bytes - products.mirrored.peak_bytes
+    better = products if less > _BETTER * memory.plain_peak_bytes else without
+    return replace(
+        better,
+        evaluations=without.evaluations + products.evaluations,
+        seconds=without.seconds + products.seconds,
+        interrupted=products.interrupted,
+    )
+
+
+def _in_best_order(
+    memory: MirroredMemory, dropped: Iterable[int], footprints: Footprints
+) -> tuple[MirroredMemory, str]:
+    """The orders of the portfolio, planned for the mirrored backward: the one with the lowest peak, and its name."""
+    least = memory.mirrored(dropped).peak_bytes - _BETTER * memory.plain_peak_bytes
+    best, name = memory, "heap"
+    mirrored = mirrored_footprints(memory, dropped, footprints)
+    for each in PORTFOLIO:
+        order = schedule(footprints.graph, each, footprints=mirrored)
+        other = MirroredMemory(memory.storages, simulate(footprints.graph, order, footprints))
+        peak = other.mirrored(dropped).peak_bytes
+        if peak < least:
+            best, name, least = other, each, float(peak)
+    return best, name
+
+
+def _result(
+    runs: _Runs,
+    asked: _Asked,
+    goal: Goal,
+    memory: MirroredMemory,
+    found: Found,
+    recording_ns: float,
+    left_alone: str | None,
+    order_name: str,
+    solver: str,
+) -> PlannedMirror:
+    timeline = memory.timeline(found.dropped)
+    ns = found.mirrored.replay_ns, recording_ns if found.dropped else 0.0
+    predicted = MirrorPrediction(
+        tuple(memory.plain.task_peaks), tuple(found.mirrored.peaks), runs.plain_ns / 1e9, ns[0] / 1e9, ns[1] / 1e9
+    )
+    plan = MirrorPlan.of(runs.program, found.dropped, predicted)
+    met = goal.met(found.mirrored)
+    return PlannedMirror(
+        **{field.name: getattr(plan, field.name) for field in fields(MirrorPlan)},
+        plain=memory.plain,
+        timeline=timeline,
+        left_alone=left_alone,
+        notes=tuple(_notes(runs, goal, found, left_alone)),
+        order=memory.plain.order,
+        order_name=order_name,
+        met=met,
+        solver=solver,
+        evaluations=found.evaluations,
+        seconds=found.seconds,
+    )
+
+
+def _notes(runs: _Runs, goal: Goal, found: Found, left_alone: str | None) -> Iterator[str]:
+    peak = found.mirrored.peak_bytes
+    if goal.peak_bytes is not None and peak > goal.peak_bytes:
+        yield f"The budget of {size_text(goal.peak_bytes)} is not reached; this is the lowest peak that was found."
+    if found.interrupted:
+        yield f"The search was interrupted after {found.seconds:.1f} s; this is the best until then."
+    if runs.banned is not None:
+        yield runs.banned
+    obstacles: Counter[str] = Counter()
+    for each in runs.program.saved:
+        if each.obstacle is not None:
+            obstacles[each.obstacle] += each.nbytes
+    if left_alone is None and obstacles:
+        reason, most = obstacles.most_common(1)[0]
+        yield (
+            f"Kept, since it can't be made again: {size_text(obstacles.total())} of what nodes save, "
+            f"{size_text(most)} of it because {reason}."
+        )
+    yield from runs.program.notes
+    yield from (f"An estimate: {limit}." for limit in runs.footprints.limits[:_MOST_LIMITS])

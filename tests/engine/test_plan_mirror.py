@@ -1,0 +1,241 @@
+"""From a function that makes a loss to a plan: its prediction against what is measured, its limits, what it says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import tapehead as th
+
+MakeLoss = Callable[[], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Convolutions take scratch memory by thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Block(nn.Module):
+    """Attention and an MLP with dropout, as in a GPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+        self.mlp = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32), nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.mix(self.norm(x)).chunk(3, -1)
+        scores = functional.dropout(functional.softmax(query @ key.transpose(-1, -2), -1), 0.1)
+        x = x + self.out(scores @ value)
+        return x + self.mlp(x)
+
+
+def blocks() -> MakeLoss:
+    model, x = nn.Sequential(*[Block() for _ in range(3)]), torch.randn(4, 48, 32)
+    return lambda: model(x).pow(2).mean()
+
+
+def convolutions() -> MakeLoss:
+    layers: list[nn.Module] = []
+    for channels in (3, 8, 8):
+        layers += [nn.Conv2d(channels, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)]
+    model, x = nn.Sequential(*layers), torch.randn(4, 3, 24, 24)
+    return lambda: functional.max_pool2d(model(x), 2).pow(2).mean()
+
+
+def cells() -> MakeLoss:
+    cell, inputs = nn.LSTMCell(32, 32), torch.randn(12, 16, 32)
+
+    def make_loss() -> Tensor:
+        state, given = (torch.zeros(16, 32), torch.zeros(16, 32)), []
+        for each in inputs:
+            state = cell(each, state)
+            given.append(state[0])
+        return torch.stack(given).pow(2).mean()
+
+    return make_loss
+
+
+def planned(make_loss: MakeLoss, **wanted: object) -> th.PlannedMirror:
+    return th.plan_mirror(make_loss, seconds=0.3, repetitions=1, **wanted)  # type: ignore[arg-type]
+
+
+def measured(make_loss: MakeLoss, plan: th.MirrorPlan, policy: object = "heap") -> th.Timeline:
+    def mirrored() -> Tensor:
+        with th.mirror(plan):
+            return make_loss()
+
+    mirrored()  # each plan is verified once, with all of it kept
+    timeline = th.profile(mirrored, policy).timeline  # type: ignore[arg-type]
+    assert timeline is not None
+    return timeline
+
+
+@pytest.mark.parametrize("workload", [blocks, convolutions, cells])
+def test_the_predicted_peak_is_the_measured_one(workload: Callable[[], MakeLoss]) -> None:
+    make_loss = workload()
+    for share in (0.8, 0.6):
+        plan = planned(make_loss, budget=share)
+        assert plan.peak_bytes < plan.plain_peak_bytes
+        peak = measured(make_loss, plan).peak_bytes
+        assert abs(plan.peak_bytes - peak) <= 0.005 * peak
+        assert plan.predicted is not None
+        assert plan.predicted.peak_bytes == plan.peak_bytes
+        assert plan.predicted.plain_peak_bytes == plan.plain_peak_bytes
+
+
+def test_a_budget_is_reached_if_it_can_be() -> None:
+    make_loss = blocks()
+    half = planned(make_loss, budget=0.5)
+    assert half.met and half.peak_bytes <= half.plain_peak_bytes // 2
+    least = planned(make_loss, budget=1)
+    assert not least.met and least.peak_bytes <= half.peak_bytes
+    assert "The budget of 1 B is not reached; this is the lowest peak that was found." in least.sentences
+
+
+def test_more_time_is_a_lower_peak() -> None:
+    make_loss = blocks()
+    some, much = (planned(make_loss, overhead=each) for each in (0.5, 20.0))
+    assert much.peak_bytes <= some.peak_bytes <= some.plain_peak_bytes
+    assert much.predicted is not None
+    assert much.predicted.replay_seconds + much.predicted.recording_seconds <= 20 * much.predicted.plain_seconds
+
+
+def test_operations_too_small_are_left_alone() -> None:
+    plan = planned(cells(), overhead=0.001)
+    assert plan.left_alone is not None and not plan.dropped
+    assert "are too small for mirroring to pay" in plan.left_alone and "0.1 % is allowed" in plan.left_alone
+    assert plan.peak_bytes == plan.plain_peak_bytes
+    assert str(plan) == plan.left_alone and repr(plan) == "<PlannedMirror: left alone>"
+
+
+def test_what_fits_the_budget_is_left_alone() -> None:
+    plan = planned(cells(), budget=2**40)
+    assert plan.left_alone is not None and "within the budget of 1.0 TiB" in plan.left_alone
+
+
+def test_what_gains_nothing_is_left_alone() -> None:
+    x, weight = torch.randn(16, 16), torch.randn(16, 16, requires_grad=True)
+    plan = planned(lambda: (x @ weight).sum(), overhead=100.0)
+    assert plan.left_alone is not None and plan.left_alone.startswith("Left alone: no choice was found that lowers")
+
+
+def test_all_is_put_back() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)), torch.randn(64, 8)
+    model(x).sum().backward()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    gradients = [each.grad for each in model.parameters()]
+    copies = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    state = torch.get_rng_state()
+    planned(lambda: model(x).pow(2).sum(), budget=0.8)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert all(each.grad is gradient for each, gradient in zip(model.parameters(), gradients, strict=True))
+    assert all(torch.equal(each.grad, copy) for each, copy in zip(model.parameters(), copies, strict=True))  # type: ignore[arg-type]
+
+
+def test_a_plan_leaves_the_gradients_as_they_are_and_is_read_from_its_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(4, 48, 32)
+
+    def gradients(plan: th.MirrorPlan | None) -> list[Tensor]:
+        model.zero_grad()
+        torch.manual_seed(1)
+        if plan is None:
+            loss = model(x).pow(2).mean()
+        else:
+            with th.mirror(plan):
+                loss = model(x).pow(2).mean()
+        loss.backward()
+        return [each.grad for each in model.parameters() if each.grad is not None]
+
+    plan = planned(lambda: model(x).pow(2).mean(), budget=0.6)
+    read = th.MirrorPlan.load(plan.save(tmp_path / "plan.json"))
+    assert read.dropped == plan.dropped and read.predicted == plan.predicted
+    expected = gradients(None)
+    for each in (plan, read):
+        for _ in range(2):
+            assert all(map(torch.equal, gradients(each), expected))
+
+
+def test_what_is_written_behind_torch_is_not_dropped() -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        table = torch.zeros(64, 64)
+        table.numpy()[:] = np.arange(64)
+        return (weight * table).tanh().exp().sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = planned(make_loss, budget=0.1)
+    (zeros,) = [each for each in plan.storages if each.operation.startswith("aten.zeros")]
+    assert zeros.fate == "kept"
+    assert any("Kept, as making it again was tried and is no use: aten.zeros" in each for each in plan.sentences)
+
+
+def test_the_order_is_searched_again_for_the_mirrored_backward() -> None:
+    shared, inputs = nn.Linear(64, 64), torch.randn(6, 256, 64)
+
+    def make_loss() -> Tensor:
+        return torch.stack([shared(each).tanh().sin().exp() for each in inputs]).sum()
+
+    plan = planned(make_loss, budget=0.9, policy="dfs")
+    assert plan.order_name == "dfs" and plan.policy != "heap"
+    assert "It is for the order of dfs: th.backward(loss, policy=plan.policy)." in plan.sentences
+    best = planned(make_loss, budget=0.9, policy="auto")
+    assert best.peak_bytes <= plan.peak_bytes
+    for each in (plan, best):
+        timeline = measured(make_loss, each, each.policy)
+        assert timeline.order == each.order
+        assert abs(each.peak_bytes - timeline.peak_bytes) <= 0.005 * timeline.peak_bytes
+
+
+def test_the_table_adds_up_by_module() -> None:
+    plan = planned(blocks(), budget=0.6)
+    headings, *rows = plan.cells
+    assert headings == ["module", "let go", "newly kept", "replays", "made again in", "operations"]
+    assert any(row[0].startswith("*.") for row in rows), "equal blocks are one row"
+    assert sum(int(row[3]) for row in rows) == len(plan.dropped)
+    text = str(plan)
+    assert all(sentence in text for sentence in plan.sentences)
+    assert "The backward's peak falls from " in text and "% longer than" in text
+
+
+def test_names_from_user_code_are_escaped() -> None:
+    model = nn.Sequential()
+    model.add_module("<b>", Block())
+    x = torch.randn(4, 48, 32)
+    html = planned(lambda: model(x).sum(), budget=0.7)._repr_html_()
+    assert "<b>." not in html and "&lt;b&gt;" in html
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "said"),
+    [
+        ({"budget": 1.5}, ValueError, "budget is a whole number of bytes, or a share from 0 to 1 of the peak, not 1.5"),
+        ({"budget": 0}, ValueError, "budget is a whole number of bytes"),
+        ({"budget": "1 GiB"}, TypeError, "budget is bytes, or a share of the peak without mirroring, not a str"),
+        ({"budget": True}, TypeError, "not a bool"),
+        ({"overhead": -0.1}, ValueError, "overhead is a share of a step's time, 0.06 for 6 %, not -0.1"),
+        ({"solver": "luck"}, ValueError, "there is no solver 'luck'; there are search, greedy"),
+        ({"policy": "nonesuch"}, ValueError, "nonesuch"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wanted: dict[str, object], error: type[Exception], said: str) -> None:
+    def make_loss() -> Tensor:
+        raise AssertionError("nothing has run by then")
+
+    with pytest.raises(error, match=said):
+        planned(make_loss, **wanted)
