@@ -104,12 +104,13 @@ def test_a_budget_is_reached_if_it_can_be() -> None:
     assert "The budget of 1 B is not reached; this is the lowest peak that was found." in least.sentences
 
 
-def test_more_time_is_a_lower_peak() -> None:
+def test_no_more_time_is_taken_than_is_allowed() -> None:
     make_loss = blocks()
-    some, much = (planned(make_loss, overhead=each) for each in (0.5, 20.0))
-    assert much.peak_bytes <= some.peak_bytes <= some.plain_peak_bytes
-    assert much.predicted is not None
-    assert much.predicted.replay_seconds + much.predicted.recording_seconds <= 20 * much.predicted.plain_seconds
+    for overhead in (1.0, 20.0):
+        plan = planned(make_loss, overhead=overhead)
+        assert plan.predicted is not None and plan.left_alone is None
+        assert plan.predicted.seconds <= (1 + overhead) * plan.predicted.plain_seconds
+        assert plan.peak_bytes < plan.plain_peak_bytes
 
 
 def test_operations_too_small_are_left_alone() -> None:
