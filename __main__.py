@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .engine.accumulation_study import AccumulationStudy
     from .engine.order_study import OrderStudy
-    from .engine.workloads import Workload
+    from .engine.workloads import Size, Workload
     from .inspector.graph import Fold, Graph
 
 DEMO_POLICIES = ("bfs", "dfs", "heap")
@@ -197,7 +197,7 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
 
 
 @contextmanager
-def _program(target: str, size: str) -> Iterator[tuple[str, str, str, Callable[[], Tensor]]]:
+def _program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[[], Tensor]]]:
     """Name, title and source of a ready model or of a user's function, and what makes its loss."""
     from .engine.workloads import workload
     from .script import make_loss_of

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from ..inspector.capture import capture
 from ..inspector.graph import Graph
@@ -393,18 +394,23 @@ def _same_randomness() -> Iterator[None]:
 
 @contextmanager
 def _all_put_back(model: nn.Module | None) -> Iterator[None]:
-    """Buffers of the model, and of each module that is called, are afterwards what they were before."""
+    """Buffers of the model, and of each module that is called and those in it, are afterwards what they were before."""
     saved: dict[nn.Module, list[tuple[str, Tensor | None, Tensor | None, int]]] = {}
 
     def save(module: nn.Module, arguments: object = None) -> None:
-        if module not in saved:
-            saved[module] = [
-                (name, each, None, 0) if each is None else (name, each, each.detach().clone(), version_of(each))
-                for name, each in module._buffers.items()
-            ]
+        if is_dynamo_compiling() or module in saved:
+            return
+        for each in module.modules():
+            if each not in saved:
+                saved[each] = [
+                    (name, buffer, None, 0)
+                    if buffer is None
+                    else (name, buffer, buffer.detach().clone(), version_of(buffer))
+                    for name, buffer in each._buffers.items()
+                ]
 
-    for module in () if model is None else model.modules():
-        save(module)
+    if model is not None:
+        save(model)
     handle = nn.modules.module.register_module_forward_pre_hook(save)
     try:
         with _same_randomness():
@@ -413,9 +419,10 @@ def _all_put_back(model: nn.Module | None) -> Iterator[None]:
         handle.remove()
         with torch.no_grad():
             for module, buffers in saved.items():
-                module._buffers.clear()
-                for name, each, copy, version in buffers:
-                    module._buffers[name] = each
+                if not isinstance(module, torch.jit.ScriptModule):  # which has no dict of its own, and binds no other
+                    module._buffers.clear()
+                    module._buffers.update((name, each) for name, each, _, _ in buffers)
+                for _, each, copy, version in buffers:
                     if each is not None and copy is not None and (version_of(each) != version or _apart(each, copy)):
                         each.copy_(copy)
 

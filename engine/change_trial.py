@@ -24,6 +24,7 @@ from .timing import Spread, turns
 _LONGEST_S = 1.0  # for the rounds of one trial, about
 _ROUNDS = (7, 40)
 _GAIN = 1.05  # times as fast, at least, to be worth a change
+_NOISE = 0.01  # of the largest gradient
 _UNSTEADY = 0.25  # of the median: half of the width of the middle half
 
 
@@ -53,7 +54,8 @@ class Check:
 
     Attributes:
         share: the largest difference of a tensor's elements, relative to its largest element, over outputs, gradients
-            of parameters and of inputs. `where` it is.
+            of parameters and of inputs. Of a gradient that is below a hundredth of the largest one it is relative to
+            that hundredth: what should be zero, such as that of a bias of keys in attention, is noise. `where` it is.
         tolerance: the root of the epsilon of the coarsest dtype: 0.035 % of float32.
         tensors: how many were compared.
     """
@@ -256,7 +258,6 @@ def _check(
     after: tuple[_Side, list[list[Tensor]]],
     parameters: Mapping[str, Tensor],
 ) -> Check:
-    pairs: list[tuple[str, Tensor | None, Tensor | None]] = []
     outputs = []
     for side, _ in (before, after):
         for leaf in side.leaves:
@@ -264,7 +265,8 @@ def _check(
         found = side.forward()
         torch.autograd.backward(found, side.gradients)
         outputs.append([each.detach() for each in found])
-    pairs += [("outputs", one, other) for one, other in zip(*outputs, strict=True)]
+    made = [("outputs", one, other) for one, other in zip(*outputs, strict=True)]
+    pairs: list[tuple[str, Tensor | None, Tensor | None]] = []
     for name, stacked in parameters.items():
         for number, member in enumerate(ensemble.members):
             own = member.get_parameter(name)
@@ -274,26 +276,32 @@ def _check(
     for argument, ones, others in zip(ensemble.arguments, before[1], after[1], strict=True):
         name = f"the gradient of {argument.name!r}"
         pairs += [(name, one.grad, other.grad) for one, other in zip(ones, others, strict=True)]
-    dtypes = [one.dtype for _, one, _ in pairs if one is not None and (one.is_floating_point() or one.is_complex())]
+    noise = _NOISE * max((_largest(gradient) for _, *both in pairs for gradient in both), default=0.0)
+    dtypes = [
+        one.dtype for _, one, _ in (*made, *pairs) if one is not None and (one.is_floating_point() or one.is_complex())
+    ]
     tolerance = max((torch.finfo(dtype).eps ** 0.5 for dtype in dtypes), default=0.0)
     share, where = 0.0, "outputs"
-    for name, one, other in pairs:
-        apart = _apart(one, other)
+    for name, one, other in (*made, *pairs):
+        apart = _apart(one, other, 0.0 if name == "outputs" else noise)
         if not apart <= share:
             share, where = apart, name
         if isnan(share):  # worse than any number
             break
-    return Check(share, where, tolerance, len(pairs))
+    return Check(share, where, tolerance, len(made) + len(pairs))
 
 
-def _apart(one: Tensor | None, other: Tensor | None) -> float:
-    """The largest difference of elements, relative to the largest element. What is missing on one side counts as zeros,
-    which an unused parameter's gradient is in a stack."""
+def _largest(tensor: Tensor | None) -> float:
+    return float(tensor.abs().max()) if tensor is not None and tensor.numel() else 0.0
+
+
+def _apart(one: Tensor | None, other: Tensor | None, least: float) -> float:
+    """The largest difference of elements, relative to the largest element, or to `least`. What is missing on one side
+    counts as zeros, which an unused parameter's gradient is in a stack."""
     if one is None or other is None:
         present = other if one is None else one
         return 0.0 if present is None or not bool(present.count_nonzero()) else float("inf")
     if not one.numel():
         return 0.0
-    largest = max(float(one.abs().max()), float(other.abs().max()))
-    difference = float((one - other).abs().max())
-    return difference / largest if largest and difference else difference
+    difference = _largest(one - other)
+    return difference / max(_largest(one), _largest(other), least) if difference else 0.0

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..inspector.dataflow import Dataflow, Taken, follow
 from ..inspector.facts import CallRecord, Operation
@@ -252,7 +253,7 @@ def _families(log: CallLog, drawn: Graph, model: nn.Module | None) -> Iterator[_
             continue
         if call.parent is None or not isinstance(call.parent.module, nn.Sequential):  # a chain
             container = below.of(call).rpartition(".")[0] if below.has(call) else None
-            siblings.setdefault((call.parent, container, type(call.module)), []).append(call)
+            siblings.setdefault((call.parent, container, _class_of(call.module)), []).append(call)
     alike: dict[Hashable, list[tuple[list[_Call], tuple[str, ...]]]] = {}
     for calls in siblings.values():
         if len({call.module for call in calls}) > 1:
@@ -296,11 +297,17 @@ class _Paths:
         return self._paths(call)[call.module]
 
 
+def _class_of(module: nn.Module) -> type[nn.Module]:
+    """Its class, or that from before it was parametrized: then each module has a class of its own."""
+    kind: type[nn.Module] = type_before_parametrizations(module)
+    return kind
+
+
 def structure(module: nn.Module) -> Hashable:
     """Equal for modules of which one can stand for the other, with the other's parameters and buffers."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return (
-        tuple((name, type(each), each.training) for name, each in module.named_modules()),
+        tuple((name, _class_of(each), each.training) for name, each in module.named_modules()),
         tuple((name, each.shape, each.dtype, each.device, each.requires_grad) for name, each in tensors),
     )
 
@@ -514,7 +521,7 @@ def _title(members: Sequence[nn.Module], paths: Sequence[str]) -> str:
 
 def class_name(module: nn.Module) -> str:
     """The name of its class; quoted where that is no name."""
-    name = type(module).__name__
+    name = _class_of(module).__name__
     return name if name.isidentifier() else repr(name)
 
 

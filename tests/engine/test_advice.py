@@ -259,6 +259,18 @@ def test_all_is_put_back_whatever_comes_between(at: int, raises: Any, error: typ
     assert list(state_of(model)) == before
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`", "ignore:Using `torch.compile")
+def test_scripted_and_compiled_modules_are_left_as_they_are() -> None:
+    scripted = [torch.jit.script(nn.BatchNorm1d(WIDTH)) for _ in range(2)]
+    compiled = torch.compile(nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)), backend="eager")
+    modules = [*scripted, compiled]
+    before = [{name: each.clone() for name, each in module.state_dict().items()} for module in modules]
+    th.advise(lambda: torch.stack([module(batch()) for module in modules]).square().mean(), rounds=1)
+    for module, states in zip(modules, before, strict=True):
+        assert all(torch.equal(each, states[name]) for name, each in module.state_dict().items())
+    assert compiled(batch()).shape == (3, WIDTH)
+
+
 def test_what_is_done_is_told() -> None:
     said: list[str] = []
     th.advise(loss_of(Members(perceptron)), rounds=1, progress=said.append)

@@ -88,6 +88,28 @@ def test_what_an_unused_parameter_lacks_is_zeros_in_a_stack() -> None:
     assert try_change(ensemble, change, rounds=1).check.ok
 
 
+class Attention(nn.Module):
+    """The gradient of the keys' bias is zero, but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.query(x) @ self.key(x).mT).softmax(-1) @ self.value(x)
+
+
+def test_what_should_be_zero_may_be_any_noise() -> None:
+    ensemble = ensemble_of(Attention)
+    (change,) = changes(ensemble)
+    assert try_change(ensemble, change, rounds=1).check.ok
+    halved = change.code.replace(
+        "return outputs", "return outputs + 0.1 * (b := parameters['key.bias'].sum()) - 0.1 * b.detach()"
+    )
+    check = try_change(ensemble, replace(change, code=halved), rounds=1).check
+    assert not check.ok and check.where.startswith("the gradient of 'key.bias'")
+
+
 def test_precision_decides_what_is_allowed() -> None:
     ensemble = ensemble_of(lambda: perceptron().double(), batch().double())
     trial = try_change(ensemble, next(changes(ensemble)), rounds=1)

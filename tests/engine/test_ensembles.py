@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from tapehead.engine.ensembles import Ensemble
 from tapehead.engine.workloads import workload
@@ -258,6 +259,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_looks_like_an_ensemble_and_is_none_is_refused_with_the_reason(name: str) -> None:
     make, why = REFUSED[name]
@@ -279,8 +281,9 @@ def test_experts_that_take_unequal_rows_are_refused_with_what_takes_them() -> No
         lambda: Members(lambda: perceptron(nn.Dropout(0.5)).eval()),
         lambda: Members(lambda: perceptron(nn.BatchNorm1d(WIDTH)).eval()),
         lambda: Members(lambda: perceptron(nn.LayerNorm(WIDTH))),
+        lambda: Members(lambda: weight_norm(nn.Linear(WIDTH, WIDTH))),  # a class of its own for each
     ],
-    ids=["dropout in eval", "batch norm in eval", "layer norm"],
+    ids=["dropout in eval", "batch norm in eval", "layer norm", "weight norm"],
 )
 def test_what_only_reads_its_buffers_and_draws_nothing_is_an_ensemble(make: Callable[[], nn.Module]) -> None:
     assert len(only(of(make()))) == 4
