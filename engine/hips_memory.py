@@ -200,7 +200,7 @@ class ArrayWatch:
                 owner = each()
                 if owner is not None and id(owner) not in given and id(owner) not in self._numbers:
                     self._number(owner, Category.SAVED)
-                    makers.append(Maker(None, StoredOperation(node.name, node.source), None))
+                    makers.append(Maker(None, StoredOperation(node.name, node.source), ""))
         saved: dict[int, list[tuple[int, str]]] = {}
         for task_id, node in enumerate(nodes):
             for name, value in kept_by(node):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .graph import Edge, Graph, Root, Task, TensorMeta
+from .graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
 from .graph_file import StoredOperation
 from .kinds import Kind
 from .torch_internals import UNNUMBERED
@@ -55,7 +55,8 @@ class HipsTape:
         """The tasks of a backward: one for each node, and their edges.
 
         A task takes the gradient of its node's value; of a container (a tuple, list or dict) one for each array in it.
-        The argument's task is the leaf. A graph from here has no `nodes`: those are autograd's, and the tape has them.
+        The argument's task is the leaf; the function is the one module call, in which all others are. A graph from here
+        has no `nodes`: those are autograd's, and the tape has them.
         """
         ids = {node: task_id for task_id, node in enumerate(self.nodes)}
         hips = _hips_nodes()
@@ -74,6 +75,7 @@ class HipsTape:
                     UNNUMBERED if is_leaf else node.number,
                     tuple(metas.setdefault(meta, meta) for meta in hips.metas_of(node.space)),
                     self._arguments if is_leaf else None,
+                    call=None if is_leaf else 0,
                     operation=None if is_leaf else operation,
                 )
             )
@@ -83,7 +85,7 @@ class HipsTape:
                     edges.append(Edge(task_id, number, ids[parent], place))
                     number += 1
         end = max(leaf - 1, 0)  # what all others led to, and so the last that was made
-        return Graph(tuple(tasks), tuple(edges), (Root(end, 0),))
+        return Graph(tuple(tasks), tuple(edges), (Root(end, 0),), (ModuleCall(0, "", self.function, None, 0),))
 
 
 def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] = 0, **kwargs: Any) -> HipsTape:

@@ -46,6 +46,7 @@ def run_document(run: Run, title: str = "", others: Iterable[Other] | None = Non
     if run.batches is not None:
         content["groups"] = with_batches(None, run.batches, graph)
     content["position"] = len(run.order)
+    content["keeps_graph"] = graph.is_tape  # whose nodes keep what they need
     if run.trace is not None:
         content["records"] = document.records(run.trace, range(len(run.trace)))
     return document

@@ -41,6 +41,7 @@ def test_a_tape_has_a_task_for_each_node_that_autograd_makes_and_an_edge_for_eac
     assert numbers == sorted(numbers) and len(set(numbers)) == len(numbers)
     assert [graph.tasks[root.task].name for root in graph.roots] == ["sum"]
     assert tape.value == rnn(*RNN)
+    assert [call.name for call in graph.calls] == ["rnn"], "the function is what a module is elsewhere"
 
 
 def test_a_task_tells_shape_dtype_and_the_users_line() -> None:
