@@ -135,6 +135,13 @@ def _parser() -> Parser:
         default="repeats",
         help="modules to draw closed: repeats, none, a depth, or paths with commas between (repeats)",
     )
+    graph.add_argument(
+        "--groups",
+        nargs="?",
+        const="backward",
+        choices=("backward", "forward"),
+        help="outline the products that could run as one, and print them: of the backward, or of the forward",
+    )
     graph.set_defaults(command=_graph)
 
     debug = commands.add_parser("debug", help="run your script with a prompt at each .backward() that it calls")
@@ -151,6 +158,9 @@ def _parser() -> Parser:
     debug.add_argument("--policy", default="heap", metavar="NAME", help="which task runs next (heap, PyTorch's own)")
     debug.add_argument(
         "--engine", choices=("direct", "native"), help="which runs the backward (direct; what it refuses, native)"
+    )
+    debug.add_argument(
+        "--batch", choices=("auto",), help="run products of several tasks as one where they can; takes no task back"
     )
     debug.add_argument("--skip", type=int, default=0, metavar="N", help="let the first N backwards run by themselves")
     debug.add_argument("--keep-inputs", action="store_true", help="keep what `check` needs: takes memory")
@@ -484,6 +494,7 @@ def _view(options: argparse.Namespace, console: Console) -> int:
 
 
 def _debug(options: argparse.Namespace, console: Console) -> int:
+    from .engine.group_runner import check_batch
     from .engine.policies import find_policy
     from .script import UserError, backward_of, run_script, script_path
     from .widgets.every_backward import EveryBackward, ended_well
@@ -493,7 +504,10 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
     of_function = ":" in target and not Path(target).is_file()
     try:
         find_policy(options.policy)
-        debugger = EveryBackward(options.engine, options.policy, options.skip, options.commands, options.keep_inputs)
+        check_batch(options.batch, options.engine or "direct")
+        debugger = EveryBackward(
+            options.engine, options.policy, options.skip, options.commands, options.keep_inputs, options.batch
+        )
         debugger.prompt.ask_for(options.breaks, options.watch)
         if of_function:
             if options.arguments:
@@ -505,7 +519,7 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
     except UserError as error:
         print(users_traceback(error.error), end="", file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, NotImplementedError, OSError) as error:
         return _refuse(error)
     try:
         with debugger:
@@ -541,7 +555,14 @@ def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
     if options.svg.suffix != ".svg" or options.svg.is_dir():
         raise ValueError(f"--svg: {options.svg} is not the name of an .svg file")
     options.svg.parent.mkdir(parents=True, exist_ok=True)
-    path = graph.save_svg(options.svg, fold=options.fold)
+    if options.groups is None:
+        path = graph.save_svg(options.svg, fold=options.fold)
+    else:
+        from .engine.groups import groups
+
+        found = groups(graph)
+        console.print(found)
+        path = found.save_svg(options.svg, options.groups, fold=options.fold)
     console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges, drawn in {path}", soft_wrap=True, markup=False)
 
 

@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..inspector.collector import collector_paused
-from ..inspector.graph import Graph, Outputs, Task
+from ..inspector.graph import Fold, Graph, Outputs, Task, Theme
+from ..inspector.outlines import Outline, letters
 from ..inspector.products import Product, Side, products_of
+from ..inspector.svg import graph_to_svg
 from ..inspector.walk import graph as graph_of
 from .findings import findings_rich, findings_text
 from .sizes import size_text
@@ -188,6 +191,36 @@ class Groups:
         what = joined([f"{count:,} × {function}" for function, count in functions.most_common()])
         return f"{what} in {modules_of(self.graph, refused.tasks)}" if was_captured(self.graph) else what
 
+    def outlines(self, direction: Direction = "backward") -> list[Outline]:
+        """The groups of one direction for a picture, each by a letter."""
+        return [
+            Outline(letters(number), f"{group.label}, {self.where(group)}", group.tasks, direction == "forward")
+            for number, group in enumerate(self.of_direction(direction))
+        ]
+
+    def to_svg(self, direction: Direction = "backward", *, fold: Fold = "repeats", theme: Theme = "auto") -> str:
+        """The graph with the groups of one direction outlined in it. See `Graph.save_svg` for `fold` and `theme`.
+
+        Raises:
+            ValueError: there is no such direction.
+        """
+        if direction not in DIRECTIONS:
+            raise ValueError(f"unknown direction {direction!r}; known: {', '.join(DIRECTIONS)}")
+        return graph_to_svg(self.graph, fold=fold, theme=theme, outlines=self.outlines(direction))
+
+    def save_svg(
+        self,
+        path: str | Path,
+        direction: Direction = "backward",
+        *,
+        fold: Fold = "repeats",
+        theme: Theme = "auto",
+    ) -> Path:
+        """Writes `to_svg()` to a file."""
+        path = Path(path)
+        path.write_text(self.to_svg(direction, fold=fold, theme=theme), encoding="utf-8")
+        return path
+
     @property
     def sentences(self) -> tuple[str, ...]:
         """What the table says, in words."""
@@ -220,10 +253,11 @@ class Groups:
         taken = len({task for group in groups for task in group.tasks})
         before = sum(group.launches_before for group in groups)
         after = sum(group.launches_after for group in groups)
+        copied = sum(group.stacked_bytes for group in groups)
         return (
             f"In the {direction}, {counted(len(groups), 'group')} {'take' if len(groups) > 1 else 'takes'} {taken:,} "
-            f"of {counted(len(self.products), 'product')}: {before:,} launches become {after:,}, for "
-            f"{size_text(sum(group.stacked_bytes for group in groups))} of copies."
+            f"of {counted(len(self.products), 'product')}: {before:,} launches become {after:,}, "
+            f"{f'for {size_text(copied)} of copies' if copied else 'without a copy'}."
         )
 
     def _sum_name(self, group: Group) -> str:
@@ -300,7 +334,9 @@ class Groups:
     def _repr_html_(self) -> str:
         from ..widgets.report_html import cells_html
 
-        return cells_html(self.cells, self.sentences, _RIGHT)
+        # A label and a product's shapes stay on one line: the place, whatever its length, is what may wrap.
+        cells = [[*(text.replace(" ", "\u00a0") for text in row[:3]), *row[3:]] for row in self.cells]
+        return cells_html(cells, self.sentences, _RIGHT)
 
 
 _RIGHT = ("level", "launches", "copies")

@@ -11,7 +11,8 @@ from .arrangement import Point
 from .cells import CARDS_BEHIND
 from .graph import Fold, Graph, Theme
 from .kinds import KIND_TITLES, Kind
-from .layout import Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Row, Stub, layout
+from .layout import Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Rect, Row, Stub, layout
+from .outlines import Around, Outline
 from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
 from .text_width import text_width
 
@@ -19,14 +20,24 @@ MARGIN = 16
 TITLE_HEIGHT = 26
 LEGEND_LINE = 22
 CORNER = 6
+OUTLINE_GAP = 2.6  # pixels from a task to its outline
+NEXT_OUTLINE = 3.2  # and from that to the next around it
+TAG_HEIGHT = 12
 MOST_OF_AN_ERROR = 120  # characters
 SOURCES_UP_TO = 2000  # in larger graphs no source line is looked up: each costs a walk through a traceback
 _NOT_XML = {code: "\ufffd" for code in (*range(0x20), 0xFFFE, 0xFFFF) if code not in (0x9, 0xA, 0xD)}
 _NOT_XML |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
 
 
-def graph_to_svg(graph: Graph, *, fold: Fold = "repeats", theme: Theme = "auto", widest: float = float("inf")) -> str:
-    """Draws a graph. See `Graph.save_svg` for `fold` and `theme`.
+def graph_to_svg(
+    graph: Graph,
+    *,
+    fold: Fold = "repeats",
+    theme: Theme = "auto",
+    widest: float = float("inf"),
+    outlines: Sequence[Outline] = (),
+) -> str:
+    """Draws a graph. See `Graph.save_svg` for `fold` and `theme`. `outlines` mark tasks that belong together.
 
     A picture wider than `widest` pixels has no size of its own, and is fitted into the width of where it is shown.
 
@@ -39,7 +50,7 @@ def graph_to_svg(graph: Graph, *, fold: Fold = "repeats", theme: Theme = "auto",
     if theme not in get_args(Theme):
         raise ValueError(f"unknown theme {theme!r}; known: {', '.join(get_args(Theme))}")
     title = _title(graph)
-    drawing = draw_graph(graph, fold, max(text_width(title), 240))
+    drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines)
     width = drawing.width + 2 * MARGIN
     height = drawing.height + TITLE_HEIGHT + 2 * MARGIN
     size = f"{_number(width)} {_number(height)}"
@@ -67,11 +78,14 @@ class Drawing:
     elements: list[str]
 
 
-def draw_graph(graph: Graph, fold: Fold = "repeats", least_width: float = 0.0) -> Drawing:
+def draw_graph(
+    graph: Graph, fold: Fold = "repeats", least_width: float = 0.0, outlines: Sequence[Outline] = ()
+) -> Drawing:
     """The graph with the legend below it, which may be so wide, without a page around them."""
     placed = layout(graph, fold)
+    around = Around(outlines, placed.shown_by)
     width = max(placed.width, least_width)
-    legend, legend_height = _legend(_legend_entries(graph, placed), width)
+    legend, legend_height = _legend([*_outline_entries(around), *_legend_entries(graph, placed)], width)
     elements = [
         *(_box(box) for box in placed.boxes),
         *_wires(placed.wires),
@@ -79,9 +93,11 @@ def draw_graph(graph: Graph, fold: Fold = "repeats", least_width: float = 0.0) -
         *(_box_label(box) for box in placed.boxes),
         *(_row_label(row) for row in placed.rows),
         "</g>",
+        *_outlines(around, placed.tasks),
         *_tasks(graph, placed.tasks),
         *(_pill(graph, pill) for pill in placed.pills),
         *(_stub(graph, stub) for stub in placed.stubs),
+        *_tags(around, placed),
         f'<g transform="translate(0 {_number(placed.height + 16)})">',
         *legend,
         "</g>",
@@ -168,6 +184,64 @@ def _tasks(graph: Graph, placed: Sequence[PlacedTask]) -> Iterator[str]:
             f'<text class="th-mid" x="{_number((rect.width + 12) / 2)}" y="14">{escaped(each.label)}{caption}</text>'
             "</g>"
         )
+
+
+def _outlines(around: Around, placed: Sequence[PlacedTask]) -> Iterator[str]:
+    for each in placed:
+        for place, number in enumerate(around.of(each.task)):
+            gap = OUTLINE_GAP + place * NEXT_OUTLINE
+            rect = each.rect
+            size = f'width="{_number(rect.width + 2 * gap)}" height="{_number(rect.height + 2 * gap)}"'
+            yield (
+                f'<g class="th-outline {around.kind(number)}" transform="{_at(rect.x - gap, rect.y - gap)}">'
+                f'<rect {size} rx="{_number((3 if each.chip else 5) + gap)}"/></g>'
+            )
+
+
+def _tags(around: Around, placed: Layout) -> Iterator[str]:
+    """The names of outlines: at the corners of tasks, on closed boxes, and once beside a row of chips."""
+    last: dict[int, Rect] = {}
+    for each in placed.tasks:
+        numbers = around.of(each.task)
+        if each.chip:
+            for number in numbers:
+                rect = last.get(number, each.rect)
+                last[number] = max(rect, each.rect, key=lambda rect: (rect.y, rect.x))
+        else:
+            yield from _tags_at(around, numbers, each.rect.right + 6, each.rect.y)
+    for number, rect in last.items():
+        yield _tag(around, number, rect.right + 6, rect.y + rect.height / 2)
+    for box in placed.boxes:
+        if box.group.closed:
+            yield from _tags_at(around, around.of(*box.group.tasks()), box.rect.right - 6, box.rect.y)
+
+
+def _tags_at(around: Around, numbers: Sequence[int], right: float, y: float) -> Iterator[str]:
+    for number in reversed(numbers):
+        right -= _tag_width(around.outlines[number])
+        yield _tag(around, number, right, y)
+        right -= 2
+
+
+def _tag(around: Around, number: int, x: float, y: float) -> str:
+    """A name; y is its middle."""
+    outline = around.outlines[number]
+    width = _tag_width(outline)
+    return (
+        f'<g class="th-tag {around.kind(number)}" transform="{_at(x, y - TAG_HEIGHT / 2)}">'
+        f"<title>{escaped(outline.title)}</title>"
+        f'<rect width="{_number(width)}" height="{TAG_HEIGHT}" rx="3"/>'
+        f'<text class="th-mid" x="{_number(width / 2)}" y="9.2">{escaped(outline.name)}</text></g>'
+    )
+
+
+def _tag_width(outline: Outline) -> float:
+    return max(TAG_HEIGHT, text_width(outline.name) + 5)
+
+
+def _outline_entries(around: Around) -> Iterator[tuple[str, float, str]]:
+    for number, outline in around.entries():
+        yield _tag(around, number, 0, 8), _tag_width(outline), outline.title
 
 
 def _pill(graph: Graph, pill: Pill) -> str:

@@ -6,6 +6,7 @@ import re
 
 from .graph import Theme
 from .kinds import Kind
+from .outlines import HUES
 
 _LIGHT = {
     "bg": "#ffffff",
@@ -21,6 +22,12 @@ _LIGHT = {
     "shade": "#1b1d22",
     "violet": "#6a4fb3",
     "violet-soft": "#f1edfb",
+    "hue0": "#1f6fd6",
+    "hue1": "#0f8a6c",
+    "hue2": "#8b3fc4",
+    "hue3": "#b4286f",
+    "hue4": "#6c7a12",
+    "hue5": "#0e7d96",
     "red": "#b3261e",
     "red-soft": "#fcecea",
 }
@@ -38,6 +45,12 @@ _DARK = {
     "shade": "#ffffff",
     "violet": "#b7a2f2",
     "violet-soft": "#2c2740",
+    "hue0": "#6aa7ff",
+    "hue1": "#45cfa5",
+    "hue2": "#c493ff",
+    "hue3": "#ff7ab6",
+    "hue4": "#c3cf52",
+    "hue5": "#56c7de",
     "red": "#ff8a80",
     "red-soft": "#3d2422",
 }
@@ -77,7 +90,16 @@ text{font-variant-numeric:tabular-nums}
 .th-module_hook rect{stroke:$ink3;stroke-dasharray:1.5 2}
 .th-error rect{fill:$red-soft;stroke:$red;stroke-width:1.6}
 .th-error .th-glyph{stroke:$red;stroke-width:1.6}
-"""
+.th-outline rect{fill:none;stroke-width:1.8}
+.th-outline.th-dashed rect{stroke-dasharray:4 2.4}
+.th-tag text{font-size:9px;font-weight:600;fill:$bg}
+""" + "".join(
+    f".th-hue{hue} rect{{stroke:$hue{hue}}}\n"
+    f".th-tag.th-hue{hue} rect{{fill:$hue{hue};stroke-width:1.2}}\n"
+    f".th-tag.th-dashed.th-hue{hue} rect{{fill:$bg}}\n"
+    f".th-tag.th-dashed.th-hue{hue} text{{fill:$hue{hue}}}\n"
+    for hue in range(HUES)
+)
 
 # Each within 4 px of (0, 0).
 GLYPHS = {

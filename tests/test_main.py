@@ -236,6 +236,27 @@ def test_a_module_that_is_not_there_cannot_be_folded(script: Path, capsys: pytes
     assert "'third'; outermost are: first, second" in sentence
 
 
+@pytest.mark.parametrize("given", [["--groups"], ["--groups", "forward"]], ids=["backward", "forward"])
+def test_the_groups_of_a_users_function_are_outlined_and_printed(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "members.py"
+    script.write_text(
+        "import torch\n"
+        "def loss():\n"
+        "    members = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(5))\n"
+        "    x = torch.ones(2, 4)\n"
+        "    return torch.stack([member(x) for member in members]).sum(), members\n"
+    )
+    svg = tmp_path / "groups.svg"
+    assert main(["graph", f"{script}:loss", "--svg", str(svg), *given]) == 0
+    direction = given[-1].removeprefix("--groups") or "backward"
+    assert f"In the {direction}, 1 group takes 5 of 5 products" in capsys.readouterr().out
+    picture = svg.read_text(encoding="utf-8")
+    assert "5 × addmm" in picture and 'class="th-tag th-hue0' in picture
+    assert ("th-dashed" in picture.partition("</style>")[2]) == (direction == "forward")
+
+
 def test_a_script_that_raises_shows_its_own_frames_and_the_graph_until_then(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -402,6 +423,7 @@ def test_advise_refuses_in_a_sentence(script: Path, capsys: pytest.CaptureFixtur
         (["--break", ", 1 +", "x.py"], "'1 +' is no expression"),
         (["x.py:make", "3"], "takes no arguments"),
         (["--engine", "other", "x.py"], "invalid choice: 'other'"),
+        (["--batch", "auto", "--engine", "native", "x.py"], 'use engine="direct"'),
         ([], "SCRIPT.py"),
     ],
 )
@@ -409,6 +431,20 @@ def test_debug_refuses_what_it_does_not_know(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sentence in assert_refused(["debug", *arguments], capsys)
+
+
+def test_debug_runs_products_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "many.py").write_text(
+        "import torch\n\n\ndef loss():\n    weights = [torch.ones(3, 3, requires_grad=True) for _ in range(5)]\n"
+        "    return torch.stack([torch.ones(2, 3) @ weight for weight in weights]).sum()\n"
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("s 3\nback\nc\nc\n"))
+    assert main(["debug", "--batch", "auto", f"{tmp_path / 'many.py'}:loss"]) == 0
+    printed = capsys.readouterr().out
+    assert "5 tasks ran as one" in printed
+    assert "this session keeps no history" in printed
 
 
 def test_debug_opens_a_prompt_on_the_loss_of_a_function(
