@@ -55,7 +55,7 @@ test("levels, times, the peak and each task's highest level", () => {
   assert.deepEqual([...levels.categoryLevels[SAVED]], [10, 10, 0]);
   assert.deepEqual([...levels.categoryLevels[BUFFER]], [25, 0, 0]);
   assert.deepEqual([...levels.categoryLevels[GRADIENT]], [0, 20, 20]);
-  assert.deepEqual([...levels.used], [1, 1, 1, 0, 0, 0, 0]);
+  assert.deepEqual([...levels.used], [1, 1, 1, 0, 0, 0, 0, 0, 0]);
 });
 
 test("a storage's bar has the colours of what it was for", () => {

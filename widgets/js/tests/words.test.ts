@@ -159,6 +159,15 @@ test("a bin's range is that of engine/statistics.py", () => {
   assert.match(two, /75 % are 1 to 3.16; the outermost 0.316 to 1 and 1 to 3.16; 5 exact zeros/);
 });
 
+test("of a step that ran several tasks the reason says so", () => {
+  const replay = diamond();
+  replay.schedule.batches = [[2, 1]];
+  const again = new Replay(replay.graph, replay.schedule);
+  assert.equal(again.reason(1), "1 of 2 ready, as one with 1 other task");
+  assert.equal(again.reason(2), "as one with 1 other task, from #2 on");
+  assert.equal(replay.reason(1), "latest created: #2 of 2 ready");
+});
+
 test("a policy keeps its line in every deck", () => {
   assert.deepEqual(dashes(["bfs", "heap"]), [[6, 3], []]);
   const [first, , second] = dashes(["lpmf", "dfs", "random"]);

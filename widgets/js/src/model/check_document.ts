@@ -110,9 +110,11 @@ function checkInputs({ tasks, edges, roots, forms }: DeckDocument): void {
   for (const [task, input] of roots) check(task, input);
 }
 
-function checkSchedule({ order, by_hand, keys, memory, policy, title }: Schedule, counts: Counts): void {
+function checkSchedule(schedule: Schedule, counts: Counts): void {
+  const { order, by_hand, batches = [], keys, memory, policy, title } = schedule;
   checkIndices(order, "task", counts);
   checkIndices(by_hand, "task", counts);
+  for (const batch of batches) checkIndices(batch, "task", counts);
   if (new Set(order).size !== order.length) throw damaged(`a task runs twice under ${policy}`);
   if (typeof policy !== "string" || typeof title !== "string") throw damaged("a schedule has no name");
   if (typeof keys !== "string" && keys.length !== counts.task) throw damaged(`${policy} has no key for each task`);

@@ -124,6 +124,8 @@ export interface Schedule {
   keys: "created" | "arrival" | string[];
   /** Tasks that were chosen by hand. */
   by_hand: number[];
+  /** Tasks that ran in one step, each time with the one that was picked first; missing: each ran alone. */
+  batches?: number[][];
   /** null: not known (yet); `memory_note` says why. */
   memory: Memory | null;
   memory_note: string;

@@ -26,6 +26,8 @@ export class Replay {
   /** By position how many tasks are ready, the running one included. */
   readonly queueLengths: Int32Array;
   private readonly byHand: Set<number>;
+  /** By task the batch that it ran in. */
+  private readonly batches = new Map<number, number[]>();
 
   constructor(
     readonly graph: DeckGraph,
@@ -41,6 +43,7 @@ export class Replay {
     this.readyAt = new Int32Array(graph.count).fill(NEVER);
     this.arrival = new Int32Array(graph.count).fill(-1);
     this.byHand = new Set(schedule.by_hand);
+    for (const batch of schedule.batches ?? []) for (const task of batch) this.batches.set(task, batch);
     const missing = graph.waits.slice();
     let arrived = 0;
     const arrive = (task: number, position: number) => {
@@ -114,7 +117,12 @@ export class Replay {
     if (task < 0) return "the queue is empty";
     const count = this.queueLengths[t];
     const { graph, schedule } = this;
-    if (this.byHand.has(task)) return `chosen by hand out of ${count} ready`;
+    const batch = this.batches.get(task);
+    const others = batch ? batch.length - 1 : 0;
+    const together = batch ? `, as one with ${others} other task${others === 1 ? "" : "s"}` : "";
+    if (batch && batch[0] !== task) return `${together.slice(2)}, from #${batch[0]} on`;
+    if (this.byHand.has(task)) return `chosen by hand out of ${count} ready${together}`;
+    if (batch) return `1 of ${count} ready${together}`;
     if (count === 1) return "the only ready task";
     if (schedule.policy === "heap") {
       return graph.leaf[task]
