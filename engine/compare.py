@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ..inspector.capture import capture
 from ..inspector.graph import Edge, Graph, Task
 from ..inspector.walk import graph
+from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .backward import backward
 from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers
 from .not_counted import NotCounted, not_counted
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from .footprint import Footprints
     from .native import Queues
+    from .run import Engine
 
 Theme = Literal["light", "dark"]
 _WORTH_A_REASON = 0.01  # of a peak
@@ -40,7 +42,7 @@ class Row:
     """What one policy did.
 
     Attributes:
-        policy: its name.
+        policy: its name, with the rule of accumulation where that is not PyTorch's: "heap", "heap, list".
         timeline: the memory measured.
         times_ns: nanoseconds of each backward whose memory was not recorded, on fresh forwards, taken in turns with the
             other policies'; a number at the same place is of the same round.
@@ -160,7 +162,9 @@ class Comparison:
     def _of_peaks(self) -> tuple[str, ...]:
         low, high = self.lowest, self.highest
         if low.peak_bytes == high.peak_bytes:
-            return ("The order makes no difference to the peak.",) if len(self.rows) > 1 else ()
+            one_rule = len({row.timeline.accumulation for row in self.rows}) == 1
+            what = "The order makes" if one_rule else "Neither order nor rule makes a"
+            return (f"{what} {'no ' if one_rule else ''}difference to the peak.",) if len(self.rows) > 1 else ()
         more, ratio = high.peak_bytes - low.peak_bytes, high.peak_bytes / max(low.peak_bytes, 1)
         share = f"{100 * (ratio - 1):.1f} %" if ratio >= 1.001 else "under 0.1 %"
         how = f"{ratio:.1f} times that of" if ratio >= 1.5 else f"{size_text(more)} ({share}) more than"
@@ -305,6 +309,8 @@ def compare(
     make_loss: MakeLoss,
     policies: Sequence[AnyPolicy] | AnyPolicy = ("bfs", "dfs", "heap"),
     *,
+    accumulate: Sequence[Accumulate] | Accumulate = "inplace",
+    release: Sequence[Release] | Release = "eager",
     repetitions: int = 3,
     queues: Queues = "one",
     progress: Callable[[str], object] | None = None,
@@ -320,21 +326,25 @@ def compare(
     Args:
         make_loss: runs the forward and returns the loss, one element; it has to build the same graph each time.
         policies: as in `th.backward`; one alone will do.
+        accumulate, release: as in `th.backward`, one or several of each: a row for every policy under every rule, such
+            as "heap, list, never released". With any other rule than PyTorch's all rows run on the direct engine, so
+            that their times can be compared.
         repetitions: how often each is timed. The order of the policies changes from round to round.
         queues: with which the times are taken, as in `th.backward`. Memory is always measured with one.
         progress: called before each run with what comes, such as `bfs, round 3 of 7`.
 
     Raises:
         TypeError: `make_loss` can't be called, or returns no tensor; or `policies` are none.
-        ValueError: `repetitions` is below 1; there is no policy, an unknown one, or one twice; the loss has more than
-            one element; or the forwards build different graphs.
-        NotImplementedError: this memory can't be recorded.
+        ValueError: `repetitions` is below 1; there is no policy or rule, an unknown one, or one twice; the loss has
+            more than one element; or the forwards build different graphs.
+        NotImplementedError: this memory can't be recorded; or other rules are compared on a graph which the direct
+            engine refuses, or with a queue per device.
     """
     from .dry_run import dry_run
     from .problem import Problem
     from .profile import profile
     from .simulate import simulate
-    from .timing import time_backward, turns
+    from .timing import time_backward, time_stepped, turns
 
     tell = progress or (lambda said: None)
     if not callable(make_loss):
@@ -344,7 +354,11 @@ def compare(
         )
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, not {repetitions}")
-    chosen = chosen_policies(policies)
+    named = chosen_policies(policies)
+    rules = _chosen_rules(accumulate, release)
+    stepped = rules != [PYTORCHS]
+    if stepped and queues != "one":
+        raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
 
     tell("warming up")
     with same_random_numbers(), capture():
@@ -354,18 +368,24 @@ def compare(
     signature = _signature(drawn)
     footprints = dry_run(drawn)
     problem = Problem(drawn, footprints)
-    chosen = {name: bound(policy, problem) for name, policy in chosen.items()}  # planned once for all runs
-    dry = {name: simulate(drawn, policy, footprints) for name, policy in chosen.items() if not is_dynamic(policy)}
+    planned = {name: bound(policy, problem) for name, policy in named.items()}  # once for all runs
+    chosen = {rule.of(name): (policy, rule) for name, policy in planned.items() for rule in rules}
+    dry = {
+        name: simulate(drawn, policy, footprints, accumulate=rule.accumulate, release=rule.release)
+        for name, (policy, rule) in chosen.items()
+        if not is_dynamic(policy)
+    }
     predicted = {name: (timeline.peak_bytes, timeline.estimates) for name, timeline in dry.items()}
     with own_gradients(leaves), same_random_numbers():
         backward(loss)
     del loss, drawn, footprints, problem, dry
 
     runs: dict[str, _Measured] = {}
-    for name, policy in chosen.items():
+    for name, (policy, rule) in chosen.items():
         tell(f"{name}, its memory")
+        engine: Engine = "direct" if stepped else "native"
         with own_gradients(leaves), same_random_numbers():
-            run = profile(make_loss, policy)
+            run = profile(make_loss, policy, engine=engine, accumulate=rule.accumulate, release=rule.release)
         _assert_same_graph(signature, run.graph, name)
         assert run.timeline is not None
         assert run.footprints is not None
@@ -374,12 +394,16 @@ def compare(
         del run
     times: dict[str, list[int]] = {name: [] for name in chosen}
     for number, round_ in enumerate(turns(list(chosen.items()), repetitions)):
-        for name, policy in round_:
+        for name, (policy, rule) in round_:
             tell(f"{name}, round {number + 1:,} of {repetitions:,}")
             order = None if is_dynamic(policy) else runs[name].timeline.order
             check = partial(_assert_same_graph, signature, policy=name)
             with own_gradients(leaves), same_random_numbers():
-                times[name].append(time_backward(make_loss, policy, order, check, queues))
+                if stepped:
+                    taken_ns = time_stepped(make_loss, policy, rule, check)
+                else:
+                    taken_ns = time_backward(make_loss, policy, order, check, queues)
+                times[name].append(taken_ns)
     first = next(iter(runs.values()))
     rows = tuple(_rows(runs, predicted, times))
     return Comparison(first.timeline.graph, rows, not_counted(first.footprints))
@@ -409,6 +433,20 @@ def chosen_policies(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Poli
     return chosen
 
 
+def _chosen_rules(
+    accumulate: Sequence[Accumulate] | Accumulate, release: Sequence[Release] | Release
+) -> list[Accumulation]:
+    """Every rule that these make. Raises what `compare` says."""
+    sums: Sequence[Accumulate] = (accumulate,) if isinstance(accumulate, str) else accumulate
+    ends: Sequence[Release] = (release,) if isinstance(release, str) else release
+    found = [Accumulation(each, end) for end in ends for each in sums]
+    if not found:
+        raise ValueError("there is no rule of accumulation to compare: accumulate= or release= is empty")
+    if len(set(found)) < len(found):
+        raise ValueError(f"a rule is there twice: accumulate={', '.join(sums)}; release={', '.join(ends)}")
+    return found
+
+
 def _rows(
     runs: dict[str, _Measured], dry: dict[str, tuple[int, tuple[str, ...]]], times: dict[str, list[int]]
 ) -> Iterator[Row]:
@@ -418,7 +456,12 @@ def _rows(
     for name, (timeline, _) in runs.items():
         by = next((other for other in runs if other != name), None)
         footprints = None if by is None else runs[by].footprints
-        predicted = None if footprints is None else simulate(footprints.graph, timeline.order, footprints)
+        rule = timeline.accumulation
+        predicted = None
+        if footprints is not None:
+            predicted = simulate(
+                footprints.graph, timeline.order, footprints, accumulate=rule.accumulate, release=rule.release
+            )
         longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
         dry_bytes, estimates = dry.get(name, (None, ()))
         yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates)

@@ -235,13 +235,13 @@ def other_rule(peak: Peak) -> Iterator[Hint]:
         yield Hint(
             sum(storage.nbytes for storage in listed),
             peak.words.kept_by(listed, Category.LISTED, since),
-            'accumulate="inplace", as PyTorch does, adds each to one sum as it comes',
+            'added to one sum as they come, by PyTorch\'s rule (accumulate="inplace"), they would take one of them',
         )
     if consumed := peak.of(Category.CONSUMED):
         yield Hint(
             sum(storage.nbytes for storage in consumed),
             f"{_count(consumed, 'gradient')} {_is(consumed)} {peak.words.kept_by(consumed, Category.CONSUMED, since)}",
-            f'release="eager", as PyTorch does, lets {_them(consumed)} go when that has run',
+            f'PyTorch\'s rule (release="eager") lets {_them(consumed)} go when that has run',
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -10,6 +11,8 @@ from typing import TypeVar
 import torch
 
 from ..inspector.graph import Graph
+from .accumulation import Accumulation
+from .direct import Stepper
 from .make_loss import MakeLoss, loss_of
 from .native import Call, Plan, Queues, run_native
 from .policies import Choice, Policy
@@ -80,6 +83,24 @@ def time_backward(
     _wait_for(accelerators)
     awaited = _Awaited(call.tensors, call.grad_tensors, call.retain_graph, call.create_graph, call.inputs, accelerators)
     return run_native(awaited, plan, queues=queues).elapsed_ns
+
+
+def time_stepped(
+    make_loss: MakeLoss,
+    policy: Policy | Choice,
+    accumulation: Accumulation,
+    check: Callable[[Graph], object] = lambda graph: None,
+) -> int:
+    """The same of the direct engine, under a rule of accumulation. A policy that plans has planned."""
+    loss = loss_of(make_loss())
+    with Stepper(loss, policy=policy, trace=None, accumulation=accumulation) as stepper:
+        check(stepper.graph)
+        devices = [device for device in stepper.graph.devices if device.type != "cpu"]
+        _wait_for(devices)
+        started_ns = time.perf_counter_ns()
+        stepper.run()
+        _wait_for(devices)
+        return time.perf_counter_ns() - started_ns
 
 
 @dataclass(frozen=True)

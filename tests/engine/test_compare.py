@@ -302,3 +302,40 @@ def test_times_are_those_of_backwards_that_nobody_recorded() -> None:
         assert min(row.times_ns) <= row.elapsed_ns <= max(row.times_ns)
     with pytest.raises(ValueError, match="repetitions must be at least 1, not 0"):
         compare(make_loss, ["bfs"], repetitions=0)
+
+
+def fan_out() -> Tensor:
+    x = torch.ones(500, requires_grad=True)
+    y = x * 1
+    return torch.stack([(y * (use + 1)).sum() for use in range(6)]).sum()
+
+
+def test_each_policy_under_each_rule_of_accumulation_is_a_row():
+    found = compare(fan_out, ["heap", "bfs"], accumulate=["inplace", "list"], release=["eager", "never"], repetitions=1)
+    rules = ["", ", list", ", never released", ", list, never released"]
+    assert [row.policy for row in found.rows] == [policy + rule for policy in ("heap", "bfs") for rule in rules]
+    for row in found.rows:
+        assert row.predicted_bytes == row.peak_bytes
+        assert row.timeline.accumulation.of(row.policy.partition(",")[0]) == row.policy
+        assert row.dry_run_bytes is not None
+        assert len(row.times_ns) == 1
+    assert found["heap, list"].peak_bytes >= found["heap"].peak_bytes + 4 * 2000
+    assert found["heap"].timeline.order == found["heap, list"].timeline.order
+    assert "heap, list, never released" in str(found)
+    assert "gradients wait to be summed" in str(found.peak("heap, list"))
+
+
+def test_one_other_rule_alone_is_compared_by_policy():
+    found = compare(fan_out, "heap", accumulate="list", repetitions=1)
+    assert [row.policy for row in found.rows] == ["heap, list"]
+
+
+def test_rules_that_can_not_be_compared_are_sentences():
+    with pytest.raises(ValueError, match="there is no accumulate='lists'"):
+        compare(fan_out, accumulate=["inplace", "lists"])
+    with pytest.raises(ValueError, match="a rule is there twice: accumulate=list, list; release=eager"):
+        compare(fan_out, accumulate=["list", "list"])
+    with pytest.raises(ValueError, match="accumulate= or release= is empty"):
+        compare(fan_out, release=[])
+    with pytest.raises(NotImplementedError, match="which has one queue"):
+        compare(fan_out, accumulate="list", queues="per device")
