@@ -21,6 +21,7 @@ from .graph import Graph
 from .marks import tensors_of
 from .operators import (
     is_inexact,
+    is_opaque,
     is_random,
     leaves_empty,
     may_write,
@@ -264,6 +265,8 @@ def _fault(operator: Operator, tensors: Sequence[Tensor]) -> str | None:
     """Why this call must not be made again, as far as it can be told by itself."""
     if not torch.is_grad_enabled():
         return "ran where gradients are off, in a custom Function or under no_grad"
+    if is_opaque(operator):
+        return "runs a fused kernel with a state of its own"
     if moves_storage(operator):
         return "changes a tensor's shape or storage in place"
     if any(computes_itself(each) or storage_of(each) is None for each in tensors):

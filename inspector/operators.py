@@ -21,6 +21,10 @@ _TRAINING = 5  # the number of that argument
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 
 
+_OPAQUE = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+"""Their kernels give more with gradients on than without, and keep states of their own."""
+
+
 def written_by(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among the arguments which a call writes into."""
     positions, names = schema_writes(operator)
@@ -54,7 +58,18 @@ def is_random(operator: Operator) -> bool:
 @cache
 def leaves_empty(operator: Operator) -> bool:
     """Whether what it gives holds nothing yet."""
-    return operator.namespace == "aten" and operator._schema.name.removeprefix("aten::") in _EMPTY
+    return operator.namespace == "aten" and _name(operator) in _EMPTY
+
+
+@cache
+def is_opaque(operator: Operator) -> bool:
+    """Whether it is known not to be made for running again (the fused layers of an LSTM)."""
+    return operator.namespace == "aten" and _name(operator) in _OPAQUE
+
+
+def _name(operator: Operator) -> str:
+    name: str = operator._schema.name
+    return name.removeprefix("aten::")
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tapehead.inspector.operators import (
+    is_opaque,
     is_random,
     leaves_empty,
     may_write,
@@ -46,3 +47,4 @@ def test_kinds_of_operators() -> None:
     assert is_random(aten.bernoulli_.float) and not is_random(aten.mul.Tensor)
     assert leaves_empty(aten.empty_like.default) and not leaves_empty(aten.zeros.default)
     assert moves_storage(aten.resize_.default) and not moves_storage(aten.mul_.Tensor)
+    assert is_opaque(aten.mkldnn_rnn_layer.default) and not is_opaque(aten.mm.default)
