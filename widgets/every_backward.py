@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..engine.debug import debug
+from ..engine.group_runner import AnyBatch
 from ..engine.native import Call
 from ..engine.policies import AnyPolicy
 from ..engine.run import Engine
@@ -160,6 +161,7 @@ class EveryBackward:
         skip: how many backwards run by themselves first.
         commands: for the first prompt.
         keep_inputs: what forward operations are given is kept, which `check` needs.
+        batch: what the direct engine runs as one, as for `th.debug`.
     """
 
     def __init__(
@@ -169,8 +171,10 @@ class EveryBackward:
         skip: int = 0,
         commands: Sequence[str] = (),
         keep_inputs: bool = False,
+        batch: AnyBatch = None,
     ) -> None:
         self.prompt = ScriptPrompt(commands)
+        self._batch = batch
         self._engine = engine
         self._policy = policy
         self._skip = skip
@@ -270,5 +274,6 @@ class EveryBackward:
             policy=self._policy,
             engine=engine,
             trace=level,
-            history=True if engine == "direct" else "auto",
+            history=True if engine == "direct" and self._batch is None else "auto",
+            batch=self._batch if engine == "direct" else None,
         )

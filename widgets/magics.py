@@ -28,7 +28,7 @@ from .debug import debug, in_notebook
 from .magic_verbs import VERBS, Told, complete_verb, policy_of
 
 ENGINES = ("direct", "native")
-OPTIONS = ("policy", "engine", "names")
+OPTIONS = ("policy", "engine", "batch", "names")
 FLAGS = ("keep-inputs",)
 
 _NEAR = 50  # nodes
@@ -52,6 +52,7 @@ class Options:
     loss: str
     policy: str = "heap"
     engine: str = "direct"
+    batch: str | None = None
     names: str | None = None
     keep_inputs: bool = False
 
@@ -73,8 +74,8 @@ def parse(line: str) -> Options:
             continue
         if name not in OPTIONS:
             raise UsageError(
-                f"%tapehead has no option --{name}; it has --policy, --engine and --names, which take a value, and "
-                "--keep-inputs"
+                f"%tapehead has no option --{name}; it has --policy, --engine, --batch and --names, which take a "
+                "value, and --keep-inputs"
             )
         if not given:
             value, _, rest = rest.strip().partition(" ")
@@ -95,9 +96,9 @@ class DeckMagics(Magics):
     def tapehead(self, line: str, cell: str | None = None) -> Any:
         """Steps through a backward and shows it: PyTorch's autograd graph, ready queue, gradients and memory.
 
-        %%tapehead [--policy P] [--engine E] [--names MODEL] [--keep-inputs] LOSS
+        %%tapehead [--policy P] [--engine E] [--batch auto] [--names MODEL] [--keep-inputs] LOSS
                             run the cell, watch its forward, and open the deck on LOSS
-        %tapehead [--policy P] [--engine E] LOSS
+        %tapehead [--policy P] [--engine E] [--batch auto] LOSS
                             open the deck on a loss that is there already; deck = %tapehead loss keeps it
 
         Run:
@@ -141,6 +142,7 @@ class DeckMagics(Magics):
 
         P is "heap" (PyTorch's own), "bfs", "dfs", or the name of a variable with a policy or function of yours.
         E is "direct" (any ready task may run next; the default) or "native" (PyTorch's own engine runs, and stops).
+        --batch auto runs products of several tasks as one where they can; it takes no task back.
         LOSS is an expression, looked at when the cell has run. MODEL is the module below which parameters are named;
         without it, each outermost module that the cell calls. --keep-inputs keeps what operations were called with.
         The verbs are those of the deck shown last, but for advise.
@@ -175,6 +177,8 @@ class DeckMagics(Magics):
             raise UsageError("which tensor? Give the loss: %%tapehead loss")
         if options.engine not in ENGINES:
             raise UsageError(f"there is no engine {options.engine!r}; known are {', '.join(ENGINES)}")
+        if options.batch not in (None, "auto"):
+            raise UsageError(f"there is no --batch {options.batch}; known is auto")
         policy = policy_of(self.shell, options.policy)
         if cell is None and options.keep_inputs:
             raise UsageError("--keep-inputs is for a cell that computes the loss: %%tapehead --keep-inputs loss")
@@ -198,7 +202,7 @@ class DeckMagics(Magics):
                 "backward to the deck"
             )
         try:
-            return debug(loss, policy=policy, engine=options.engine)  # type: ignore[arg-type]
+            return debug(loss, policy=policy, engine=options.engine, batch=options.batch)  # type: ignore[arg-type]
         except (TypeError, ValueError, RuntimeError) as error:  # nothing has run: it is about what was given
             raise UsageError(str(error)) from None
 
@@ -301,6 +305,8 @@ def complete(shell: InteractiveShell, event: Any) -> list[str]:
         return list(POLICIES)
     if option == "--engine":
         return list(ENGINES)
+    if option == "--batch":
+        return ["auto"]
     if words[1:2] and words[1] in VERBS:
         return complete_verb(shell, words[1], last, event.line)
     tensors = [name for name, value in shell.user_ns.items() if not name.startswith("_") and _is_loss(value)]

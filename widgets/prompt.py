@@ -160,7 +160,10 @@ class Prompt(Cmd):
         def steps(interrupt: Interrupt) -> Stop | None:
             stop = None
             for _ in range(count):
+                ran = len(self.session.order)
                 self.session.step(task)
+                if (together := len(self.session.order) - ran) > 1:
+                    say(f"{counted(together, 'task')} ran as one", style="dim")
                 stop = self.session.stop_here()
                 if stop is not None or interrupt.asked or not self.session.left:
                     break

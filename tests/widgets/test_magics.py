@@ -235,12 +235,14 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
     ("line", "said"),
     [
         ("%tapehead", "%tapehead needs the name of a loss, or a verb: %tapehead? shows them all"),
-        ("%tapehead --what 3 loss", "%tapehead has no option --what; it has --policy, --engine and --names"),
+        ("%tapehead --what 3 loss", "%tapehead has no option --what; it has --policy, --engine, --batch and --names"),
         ("%tapehead --policy", "--policy needs a value"),
         (
             "%tapehead --policy bsf x",
             f"there is no policy 'bsf'; known are {', '.join(th.POLICIES)}, and policies in variables",
         ),
+        ("%tapehead --batch all x", "there is no --batch all; known is auto"),
+        ("%tapehead --engine native --batch auto x", "PyTorch's own engine runs one node after the other"),
         ("%tapehead --engine steam x", "there is no engine 'steam'; known are direct, native"),
         ("%%tapehead --names x loss\n1", "--names x: a module is needed, not a Tensor"),
         ("%%tapehead\n1", "which tensor? Give the loss: %%tapehead loss"),
@@ -450,6 +452,7 @@ def test_completion_offers_what_fits(fresh: Kernel) -> None:
     assert {"step", "stop"} <= set(fresh.completes("%tapehead st"))
     assert fresh.completes("%tapehead --pol") == ["--policy"]
     assert "native" in fresh.completes("%tapehead --engine na")
+    assert "auto" in fresh.completes("%tapehead --batch a")
     fresh.run("%%tapehead --names model loss\nloss = model(x).sum()")
     assert fresh.completes("%tapehead break 0.w") == ["0.weight"]
     assert "norm>" in fresh.completes("%tapehead watch no")
