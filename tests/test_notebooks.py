@@ -50,6 +50,30 @@ assert not check and [number for number, _ in asked][:2] == [0, 1]
 assert hooks.asked == sorted((number for number, _ in asked), reverse=True)
 assert installed.backwards == 5
 """,
+    "06_accumulation": """
+from tapehead.engine.accumulation_study import FUSED, IN_PLACE
+from tapehead.engine.timeline import Category
+assert all(1 <= each.ratio(name) < 1.05 for each in (study, *studies) for name in (IN_PLACE, PYTORCH))
+assert all(not row.error for each in (study, *studies) for row in each.rows if row.predicted_bytes is not None)
+assert study[IN_PLACE].levels == study[PYTORCH].levels
+weight, state = 4 * 1024**2, 4 * 16 * 1024
+assert abs(study[BY_HAND].peak_bytes - (50 * state + 2 * weight)) < state
+assert abs(study[FUSED].peak_bytes - (50 * state + weight)) < 2 * state
+assert study["list"].peak_bytes > 50 * weight
+assert study["list, never released"].peak_bytes < 1.05 * study["list"].peak_bytes
+assert study["in place, never released"].peak_bytes - study[IN_PLACE].peak_bytes < weight
+assert waiting.categories[Category.LISTED] > 5 * 4 * 128**2
+assert deck.position == 7 and len(deck.graph) == 8
+assert then.peak_bytes > study["list, never released"].peak_bytes > 15 * study[BY_HAND].peak_bytes
+assert 1.5 * study[BY_HAND].peak_bytes < today.peak_bytes < then.peak_bytes / 5
+assert max(today.peaks[:10]) - today.start_bytes < weight / 50 and today.peaks[10] - today.start_bytes > weight
+assert today.start_bytes > 2 * 50 * state and min(today.peaks) > today.start_bytes
+sums = [row for row in fan_out.rows if row.rule is not None]
+*cheap, doubled = sorted(sums, key=lambda row: row.peak_bytes)
+assert doubled.name == "list, never released" and 1.9 < fan_out.ratio(doubled.name) < 2.1
+assert cheap[-1].peak_bytes == cheap[0].peak_bytes == fan_out[IN_PLACE].peak_bytes
+assert len({row.peak_bytes for row in needless.rows if row.rule is not None}) == 1
+""",
     "07_batching": """
 assert [len(group) for group in groups.forward] == [len(group) for group in groups.backward] == [16] * 4
 assert len(run.batches) == 4 and run.batches.launches_saved > 150
