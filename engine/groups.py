@@ -385,6 +385,8 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
 
     rules = rules or GroupRules()
     graph = of if isinstance(of, Graph) else graph_of(of)
+    if graph.is_tape:
+        raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")
     if not graph.nodes:
         raise ValueError("this graph has no nodes, so its factors are not known: a graph from a file has none")
     with collector_paused():

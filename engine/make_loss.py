@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import scatter_kwargs
 
+from ..inspector.hips_tape import HipsTape
+
 MakeLoss = Callable[[], Tensor]
 
 
@@ -26,6 +28,11 @@ def loss_of(made: object) -> Tensor:
         what = type(made).__name__ if made is not None else "None"
         if isinstance(made, tuple | list):
             what += f" of ({', '.join(type(part).__name__ for part in made)})"
+        if isinstance(made, HipsTape):
+            raise TypeError(
+                "make_loss() returned a tape, and this runs PyTorch's engine on a tensor; "
+                "th.backward(tape, memory=True) measures a tape under any policy"
+            )
         article = "" if made is None else "an " if what[0] in "aeiou" else "a "
         raise TypeError(f"make_loss() returned {article}{what}; expected a tensor, the loss, and nothing else")
     if made.is_nested or made.numel() != 1:

@@ -224,7 +224,7 @@ def test_an_index_gives_what_it_would_add_where_a_trace_reads_it() -> None:
     assert tape.gradient.tolist() == [0.0, 2.0, 0.0]
 
 
-def test_a_watchpoint_stops_where_a_gradient_gets_infinite() -> None:
+def test_a_watchpoint_stops_where_a_gradient_gets_of_rnn() -> None:
     tape = th.hips_tape(lambda x: np.sum(np.sqrt(x * 2.0)), numpy.zeros(2))
     session = th.debug(tape, policy="dfs")
     session.watch("inf")
@@ -279,20 +279,24 @@ def test_a_derivative_that_raises_says_in_which_task_and_leaves_nothing_behind()
     assert session.over is not None and tape.gradient is None
 
 
-def infinite() -> th.HipsTape:
+def of_rnn() -> th.HipsTape:
     return th.hips_tape(rnn, *RNN)
 
 
 @pytest.mark.parametrize(
     ("act", "error", "says"),
     [
-        (lambda: th.backward(infinite(), engine="native"), NotImplementedError, r'engine="direct"'),
-        (lambda: th.debug(infinite(), engine="native"), NotImplementedError, r'engine="direct"'),
-        (lambda: th.debug(infinite(), retain_graph=False), NotImplementedError, "as long as there is the tape"),
-        (lambda: th.debug(infinite(), create_graph=True), NotImplementedError, r"autograd\.grad\(rnn\)"),
-        (lambda: th.debug(infinite(), inputs=[]), NotImplementedError, "argnum="),
-        (lambda: th.debug(infinite(), numpy.ones(2)), ValueError, r"has shape \(\); .* has \(2,\)"),
-        (lambda: th.debug(infinite(), "one"), TypeError, "an array, a scalar or a tensor, not a str"),
+        (lambda: th.backward(of_rnn(), engine="native"), NotImplementedError, r'engine="direct"'),
+        (lambda: th.debug(of_rnn(), engine="native"), NotImplementedError, r'engine="direct"'),
+        (lambda: th.debug(of_rnn(), retain_graph=False), NotImplementedError, "as long as there is the tape"),
+        (lambda: th.debug(of_rnn(), create_graph=True), NotImplementedError, r"autograd\.grad\(rnn\)"),
+        (lambda: th.debug(of_rnn(), batch="auto"), NotImplementedError, "another tape's"),
+        (lambda: th.profile(of_rnn), TypeError, r"th\.backward\(tape, memory=True\)"),
+        (lambda: th.compare(of_rnn), TypeError, r"th\.backward\(tape, memory=True\)"),
+        (lambda: th.groups(of_rnn()), ValueError, "its nodes hide their factors"),
+        (lambda: th.debug(of_rnn(), inputs=[]), NotImplementedError, "argnum="),
+        (lambda: th.debug(of_rnn(), numpy.ones(2)), ValueError, r"has shape \(\); .* has \(2,\)"),
+        (lambda: th.debug(of_rnn(), "one"), TypeError, "an array, a scalar or a tensor, not a str"),
         (lambda: th.debug(th.hips_tape(twice, numpy.ones(3))), RuntimeError, r"an array of shape \(3,\), .*Jacobian"),
         (lambda: th.debug(th.hips_tape(twice, 1j)), RuntimeError, "the value of twice is complex"),
         (lambda: th.backward(users(lambda g: None)), TypeError, "a vjp gave a NoneType for a gradient"),
