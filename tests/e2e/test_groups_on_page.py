@@ -140,6 +140,9 @@ def test_what_is_refused_says_why(show: Open) -> None:
     expect(rows(shown)).to_have_count(1)
     expect(rows(shown)).to_contain_text("not joined: 16 × addmm in experts.each.*.*")
     expect(rows(shown)).to_contain_text("unequal shapes")
+    shown.search("addmm").first.click()
+    expect(shown.inspector).to_contain_text("not joined in the backward")
+    expect(shown.inspector).to_contain_text("not joined in the forward")
 
 
 def test_a_tree_is_one_group_of_chips_with_its_name_once(show: Open) -> None:

@@ -15,6 +15,7 @@ import { around } from "../graph/damage.ts";
 import { edgeBytes } from "../graph/draw_wires.ts";
 import { type Facts, FactFinder } from "../graph/facts.ts";
 import { FocusRing } from "../graph/focus_ring.ts";
+import { grown } from "../graph/grid.ts";
 import { Minimap } from "../graph/minimap.ts";
 import { Mirror } from "../graph/mirror.ts";
 import { Motion } from "../graph/motion.ts";
@@ -31,6 +32,8 @@ import styles from "./graph.css";
 
 /** A large graph opens folded to about so many things. */
 const SEEN_AT_FIRST = 200;
+/** What is seen of the picture around a group that is brought into view, pixels. */
+const AROUND_GROUP = 60;
 /** The longest time that one frame of a glide makes up for, milliseconds. */
 const LONGEST_FRAME = 100;
 
@@ -246,7 +249,7 @@ class GraphView implements View {
     const members = this.store.outlines?.all[group].tasks ?? [];
     const rects = members.map((task) => this.scene.rectOf(task)).filter((rect) => rect !== null);
     if (!rects.length) return;
-    const area = around(rects);
+    const area = grown(around(rects), AROUND_GROUP);
     const view = fitView(area, this.size);
     this.store.update({ camera: "free" });
     this.move(centred({ ...view, k: Math.min(view.k, this.aimedAt.k) }, this.size, area));

@@ -109,7 +109,8 @@ export function groupSection(store: Store, task: number): HTMLElement[] {
   if (!around.length) return [];
   const items = around.map((outline) => {
     const row = el("button", { class: "gp", "data-group": String(outline.index) }, nameSign(outline));
-    const title = outline.cost ? outline.title : outline.direction === "ran" ? "ran by itself" : "not joined";
+    const { cost, direction } = outline;
+    const title = cost ? outline.title : direction === "ran" ? "ran by itself" : `not joined in the ${direction}`;
     const where = outline.cost ? `${TITLES[outline.direction]}, ${outline.where}` : outline.where;
     row.append(el("span", { class: "n" }, title), el("span", { class: "m" }, where));
     row.addEventListener("click", () => store.pickGroup(outline));
