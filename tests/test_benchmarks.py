@@ -17,7 +17,7 @@ import torch
 FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
-    *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation"),
+    *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
 )
 
 
@@ -93,6 +93,27 @@ def test_each_rule_of_accumulation_is_held_against_the_gradient_by_hand(benchmar
     assert len(rows) == 6 * (10 + 1) + 1
     page = (tmp_path / "pages" / "accumulation.html").read_text(encoding="utf-8")
     assert "fan_out, float64" in page and "<script src" not in page and "<link" not in page
+
+
+def test_products_as_one_are_timed_and_counted_beside_each_by_itself(benchmarks: ModuleType) -> None:
+    effort = benchmarks.Effort(repetitions=1, tiny=True)
+    rows = {row.what: row for row in benchmarks.BENCHMARKS["batching"](effort)}
+    assert rows["ensemble of 2: as one"].outcome == "no group: each task runs by itself"
+    assert "launches → " in rows["ensemble of 4: direct, one by one / as one"].note
+    assert rows["linear50: direct, one by one / as one"].note.startswith("99 launches → 3, ")
+    assert " heap " in rows["linear50: peak, as one / heap"].note
+    assert "unequal shapes" in rows["mixture_of_experts: not joined"].outcome
+    assert all(row.measured > 0 for row in rows.values() if row.outcome is None)
+    if not torch.cuda.is_available():
+        (row,) = benchmarks.BENCHMARKS["batching_cuda"](effort)
+        assert row.outcome == "no CUDA here"
+
+
+@pytest.mark.gpu
+def test_launch_bound_ensembles_are_timed_by_cudas_clock(benchmarks: ModuleType) -> None:
+    rows = list(benchmarks.BENCHMARKS["batching_cuda"](benchmarks.Effort(repetitions=1, tiny=True)))
+    assert next(row.what for row in rows if row.outcome is None).startswith("ensemble of 4 on CUDA")
+    assert all(row.measured > 0 for row in rows if row.outcome is None)
 
 
 def test_without_cuda_its_memory_is_not_measured(benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

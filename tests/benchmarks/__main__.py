@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import accumulation
+import batching
 import capture_cost
 import deck
 import drawing
@@ -40,6 +41,8 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "orders": orders.rows,
     "planning": planning.rows,
     "accumulation": accumulation.rows,
+    "batching": batching.rows,
+    "batching_cuda": batching.rows_cuda,
     "deck": deck.rows,
     "other_tools": other_tools.rows,
 }
