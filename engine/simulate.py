@@ -60,6 +60,9 @@ def simulate(
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. The
             footprints may be those of a run under another rule. A policy that plans, plans for PyTorch's.
 
+    Known limitations: each task is predicted by itself. What `batch=` runs as one takes copies and keeps factors for
+    longer; `th.profile(make_loss, engine="direct", batch="auto")` measures that.
+
     Raises:
         ValueError: the order is not legal, or that of a policy which decides while the backward runs; or the footprints
             are another graph's.
