@@ -20,7 +20,7 @@ from ..inspector.graph import Graph
 from ..inspector.torch_internals import keep_compiler_out, version_of
 from ..inspector.walk import graph
 from .backward import backward
-from .change_trial import Cost, Trial, try_change
+from .change_trial import LEAST_GAIN, Cost, Trial, try_change
 from .ensemble_change import Change, changes
 from .ensembles import CallLog, Ensemble, find_ensembles
 from .findings import findings_rich, findings_text
@@ -68,12 +68,16 @@ class Item:
 
     @property
     def said(self) -> str:
-        """The verdict with its figure: `gain 2.1 ×`, `no gain: 0.87 ×`, `refused`, `312 KiB`."""
+        """The verdict with its figure: `gain 2.1 ×`, `no gain: 0.87 ×`, `refused`, `312 KiB`; `no sure gain: 1.8 ×` of
+        times that spread too widely to tell."""
         if self.hint is not None:
             return size_text(self.hint.nbytes)
         if self.trial is None or self.trial.after is None:
             return self.verdict
-        return f"{self.verdict}{' ' if self.verdict == 'gain' else ': '}{self.trial.speedup:.2g} ×"
+        speedup = self.trial.speedup
+        if self.verdict == "gain":
+            return f"gain {speedup:.2g} ×"
+        return f"{'no sure gain' if speedup >= LEAST_GAIN else 'no gain'}: {speedup:.2g} ×"
 
     def __str__(self) -> str:
         text = f"{self.title}: {self.said}\n" + "\n".join(f"  {fact}" for fact in self.facts)

@@ -23,7 +23,7 @@ from .timing import Spread, turns
 
 _LONGEST_S = 1.0  # for the rounds of one trial, about
 _ROUNDS = (7, 40)
-_GAIN = 1.05  # times as fast, at least, to be worth a change
+LEAST_GAIN = 1.05  # times as fast, at least, to be worth a change
 _NOISE = 0.01  # of the largest gradient
 _UNSTEADY = 0.25  # of the median: half of the width of the middle half
 
@@ -101,7 +101,7 @@ class Trial:
         """Whether it is faster by more than the times spread: their middle halves lie apart."""
         if self.before is None or self.after is None:
             return False
-        return self.speedup >= _GAIN and self.after.elapsed_ns.high < self.before.elapsed_ns.low
+        return self.speedup >= LEAST_GAIN and self.after.elapsed_ns.high < self.before.elapsed_ns.low
 
     @property
     def steady(self) -> bool:

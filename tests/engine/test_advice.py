@@ -95,11 +95,14 @@ def test_times_that_spread_are_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
     def trial_of(*given: Any) -> Trial:
         trial = try_change(*given)
         assert trial.before is not None
-        return replace(trial, before=replace(trial.before, elapsed_ns=Spread(1 * MS, 2 * MS, 9 * MS)))
+        assert trial.after is not None
+        before = replace(trial.before, elapsed_ns=Spread(1 * MS, 2 * MS, 9 * MS))
+        return replace(trial, before=before, after=taking(trial.after, 1.25))
 
     monkeypatch.setattr(advice_module, "try_change", trial_of)
     found = th.advise(loss_of(Members(perceptron)), rounds=1)
     assert "The times spread widely" in found[0].facts[1]
+    assert found[0].verdict == "no gain" and found[0].said == "no sure gain: 1.6 ×"
 
 
 class Square(torch.autograd.Function):
