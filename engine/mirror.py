@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..inspector.forward_program import WHOLE, overlap
-from ..inspector.marks import tensors_of
 from ..inspector.operators import may_write, moves_storage, written_by
 from ..inspector.torch_internals import (
     FollowedStorage,
@@ -219,6 +218,10 @@ def _state_of(plan: MirrorPlan) -> _State:
         return found
 
 
+class _NoBytesError(Exception):
+    """A tensor has no bytes of its own."""
+
+
 class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
     """Follows the forward of one `with` block along its plan."""
 
@@ -260,11 +263,12 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
         self, drops: list[tuple[int, int]], operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs an operation some of whose results are let go of."""
-        drops = [each for each in drops if each[1] not in self._state.banned]
-        if not drops or any(computes_itself(each) or storage_of(each) is None for each in tensors_of((args, kwargs))):
-            return operator(*args, **kwargs)
-        call = Call(operator, args, kwargs, self._part)
+        if self._state.banned:
+            drops = [each for each in drops if each[1] not in self._state.banned]
+        call = self._call(operator, args, kwargs) if drops else None
         result = operator(*args, **kwargs)
+        if call is None:
+            return result
         for output, number in drops:
             tensor = result if output == WHOLE else result[output]
             found = storage_of(tensor)
@@ -275,13 +279,22 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
                 self._known[found.address] = FollowedStorage(tensor), made
         return result
 
+    def _call(self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+        """An operation as it may run again; None where it takes a tensor without bytes of its own, such as a sparse."""
+        try:
+            return Call(operator, args, kwargs, self._part)
+        except _NoBytesError:
+            return None
+
     def _part(self, tensor: Tensor) -> Part:
         """An argument of an operation that may run again. What is not dropped is held."""
-        found = self._find(tensor)
-        if found is None:
-            found = Bytes(tensor, self._tally)
-            self._known[tensor.untyped_storage()._cdata] = FollowedStorage(tensor), found
-        return Part(found, View.of(tensor))
+        storage = None if computes_itself(tensor) else storage_of(tensor)
+        if storage is None:
+            raise _NoBytesError
+        known = self._known.get(storage.address)
+        if known is None:
+            known = self._known[storage.address] = FollowedStorage(tensor), Bytes(tensor, self._tally)
+        return Part(known[1], View.of(tensor))
 
     def _find(self, tensor: Tensor) -> Bytes | None:
         storage = storage_of(tensor)
@@ -289,7 +302,7 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
         return None if known is None else known[1]
 
     def _note_reader(self, reader: Bytes, call: Call) -> None:
-        for part in call.parts():
+        for part in call.parts:
             if part.bytes is not reader:
                 part.bytes.readers.append((weakref.ref(reader), part.view))
 
@@ -303,12 +316,15 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
             view = View.of(tensor)
             for reference, read in found.readers:
                 reader = reference()
-                if reader is not None and reader.calls is not None and overlap(read, view, found.nbytes):
+                if reader is None or reader.calls is None:
+                    continue
+                # Two that are made of each other's parts could never be made again.
+                if found.calls is not None or overlap(read, view, found.nbytes):
                     bytes_of(reader)  # as long as what it is made of is there
             if found.calls is not None:
                 again = torch.is_grad_enabled() and not self._differs and not moves_storage(operator)
-                if again and len(written) == 1:
-                    call = Call(operator, args, dict(kwargs), self._part)
+                call = self._call(operator, args, kwargs) if again and len(written) == 1 else None
+                if call is not None:
                     found.calls.append(call)
                     self._note_reader(found, call)
                 else:

@@ -111,29 +111,26 @@ class Call:
     """An operation as it was called in the forward.
 
     Attributes:
-        args, kwargs: with a `Part` in each tensor's place.
+        args, kwargs: with a `Part` in each tensor's place; parts: all of them.
         outputs: which of its outputs are the beginning of which bytes.
     """
 
-    __slots__ = ("_generator", "_state", "args", "kwargs", "operator", "outputs")
+    __slots__ = ("_generator", "_state", "args", "kwargs", "operator", "outputs", "parts")
 
     def __init__(
         self,
         operator: Operator,
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: Mapping[str, Any],
         part_of: Callable[[Tensor], Part],
     ) -> None:
         self.operator = operator
-        self.args = tuple(_replaced(each, part_of) for each in replayed_arguments(operator, args))
-        self.kwargs = {name: _replaced(each, part_of) for name, each in kwargs.items()}
+        self.parts: list[Part] = []
+        self.args = [_replaced(each, part_of, self.parts) for each in replayed_arguments(operator, args)]
+        self.kwargs = {name: _replaced(each, part_of, self.parts) for name, each in kwargs.items()}
         self.outputs: list[tuple[int, weakref.ref[Bytes]]] = []
         self._generator = _generator_of(args, kwargs) if is_random(operator) else None
         self._state = None if self._generator is None else self._generator.get_state()
-
-    def parts(self) -> Iterator[Part]:
-        """Its arguments."""
-        yield from _parts((*self.args, *self.kwargs.values()))
 
     def run(self, tensor_of: Callable[[Part], Tensor]) -> Any:
         """Calls it again. Random numbers are what they were, and go on afterwards as if nobody had drawn any."""
@@ -204,7 +201,7 @@ def made_again(wanted: Bytes, originals: Callable[[Bytes], torch.UntypedStorage 
 def _arguments(each: Bytes) -> Iterator[Part]:
     """What its calls read besides itself."""
     for call in each.calls or ():
-        for part in call.parts():
+        for part in call.parts:
             if part.bytes is not each:
                 yield part
 
@@ -306,12 +303,13 @@ def _generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Gener
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
-def _replaced(value: Any, part_of: Callable[[Tensor], Part]) -> Any:
-    """An argument with a `Part` in the place of each tensor."""
+def _replaced(value: Any, part_of: Callable[[Tensor], Part], parts: list[Part]) -> Any:
+    """An argument with a `Part` in the place of each tensor. These are added to `parts`."""
     if isinstance(value, Tensor):
-        return part_of(value)
+        parts.append(part_of(value))
+        return parts[-1]
     if isinstance(value, list | tuple):
-        return [_replaced(each, part_of) for each in value]
+        return [_replaced(each, part_of, parts) for each in value]
     return value
 
 
@@ -321,11 +319,3 @@ def _restored(value: Any, tensor_of: Callable[[Part], Tensor]) -> Any:
     if isinstance(value, list):
         return [_restored(each, tensor_of) for each in value]
     return value
-
-
-def _parts(values: Sequence[Any]) -> Iterator[Part]:
-    for value in values:
-        if isinstance(value, Part):
-            yield value
-        elif isinstance(value, list):
-            yield from _parts(value)

@@ -1581,18 +1581,17 @@ class SeenOperations(TorchDispatchMode):
         raise NotImplementedError
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator in _UNSEEN or not isinstance(operator, OpOverload) or torch._C._current_graph_task_id() != -1:
+        unseen = operator is _DETACH or operator is _ALIAS or operator is _LIFT  # to hash an operator takes longer
+        if unseen or torch._C._current_graph_task_id() != -1:
+            return operator(*args, **(kwargs or {}))
+        if not isinstance(operator, OpOverload) or operator.namespace == "profiler":
             return operator(*args, **(kwargs or {}))
         return self.run(operator, args, kwargs or {})
 
 
 keep_compiler_out(SeenOperations.__torch_dispatch__)
 
-_UNSEEN = {
-    *(torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default),
-    *(getattr(torch.ops.profiler, name).default for name in ("_record_function_enter", "_record_function_enter_new")),
-    torch.ops.profiler._record_function_exit._RecordFunction,
-}
+_DETACH, _ALIAS, _LIFT = (getattr(torch.ops.aten, name).default for name in ("detach", "alias", "lift_fresh"))
 
 
 def operator_named(name: str) -> Operator | None:
@@ -1621,7 +1620,10 @@ def detached(tensor: Tensor) -> Tensor:
     a version counter of its own.
     """
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-        return tensor.detach()
+        if computes_itself(tensor):
+            return tensor.detach()
+        with torch._C._DisableTorchDispatch():  # no mode of this thread needs to see it
+            return tensor.detach()
 
 
 def on_storage(storage: torch.UntypedStorage, view: View) -> Tensor:
@@ -1647,11 +1649,5 @@ class View(NamedTuple):
 
     @staticmethod
     def of(tensor: Tensor) -> View:
-        return View(
-            tensor.dtype,
-            int(tensor.storage_offset()),
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
+        place = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+        return View(tensor.dtype, *place, tensor.is_conj(), tensor.is_neg())
