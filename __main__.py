@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, get_args
+
+from .engine.accumulation import Accumulate, Accumulation, Release
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,6 +76,20 @@ def _parser() -> Parser:
         help="one of `tapehead workloads`, or a function as `tapehead graph` takes it, which is run many times",
     )
     compare.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies (bfs dfs heap)")
+    compare.add_argument(
+        "--accumulate",
+        nargs="+",
+        choices=get_args(Accumulate),
+        default=["inplace"],
+        help="how gradients that meet are summed, one or several (inplace, PyTorch's own)",
+    )
+    compare.add_argument(
+        "--release",
+        nargs="+",
+        choices=get_args(Release),
+        default=["eager"],
+        help="when what a task has consumed is let go, one or both (eager, PyTorch's own)",
+    )
     compare.add_argument("--size", choices=("small", "full"), default="small", help="how large a ready model (small)")
     compare.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the page (out)")
     compare.set_defaults(command=_compare)
@@ -162,6 +178,15 @@ def _parser() -> Parser:
     debug.add_argument(
         "--batch", choices=("auto",), help="run products of several tasks as one where they can; takes no task back"
     )
+    debug.add_argument(
+        "--accumulate",
+        choices=get_args(Accumulate),
+        default="inplace",
+        help="how gradients that meet are summed (inplace)",
+    )
+    debug.add_argument(
+        "--release", choices=get_args(Release), default="eager", help="when consumed gradients are let go (eager)"
+    )
     debug.add_argument("--skip", type=int, default=0, metavar="N", help="let the first N backwards run by themselves")
     debug.add_argument("--keep-inputs", action="store_true", help="keep what `check` needs: takes memory")
     debug.add_argument(
@@ -235,12 +260,12 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
             options.out.mkdir(parents=True, exist_ok=True)
             console.print(title, style="bold", markup=False)
             console.print(f"{source}\n", style="dim", markup=False)
-            comparison = compare(make_loss, policies)
+            comparison = compare(make_loss, policies, accumulate=options.accumulate, release=options.release)
         except UserError as error:
             print(users_traceback(error.error), end="", file=sys.stderr)
             print(f"tapehead: {target} raised {type(error.error).__name__}", file=sys.stderr)
             return 1
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, NotImplementedError) as error:
             return _refuse(error)
     console.print(comparison.table)
     for sentence in comparison.sentences:
@@ -505,8 +530,17 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
     try:
         find_policy(options.policy)
         check_batch(options.batch, options.engine or "direct")
+        accumulation = Accumulation(options.accumulate, options.release)
+        if options.engine == "native":
+            accumulation.check_native()
         debugger = EveryBackward(
-            options.engine, options.policy, options.skip, options.commands, options.keep_inputs, options.batch
+            options.engine,
+            options.policy,
+            options.skip,
+            options.commands,
+            options.keep_inputs,
+            options.batch,
+            accumulation,
         )
         debugger.prompt.ask_for(options.breaks, options.watch)
         if of_function:

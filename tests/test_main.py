@@ -342,6 +342,14 @@ def test_compare_takes_the_policies_that_are_named(tmp_path: Path, capsys: pytes
     assert lines == ["heap", "bfs"]
 
 
+def test_compare_takes_rules_of_accumulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = ["--accumulate", "inplace", "list", "--release", "never"]
+    assert main(["compare", "recommender", "--policy", "heap", *rules, "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "recommender-compare.html").read_text(encoding="utf-8")
+    assert "heap, never released" in page and "heap, list, never released" in page
+    assert "consumed buffer" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("function", ["loss", "loss_and_model"])
 def test_compare_runs_a_users_function(
     function: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -424,6 +432,8 @@ def test_advise_refuses_in_a_sentence(script: Path, capsys: pytest.CaptureFixtur
         (["x.py:make", "3"], "takes no arguments"),
         (["--engine", "other", "x.py"], "invalid choice: 'other'"),
         (["--batch", "auto", "--engine", "native", "x.py"], 'use engine="direct"'),
+        (["--accumulate", "list", "--engine", "native", "x.py"], '(list), use engine="direct"'),
+        (["--release", "late", "x.py"], "invalid choice: 'late'"),
         ([], "SCRIPT.py"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from ..engine.accumulation import PYTORCHS, Accumulation
 from ..engine.debug import debug
 from ..engine.group_runner import AnyBatch
 from ..engine.native import Call
@@ -162,6 +163,7 @@ class EveryBackward:
         commands: for the first prompt.
         keep_inputs: what forward operations are given is kept, which `check` needs.
         batch: what the direct engine runs as one, as for `th.debug`.
+        accumulation: of each session; another rule than PyTorch's needs the direct engine.
     """
 
     def __init__(
@@ -172,7 +174,9 @@ class EveryBackward:
         commands: Sequence[str] = (),
         keep_inputs: bool = False,
         batch: AnyBatch = None,
+        accumulation: Accumulation = PYTORCHS,
     ) -> None:
+        self._accumulation = accumulation
         self.prompt = ScriptPrompt(commands)
         self._batch = batch
         self._engine = engine
@@ -255,7 +259,7 @@ class EveryBackward:
             try:
                 return self._session_of(call, "direct")
             except NotImplementedError as error:
-                if self._engine == "direct":
+                if self._engine == "direct" or self._accumulation != PYTORCHS:
                     raise
                 say(f"backward {self._count}: {error}, as it does now (--engine native)", style="yellow")
         return self._session_of(call, "native")
@@ -276,4 +280,6 @@ class EveryBackward:
             trace=level,
             history=True if engine == "direct" and self._batch is None else "auto",
             batch=self._batch if engine == "direct" else None,
+            accumulate=self._accumulation.accumulate,
+            release=self._accumulation.release,
         )

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 from weakref import ref
 
 import IPython
@@ -20,7 +20,9 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import display
 from torch import Tensor, nn
 
+from ..engine.accumulation import Accumulate, Accumulation, Release
 from ..engine.policies import POLICIES
+from ..engine.storage_words import joined
 from ..inspector.capture import capture
 from ..inspector.tape import Tape
 from ..inspector.torch_internals import first_freed, warm_up_fakes
@@ -28,7 +30,7 @@ from .debug import debug, in_notebook
 from .magic_verbs import VERBS, Told, complete_verb, policy_of
 
 ENGINES = ("direct", "native")
-OPTIONS = ("policy", "engine", "batch", "names")
+OPTIONS = ("policy", "engine", "accumulate", "release", "batch", "names")
 FLAGS = ("keep-inputs",)
 
 _NEAR = 50  # nodes
@@ -55,6 +57,8 @@ class Options:
     batch: str | None = None
     names: str | None = None
     keep_inputs: bool = False
+    accumulate: str = "inplace"
+    release: str = "eager"
 
 
 def parse(line: str) -> Options:
@@ -74,8 +78,8 @@ def parse(line: str) -> Options:
             continue
         if name not in OPTIONS:
             raise UsageError(
-                f"%tapehead has no option --{name}; it has --policy, --engine, --batch and --names, which take a "
-                "value, and --keep-inputs"
+                f"%tapehead has no option --{name}; it has {joined([f'--{each}' for each in OPTIONS], len(OPTIONS))}, "
+                "which take a value, and --keep-inputs"
             )
         if not given:
             value, _, rest = rest.strip().partition(" ")
@@ -96,9 +100,10 @@ class DeckMagics(Magics):
     def tapehead(self, line: str, cell: str | None = None) -> Any:
         """Steps through a backward and shows it: PyTorch's autograd graph, ready queue, gradients and memory.
 
-        %%tapehead [--policy P] [--engine E] [--batch auto] [--names MODEL] [--keep-inputs] LOSS
+        %%tapehead [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--names MODEL]
+                   [--keep-inputs] LOSS
                             run the cell, watch its forward, and open the deck on LOSS
-        %tapehead [--policy P] [--engine E] [--batch auto] LOSS
+        %tapehead [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] LOSS
                             open the deck on a loss that is there already; deck = %tapehead loss keeps it
 
         Run:
@@ -143,6 +148,8 @@ class DeckMagics(Magics):
         P is "heap" (PyTorch's own), "bfs", "dfs", or the name of a variable with a policy or function of yours.
         E is "direct" (any ready task may run next; the default) or "native" (PyTorch's own engine runs, and stops).
         --batch auto runs products of several tasks as one where they can; it takes no task back.
+        A is "inplace" (gradients that meet are summed as PyTorch does), "out_of_place" or "list"; R is "eager" (what a
+        task has consumed is let go, as PyTorch does) or "never". Others than PyTorch's need E "direct".
         LOSS is an expression, looked at when the cell has run. MODEL is the module below which parameters are named;
         without it, each outermost module that the cell calls. --keep-inputs keeps what operations were called with.
         The verbs are those of the deck shown last, but for advise.
@@ -180,6 +187,12 @@ class DeckMagics(Magics):
         if options.batch not in (None, "auto"):
             raise UsageError(f"there is no --batch {options.batch}; known is auto")
         policy = policy_of(self.shell, options.policy)
+        try:
+            rule = Accumulation(options.accumulate, options.release)  # type: ignore[arg-type]
+            if options.engine == "native":
+                rule.check_native()
+        except (ValueError, NotImplementedError) as error:
+            raise UsageError(str(error)) from None
         if cell is None and options.keep_inputs:
             raise UsageError("--keep-inputs is for a cell that computes the loss: %%tapehead --keep-inputs loss")
         if cell is not None:
@@ -202,7 +215,14 @@ class DeckMagics(Magics):
                 "backward to the deck"
             )
         try:
-            return debug(loss, policy=policy, engine=options.engine, batch=options.batch)  # type: ignore[arg-type]
+            return debug(
+                loss,
+                policy=policy,
+                engine=options.engine,  # type: ignore[arg-type]
+                batch=options.batch,  # type: ignore[arg-type]
+                accumulate=rule.accumulate,
+                release=rule.release,
+            )
         except (TypeError, ValueError, RuntimeError) as error:  # nothing has run: it is about what was given
             raise UsageError(str(error)) from None
 
@@ -305,6 +325,10 @@ def complete(shell: InteractiveShell, event: Any) -> list[str]:
         return list(POLICIES)
     if option == "--engine":
         return list(ENGINES)
+    if option == "--accumulate":
+        return list(get_args(Accumulate))
+    if option == "--release":
+        return list(get_args(Release))
     if option == "--batch":
         return ["auto"]
     if words[1:2] and words[1] in VERBS:

@@ -235,7 +235,10 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
     ("line", "said"),
     [
         ("%tapehead", "%tapehead needs the name of a loss, or a verb: %tapehead? shows them all"),
-        ("%tapehead --what 3 loss", "%tapehead has no option --what; it has --policy, --engine, --batch and --names"),
+        (
+            "%tapehead --what 3 loss",
+            "%tapehead has no option --what; it has --policy, --engine, --accumulate, --release",
+        ),
         ("%tapehead --policy", "--policy needs a value"),
         (
             "%tapehead --policy bsf x",
@@ -243,6 +246,11 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
         ),
         ("%tapehead --batch all x", "there is no --batch all; known is auto"),
         ("%tapehead --engine native --batch auto x", "PyTorch's own engine runs one node after the other"),
+        (
+            "%tapehead --accumulate lists x",
+            "there is no accumulate='lists'; known are 'inplace', 'out_of_place', 'list'",
+        ),
+        ("%tapehead --engine native --release never x", '(never released), use engine="direct"'),
         ("%tapehead --engine steam x", "there is no engine 'steam'; known are direct, native"),
         ("%%tapehead --names x loss\n1", "--names x: a module is needed, not a Tensor"),
         ("%%tapehead\n1", "which tensor? Give the loss: %%tapehead loss"),
@@ -388,6 +396,11 @@ def test_what_is_wrong_with_a_verb_is_one_sentence(seen: Kernel, line: str, said
     assert ran.printed.startswith("UsageError: ") and said in ran.printed and ran.printed.count("\n") == 1
 
 
+def test_the_deck_sums_and_lets_go_by_the_rule_of_the_line(fresh: Kernel) -> None:
+    fresh.run("%%tapehead --accumulate list --release=never loss\nloss = model(x).sum()")
+    assert fresh.value("str(latest_deck()._live.session.accumulation.name)") == "list, never released"
+
+
 def test_what_pytorchs_engine_can_not_is_one_sentence(fresh: Kernel) -> None:
     fresh.run("%tapehead --engine native model(x).sum()")
     fresh.run("%tapehead step")
@@ -453,6 +466,8 @@ def test_completion_offers_what_fits(fresh: Kernel) -> None:
     assert fresh.completes("%tapehead --pol") == ["--policy"]
     assert "native" in fresh.completes("%tapehead --engine na")
     assert "auto" in fresh.completes("%tapehead --batch a")
+    assert "out_of_place" in fresh.completes("%tapehead --accumulate o")
+    assert "never" in fresh.completes("%tapehead --release n")
     fresh.run("%%tapehead --names model loss\nloss = model(x).sum()")
     assert fresh.completes("%tapehead break 0.w") == ["0.weight"]
     assert "norm>" in fresh.completes("%tapehead watch no")
