@@ -247,6 +247,8 @@ def _advise(make_loss: MakeLoss, model: nn.Module | None, rounds: int | None, te
     tell("its memory")
     leaves += _leaves_of(make_loss)
     with own_gradients(leaves), _same_randomness():
+        for leaf in leaves:
+            leaf.grad = None  # as the members are measured, and as zero_grad() leaves it
         run = profile(make_loss)
     assert run.timeline is not None
     assert run.footprints is not None

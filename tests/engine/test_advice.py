@@ -56,6 +56,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, dict[str, float]]
 def test_the_ensemble_of_the_thread_both_ways_with_what_they_gain(timed: Any) -> None:
     timed(12, {"vmap": 8, "bmm": 3})
     model, make_loss = workload("ensemble").build()
+    make_loss().backward()  # the .grad that this leaves makes no difference
     found = th.advise(make_loss, model, rounds=1)
     assert [(item.title, item.said) for item in found] == [
         ("16 × members.*, torch.baddbmm of stacked weights", "gain 4 ×"),
