@@ -75,7 +75,10 @@ def test_without_memory_there_is_the_graph_alone(linear50: th.Graph) -> None:
     assert len(tasks) == len(linear50)
 
 
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "cyclegan"])
+TOO_LARGE = ("cyclegan", "rnn")  # four networks called eight times; fifty steps without a module to fold
+
+
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in TOO_LARGE])
 def test_of_each_ready_model_it_is_small_and_can_be_read(name: str) -> None:
     graph = graph_of(name)
     svg = drawn(graph, timelines_of(graph, "heap", "bfs", "dfs"))
@@ -85,8 +88,9 @@ def test_of_each_ready_model_it_is_small_and_can_be_read(name: str) -> None:
     assert scales and all(11 * scale >= 7.5 for scale in scales)
 
 
-def test_where_four_networks_are_called_eight_times_the_deck_is_named_instead_of_a_graph() -> None:
-    graph = graph_of("cyclegan")
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_where_the_graph_is_too_large_the_deck_is_named_instead(name: str) -> None:
+    graph = graph_of(name)
     svg = drawn(graph, timelines_of(graph, "heap"))
     assert "scale(" not in svg and "too large for a still picture: the live deck shows it" in svg
 
