@@ -63,6 +63,7 @@ class Found:
         evaluations: how many choices were judged.
         seconds: how long it took.
         interrupted: the user stopped it (KeyboardInterrupt); this is the best until then.
+        bound_bytes: no choice within the time that is allowed has a lower peak; 0: nothing is known.
     """
 
     dropped: frozenset[int]
@@ -70,6 +71,7 @@ class Found:
     evaluations: int
     seconds: float
     interrupted: bool = False
+    bound_bytes: int = 0
 
 
 class Candidates:
@@ -368,5 +370,11 @@ def _by_search(
     return search(memory, goal, start=start, seconds=seconds, progress=progress)
 
 
-SOLVERS: dict[str, Solver] = {"search": _by_search, "greedy": _by_greedy}
+def _by_milp(memory: MirroredMemory, goal: Goal, seconds: float, start: object, progress: object) -> Found:
+    from .mirror_milp import milp
+
+    return milp(memory, goal, seconds=seconds)
+
+
+SOLVERS: dict[str, Solver] = {"search": _by_search, "greedy": _by_greedy, "milp": _by_milp}
 """By name."""
