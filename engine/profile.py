@@ -56,6 +56,9 @@ def profile(
     and the device's peak counters are reset: `Timeline.blocks.peak_allocated` says what
     torch.cuda.max_memory_allocated() would.
 
+    The direct engine's memory is that of PyTorch's, to the byte, but where it frees later what nodes hide from Python
+    (see `Stepper`): slices that were assigned to, and checkpointed regions, in a process where anything has hooks.
+
     Raises:
         TypeError: make_loss is no function, or returned no tensor.
         ValueError: it returned more than one element; which device is meant can't be told, or memory is not measured
