@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..inspector.forward_program import WHOLE, overlap
+from ..inspector.marks import tensors_of
 from ..inspector.operators import may_write, moves_storage, written_by
 from ..inspector.torch_internals import (
     FollowedStorage,
@@ -66,13 +67,17 @@ class MirrorReport:
 
     def __str__(self) -> str:
         said = [
-            f"{self.dropped:,} saved storages were let go of, {size_text(self.dropped_bytes)}.",
-            f"{self.replayed:,} were made again, {size_text(self.replayed_bytes)}, by {self.operations:,} operations "
-            f"in {1e3 * self.seconds:.1f} ms.",
+            f"{_count(self.dropped, 'saved storage')} let go of, {size_text(self.dropped_bytes)}.",
+            f"{_count(self.replayed, 'storage')} made again, {size_text(self.replayed_bytes)}, by "
+            f"{self.operations:,} operation{'' if self.operations == 1 else 's'} in {1e3 * self.seconds:.1f} ms.",
         ]
         if self.banned:
             said.append(f"{banned_sentence(self.banned)}.")
         return "\n".join([*said, *self.notes])
+
+
+def _count(number: int, what: str) -> str:
+    return f"1 {what} was" if number == 1 else f"{number:,} {what}s were"
 
 
 class mirror:
@@ -92,8 +97,9 @@ class mirror:
 
     Args:
         plan: of `th.plan_mirror`, or `MirrorPlan.load`. Forwards of other sizes may use it, too: what it drops is made
-            again from their own operations. If its first forward runs other operations than were planned for, it is
-            refused. If a later one does, that is kept from there on, with a warning.
+            again from their own operations. If its first forward runs other operations than were planned for, or one of
+            another model does, it is refused. If a later one of the same model does, all is kept from there on, with a
+            warning.
 
     Attributes:
         plan: the plan.
@@ -102,9 +108,10 @@ class mirror:
         TypeError: it is given no plan.
         ValueError: in the forward: it is not the one that was planned for.
 
-    Known limitations: only the thread that opens it is mirrored. A torch.compile region computes behind torch's back,
-    so what it saves is kept. Tensors changed through .data between forward and backward are not noticed, nor are other
-    settings for the precision of products.
+    Known limitations: only the thread that opens it is mirrored. What a compiled kernel gives is kept, as it is not run
+    again. torch.func.grad and its like refuse to run, as under any `saved_tensors_hooks`; hooks which the user opens
+    around the block pack nothing of it. Tensors changed through .data between forward and backward are not noticed, nor
+    are other settings for the precision of products.
     """
 
     def __init__(self, plan: MirrorPlan) -> None:
@@ -187,6 +194,7 @@ class _State:
         unverified: the storages that were never made again.
         banned: those that are kept all the same, with the reason.
         matched: a forward has run as planned.
+        leaves: by address the storages of the parameters that it used.
     """
 
     def __init__(self, plan: MirrorPlan) -> None:
@@ -199,6 +207,7 @@ class _State:
         self.unverified = {each.number for each in plan.storages if each.fate == "dropped"}
         self.banned: dict[int, str] = {}
         self.matched = False
+        self.leaves: dict[int, FollowedStorage] = {}
         self.names = plan.operations
         self._storages = {each.number: each for each in plan.storages}
 
@@ -247,12 +256,14 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
                 self.end()
             if not self._differs and state.operators and operator is state.operators[self._place]:
                 drops, writes = state.drops.get(self._place), state.writes[self._place]
+                if not state.matched:
+                    state.leaves.update(_leaves(args))
                 self._place += 1
                 self._between = False
             else:
                 writes = may_write(operator)
                 if not self._differs:
-                    self._meet(operator)
+                    self._meet(operator, args)
         if writes:
             self._note_writes(operator, args, kwargs)
         if drops is None:
@@ -342,7 +353,7 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
             each.note_version()
         self._written.clear()
 
-    def _meet(self, operator: Operator) -> None:
+    def _meet(self, operator: Operator, args: tuple[Any, ...]) -> None:
         """The forward runs another operation than planned."""
         if self._place == 0 and self._between:
             return
@@ -350,7 +361,9 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
             f"the plan is for another forward: operation {self._place} is {operator}, planned was "
             f"{self._state.names[self._place]}"
         )
-        if not self._state.matched:
+        known = self._state.leaves
+        other_model = known.keys().isdisjoint(self._known) and not _leaves(args).keys() <= known.keys()
+        if other_model or not self._state.matched:
             raise ValueError(f"{message}; plan again, with th.plan_mirror, for this one")
         self._differs = True
         note = f"From there on all is kept: {message}."
@@ -419,6 +432,15 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
             self._known.clear()
             self._originals.clear()
             self._written.clear()
+
+
+def _leaves(args: tuple[Any, ...]) -> dict[int, FollowedStorage]:
+    """The storages of the parameters among the arguments, by address, which is theirs as long as they are followed."""
+    found = {}
+    for tensor in tensors_of(args):
+        if tensor.requires_grad and tensor.is_leaf and (storage := storage_of(tensor)) is not None:
+            found[storage.address] = FollowedStorage(tensor)
+    return found
 
 
 def _same(made: torch.UntypedStorage, original: torch.UntypedStorage, views: Sequence[View]) -> bool:

@@ -73,7 +73,7 @@ def test_what_is_dropped_is_gone_after_the_forward_and_made_again_in_the_backwar
     loss.backward()
     # The results of tanh and exp, which exp and sin save, too; and on the way the product.
     assert mirrored.report.replayed == mirrored.report.operations == 3
-    assert str(mirrored.report).startswith("2 saved storages were let go of, 256 B.\n3 were made again")
+    assert str(mirrored.report).startswith("2 saved storages were let go of, 256 B.\n3 storages were made again")
 
 
 def test_gradients_of_a_chain_are_the_same_bits() -> None:
@@ -471,6 +471,11 @@ def test_a_plan_for_another_model_is_refused() -> None:
     with nothing_left(), pytest.raises(ValueError, match=message), mirror(plan):
         (x @ weight).sigmoid().exp()
     agrees(chain, [weight], plan)
+    other, scale = parameter(4, 4), parameter(4)
+    with nothing_left(), pytest.raises(ValueError, match="operation 0 is aten.t.default, planned was"), mirror(plan):
+        functional.linear(x, other)
+    with nothing_left(), pytest.raises(ValueError, match="operation 2 is aten.mul.Tensor, planned was"), mirror(plan):
+        (x @ other).tanh() * scale
 
 
 def test_a_forward_that_takes_another_way_is_kept_from_there_on_with_a_warning() -> None:
