@@ -12,7 +12,7 @@ from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.groups import GroupRules, Groups, groups
 from .engine.install import install, policy, uninstall
 from .engine.makespan import makespan
-from .engine.mirror import mirror
+from .engine.mirror import MirrorReport, mirror
 from .engine.mirror_plan import MirrorPlan
 from .engine.peak import PeakReport, peak_report
 from .engine.plan import OrderPlan, PlannedOrder, plan
@@ -63,6 +63,7 @@ __all__ = [
     "HipsTape",
     "Histogram",
     "MirrorPlan",
+    "MirrorReport",
     "NanReport",
     "NativeSession",
     "OrderCheck",

@@ -98,6 +98,21 @@ def test_every_workload_is_trained_to_the_same_bits(name: str) -> None:
     assert same(list(mirrored.values()), list(plain.values()))
 
 
+@pytest.mark.gpu
+def test_a_model_on_the_gpu_is_trained_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    model = small_resnet()[0].cuda()
+    pictures, labels = torch.randn(4, 3, 16, 16, device="cuda"), torch.arange(4, device="cuda")
+
+    def make_loss() -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return functional.cross_entropy(model(pictures), labels)
+
+    plan = plan_all(make_loss)
+    mirrored, plain = (trained(model, make_loss, STEPS, each) for each in (plan, None))
+    assert same([each.cpu() for each in mirrored.values()], [each.cpu() for each in plain.values()])
+
+
 def test_mixed_precision_with_a_scaler_and_gradient_accumulation() -> None:
     model, make_loss = small_resnet()
 
