@@ -80,7 +80,8 @@ def stacked(
     members: Sequence[Operands], outputs: Collection[int], addend: tuple[int, ...] | None, tally: Tally
 ) -> list[Outputs]:
     """These outputs of several tasks of one shape, one product for each output. They are slices of one tensor, and laid
-    out as PyTorch's are. An operand that is one and the same for all is not copied.
+    out as PyTorch's are, but for the gradients of convolutions' inputs, whose channels lie between others'. An operand
+    that is one and the same for all is not copied.
 
     Args:
         addend: the shape of the biases of addmm, to which their gradients are summed all at once; None: they are left
@@ -149,7 +150,7 @@ def _wide(left: Tensor, right: Tensor) -> Tensor:
         return torch.mm(left, right)
     count, rows, _ = left.shape
     if count > 1 and right.stride(0) == 0 and left.stride(0) == rows * left.stride(1):
-        return torch.mm(left.flatten(0, 1), right[0]).view(count, rows, -1)
+        return torch.mm(left.flatten(0, 1), right[0]).view(count, rows, right.shape[-1])
     return torch.bmm(left, right)
 
 
@@ -225,6 +226,7 @@ def _convolutions(
     kernels = tally.copied(torch.cat([each.others[left] for each in members]))
     settings = dict(product.settings)
     groups = settings.pop("groups") * len(members)
+    mask = [left in outputs, right in outputs, addend is not None]
     made = torch.ops.aten.convolution_backward(
         gradient,
         inputs,
@@ -232,11 +234,11 @@ def _convolutions(
         None if addend is None else [gradient.shape[1]],
         **settings,
         groups=groups,
-        output_mask=[left in outputs, right in outputs, addend is not None],
+        output_mask=mask,
     )
-    tally.launches += len(outputs) + (addend is not None)
-    for output, whole, along in ((left, made[0], 1), (right, made[1], 0), (addend, made[2], 0)):
-        if output is not None and whole is not None and whole.numel():
+    tally.launches += sum(mask)
+    for output, along, wanted, whole in zip((left, right, addend), (1, 0, 0), mask, made, strict=True):
+        if wanted:
             sizes = [whole.shape[along] // len(members)] * len(members)
             for each, part in zip(found, torch.unsafe_split_with_sizes(whole, sizes, along), strict=True):
                 each[output] = part

@@ -19,6 +19,7 @@ from ..inspector.torch_internals import (
     run_engine,
     saved_variables,
     version_of,
+    without_torch_function,
 )
 from .accumulation import PYTORCHS, Accumulation
 from .batched_products import FUNCTIONS, Operands, Outputs, Tally, alone, launches_alone, stacked, summed
@@ -70,7 +71,7 @@ class _Tree:
         self.paths = {task_id: self._path(graph, task_id) for task_id in group.tasks}
         self.left = set(group.tasks)
         self._kept: list[Operands] = []
-        self._versions: list[int] = []
+        self._versions: list[tuple[int, int]] = []  # of gradient and factor
 
     def _path(self, graph: Graph, task_id: int) -> tuple[int, ...]:
         edge = next(edge for edge in graph.out_edges[task_id] if edge.output == self.output)
@@ -88,20 +89,22 @@ class _Tree:
         """One of its tasks runs: leaves behind what it would have multiplied."""
         self.left.discard(member.product.task)
         self._kept.append(member.of_output(self.output))
-        self._versions.append(version_of(member.others[self.output]))
+        self._versions.append((version_of(member.gradient), version_of(member.others[self.output])))
 
     def total(self, graph: Graph) -> tuple[Tensor, Batch | None]:
         """The sum of what was left behind, which is let go; and how it was made, if it is of several.
 
         Raises:
-            RuntimeError: a factor was modified in place since its task ran.
+            RuntimeError: a factor or a gradient was modified in place since its task ran.
         """
         kept, output = self._kept, self.output
-        for each, version in zip(kept, self._versions, strict=True):
-            if version_of(each.others[output]) != version:
+        for each, versions in zip(kept, self._versions, strict=True):
+            now = version_of(each.gradient), version_of(each.others[output])
+            if now != versions:
+                what = "the gradient" if now[0] != versions[0] else f'"{each.product.other(output).slot}"'
                 raise RuntimeError(
-                    f'"{each.product.other(output).slot}" of {graph.describe(each.product.task)} was modified in place '
-                    "after its task ran, and before its product was made with others: run this backward without batch="
+                    f"{what} of {graph.describe(each.product.task)} was modified in place after its task ran, and "
+                    "before its product was made with others: run this backward without batch="
                 )
         tasks, held = tuple(each.product.task for each in kept), self._held_bytes
         tally, begun_ns = Tally(), perf_counter_ns()
@@ -248,7 +251,7 @@ class GroupRunner:
         """Why these tasks have to run by themselves. Runs the hooks of tensors if there is no other reason."""
         if torch.is_anomaly_enabled():
             return f"anomaly mode looks at what {self._graph.describe(task_ids[0])} gives"
-        trees = [tree for task_id in task_ids for tree in self._trees.get(task_id, {}).values() if not tree.begun]
+        trees = [tree for task_id in task_ids for tree in self._trees.get(task_id, {}).values()]
         quiet = no_hooks(look=bool(trees))
         why = self._hooked(task_ids, trees) if not quiet else self._retained(trees)
         why = why or self._unusual(loop, task_ids)
@@ -283,7 +286,7 @@ class GroupRunner:
         return None
 
     def _retained(self, trees: Sequence[_Tree]) -> str | None:
-        for tree in trees:
+        for tree in (tree for tree in trees if not tree.begun):
             between = {task_id: self._graph.nodes[task_id] for path in tree.paths.values() for task_id in path}
             if retains_any(list(between.values())):
                 at = self._graph.describe(min(between))
@@ -368,10 +371,11 @@ class GroupRunner:
             product = self._products[task_id]
             members.append(Operands.of(product, node, gradient, product.wanted))
             its.clear()
-        found = [Outputs([None]) * each.width for each in members] if stack is None else self._stacked(stack, members)
-        for member, outputs in zip(members, found, strict=True):
-            self._at = member.product.task
-            self._complete(member, outputs)
+        with without_torch_function():  # as in a node, where factors that are subclasses are not asked
+            found = [[None] * each.width for each in members] if stack is None else self._stacked(stack, members)
+            for member, outputs in zip(members, found, strict=True):
+                self._at = member.product.task
+                self._complete(member, outputs)
         if self._runner.frees:
             for task_id in task_ids:
                 free_saved(saved_variables(self._graph.nodes[task_id]))
@@ -446,7 +450,9 @@ class GroupRunner:
         """Adds what a tree's tasks have left behind to its sum, past the tasks between, which got nothing of it."""
         assert tree.group.into is not None, "a tree is summed somewhere"
         ran = next(task_id for task_id in tree.group.tasks if task_id not in tree.left)
-        gradient: Tensor | None = self._total(tree)
+        gradient: Tensor | None
+        with without_torch_function():
+            gradient = self._total(tree)
         for task_id in tree.paths[ran]:
             (gradient,) = call_node(self._graph.nodes[task_id], [gradient])
         task_id, number = tree.group.into

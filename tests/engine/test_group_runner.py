@@ -177,6 +177,46 @@ def test_a_factor_that_a_tree_waits_with_may_not_be_modified():
             session.run()
 
 
+def test_a_gradient_that_a_tree_waits_with_may_not_be_modified():
+    weight = torch.randn(3, 3, requires_grad=True)
+    biases = [torch.randn(2, 3, requires_grad=True) for _ in range(5)]
+    loss = torch.stack([torch.addmm(bias, torch.randn(2, 3), weight) for bias in biases]).square().sum()
+    with th.debug(loss, batch="auto", policy="dfs") as session:
+        while session.current is None or session.current.short_name != "Addmm":
+            session.step()
+        (gradient,) = session.gradients
+        session.step()
+        assert gradient is not None
+        gradient.mul_(2)
+        with pytest.raises(RuntimeError, match="the gradient of task .* was modified in place after its task ran"):
+            session.run()
+
+
+def test_a_hook_that_comes_while_a_tree_waits_sees_the_single_tasks_from_there_on():
+    leaves, make_loss = shared_linear(6, bias=False)
+    expected = gradients_of(leaves, lambda: make_loss().backward())
+    seen: list[bool] = []
+
+    def backward() -> None:
+        with th.debug(make_loss(), batch="auto", policy="dfs") as session:
+            ran = 0
+            while ran < 2:
+                ran += session.step().short_name == "Mm"
+            handles = [
+                session.graph.nodes[task.id].register_prehook(lambda given: seen.append(given[0] is not None))
+                for task in session.graph.tasks
+                if task.short_name == "T" and task.id not in session.order
+            ]
+            session.run()
+            assert len(seen) == len(handles) > 2
+            assert "hooks there are" in only_reason(session)
+            for handle in handles:
+                handle.remove()
+
+    assert_equal(gradients_of(leaves, backward), expected, bitwise=False)
+    assert sum(seen) >= 4
+
+
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_random_ensembles_and_trees_get_pytorchs_gradients(seed):
@@ -229,6 +269,56 @@ def test_convolutions_run_as_one_with_groups(transposed):
 
     (batch,) = batched(check(leaves, make_loss))
     assert (batch.kind, batch.launches_before) == ("grouped_conv", 12)
+
+
+@pytest.mark.parametrize("shared", ["input", "weight", "nothing"])
+@pytest.mark.parametrize("sizes", [(0, 3, 2), (2, 0, 3), (2, 3, 0), (1, 1, 1)])
+def test_products_without_elements_run_as_one(sizes, shared):
+    rows, inner, columns = sizes
+    inputs = [torch.randn(rows, inner, requires_grad=shared != "input") for _ in range(4)]
+    weights = [torch.randn(inner, columns, requires_grad=shared != "weight") for _ in range(4)]
+    inputs, weights = (
+        inputs[:1] * 4 if shared == "input" else inputs,
+        weights[:1] * 4 if shared == "weight" else weights,
+    )
+    biases = [torch.randn(columns, requires_grad=True) for _ in range(4)]
+    leaves = [leaf for leaf in (*inputs, *weights, *biases) if leaf.requires_grad]
+
+    def make_loss() -> Tensor:
+        return torch.stack([torch.addmm(*each) for each in zip(biases, inputs, weights, strict=True)]).square().sum()
+
+    (batch,) = batched(check(leaves, make_loss))
+    assert len(batch.tasks) == 4
+
+
+def test_convolutions_of_an_empty_batch_run_as_one():
+    models = [nn.Conv2d(2, 4, 3) for _ in range(4)]
+    inputs = [torch.randn(0, 2, 5, 5, requires_grad=True) for _ in models]
+    leaves = [*inputs, *(leaf for model in models for leaf in model.parameters())]
+    run = check(leaves, lambda: torch.stack([model(x) for model, x in zip(models, inputs, strict=True)]).square().sum())
+    assert [len(batch.tasks) for batch in batched(run)] == [4]
+
+
+class Doubling(Tensor):
+    """Would double each product, if it were asked."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        found = super().__torch_function__(function, types, args, kwargs or {})
+        return found * 2 if function in (torch.mm, torch.bmm, torch.stack, torch.cat) else found
+
+
+def test_factors_that_are_subclasses_are_asked_as_little_as_by_the_engine():
+    weights = [torch.randn(3, 3).as_subclass(Doubling).requires_grad_() for _ in range(5)]
+    inputs = [torch.randn(2, 3, requires_grad=True) for _ in weights]
+
+    def make_loss() -> Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            apart = [x @ weight for x, weight in zip(inputs, weights, strict=True)]
+            return torch.stack([*apart, *(x @ weights[0] for x in inputs)]).square().sum()
+
+    run = check(inputs, make_loss)
+    assert {batch.kind for batch in batched(run)} == {"bmm", "tree"}
 
 
 @pytest.mark.parametrize("kind", ["node", "tensor", "replacing"])
