@@ -41,19 +41,19 @@ class Bottleneck(nn.Module):
         return self.relu(out)
 
 
-class ResNet50(nn.Module):
-    """ResNet-50 with torchvision's parameter names: 161 tensors, 25,557,032 values for 1,000 classes."""
+class ResNet(nn.Module):
+    """A ResNet of bottlenecks with torchvision's parameter names; `depths` are the numbers of blocks by stage."""
 
-    def __init__(self, classes: int = 1000) -> None:
+    def __init__(self, depths: Sequence[int], classes: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
-        self.layer1 = self._stage(64, 64, blocks=3, stride=1)
-        self.layer2 = self._stage(256, 128, blocks=4, stride=2)
-        self.layer3 = self._stage(512, 256, blocks=6, stride=2)
-        self.layer4 = self._stage(1024, 512, blocks=3, stride=2)
+        self.layer1 = self._stage(64, 64, depths[0], stride=1)
+        self.layer2 = self._stage(256, 128, depths[1], stride=2)
+        self.layer3 = self._stage(512, 256, depths[2], stride=2)
+        self.layer4 = self._stage(1024, 512, depths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc = nn.Linear(2048, classes)
         for module in self.modules():
@@ -69,6 +69,20 @@ class ResNet50(nn.Module):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.avgpool(x).flatten(1))
+
+
+class ResNet50(ResNet):
+    """161 tensors, 25,557,032 values for 1,000 classes."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__((3, 4, 6, 3), classes)
+
+
+class ResNet152(ResNet):
+    """467 tensors, 60,192,808 values for 1,000 classes."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__((3, 8, 36, 3), classes)
 
 
 class CausalSelfAttention(nn.Module):

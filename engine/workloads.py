@@ -18,14 +18,19 @@ from .programs_hips219 import Program, fan_out_program, needless_program, rnn_pr
 from .workload_models import (
     DLRM,
     GPT2,
+    Block,
+    Bottleneck,
     DeepInterestNetwork,
+    DoubleConvolution,
     Ensemble,
     MixtureOfExperts,
     NormedPerceptron,
     ResNet50,
+    ResNet152,
     ReusedLinear,
     UNet,
     UnrolledLSTM,
+    UpBlock,
     WordLanguageModel,
 )
 from .workload_models_hips219 import (
@@ -39,7 +44,7 @@ from .workload_models_hips219 import (
     needless_by_hand,
     rnn_by_hand,
 )
-from .workload_models_pr4746 import CycleGAN, Seq2Seq, Translated, TwoDevices
+from .workload_models_pr4746 import CycleGAN, GlobalAttention, ResidualBlock, Seq2Seq, Translated, TwoDevices
 
 Size = Literal["small", "full"]
 
@@ -63,7 +68,8 @@ class Workload:
     """A ready model. `small` and `full` hold the arguments that `make` is called with for either size.
 
     `gradient` is the gradient written by hand (workload_models_hips219.py), `program` the same for NumPy's arrays and
-    HIPS autograd (programs_hips219.py); None where there is none.
+    HIPS autograd (programs_hips219.py); None where there is none. `blocks` are the classes of the modules that its
+    user would put under torch.utils.checkpoint; none where nothing repeats as a module.
     """
 
     name: str
@@ -74,6 +80,7 @@ class Workload:
     full: Mapping[str, int]
     gradient: Callable[..., ByHand] | None = field(default=None, repr=False)
     program: Callable[..., Program] | None = field(default=None, repr=False)
+    blocks: tuple[type[nn.Module], ...] = ()
 
     def build(
         self,
@@ -210,12 +217,16 @@ def _classification(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def _resnet50(batch: int, pixels: int) -> Parts:
-    return Parts(
-        ResNet50(classes=1000),
-        (torch.randn(batch, 3, pixels, pixels),),
-        functional.cross_entropy,
-        (torch.randint(1000, (batch,)),),
-    )
+    return _of_images(ResNet50(classes=1000), batch, pixels)
+
+
+def _resnet152(batch: int, pixels: int) -> Parts:
+    return _of_images(ResNet152(classes=1000), batch, pixels)
+
+
+def _of_images(model: nn.Module, batch: int, pixels: int) -> Parts:
+    images = torch.randn(batch, 3, pixels, pixels)
+    return Parts(model, (images,), functional.cross_entropy, (torch.randint(1000, (batch,)),))
 
 
 def _gpt2(vocabulary: int, context: int, width: int, batch: int, heads: int, layers: int) -> Parts:
@@ -347,6 +358,16 @@ WORKLOADS: dict[str, Workload] = {
             _resnet50,
             small={"batch": 4, "pixels": 64},
             full={"batch": 32, "pixels": 224},
+            blocks=(Bottleneck,),
+        ),
+        Workload(
+            "resnet152",
+            "ResNet-152, ImageNet",
+            "He et al., Deep Residual Learning for Image Recognition, 2015",
+            _resnet152,
+            small={"batch": 2, "pixels": 64},
+            full={"batch": 32, "pixels": 224},
+            blocks=(Bottleneck,),
         ),
         Workload(
             "gpt2",
@@ -355,6 +376,7 @@ WORKLOADS: dict[str, Workload] = {
             _gpt2,
             small={"vocabulary": 512, "context": 32, "width": 96, "batch": 2, "heads": 12, "layers": 12},
             full={"vocabulary": 50257, "context": 1024, "width": 768, "batch": 2, "heads": 12, "layers": 12},
+            blocks=(Block,),
         ),
         Workload(
             "lstm_lm",
@@ -363,6 +385,7 @@ WORKLOADS: dict[str, Workload] = {
             _lstm_lm,
             small={"vocabulary": 1000, "width": 64, "steps": 35, "batch": 4},
             full={"vocabulary": 33278, "width": 200, "steps": 35, "batch": 20},
+            blocks=(nn.LSTM,),
         ),
         Workload(
             "lstm_cell",
@@ -371,6 +394,7 @@ WORKLOADS: dict[str, Workload] = {
             _lstm_cell,
             small={"steps": 50, "batch": 4, "width": 32},
             full={"steps": 1500, "batch": 16, "width": 256},
+            blocks=(nn.LSTMCell,),
         ),
         Workload(
             "seq2seq",
@@ -380,6 +404,7 @@ WORKLOADS: dict[str, Workload] = {
             _seq2seq,
             small={"vocabulary": 500, "width": 64, "steps": 8, "batch": 4, "layers": 2},
             full={"vocabulary": 50_004, "width": 500, "steps": 30, "batch": 64, "layers": 2},
+            blocks=(nn.LSTM, nn.LSTMCell, GlobalAttention),
         ),
         Workload(
             "cyclegan",
@@ -388,6 +413,7 @@ WORKLOADS: dict[str, Workload] = {
             _cyclegan,
             small={"batch": 1, "pixels": 32, "channels": 8, "blocks": 9},
             full={"batch": 1, "pixels": 256, "channels": 64, "blocks": 9},
+            blocks=(ResidualBlock,),
         ),
         Workload(
             "unet",
@@ -396,6 +422,7 @@ WORKLOADS: dict[str, Workload] = {
             _unet,
             small={"batch": 1, "pixels": 188, "channels": 8},
             full={"batch": 1, "pixels": 572, "channels": 64},
+            blocks=(DoubleConvolution, UpBlock),
         ),
         Workload(
             "recommender",

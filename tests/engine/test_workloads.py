@@ -75,12 +75,13 @@ def test_the_full_size_runs_on_meta_without_memory(name: str) -> None:
     assert all(parameter.grad is not None and parameter.grad.is_meta for parameter in model.parameters())
 
 
-# torchvision's resnet50, GPT-2 small with its tied head, the U-Net paper's network for one channel and two classes, and
+# torchvision's ResNets, GPT-2 small with its tied head, the U-Net paper's network for one channel and two classes, and
 # twice the 11.378 M of a generator and the 2.765 M of a discriminator which junyanz/pytorch-CycleGAN-and-pix2pix prints
 @pytest.mark.parametrize(
     ("name", "tensors", "values"),
     [
         ("resnet50", 161, 25_557_032),
+        ("resnet152", 467, 60_192_808),
         ("gpt2", 148, 124_439_808),
         ("unet", 46, 31_030_658),
         ("cyclegan", 2 * 48 + 2 * 10, 2 * 11_378_179 + 2 * 2_764_737),
@@ -131,7 +132,9 @@ def test_unet_maps_as_many_pixels_as_the_paper_says(pixels: int, mapped: int) ->
     assert model(torch.empty(1, 1, pixels, pixels, device="meta")).shape == (1, 2, mapped, mapped)
 
 
-@pytest.mark.parametrize("name", ["resnet50", "gpt2", "cyclegan", "recommender", "din", "ensemble", "linear50"])
+@pytest.mark.parametrize(
+    "name", ["resnet152", "gpt2", "cyclegan", "recommender", "din", "ensemble", "linear50"]
+)
 def test_small_and_full_have_the_same_tasks_but_for_the_number_of_members(name: str) -> None:
     knobs = {"members": 16} if name == "ensemble" else {}
     graphs = [th.graph(WORKLOADS[name].build(size, device="meta", **knobs)[1]()) for size in ("small", "full")]
@@ -281,7 +284,7 @@ def test_steps_of_the_unrolled_cell_multiply_its_tasks() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown workload 'resnet'; known: resnet50, gpt2, .*linear50"):
+    with pytest.raises(ValueError, match="unknown workload 'resnet'; known: resnet50, resnet152, gpt2, .*linear50"):
         workload("resnet")
 
 
@@ -296,3 +299,10 @@ def test_an_unknown_knob_or_size_names_the_known_ones() -> None:
 def test_each_workload_names_its_source(found: Workload) -> None:
     assert found.title and found.source
     assert found.small.keys() == found.full.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if WORKLOADS[name].blocks])
+def test_the_blocks_are_modules_of_the_model(name: str) -> None:
+    model, _ = WORKLOADS[name].build(device="meta")
+    for kind in WORKLOADS[name].blocks:
+        assert any(isinstance(module, kind) for module in model.modules())
