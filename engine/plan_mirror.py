@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
-from time import perf_counter
-from typing import Literal
+from time import perf_counter, thread_time
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -23,7 +23,6 @@ from .mirror import mirror
 from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror_plan import MirrorPlan, MirrorPrediction
 from .mirror_planners import SOLVERS, Found, Goal
-from .mirror_price import mirror_price
 from .plan import PORTFOLIO
 from .planned_mirror import PlannedMirror
 from .policies import Choice, Policy, find_policy, is_dynamic, policy_name
@@ -39,6 +38,8 @@ OVERHEAD = 0.06
 """How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""
 
 _WORTH_IT = 0.01  # of the peak: a plan that saves less is no plan
+_LEAST_CALL_NS = 10_000.0  # what running an operation again takes besides the operation
+_CORRECTIONS = 3  # how often a plan is made again as it was measured to take too much time
 _MOST_LIMITS = 3  # that are said
 _BETTER = 0.005  # of the peak: what another order, or products, have to save on top
 
@@ -132,6 +133,13 @@ class _Asked:
         return self.overhead * plain_ns - recording_ns
 
 
+class _Extra(NamedTuple):
+    """What a step takes longer under a plan: its forward, and its backward."""
+
+    recording_ns: float
+    replay_ns: float
+
+
 class _Runs:
     """Forwards and backwards of one program, each of which finds what the first found.
 
@@ -158,11 +166,12 @@ class _Runs:
             measured = profile(make_loss).footprints
         assert measured is not None, "th.profile measures"
         self.footprints = footprints_for(self.program, measured)
-        self._price = mirror_price()
-        self.storages = mirror_storages(self.program, self.footprints, self._price.replayed_ns)
+        self.plain_ns = math.inf
+        idle = self.extra(MirrorPlan.of(self.program, ()))
+        self.recording_ns = idle.recording_ns + idle.replay_ns
+        call_ns = self.recording_ns / max(1, len(self.program.operations))  # to run one again is about as much work
+        self.storages = mirror_storages(self.program, self.footprints, max(_LEAST_CALL_NS, call_ns))
         self.banned = self._ban()
-        self.plain_ns, _ = self._shortest_ns()
-        self.recording_ns = self.recording_of(MirrorPlan.of(self.program, ()))
 
     def put_back(self) -> None:
         """What the forwards wrote of what was there before."""
@@ -191,35 +200,31 @@ class _Runs:
         named = joined([f"{reason}" if count == 1 else f"{reason} (×{count})" for reason, count in reasons.items()])
         return f"Kept, as making it again was tried and is no use: {named}."
 
-    def recording_of(self, plan: MirrorPlan) -> float:
-        """Nanoseconds by which a step takes longer under this plan, its replays left out.
+    def extra(self, plan: MirrorPlan) -> _Extra:
+        """What forward and backward take longer under a plan: the shortest times with it and without, taken in turns.
 
-        On the CPU that is counted. An accelerator computes meanwhile, and may hide it, so the forward is timed there.
+        Python takes several times as long between large kernels as by itself, so nothing but a step tells. On the CPU
+        it is the time of this thread that counts, so that other programs do not.
         """
-        if not self._recorder.accelerated:
-            return self._price.recording_ns(plan)
-        plain, mirrored = self._shortest_ns(plan)
-        return max(0.0, mirrored - plain)
-
-    def _shortest_ns(self, plan: MirrorPlan | None = None) -> tuple[float, float]:
-        """The shortest time of a step; of a forward without and with a plan, taken in turns, if there is one."""
-        best = [math.inf, math.inf]
-        for round_ in turns((False, True), self._repetitions + 1):  # the first one under a plan verifies it
+        best = {False: (math.inf, math.inf), True: (math.inf, math.inf)}
+        clock = perf_counter if self._recorder.accelerated else thread_time
+        for round_ in turns((False, True), self._repetitions + 1):  # the first forward under a plan verifies it
             for is_mirrored in round_:
-                if is_mirrored and plan is None:
-                    continue
-                context = mirror(plan) if is_mirrored and plan is not None else nullcontext()
                 with self._fresh():
                     self._wait()
-                    began = perf_counter()
-                    with context:
+                    began = clock()
+                    with mirror(plan) if is_mirrored else nullcontext():
                         loss = self._make_loss()
-                    if plan is None:
-                        loss.backward()  # type: ignore[no-untyped-call]
                     self._wait()
-                    best[is_mirrored] = min(best[is_mirrored], perf_counter() - began)
+                    middle = clock()
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    self._wait()
+                    forward, backward = best[is_mirrored]
+                    best[is_mirrored] = min(forward, middle - began), min(backward, clock() - middle)
                     del loss
-        return 1e9 * best[False], 1e9 * best[True]
+        self.plain_ns = min(self.plain_ns, 1e9 * sum(best[False]))
+        forward, backward = (max(0.0, 1e9 * (after - before)) for before, after in zip(*best.values(), strict=True))
+        return _Extra(forward, backward)
 
     def _wait(self) -> None:
         if self._recorder.accelerated:
@@ -236,31 +241,45 @@ def _planned(
     order = schedule(footprints.graph, policy or "heap", footprints=footprints)
     order_name = "heap" if policy is None else policy_name(policy)
     memory = MirroredMemory(runs.storages, simulate(footprints.graph, order, footprints))
-    plain, recording_ns = memory.plain_peak_bytes, runs.recording_ns
-    goal = Goal(asked.replay_ns(runs.plain_ns, recording_ns), asked.peak_bytes(plain))
+    plain = memory.plain_peak_bytes
+    goal = Goal(asked.replay_ns(runs.plain_ns, runs.recording_ns), asked.peak_bytes(plain))
     found = nothing = Found(frozenset(), memory.mirrored(()), 0, 0.0)
-    left_alone = _too_small(asked, runs, recording_ns)
+    left_alone = _too_small(asked, runs, runs.recording_ns)
     if goal.peak_bytes is not None and plain <= goal.peak_bytes:
         left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {size_text(goal.peak_bytes)}."
+    extra = _Extra(0.0, 0.0)
+    met = left_alone is not None
     if left_alone is None:
         found = _solved(memory, goal, solver, seconds, progress)
-        if found.dropped and found.mirrored.peak_bytes <= (1 - _WORTH_IT) * plain:
-            recording_ns = runs.recording_of(MirrorPlan.of(runs.program, found.dropped))
-            goal = replace(goal, replay_ns=asked.replay_ns(runs.plain_ns, recording_ns))
-            left_alone = _too_small(asked, runs, recording_ns)
-            if left_alone is None and found.mirrored.replay_ns > goal.replay_ns:
-                found = _solved(memory, goal, solver, seconds / 2, progress)
+    for _ in range(_CORRECTIONS):
+        if left_alone is not None or found.mirrored.peak_bytes > (1 - _WORTH_IT) * plain:
+            break
+        extra = runs.extra(MirrorPlan.of(runs.program, found.dropped))
+        allowed = asked.replay_ns(runs.plain_ns, extra.recording_ns)
+        met = extra.replay_ns <= allowed
+        if met or found.interrupted:
+            break
+        left_alone = _too_small(asked, runs, extra.recording_ns)  # else with as much less as they took longer
+        goal = replace(goal, replay_ns=0.97 * found.mirrored.replay_ns * max(0.0, allowed) / extra.replay_ns)
+        if left_alone is None:
+            found = _solved(memory, goal, solver, seconds / 2, progress)
+    else:
+        extra = runs.extra(MirrorPlan.of(runs.program, found.dropped))
     if left_alone is None and found.mirrored.peak_bytes > (1 - _WORTH_IT) * plain:
-        within = (
-            f" in the {percent_text(asked.overhead)} of a step that it may take" if asked.overhead < math.inf else ""
-        )
+        within = ""
+        if asked.overhead < math.inf:
+            recording = percent_text(max(runs.recording_ns, extra.recording_ns) / runs.plain_ns)
+            within = (
+                f" in the {percent_text(asked.overhead)} of a step that it may take, recording's {recording} of them"
+            )
         left_alone = f"Left alone: no choice was found that lowers the peak of {size_text(plain)} by 1 %{within}."
     if left_alone is not None:
         found = nothing
     elif policy is None:
         memory, order_name = _in_best_order(memory, found.dropped, footprints)
         found = replace(found, mirrored=memory.mirrored(found.dropped))
-    return _result(runs, asked, goal, memory, found, recording_ns, left_alone, order_name, solver)
+    met = (met or left_alone is not None) and (goal.peak_bytes is None or found.mirrored.peak_bytes <= goal.peak_bytes)
+    return _result(runs, goal, memory, found, extra, left_alone, order_name, solver, met)
 
 
 def _too_small(asked: _Asked, runs: _Runs, recording_ns: float) -> str | None:
@@ -311,22 +330,26 @@ def _in_best_order(
 
 def _result(
     runs: _Runs,
-    asked: _Asked,
     goal: Goal,
     memory: MirroredMemory,
     found: Found,
-    recording_ns: float,
+    extra: _Extra,
     left_alone: str | None,
     order_name: str,
     solver: str,
+    met: bool,
 ) -> PlannedMirror:
     timeline = memory.timeline(found.dropped)
-    ns = found.mirrored.replay_ns, recording_ns if found.dropped else 0.0
+    if not found.dropped:
+        extra = _Extra(0.0, 0.0)
     predicted = MirrorPrediction(
-        tuple(memory.plain.task_peaks), tuple(found.mirrored.peaks), runs.plain_ns / 1e9, ns[0] / 1e9, ns[1] / 1e9
+        tuple(memory.plain.task_peaks),
+        tuple(found.mirrored.peaks),
+        runs.plain_ns / 1e9,
+        extra.replay_ns / 1e9,
+        extra.recording_ns / 1e9,
     )
     plan = MirrorPlan.of(runs.program, found.dropped, predicted)
-    met = goal.met(found.mirrored)
     return PlannedMirror(
         **{field.name: getattr(plan, field.name) for field in fields(MirrorPlan)},
         plain=memory.plain,
