@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from ..inspector.graph import Graph
 from ..inspector.products import Product
 from ..inspector.torch_internals import saved_tensor, saved_value
 
@@ -244,10 +246,28 @@ def _convolutions(
                 each[output] = part
 
 
-def launches_alone(members: Sequence[Operands], outputs: Collection[int], addend: tuple[int, ...] | None) -> int:
-    """How many kernels these outputs take task by task: products, the factors alpha and beta, sums of biases."""
-    product = members[0].product
-    each = len(outputs) * (1 + (product.alpha != 1))
-    if product.addend is not None and (addend is not None or product.function == "convolution"):
-        each += 1 + (product.beta != 1)
-    return each * len(members)
+def addend_shape(graph: Graph, products: Sequence[Product]) -> tuple[int, ...] | None:
+    """To which shape the gradients of all addmms' biases are summed, if it is one: (columns,), mostly."""
+    shapes = set()
+    for product in products:
+        if product.addend is None or product.function != "addmm":
+            return None
+        edge = next(edge for edge in graph.out_edges[product.task] if edge.output == product.addend)
+        shapes.add(graph.tasks[edge.next_task].inputs[edge.input].shape)
+    (shape, *more) = shapes
+    return None if more or not shape or shape == products[0].result.shape else shape
+
+
+def launches_of(product: Product, outputs: Collection[int], addend: tuple[int, ...] | None) -> int:
+    """How many kernels these outputs of one task take, and those of a stack as many once its operands are together:
+    products, the factors alpha and beta, the sum of a bias.
+
+    Args:
+        addend: as in `stacked`.
+    """
+    launches = len(outputs) * (1 + (product.alpha != 1))
+    if product.function == "convolution":
+        return launches + (product.addend is not None)
+    if addend is not None:
+        launches += (prod(addend) != prod(product.result.shape or ())) + (product.beta != 1)
+    return launches

@@ -22,7 +22,7 @@ from ..inspector.torch_internals import (
     without_torch_function,
 )
 from .accumulation import PYTORCHS, Accumulation
-from .batched_products import FUNCTIONS, Operands, Outputs, Tally, alone, launches_alone, stacked, summed
+from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape, alone, launches_of, stacked, summed
 from .batches import Batch, Fallback
 from .groups import Group, GroupRules, groups
 from .holding import HoldingChoiceQueue, HoldingQueue
@@ -110,7 +110,7 @@ class _Tree:
         tally, begun_ns = Tally(), perf_counter_ns()
         found = summed(kept, output, tally)
         elapsed_ns = perf_counter_ns() - begun_ns
-        before = launches_alone(kept, self.group.outputs, None) + len(tasks) - 1
+        before = launches_of(self.group.product, self.group.outputs, None) * len(tasks) + len(tasks) - 1
         kept.clear()
         if len(tasks) < 2:
             return found, None
@@ -382,28 +382,16 @@ class GroupRunner:
         return found
 
     def _stacked(self, stack: Group, members: Sequence[Operands]) -> list[Outputs]:
-        addend = self._addend(members)
+        addend = addend_shape(self._graph, [each.product for each in members])
         tally, begun_ns = Tally(), perf_counter_ns()
         found = stacked(members, stack.outputs, addend, tally)
         elapsed_ns = perf_counter_ns() - begun_ns
-        before = launches_alone(members, stack.outputs, addend)
+        before = launches_of(stack.product, stack.outputs, addend) * len(members)
         tasks = tuple(each.product.task for each in members)
         self._batches.append(Batch(stack.kind, tasks, before, tally.launches, tally.copied_bytes, 0, elapsed_ns))
         for task_id in tasks:
             del self._stacks[task_id]
         return found
-
-    def _addend(self, members: Sequence[Operands]) -> tuple[int, ...] | None:
-        """To which shape all gradients of biases are summed, if it is one: (columns,), mostly."""
-        shapes = set()
-        for member in members:
-            product = member.product
-            if product.addend is None or product.function != "addmm":
-                return None
-            edge = next(edge for edge in self._graph.out_edges[product.task] if edge.output == product.addend)
-            shapes.add(self._runner.takes[edge.next_task][edge.input].shape)
-        (shape, *more) = shapes
-        return None if more or not shape or shape == members[0].product.result.shape else shape
 
     def _complete(self, member: Operands, outputs: Outputs) -> None:
         """The outputs that the stack did not make: those of trees, and the others one by one."""

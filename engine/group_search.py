@@ -11,6 +11,7 @@ from ..inspector.graph import Edge, Graph, TensorMeta
 from ..inspector.products import Factor, Product, Side
 from ..inspector.torch_internals import saved_facts
 from .agenda import Batch, batches, levels
+from .batched_products import addend_shape, launches_of
 from .groups import Direction, Group, GroupKind, GroupRules, Refused
 from .storage_words import joined
 
@@ -135,6 +136,7 @@ class _Trees:
         gradients = sum(_nbytes(product.result) for product in products)
         itemsize = products[0].result.dtype.itemsize
         distinct = {other.identity: other.numel * itemsize for other in others}
+        each = launches_of(products[0], (output,), None)
         return Group(
             "tree",
             "backward",
@@ -143,8 +145,8 @@ class _Trees:
             products[0],
             (side,) if shared else (),
             _span(tasks, ends),
-            2 * len(tasks) - 1,
-            3,  # two stackings and the product; of a shared factor the other ones are summed up instead
+            each * len(tasks) + len(tasks) - 1,
+            each + 2,  # two stackings; of a shared factor the other ones are stacked and summed up instead
             gradients + (0 if shared else sum(other.numel for other in others) * itemsize),
             into,
             gradients + sum(distinct.values()),
@@ -326,7 +328,8 @@ class _Stacks:
                 after += 1
                 stacked += self._addend_bytes(first)
         else:
-            before, after = len(outputs), len(outputs) + 1 + len(used) - len(shared)
+            before = launches_of(first, outputs, addend_shape(self._graph, products))
+            after = before + 1 + len(used) - len(shared)
         return Group(
             kind,
             self._direction,

@@ -39,7 +39,7 @@ class GroupRules:
     Attributes:
         min_fusion_size: fewer products are not joined.
         how_many_is_many: from so many on, products that share a factor are made as one wide product of that factor and
-            the others side by side; with fewer the shared factor counts as one more to be stacked.
+            the others side by side; with fewer the shared factor counts as one more to be stacked (not by `batch=`).
         largest_side_numel: factors of more elements are not stacked: large products gain nothing (PyTorch #59905).
         fast_inner: a tree is one product where each member sums over fewer rows than this,
         fast_side: or where the result is smaller than this, or larger, in both directions.
@@ -78,7 +78,8 @@ class Group:
             them: they need no stacking.
         levels: of the first and the last member, counted from the roots; in a forward group from the inputs.
         into: of a tree the task, and the number of its input, where PyTorch sums.
-        launches_before, launches_after: products and sums one by one; and in the group, each stacking counted as one.
+        launches_before, launches_after: kernels one by one: products, the sums of a tree and of biases; and in the
+            group, those among them that stack. As in `Batch`.
         stacked_bytes: of the copies that stacking makes, there beside the originals as long as the group runs.
         held_bytes: of a tree the factors which its members keep until the last of them is ready, and which PyTorch may
             have freed long before.

@@ -102,6 +102,39 @@ def test_a_layer_of_an_ensemble_runs_in_one_step():
     assert not batched(session).fallbacks
 
 
+def scaled_products() -> Tensor:
+    """Of addmm with alpha and beta, with biases of the result's rows, columns, and one number."""
+    torch.manual_seed(3)
+    found = []
+    for shape in ((2, 4), (4,), (1,), (1, 4)):
+        biases, weights = ([torch.randn(size, requires_grad=True) for _ in range(5)] for size in (shape, (3, 4)))
+        found += [
+            torch.addmm(bias, torch.randn(2, 3), weight, alpha=3, beta=2)
+            for bias, weight in zip(biases, weights, strict=True)
+        ]
+    return torch.stack(found).square().sum()
+
+
+FORESEEN = {
+    "an ensemble of 9": lambda: workload("ensemble").build(**SMALL["ensemble"] | {"members": 9})[1](),
+    "a weight used 8 times": lambda: workload("linear50").build(**SMALL["linear50"])[1](),
+    "an unrolled cell": lambda: workload("rnn").build(**SMALL["rnn"])[1](),
+    "products with factors": scaled_products,
+}
+
+
+@pytest.mark.parametrize("name", FORESEEN)
+def test_the_launches_that_groups_foresees_are_those_that_are_counted(name):
+    loss = FORESEEN[name]()
+    foreseen = {
+        (each.kind, each.tasks): (each.launches_before, each.launches_after) for each in th.groups(loss).backward
+    }
+    run = th.backward(loss, engine="direct", batch="auto")
+    counted = {(each.kind, tuple(sorted(each.tasks))): (each.launches_before, each.launches) for each in batched(run)}
+    assert counted == foreseen
+    assert counted
+
+
 def test_what_comes_later_is_held_back_for_the_group_whatever_the_policy():
     leaves, make_loss = small_ensemble()
     for policy in ("heap", "dfs", "bfs"):
