@@ -68,7 +68,7 @@ def cells() -> MakeLoss:
 
 
 def planned(make_loss: MakeLoss, **wanted: object) -> th.PlannedMirror:
-    return th.plan_mirror(make_loss, seconds=0.3, repetitions=1, **wanted)  # type: ignore[arg-type]
+    return th.plan_mirror(make_loss, seconds=0.1, repetitions=1, **wanted)  # type: ignore[arg-type]
 
 
 def measured(make_loss: MakeLoss, plan: th.MirrorPlan, policy: object = "heap") -> th.Timeline:
