@@ -15,7 +15,8 @@ _VALUE = "_tapehead_value"
 _IS_SUM = "_tapehead_is_sum"
 
 REST = object()
-"""What stands for the other arrays of a sparse gradient, of which the first carries all."""
+"""What stands for the other arrays of a sparse gradient, of which the last carries all: going back, the buffer is as it
+was before any of them."""
 
 
 def carry(value: Any, shown: Tensor | None = None, is_sum: bool = False) -> Tensor:
@@ -61,7 +62,8 @@ def carried(gradient: Any, space: Any, places: Sequence[int], is_read: bool) -> 
         else:
             metas = metas_of(space)
             seen = [torch.zeros((), dtype=metas[place].dtype).expand(metas[place].shape or ()) for place in places]
-        return [carry(REST if number else gradient, each) for number, each in enumerate(seen or [torch.zeros(0)])]
+        *others, last = seen or [torch.zeros(0)]
+        return [*(carry(REST, each) for each in others), carry(gradient, last)]
     try:
         arrays = list(arrays_in(space, gradient))
     except (TypeError, KeyError, IndexError):

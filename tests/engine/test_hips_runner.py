@@ -203,6 +203,31 @@ def test_steps_back_and_on_by_hand_and_forks_end_in_the_same_gradients() -> None
     assert max(row.leaves[0].relative or 0.0 for row in compared.rows) < 1e-12
 
 
+@pytest.mark.parametrize("rule", RULES[::2], ids=lambda rule: rule.name)
+def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: th.Accumulation) -> None:
+    def slices(parts: Any) -> Any:
+        first, second, third = parts
+        return sum(np.sum(np.sin(each) * each) for some in (parts[0:2], parts[1:3]) for each in some) + np.sum(
+            first * second * third
+        )
+
+    parts = draw(size=3), draw(size=3), draw(size=3)
+    tape = th.hips_tape(slices, parts)
+
+    def waiting(session: Stepper) -> list[list[float]]:
+        found = (session.waiting(task) for task in session.graph.tasks)
+        return [[0.0 if each is None else float(each.sum()) for each in gradients] for gradients in found]
+
+    with Stepper(tape, policy="dfs", accumulation=rule, history=True) as session:
+        while session.left:
+            before = waiting(session)
+            session.step()
+            session.back()
+            assert waiting(session) == before, f"before {session.current}"
+            session.step()
+    assert close(tape.gradient, autograd.grad(slices)(parts))
+
+
 def test_gradients_on_the_way_are_seen_on_numpys_own_memory_and_can_be_edited() -> None:
     tape = th.hips_tape(lambda x: np.sum(np.sin(x)), numpy.ones(3))
     session = th.debug(tape, policy="dfs")
