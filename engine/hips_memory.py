@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 from weakref import ref
@@ -29,6 +30,8 @@ _PYTHONS_BYTES = 16 << 10
 
 _BIRTH, _DEATH, _CHANGE = range(3)
 
+_one_at_a_time = Lock()  # tracemalloc is the whole process's: who ended it would end another's measurement
+
 
 @dataclass(slots=True)
 class _Turn:
@@ -45,7 +48,8 @@ class _Turn:
 class ArrayWatch:
     """Follows the arrays of one backward, from the moment they are gradients on their way until they are freed.
 
-    A context: tracemalloc, to which numpy reports, is at work inside. What a task takes at its highest beyond those
+    A context, of which there is one at a time: tracemalloc, to which numpy reports, is at work inside; where it is
+    already, it goes on, its peak set back. What a task takes at its highest beyond those
     arrays is its workspace. Of the forward those arrays count that its nodes made and something still keeps: their
     formulas (`vjp`), or the user's code.
 
@@ -66,10 +70,16 @@ class ArrayWatch:
         self._over = False
 
     def __enter__(self) -> Self:
-        self._ours = not tracemalloc.is_tracing()
-        if self._ours:
-            tracemalloc.start()
-        self._find_forward()
+        if not _one_at_a_time.acquire(blocking=False):
+            raise RuntimeError("the memory of a tape is being measured already, in this thread or in another one")
+        try:
+            self._find_forward()
+            self._ours = not tracemalloc.is_tracing()
+            if self._ours:
+                tracemalloc.start()
+        except BaseException:  # an interrupt, or an object in a formula that can't be looked into
+            _one_at_a_time.release()
+            raise
         return self
 
     def __exit__(
@@ -78,6 +88,7 @@ class ArrayWatch:
         self._over = True
         if self._ours:
             tracemalloc.stop()
+        _one_at_a_time.release()
 
     def waits(self, task_id: int, buffer: InputBuffer) -> None:
         """This is the task's input buffer."""

@@ -13,6 +13,7 @@ pytest.importorskip("autograd")
 
 import autograd.numpy as np
 import numpy
+from autograd.extend import defvjp, primitive
 
 from tapehead.engine.hips_levels import hips_levels
 
@@ -96,6 +97,26 @@ def test_measuring_leaves_tracing_as_it_was() -> None:
         assert tracemalloc.is_tracing()
     finally:
         tracemalloc.stop()
+
+
+def test_one_measurement_does_not_end_the_tracing_of_another() -> None:
+    inner: list[str] = []
+
+    @primitive  # type: ignore[untyped-decorator]
+    def nested(x: Any) -> Any:
+        return x * 1.0
+
+    def derivative(gradient: Any) -> Any:
+        with pytest.raises(RuntimeError, match="is being measured already") as refused:
+            th.backward(tape(), memory=True)
+        inner.append(str(refused.value))
+        assert tracemalloc.is_tracing()
+        return gradient
+
+    defvjp(nested, lambda value, x: derivative)
+    th.backward(th.hips_tape(lambda x: np.sum(nested(x)), numpy.ones(2)), memory=True)
+    assert len(inner) == 1 and not tracemalloc.is_tracing()
+    th.backward(tape(), memory=True)
 
 
 def test_a_failed_measurement_ends_tracing() -> None:
