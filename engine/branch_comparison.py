@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..inspector.graph import Graph
 from ..inspector.torch_internals import unobserved
+from .accumulation import PYTORCHS, Accumulation
 from .branches import Branch
 from .dry_run import dry_run
 from .footprint import Footprints
@@ -154,6 +155,7 @@ def compare_branches(
     needed: Collection[int] | None,
     retain_graph: bool,
     footprints: Footprints | None = None,
+    accumulation: Accumulation = PYTORCHS,
 ) -> BranchComparison:
     """Compares branches with the one that is current.
 
@@ -163,6 +165,7 @@ def compare_branches(
         needed: the tasks that run at all; None: all.
         retain_graph: whether the backward keeps what nodes saved.
         footprints: what tasks allocate, where that is known; else each is asked, as `th.simulate` does.
+        accumulation: how the backward sums gradients, and when it lets them go.
     """
     note = ""
     if footprints is None:
@@ -182,7 +185,14 @@ def compare_branches(
         peak = None
         if footprints is not None:
             order = schedule(graph, branch.terms[-1][1], needed, branch.order)
-            peak = simulate(footprints.graph, order, footprints, retain_graph=retain_graph).peak_bytes
+            peak = simulate(
+                footprints.graph,
+                order,
+                footprints,
+                retain_graph=retain_graph,
+                accumulate=accumulation.accumulate,
+                release=accumulation.release,
+            ).peak_bytes
         rows.append(BranchRow(branch, _parts_at(branch.order, current.order), tuple(found), peak))
     return BranchComparison(replace(graph, nodes=()), tuple(rows), note)
 

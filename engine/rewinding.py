@@ -171,8 +171,15 @@ class Rewinding(Verbs):
             footprints: what tasks allocate, where that is known; else each is asked, as `th.simulate` does.
         """
         self._kept()
-        leaves = self._runner.leaves
-        return compare_branches(self.graph, leaves, self.branches, self._needed, self._keep_graph, footprints)
+        return compare_branches(
+            self.graph,
+            self._runner.leaves,
+            self.branches,
+            self._needed,
+            self._keep_graph,
+            footprints,
+            self.accumulation,
+        )
 
     @abstractmethod
     def run_to(self, task: AnyTask) -> Task | None: ...
