@@ -159,7 +159,8 @@ def imported_package(path: Path, level: int, name: str) -> str:
 FORBIDDEN = {"inspector": {"engine", "widgets", ""}, "engine": {"widgets", ""}, "widgets": set[str]()}
 _REPORTS = (
     *("accumulation_study", "advice", "batches", "branch_comparison", "compare", "diff", "find_nan", "find_unused"),
-    *("gantt", "groups", "order_study", "peak", "plan", "planned_mirror", "precedence", "run", "unpack_order", "verbs"),
+    *("gantt", "groups", "mirror_frontier", "mirror_study", "order_study", "peak", "plan", "planned_mirror"),
+    *("precedence", "run", "unpack_order", "verbs"),
 )
 SHOWN_BY_WIDGETS = {Path(f"engine/{name}.py") for name in _REPORTS}
 """Where a report shows itself, draws a figure, or interacts."""
