@@ -16,7 +16,7 @@ from .cuda_allocator import blocks_of
 from .kept import REGION, Kept, Slots
 from .listed import summed_inputs, with_names
 from .memory_watch import Moment, Seen, Visit
-from .timeline import GRADIENT_GRAPH, ON_CTX, Category, Listed, Maker, Timeline
+from .timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Listed, Maker, Timeline
 
 RECOMPUTED = "recomputed"
 """The slot of what a checkpointed region has made again, for the node that needs it."""
@@ -45,6 +45,7 @@ class Measured:
         keep_graph: the graph was retained.
         create_graph: the backward made a graph of its own.
         accumulation: how gradients were summed, and when they were let go.
+        trees: the tasks of each sum that was made as one product, in the order in which they ran.
     """
 
     graph: Graph
@@ -60,6 +61,7 @@ class Measured:
     keep_graph: bool
     create_graph: bool = False
     accumulation: Accumulation = PYTORCHS
+    trees: Sequence[Sequence[int]] = ()
 
 
 @dataclass(slots=True)
@@ -367,6 +369,8 @@ class Kinds:
                         keepers += tuple((each, REGION) for each in region)
                     elif task in measured.kept.hiding:
                         keepers += ((task, HIDDEN),)
+                    elif self._waited_in_tree(keepers, task):
+                        keepers += ((task, IN_TREE),)
                     else:  # a hook let go of it
                         self.held.add(number)
             elif death is None and not self._stays_with_graph(keepers):
@@ -378,6 +382,10 @@ class Kinds:
                 self.born_as[number] = Category.FORWARD
             else:  # kept inside of an operation: a library's cache, or an extension
                 self.held.discard(number)
+
+    def _waited_in_tree(self, keepers: Slots, last: int) -> bool:
+        """Whether what these nodes had saved was left for a product that this task made."""
+        return any(tree[-1] == last and task in tree for tree in self._measured.trees for task, _ in keepers)
 
     def _stays_with_graph(self, keepers: Slots) -> bool:
         """Whether nodes go on keeping something when the backward has run."""

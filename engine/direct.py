@@ -532,7 +532,8 @@ def run_measured(
     ) as stepper:
         run = stepper.run()
         measurement.end()
-        timeline, footprints = measurement.results()
+        trees = [batch.tasks for batch in run.batches or () if batch.kind == "tree"]
+        timeline, footprints = measurement.results(trees)
         return replace(run, timeline=timeline, footprints=None if run.batches else footprints)
 
 

@@ -194,12 +194,12 @@ class Measurement:
                 self._forward = forward
         self._backward = recording
 
-    def results(self) -> tuple[Timeline, Footprints]:
-        """The timeline, and what it teaches about other orders."""
+    def results(self, trees: Sequence[Sequence[int]] = ()) -> tuple[Timeline, Footprints]:
+        """The timeline, and what it teaches about other orders. `trees` as in `Measured`."""
         with collector_paused():
-            return self._results()
+            return self._results(trees)
 
-    def _results(self) -> tuple[Timeline, Footprints]:
+    def _results(self, trees: Sequence[Sequence[int]]) -> tuple[Timeline, Footprints]:
         forward, backward = self._forward, self._backward
         makers = [_maker(made) for made in self._made]
         if forward is None:
@@ -227,6 +227,7 @@ class Measurement:
             self._keep_graph,
             self._create_graph,
             self._accumulation,
+            trees,
         )
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..inspector.graph import Graph, Task, module_name
-from .timeline import GRADIENT_GRAPH, ON_CTX, Category, Keeper, Storage, Timeline
+from .timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Keeper, Storage, Timeline
 
 MADE_IN_FORWARD = "made in the forward"
 """The name of what no capture saw."""
@@ -129,6 +129,7 @@ class StorageWords:
         gradient that several tasks get, one after the other, waits for the first.
         """
         saving: dict[int, None] = {}
+        left: dict[int, None] = {}
         waiting: dict[tuple[str, str, str], tuple[set[int], dict[int, None]]] = {}
         lists: tuple[set[int], dict[int, None]] = set(), {}
         consumed: dict[int, None] = {}
@@ -139,7 +140,9 @@ class StorageWords:
             keepers = self.keepers(storage, since)
             ahead = False
             for keeper in keepers:
-                if keeper.kind == "saved" and keeper.task is not None:
+                if keeper.slot == IN_TREE and keeper.task is not None:
+                    left[keeper.task] = None
+                elif keeper.kind == "saved" and keeper.task is not None:
                     saving[keeper.task] = None
                 elif keeper.kind == "list" and keeper.task is not None:
                     lists[0].add(storage.number)
@@ -162,6 +165,8 @@ class StorageWords:
         sentences = []
         if saving:
             sentences.append("saved by " + joined(self._named(saving)))
+        if left:
+            sentences.append(f"left for the one product of a sum, which {joined(self._named(left))} makes")
         if lists[0]:
             numbers, tasks = lists
             gradients = f"{len(numbers):,} gradients wait" if len(numbers) > 1 else "a gradient waits"

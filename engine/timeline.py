@@ -31,6 +31,9 @@ ON_CTX = "ctx."
 GRADIENT_GRAPH = "graph of the gradients"
 """The slot of what the graph keeps that a backward makes of itself (`create_graph=True`)."""
 
+IN_TREE = "product of a sum"
+"""The slot of what nodes had saved and left behind for one product of several (`batch=`), which its task makes."""
+
 
 class Category(IntEnum):
     """What a storage is for at a moment. `title` is how people read it."""
@@ -102,12 +105,12 @@ class Keeper:
     """What kept a storage alive.
 
     `kind` says how: "saved" in the slot `slot` of a task's node, from the forward until that task has run ("hidden" is
-    the slot of what torch does not show); "buffer", a gradient in the input buffer of `task`; "grad", the .grad of the
-    leaf of `task`; "list", the list of input `slot` of `task`, until that runs; "consumed", a buffer or a list that
-    `task` has consumed, until the backward ends (`release="never"`); "node", the node of `task` as long as there is the
-    graph: on the `ctx` of a custom Function ("ctx.name"), since it did not run (`inputs=`), or for the second
-    derivative ("graph of the gradients"); "user", the user's own code or a hook; "backward", the call of backward
-    itself, until its end.
+    the slot of what torch does not show, "product of a sum" of what tasks before it left behind for `batch=`);
+    "buffer", a gradient in the input buffer of `task`; "grad", the .grad of the leaf of `task`; "list", the list of
+    input `slot` of `task`, until that runs; "consumed", a buffer or a list that `task` has consumed, until the backward
+    ends (`release="never"`); "node", the node of `task` as long as there is the graph: on the `ctx` of a custom
+    Function ("ctx.name"), since it did not run (`inputs=`), or for the second derivative ("graph of the gradients");
+    "user", the user's own code or a hook; "backward", the call of backward itself, until its end.
     """
 
     kind: Literal["saved", "buffer", "grad", "list", "consumed", "node", "user", "backward"]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import tapehead as th
 from tapehead.engine.direct import Stepper
 from tapehead.engine.step_levels import allocated_levels
+from tapehead.engine.timeline import IN_TREE
 from tapehead.engine.workloads import workload
 from tapehead.inspector.torch_internals import retains_any
 
@@ -528,6 +529,20 @@ def test_memory_is_measured_as_the_allocator_says(name):
     assert run.timeline.start_bytes == alone.start_bytes
     assert run.timeline.end_bytes == alone.end_bytes
     assert "The peak is" in repr(run.peak())
+
+
+def test_factors_that_a_sum_waits_with_are_said_to_be_left_for_it():
+    _model, make_loss = workload("rnn").build(batch=3, width=16, steps=12)
+    run = th.profile(make_loss, engine="direct", batch="auto")
+    assert run.timeline is not None
+    (tree,) = [batch for batch in batched(run) if batch.kind == "tree"]
+    left = [each for each in run.timeline if any(keeper.slot == IN_TREE for keeper in each.kept_by)]
+    assert len(left) == 11
+    assert {(keeper.kind, keeper.task) for each in left for keeper in each.kept_by[-1:]} == {("saved", tree.tasks[-1])}
+    assert not any(keeper.kind == "user" for each in left for keeper in each.kept_by)
+    said = str(run.peak())
+    assert "kept: left for the one product of a sum, which MmBackward0 makes" in said
+    assert "your code" not in said
 
 
 def test_an_edited_gradient_goes_into_the_group():
