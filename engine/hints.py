@@ -241,7 +241,7 @@ def other_rule(peak: Peak) -> Iterator[Hint]:
         yield Hint(
             sum(storage.nbytes for storage in consumed),
             f"{_count(consumed, 'gradient')} {_is(consumed)} {peak.words.kept_by(consumed, Category.CONSUMED, since)}",
-            f'PyTorch\'s rule (release="eager") lets {_them(consumed)} go when that has run',
+            'PyTorch\'s rule (release="eager") lets a gradient go when the task that consumed it has run',
         )
 
 
