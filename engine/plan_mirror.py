@@ -362,6 +362,9 @@ def _result(
         solver=solver,
         evaluations=found.evaluations,
         seconds=found.seconds,
+        program=runs.program,
+        memory=memory,
+        recording_ns=runs.recording_ns,
     )
 
 

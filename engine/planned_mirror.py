@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ..inspector.forward_program import ForwardProgram
+from .mirror_footprint import MirroredMemory
 from .mirror_plan import MirrorPlan
 from .policies import Policy
 from .simulate import difference
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
+    from .mirror_frontier import MirrorFrontier
     from .problem import Problem
 
 _MOST_ROWS = 12  # of modules in the table; the others in one
@@ -35,6 +38,7 @@ class PlannedMirror(MirrorPlan):
         order: of the backward that it was planned for; `policy` is what runs it.
         met: whether what was asked for is reached.
         solver: what found it; `evaluations`: among how many choices; `seconds`: in what time.
+        program, memory: what it was judged by; recording_ns: what a step takes longer under a plan that drops nothing.
     """
 
     plain: Timeline
@@ -47,6 +51,9 @@ class PlannedMirror(MirrorPlan):
     solver: str
     evaluations: int
     seconds: float
+    program: ForwardProgram
+    memory: MirroredMemory
+    recording_ns: float
 
     @property
     def peak_bytes(self) -> int:
@@ -71,6 +78,21 @@ class PlannedMirror(MirrorPlan):
             return [*ran, *(task for task in self.order if task in runs and task not in gone)]
 
         return Policy(f"planned {self.order_name}", f"{self.order_name}, for a mirrored forward", plan=planned)
+
+    def explore(self, seconds: float = 5.0) -> MirrorFrontier:
+        """What other budgets would buy: plans from the plain peak to the lowest, with a slider through them.
+
+        The forward does not run again.
+
+        Args:
+            seconds: how long to search.
+
+        Raises:
+            ValueError: that is no time.
+        """
+        from .mirror_frontier import explored
+
+        return explored(self, seconds)
 
     @property
     def sentences(self) -> list[str]:

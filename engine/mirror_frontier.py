@@ -1,0 +1,188 @@
+"""What each budget would buy: plans of one forward from the plain peak to the lowest, each with its price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from .mirror_plan import MirrorPlan, MirrorPrediction
+from .mirror_planners import Found, Goal, search
+from .sizes import percent_text, share_text, size_text
+from .timeline import Timeline
+
+if TYPE_CHECKING:
+    from .planned_mirror import PlannedMirror
+
+# Shares of the time that replaying everything would take, for which the lowest peak is searched.
+_LIMITS = (0.003, 0.01, 0.02, 0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.33, 0.43, 0.55, 0.7, 0.85, 1.0)
+_WORTH_IT = 0.005  # of the plain peak, by which a plan is lower than one that takes less time
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MirrorFrontier:
+    """Plans of one forward: none is lower than another and takes less time, too. In a notebook it shows itself.
+
+    There a slider goes from plan to plan, and predicted curve, table and storages follow at once: nothing is computed
+    any more, so it works in a saved notebook and in a saved page.
+
+    Attributes:
+        explored: the plan that it was explored from; it is among `plans`, unless another one is better.
+        plans: by the time of a step, ascending, so by peak descending. The first one drops nothing. Each
+            can be handed to `th.mirror`.
+        seconds: how long it was searched.
+    """
+
+    explored: PlannedMirror
+    plans: tuple[PlannedMirror, ...]
+    seconds: float
+
+    def __repr__(self) -> str:
+        low, high = self.plans[-1].peak_bytes, self.plans[0].peak_bytes
+        return f"<MirrorFrontier of {len(self.plans):,} plans, {size_text(high)} to {size_text(low)}>"
+
+    def within(self, budget: int | float) -> PlannedMirror:
+        """The cheapest plan that stays within a budget.
+
+        Args:
+            budget: bytes, or a share of the peak without mirroring, 0.5 for half.
+
+        Raises:
+            ValueError: none of the plans does.
+        """
+        plain = self.plans[0].peak_bytes
+        limit = budget if isinstance(budget, int) else int(budget * plain)
+        for plan in self.plans:
+            if plan.peak_bytes <= limit:
+                return plan
+        lowest = self.plans[-1].peak_bytes
+        raise ValueError(
+            f"no plan has a peak within {size_text(limit)}: the lowest one has {size_text(lowest)}, "
+            f"{share_text(lowest, plain)} of the plain one"
+        )
+
+    @property
+    def place(self) -> int:
+        """The place among `plans` of the plan that was explored, or of the one that is nearest to it."""
+        peak = self.explored.peak_bytes
+        return min(range(len(self.plans)), key=lambda place: abs(self.plans[place].peak_bytes - peak))
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The plans as text, headings first."""
+        found = [["plan", "peak", "of the plain one", "let go", "replays", "recording", "step"]]
+        plain = self.plans[0].peak_bytes
+        for place, plan in enumerate(self.plans):
+            predicted = prediction_of(plan)
+            found.append(
+                [
+                    str(place),
+                    size_text(plan.peak_bytes),
+                    share_text(plan.peak_bytes, plain),
+                    size_text(plan.dropped_bytes),
+                    f"{1e3 * predicted.replay_seconds:.2f} ms",
+                    f"{1e3 * predicted.recording_seconds:.2f} ms",
+                    f"+{percent_text(predicted.seconds / predicted.plain_seconds - 1)}",
+                ]
+            )
+        return found
+
+    def __str__(self) -> str:
+        rows = self.cells
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.rjust, cells, widths)) for cells in rows)
+
+    def _repr_html_(self) -> str:
+        from ..widgets.frontier_page import frontier_html
+
+        return frontier_html(self)
+
+    def save_html(
+        self, path: str | Path, title: str = "A plan for mirroring", measured: Mapping[str, Timeline] | None = None
+    ) -> Path:
+        """Writes one HTML page that needs neither a kernel nor a network.
+
+        Args:
+            path: where to.
+            title: its heading.
+            measured: curves of backwards that ran, by name, `th.profile(make_loss).timeline`, drawn beside the
+                predicted ones.
+
+        Raises:
+            ValueError: one of them is of another graph.
+        """
+        from ..widgets.frontier_page import page_html
+
+        path = Path(path)
+        path.write_text(page_html(self, title, measured or {}), encoding="utf-8")
+        return path
+
+
+def prediction_of(plan: MirrorPlan) -> MirrorPrediction:
+    """What a plan of `th.plan_mirror` should come to."""
+    assert plan.predicted is not None, "th.plan_mirror predicts"
+    return plan.predicted
+
+
+def explored(plan: PlannedMirror, seconds: float) -> MirrorFrontier:
+    """See `PlannedMirror.explore`."""
+    if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+        raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
+    began = perf_counter()
+    memory = plan.memory
+    nothing = Found(frozenset(), memory.mirrored(()), 0, 0.0)
+    asked = Found(plan.dropped, memory.mirrored(plan.dropped), 0, 0.0)
+    found = [nothing, asked]
+    whole = sum(each.replay_ns for each in memory.storages if each.droppable)
+    for products in (False, True):
+        last = nothing
+        for share in _LIMITS:
+            goal = Goal(whole * share, None, products)
+            last = search(memory, goal, start=last.dropped, seconds=seconds / (2 * len(_LIMITS)))
+            found.append(last)
+    distinct = {each.dropped: each for each in reversed(found)}
+    plans = _frontier([_planned(plan, each) for each in distinct.values()], memory.plain_peak_bytes)
+    return MirrorFrontier(plan, tuple(plans), perf_counter() - began)
+
+
+def _frontier(found: Iterable[PlannedMirror], plain: int) -> list[PlannedMirror]:
+    """Those than which none is lower and takes less time."""
+    kept: list[PlannedMirror] = []
+    for each in sorted(found, key=lambda each: (bool(each.dropped), prediction_of(each).seconds, each.peak_bytes)):
+        if not kept or each.peak_bytes < kept[-1].peak_bytes - _WORTH_IT * plain:
+            kept.append(each)
+    return kept
+
+
+def _planned(plan: PlannedMirror, found: Found) -> PlannedMirror:
+    """The plan that drops this instead. What that takes is reckoned from what was measured of the given plan."""
+    if found.dropped == plan.dropped:
+        return plan
+    predicted, mirrored = prediction_of(plan), found.mirrored
+    chosen = MirrorPlan.of(plan.program, found.dropped)
+    recording, replays = plan.recording_ns / 1e9, mirrored.replay_ns / 1e9
+    if plan.dropped:
+        more = max(0.0, predicted.recording_seconds - recording)
+        recording += more * len(chosen.dropped) / len(plan.dropped)
+        if predicted.replay_seconds:  # at 0 they were too short to be measured
+            replays *= predicted.replay_seconds / (plan.memory.mirrored(plan.dropped).replay_ns / 1e9)
+    return replace(
+        plan,
+        storages=chosen.storages,
+        predicted=MirrorPrediction(
+            predicted.plain_levels,
+            tuple(mirrored.peaks),
+            predicted.plain_seconds,
+            replays,
+            recording if found.dropped else 0.0,
+        ),
+        timeline=plan.memory.timeline(found.dropped),
+        left_alone=None,
+        notes=(),
+        met=True,
+        evaluations=found.evaluations,
+        seconds=found.seconds,
+    )

@@ -1,0 +1,74 @@
+"""The slider through plans for mirroring, as a browser shows it: offline, in either theme, without a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page
+from torch import nn
+
+import tapehead as th
+from tapehead.engine.mirror_frontier import MirrorFrontier
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def frontier() -> MirrorFrontier:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)])
+    x = torch.ones(64, 32)
+    return th.plan_mirror(lambda: model(x).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
+
+
+@pytest.fixture(params=[("light", 1400), ("dark", 700)], ids=lambda value: f"{value[0]}-{value[1]}")
+def page(
+    browser: Browser, frontier: MirrorFrontier, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[Page, list[str]]]:
+    """The page, and what went wrong on it or over the network."""
+    scheme, width = request.param
+    address = frontier.save_html(
+        tmp_path / "page.html", "<b>&mine", {"<i>measured": frontier.explored.timeline}
+    ).as_uri()
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    trouble: list[str] = []
+    page.on("console", lambda message: trouble.append(message.text))
+    page.on("pageerror", lambda error: trouble.append(str(error)))
+    page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
+    page.goto(address)
+    page.wait_for_selector(".th-frontier[data-ready] .mirrored")
+    yield page, trouble
+    page.close()
+
+
+def test_the_slider_redraws_curve_figures_and_tables(page: tuple[Page, list[str]], frontier: MirrorFrontier) -> None:
+    shown, trouble = page
+    slider = shown.locator("input[type=range]")
+    slider.focus()
+    shown.keyboard.press("Home")
+    peak, fates = shown.locator(".figures b").first, shown.locator(".moving .fate")
+    assert "100 %" in shown.locator(".figures").inner_text() and shown.locator(".again").count() == 0
+    assert shown.locator(".mirrored").get_attribute("d") == shown.locator(".plain").get_attribute("d")
+    assert "let go" not in fates.all_text_contents()
+    before, seen = peak.inner_text(), set()
+    for _ in frontier.plans[1:]:
+        shown.keyboard.press("ArrowRight")
+        seen.add(shown.locator(".mirrored").get_attribute("d"))
+    assert len(seen) == len(frontier.plans) - 1, "a curve for each plan"
+    assert peak.inner_text() != before and shown.locator(".again").count() > 0
+    assert "let go" in fates.all_text_contents()
+    assert "falls from" in shown.locator(".said").inner_text()
+    shown.locator(".dot").first.click()
+    assert slider.input_value() == "0"
+    assert shown.locator("h1").inner_text() == "<b>&mine" and "<i>measured" in shown.locator(".key").first.inner_text()
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert trouble == []
+
+
+def test_hovering_the_curve_tells_the_task_and_its_levels(page: tuple[Page, list[str]]) -> None:
+    shown, _ = page
+    shown.locator(".charts svg").first.hover()
+    told = shown.locator(".told").inner_text()
+    assert "Backward0" in told and "without" in told and "with this plan" in told

@@ -1,0 +1,237 @@
+"""Plans for mirroring under a slider, which curve, prices, modules and storages follow, with no kernel or network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from ..engine.mirror_frontier import MirrorFrontier, prediction_of
+from ..engine.mirror_plan import PlannedStorage
+from ..engine.planned_mirror import PlannedMirror
+from ..engine.sizes import percent_text, share_text, size_text
+from ..engine.storage_words import task_name
+from ..engine.timeline import Category, Timeline
+from ..inspector.graph import Graph
+from .frontier_script import SCRIPT
+from .report_html import cells_html
+from .theme import DARK, FONT, LIGHT, variables
+
+_MOST_BINS = 480  # of a curve
+_MOST_STORAGES = 40  # that are listed, the largest
+_FATES = {"dropped": "d", "dropped on the way": "w", "kept": "k", "newly kept": "n"}
+_ABSENT = "-"
+
+_STYLE = f"""
+.th-frontier{{color-scheme:light;{variables(LIGHT)};background:var(--panel);color:var(--ink);
+  font:400 12px/17px {FONT};font-variant-numeric:tabular-nums;border:1px solid var(--line);border-radius:8px;
+  max-width:1360px;margin:0 auto;overflow:hidden;text-align:left}}
+@media (prefers-color-scheme:dark){{.th-frontier:not([data-theme=light]){{color-scheme:dark;{variables(DARK)}}}}}
+.th-frontier[data-theme=dark]{{color-scheme:dark;{variables(DARK)}}}
+.th-frontier *{{box-sizing:border-box}}
+.th-frontier[data-ready] .still,.th-frontier:not([data-ready]) .moving{{display:none}}
+.th-frontier .still,.th-frontier section{{padding:12px 16px}}
+.th-frontier section+section{{border-top:1px solid var(--line)}}
+.th-frontier h3{{font-size:12px;line-height:17px;font-weight:600;margin:0 0 6px;color:var(--ink)}}
+.th-frontier h3 span{{font-weight:400;color:var(--ink3);margin-left:8px}}
+.th-frontier .figures{{display:flex;flex-wrap:wrap;gap:4px 36px;margin:0 0 8px}}
+.th-frontier .figures div{{min-width:108px}}
+.th-frontier .figures b{{display:block;font-size:22px;line-height:28px;font-weight:600;letter-spacing:-.01em}}
+.th-frontier .figures span{{color:var(--ink3)}}
+.th-frontier .budget{{display:grid;grid-template-columns:max-content 1fr max-content;gap:0 12px;align-items:center;
+  color:var(--ink3)}}
+.th-frontier input[type=range]{{width:100%;margin:0;height:28px;accent-color:var(--accent);cursor:pointer}}
+.th-frontier :focus-visible{{outline:2px solid var(--accent);outline-offset:1px}}
+.th-frontier .charts{{display:grid;grid-template-columns:minmax(0,1fr) minmax(230px,300px);gap:8px 24px}}
+@media (max-width:760px){{.th-frontier .charts{{grid-template-columns:minmax(0,1fr)}}}}
+.th-frontier svg{{display:block;width:100%;overflow:visible}}
+.th-frontier svg text{{font:400 11px {FONT};fill:var(--ink3);font-variant-numeric:tabular-nums}}
+.th-frontier svg .strong{{fill:var(--ink);font-weight:600}}
+.th-frontier .key{{display:flex;flex-wrap:wrap;gap:2px 16px;color:var(--ink2);margin:0 0 4px}}
+.th-frontier .key i{{display:inline-block;width:14px;height:0;border-top:2px solid;vertical-align:middle;
+  margin:0 6px 2px 0}}
+.th-frontier .key i.box{{height:8px;border:0;border-radius:2px;width:8px}}
+.th-frontier .told{{min-height:17px;color:var(--ink2);margin:2px 0 0;overflow:hidden;
+  text-overflow:ellipsis;white-space:nowrap}}
+.th-frontier .said p{{margin:0 0 2px;max-width:110ch;color:var(--ink2)}}
+.th-frontier .said p:first-child{{color:var(--ink)}}
+.th-frontier .whole{{display:flex;height:10px;border-radius:3px;overflow:hidden;background:var(--sunk);
+  margin:0 0 6px;gap:1px}}
+.th-frontier .scroll{{overflow-x:auto}}
+.th-frontier table{{border-collapse:collapse;width:100%;margin:0;table-layout:auto;font-size:12px}}
+.th-frontier :is(td,th){{padding:4px 16px 4px 0;text-align:left;vertical-align:baseline;background:none;border:0;
+  white-space:nowrap;max-width:none}}
+.th-frontier th{{font-weight:400;color:var(--ink3)}}
+.th-frontier tbody tr:nth-child(n){{border-top:1px solid var(--line);background:none}}
+.th-frontier .number{{text-align:right}}
+.th-frontier td:last-child{{padding-right:0;white-space:normal;color:var(--ink2)}}
+.th-frontier tr.soft td{{color:var(--ink3)}}
+.th-frontier .fate{{white-space:nowrap}}
+.th-frontier .fate i{{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}}
+"""
+
+_PAGE = f"""
+:root{{color-scheme:light dark;background:{LIGHT["bg"]};color:{LIGHT["ink"]}}}
+@media (prefers-color-scheme:dark){{:root{{background:{DARK["bg"]};color:{DARK["ink"]}}}}}
+body{{margin:0;padding:8px;font:400 12px/17px {FONT};-webkit-font-smoothing:antialiased}}
+h1{{font-size:14px;line-height:20px;font-weight:600;max-width:1360px;margin:4px auto 10px;padding:0 16px;
+  overflow-wrap:anywhere}}
+"""
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
+
+
+def page_html(frontier: MirrorFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
+    """See `MirrorFrontier.save_html`."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)} · tapehead</title>
+<style>{_PAGE}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+{frontier_html(frontier, measured)}
+</body>
+</html>
+"""
+
+
+def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | None = None) -> str:
+    """The plans for a page or a notebook. Where no script runs, they are a table.
+
+    Raises:
+        ValueError: a measured timeline is of another graph.
+    """
+    content = json.dumps(_content(frontier, measured or {}), separators=(",", ":")).replace("<", "\\u003c")
+    headings = frontier.cells[0]
+    still = cells_html(frontier.cells, frontier.explored.sentences, headings)
+    return (
+        f'<div class="th-frontier"><style>{_STYLE}</style><div class="still">{still}</div><div class="moving"></div>'
+        f'<script type="application/json">{content}</script></div><script>{SCRIPT}</script>'
+    )
+
+
+def _content(frontier: MirrorFrontier, measured: Mapping[str, Timeline]) -> dict[str, Any]:
+    plans = frontier.plans
+    plain = plans[0].timeline
+    count = len(plain.order)
+    size = max(1, -(-count // _MOST_BINS))
+    starts = range(0, count, size)
+    for name, timeline in measured.items():
+        if len(timeline.order) != count:
+            raise ValueError(
+                f"{name!r} is of another graph: its backward ran {len(timeline.order):,} tasks, the plans are for one "
+                f"of {count:,}"
+            )
+    listed = _listed(plans)
+    return {
+        "tasks": count,
+        "size": size,
+        "names": [_name(plain.graph, plain.order[start]) for start in starts],
+        "place": frontier.place,
+        "measured": [{"name": name, **_curve(each, size)} for name, each in measured.items()],
+        "notes": [*([frontier.explored.left_alone] if frontier.explored.left_alone else []), *frontier.explored.notes],
+        "storages": [_described(each) for each in listed],
+        "others": len({each.number for plan in plans for each in plan.storages}) - len(listed),
+        "plans": [
+            {
+                **_curve(plan.timeline, size),
+                **_figures(plan, plans[0]),
+                "replays": _replays(plan.timeline, size),
+                "cells": plan.cells,
+                "fates": _fates(plan, listed),
+                "totals": [
+                    [_FATES[fate], sum(each.nbytes for each in plan.storages if each.fate == fate)] for fate in _FATES
+                ],
+            }
+            for plan in plans
+        ],
+    }
+
+
+def _name(graph: Graph, task: int) -> str:
+    name, where = task_name(graph.tasks[task]), graph.module(task) or graph.tasks[task].parameter
+    return f"{name} in {where}" if where else name
+
+
+def _curve(timeline: Timeline, size: int) -> dict[str, Any]:
+    """The highest level by bin, and where the highest of all is."""
+    peaks = list(timeline.task_peaks)
+    levels = [max(peaks[start : start + size]) for start in range(0, len(peaks), size)]
+    levels = levels or [timeline.start_bytes]
+    return {"levels": levels, "end": timeline.end_bytes, "peak": timeline.peak_bytes}
+
+
+def _replays(timeline: Timeline, size: int) -> list[list[int]]:
+    """By bin the bytes of saved storages that are made again in it: [bin, bytes]."""
+    found: dict[int, int] = {}
+    for place in range(len(timeline.order)):
+        for event in range(timeline.starts[place], timeline.starts[place + 1]):
+            number = timeline.events[event]
+            if number >= 0 and timeline.born_as[number] == Category.SAVED:
+                found[place // size] = found.get(place // size, 0) + timeline.nbytes[number]
+    return [[place, nbytes] for place, nbytes in found.items()]
+
+
+def _figures(plan: PlannedMirror, plain: PlannedMirror) -> dict[str, Any]:
+    predicted = prediction_of(plan)
+    peak, before = plan.peak_bytes, plain.peak_bytes
+    more = predicted.seconds / predicted.plain_seconds - 1
+    count = sum(each.fate == "dropped" for each in plan.storages)
+    if not plan.dropped:
+        sentences = [
+            f"Nothing is let go of: the peak stays {size_text(before)}, a step takes "
+            f"{1e3 * predicted.plain_seconds:.1f} ms."
+        ]
+    else:
+        saved = sum(bool(each.saved_by) for each in plan.storages)
+        kept = (
+            f", and {size_text(plan.newly_kept_bytes)} newly kept to make them again" if plan.newly_kept_bytes else ""
+        )
+        sentences = [
+            f"The backward's peak falls from {size_text(before)} to {size_text(peak)}, by "
+            f"{share_text(before - peak, before)}. Predicted.",
+            f"{count:,} of the {saved:,} storages that nodes save and the forward made are let go of, "
+            f"{size_text(plan.dropped_bytes)}{kept}.",
+            f"A step takes {percent_text(more)} longer than {1e3 * predicted.plain_seconds:.1f} ms: "
+            f"{1e3 * predicted.replay_seconds:.2f} ms for replays, {1e3 * predicted.recording_seconds:.2f} ms for "
+            "recording the forward.",
+        ]
+    return {
+        "seconds": predicted.seconds - predicted.plain_seconds,
+        "figures": [
+            ["predicted peak", size_text(peak)],
+            ["of the plain one", share_text(peak, before)],
+            ["a step takes longer by", percent_text(more)],
+            ["let go of", size_text(plan.dropped_bytes)],
+        ],
+        "sentences": sentences,
+    }
+
+
+def _listed(plans: Sequence[PlannedMirror]) -> list[PlannedStorage]:
+    """The largest storages of which any plan says something."""
+    every = {each.number: each for plan in reversed(plans) for each in plan.storages}
+    return sorted(every.values(), key=lambda each: (-each.nbytes, each.number))[:_MOST_STORAGES]
+
+
+def _described(storage: PlannedStorage) -> list[str]:
+    return [
+        size_text(storage.nbytes),
+        storage.operation.split(".")[1],
+        storage.module or "outside any module",
+        f"{1e3 * storage.seconds:.2g} ms",
+        "" if storage.obstacle is None else f"can't be made again, since {storage.obstacle}",
+    ]
+
+
+def _fates(plan: PlannedMirror, listed: Sequence[PlannedStorage]) -> str:
+    """A letter for each."""
+    fates = {each.number: _FATES[each.fate] for each in plan.storages}
+    return "".join(fates.get(each.number, _ABSENT) for each in listed)
