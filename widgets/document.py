@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-import torch
-
 from ..engine.peak import peak_report
 from ..engine.policies import CLASSIC, Choice, Policy, policy_name
 from ..engine.run import Engine
@@ -265,15 +263,14 @@ def arrivals_of(graph: Graph, order: Sequence[int]) -> dict[int, int]:
 
 
 def saved_content(document: Document, timeline: Timeline) -> Json:
-    """What the nodes of a graph kept, as far as a measured run has it: there are no shapes."""
+    """What the nodes of a graph kept, as far as a measured run has it: shapes and types are not known."""
     rows = sorted((task, slot, number) for number, slots in timeline.saved.items() for task, slot in slots)
-    unknown = TensorMeta(None, torch.uint8, torch.device(timeline.device))
     return {
         "task": [task for task, _, _ in rows],
         "slot": [document.text(slot) for _, slot, _ in rows],
         "storage": [number for _, _, number in rows],
         "bytes": [timeline.nbytes[number] for _, _, number in rows],
-        "meta": [document.meta(unknown) for _ in rows],
+        "meta": [NONE] * len(rows),
         "parameter": [NONE] * len(rows),
         "held": [int(number in timeline.held) for _, _, number in rows],
     }

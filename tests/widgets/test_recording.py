@@ -71,6 +71,7 @@ def test_a_profiled_run_has_its_memory_and_the_others_have_theirs(from_file: boo
     assert {each["memory"]["basis"] for each in others if each["memory"]} <= {"calibrated"}
     assert bool(run.footprints) == all(each["memory"] for each in others)
     assert content["saved"]["task"], "what the nodes kept is known from the measurement, too"
+    assert {*content["saved"]["meta"]} == {-1}, "but its shapes are not"
 
 
 def test_a_run_with_inputs_leaves_tasks_out_of_every_schedule() -> None:

@@ -91,7 +91,7 @@ test("with retain_graph nothing is freed", () => {
   const replay = diamond();
   replay.graph.document.keeps_graph = true;
   const [shared] = savedBy(replay, 2);
-  assert.equal(fate(replay, shared, 4), "kept: retain_graph, also kept by Relu #1");
+  assert.equal(fate(replay, shared, 4), "kept: nodes free nothing, also kept by Relu #1");
   assert.equal(isFreed(replay, shared, 4), false);
 });
 

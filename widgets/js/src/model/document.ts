@@ -12,7 +12,7 @@ export interface DeckDocument {
   /** What was run: the model's class, or a file's name. */
   title: string;
   engine: "direct" | "native";
-  /** Whether tasks keep their saved tensors when they have run: `retain_graph`. */
+  /** Whether tasks keep their saved tensors when they have run: `retain_graph`, `create_graph`, a tape. */
   keeps_graph: boolean;
   /** Whether the forward's inputs were kept, without which derivatives can't be checked. */
   keeps_inputs?: boolean;

@@ -34,6 +34,7 @@ function push(map: Map<number, number[]>, key: number, value: number): void {
 
 export interface Saved {
   slot: string;
+  /** NONE where shape and type are not known. */
   meta: number;
   bytes: number;
   /** The parameter that it is; "" for others. */
@@ -83,7 +84,7 @@ export function fate(replay: Replay, saved: Saved, t: number): string {
   if (saved.parameter) return `parameter ${saved.parameter}, not counted`;
   if (saved.held) return "held by the caller, not counted";
   if (saved.sameAs) return `in the same bytes as ${saved.sameAs}`;
-  if (replay.graph.document.keeps_graph) return `kept: retain_graph${sharers(replay, saved, "also kept")}`;
+  if (replay.graph.document.keeps_graph) return `kept: nodes free nothing${sharers(replay, saved, "also kept")}`;
   if (saved.last === NEVER) return "kept to the end: a task that keeps it does not run";
   const freed = isFreed(replay, saved, t);
   const when = `${freed ? "freed by" : "freed after"} task ${saved.last + 1}`;

@@ -1,6 +1,7 @@
 /** What a task keeps from the forward. */
 
 import { el } from "../dom.ts";
+import { NONE } from "../model/document.ts";
 import { fate, isFreed, keptBytes, type Saved, savedBy } from "../model/saved.ts";
 import type { Store } from "../store.ts";
 import { grouped, shape, size } from "../text.ts";
@@ -20,7 +21,7 @@ export function savedSection(store: Store, task: number): HTMLElement[] {
 
 function item(store: Store, saved: Saved): HTMLElement {
   const { replay, ran, document } = store;
-  const meta = document.metas[saved.meta];
+  const meta = saved.meta === NONE ? undefined : document.metas[saved.meta];
   const uncounted = saved.parameter !== "" || saved.held;
   const swatch = uncounted ? "sw uncounted" : isFreed(replay, saved, ran) ? "sw freed" : "sw";
   const words = el("span", { class: "d" }, fate(replay, saved, ran));
@@ -30,12 +31,13 @@ function item(store: Store, saved: Saved): HTMLElement {
       el("button", { class: "go", "data-go": String(saved.others[0]), title: "Show that task" }, "show"),
     );
   }
-  const what = el("i", { title: `${shape(meta.shape)} ${meta.dtype} on ${meta.device}` }, shape(meta.shape));
+  const what =
+    meta && el("i", { title: `${shape(meta.shape)} ${meta.dtype} on ${meta.device}` }, shape(meta.shape));
   return el(
     "div",
     { class: "sv" },
     el("span", { class: swatch, "aria-hidden": "true" }),
-    el("span", { class: "t" }, saved.slot, " ", what),
+    el("span", { class: "t" }, saved.slot, ...(what ? [" ", what] : [])),
     el("span", {}, saved.sameAs ? "" : size(saved.bytes)),
     words,
   );
