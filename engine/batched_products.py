@@ -240,7 +240,7 @@ def _convolutions(
     )
     tally.launches += sum(mask)
     for output, along, wanted, whole in zip((left, right, addend), (1, 0, 0), mask, made, strict=True):
-        if wanted:
+        if wanted and output is not None:
             sizes = [whole.shape[along] // len(members)] * len(members)
             for each, part in zip(found, torch.unsafe_split_with_sizes(whole, sizes, along), strict=True):
                 each[output] = part

@@ -18,7 +18,7 @@ from .batches import Batches
 from .edits import as_gradients, check_edit
 from .group_runner import AnyBatch, group_runner
 from .history import BUDGET_BYTES, Ran
-from .holding import HoldingChoiceQueue, HoldingQueue, upcoming
+from .holding import HoldingChoiceQueue, HoldingQueue, planned_order
 from .input_buffer import InputBuffer, Waiting
 from .measurement import Measurement
 from .needed import Inputs
@@ -407,8 +407,8 @@ class Stepper(Rewinding):
 
     def _upcoming(self) -> list[int]:
         """All tasks in the order in which they ran or are going to."""
-        if isinstance(self._queue, HoldingQueue):
-            return [*self.order, *upcoming(self._queue, self._missing, self._needed)]
+        if isinstance(self._queue, HoldingQueue | HoldingChoiceQueue):
+            return planned_order(self._queue, self.order, self._missing, self._needed)
         return schedule(self.graph, self._policy, self._needed, self.order)
 
     def _check_open(self) -> None:

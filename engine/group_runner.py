@@ -372,7 +372,9 @@ class GroupRunner:
             members.append(Operands.of(product, node, gradient, product.wanted))
             its.clear()
         with without_torch_function():  # as in a node, where factors that are subclasses are not asked
-            found = [[None] * each.width for each in members] if stack is None else self._stacked(stack, members)
+            found: list[Outputs] = [[None] * each.width for each in members]
+            if stack is not None:
+                found = self._stacked(stack, members)
             for member, outputs in zip(members, found, strict=True):
                 self._at = member.product.task
                 self._complete(member, outputs)

@@ -87,8 +87,8 @@ class HoldingQueue(KeyedQueue):
             return [first]
         return [first, *(each for each in self.in_order(group) if each != first)]
 
-    def copy(self) -> HoldingQueue:
-        """Another queue in the same state."""
+    def copy(self, order: Sequence[int]) -> HoldingQueue:
+        """Another queue in the same state, of a run of this `order`."""
         found = HoldingQueue(self.graph, self._policy, self._together)
         found._arrivals, found._arrived = dict(self._arrivals), self._arrived
         found._heap, found._held = list(self._heap), dict(self._held)
@@ -106,6 +106,7 @@ class HoldingChoiceQueue(ChoiceQueue):
 
     def __init__(self, graph: Graph, choice: Choice, order: Sequence[int], together: Together) -> None:
         super().__init__(graph, choice, order)
+        self.graph = graph
         self._together = together
         self._missing = _Missing(together)
         self._held: set[int] = set()
@@ -137,19 +138,37 @@ class HoldingChoiceQueue(ChoiceQueue):
             return [first]
         return [first, *(each for each in self.in_order(group) if each != first)]
 
+    def copy(self, order: Sequence[int]) -> HoldingChoiceQueue:
+        """Another queue in the same state, of a run of this `order`."""
+        found = HoldingChoiceQueue(self.graph, self._choice, order, self._together)
+        found._arrivals, found._arrived = dict(self._arrivals), self._arrived
+        found._chosen, found._held = self._chosen, set(self._held)
+        found._missing = self._missing.copy()
+        return found
+
     def _offered(self) -> Collection[int]:
         free = [task_id for task_id in self._arrivals if task_id not in self._held]
         return free or self._arrivals.keys()
 
 
-def upcoming(queue: HoldingQueue, missing: Sequence[int], needed: Collection[int] | None) -> list[int]:
-    """The tasks that are left, in the order in which they are going to run. O(tasks log tasks).
+def planned_order(
+    queue: HoldingQueue | HoldingChoiceQueue,
+    order: Sequence[int],
+    missing: Sequence[int],
+    needed: Collection[int] | None,
+) -> list[int]:
+    """All tasks, in the order in which they ran and are going to. O(tasks log tasks), but for a user's own choice.
 
     Args:
+        order: the tasks that have run.
         missing: by task for how many gradients it waits.
         needed: the tasks that run at all; None: all.
+
+    Raises:
+        PolicyError: a user's choice is none.
     """
-    queue, missing, order = queue.copy(), list(missing), list[int]()
+    missing, order = list(missing), list(order)
+    queue = queue.copy(order)
     while queue:
         tasks = queue.next_step()
         for task_id in tasks:

@@ -82,8 +82,7 @@ class Live:
         self._know(find_policy(policy))
         self._tell = tell
         self._reported = 0
-        self._batched = 0
-        self._batches_told = (0, 0)
+        self._told = (0, 0)  # batches and fallbacks
         self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
         self.stops = LiveStops(session)
         self.foresight = Foresight(session, retain_graph, create_graph)
@@ -499,25 +498,22 @@ class Live:
         trace, started, current = self.session.trace, self._started(), self._current()
         records = {} if trace is None else self.document.records(trace, range(self._reported, len(trace)))
         foreseen = [*started[self._reported :], *([] if current is None else [current])]
-        live = None
-        batched = 0 if trace is None else len(trace.batches)
-        if batched != self._batched:
-            self._batched = batched
-            live = self._own_schedule()
-        if foreseen != self.plan[self._reported : self._reported + len(foreseen)]:
+        groups = self._groups_now()
+        other = foreseen != self.plan[self._reported : self._reported + len(foreseen)]
+        if other:
             self.plan = self._planned()
-            live = self._own_schedule()
+        live = self._own_schedule() if other or groups is not None else None
         self._reported = len(started)
         self._looked_at.difference_update(started)
-        return replace(self.news(records | self._waiting(current), live), groups=self._groups_now())
+        return replace(self.news(records | self._waiting(current), live), groups=groups)
 
     def _groups_now(self) -> Json | None:
-        """The groups with what has run as one, where that is more, or less, than was told."""
+        """The groups with what has run as one, where that is more than was told."""
         batches = self.session.batches if isinstance(self.session, Stepper) else None
         told = (0, 0) if batches is None else (len(batches), len(batches.fallbacks))
-        if batches is None or told == self._batches_told:
+        if batches is None or told == self._told:
             return None
-        self._batches_told = told
+        self._told = told
         return with_batches(self.document.content["groups"], batches, self.graph)
 
     def _runs(self) -> list[tuple[int, int]]:

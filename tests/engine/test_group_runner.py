@@ -148,6 +148,19 @@ def test_what_comes_later_is_held_back_for_the_group_whatever_the_policy():
             assert reasons[1:] == ["as one with 4 other tasks, from task " + str(batch.tasks[0]) + " on"] * 4
 
 
+@pytest.mark.parametrize("policy", ["heap", "bfs", lambda ready, state: ready[len(state.order) % len(ready)]])
+def test_the_plan_holds_back_as_the_run_does(policy):
+    _leaves, make_loss = small_ensemble()
+    with th.debug(make_loss(), batch="auto", policy=policy) as session:
+        plan = session.planned
+        for _ in range(4):
+            session.step()
+        assert session.planned == plan
+        session.run()
+        assert session.order == plan
+        assert len(batched(session)) == 2
+
+
 def test_inputs_that_are_one_are_not_copied():
     shared, own = (batched(check(*small_ensemble(members=8, own_inputs=own)))[-1].copied_bytes for own in (False, True))
     assert shared < own
