@@ -258,8 +258,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
             policies = _policies(options)
             name, title, source, make_loss = script.enter_context(_program(target, options.size))
             options.out.mkdir(parents=True, exist_ok=True)
-            console.print(title, style="bold", markup=False)
-            console.print(f"{source}\n", style="dim", markup=False)
+            _print_title(title, source, console)
             comparison = compare(make_loss, policies, accumulate=options.accumulate, release=options.release)
         except UserError as error:
             print(users_traceback(error.error), end="", file=sys.stderr)
@@ -295,10 +294,16 @@ def _advise(options: argparse.Namespace, console: Console) -> int:
         except (ValueError, OSError) as error:
             line.clear()
             return _refuse(error)
-    console.print(title, style="bold", markup=False)
-    console.print(f"{source}\n", style="dim", markup=False)
-    console.print(advice)
+    _print_title(title, source, console)
+    console.print(advice, crop=False)  # a line of its code is never cut
     return 0
+
+
+def _print_title(title: str, source: str, console: Console) -> None:
+    console.print(title, style="bold", markup=False)
+    if source:
+        console.print(source, style="dim", markup=False)
+    console.print()
 
 
 def _bench_orders(options: argparse.Namespace, console: Console) -> int:

@@ -167,7 +167,9 @@ class Advice:
             parts.append(Padding(Text.assemble((item.title, "bold"), f": {item.said}."), (1, 0, 0, 0)))
             parts.append(Padding(Text("\n".join(item.facts)), (0, 0, 0, 2)))
         if self.best is not None and self.best.code is not None:
-            parts.append(Padding(Syntax(self.best.code, "python", background_color="default"), (1, 0, 0, 0)))
+            code = Syntax(self.best.code, "python", background_color="default").highlight(self.best.code)
+            code.no_wrap, code.overflow = True, "ignore"  # its lines are to be copied
+            parts += [Text(), code]
         return Group(*parts)
 
     def _repr_html_(self) -> str:

@@ -321,4 +321,8 @@ def test_as_text_and_for_a_terminal_it_says_the_same(timed: Any) -> None:
     for text in (str(found), shown):
         assert "gain 4 ×" in text and "12.0 ms → 3.00 ms" in text
         assert "torch.baddbmm(parameters" in text and "stack_module_state" not in text  # the best alone
+    narrow = Console(width=40, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    narrow.print(found, crop=False)
+    lines = {line.rstrip() for line in narrow.export_text().splitlines()}
+    assert lines.issuperset((found[0].code or "?").splitlines()), "what is to be copied is whole, however narrow"
     assert str(found[1]).endswith(found[1].code or "?")
