@@ -102,11 +102,17 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
 
     Raises:
         ModuleNotFoundError: the package `autograd` is not installed.
-        TypeError: autograd takes no derivative with respect to such an argument, or of what the function returned.
+        TypeError: `fun` is no function, or autograd takes no derivative with respect to such an argument, or of what
+            the function returned.
         ValueError: the function's value does not depend on the argument.
         IndexError: there is no such argument.
     """
     hips = _hips_nodes()
+    if not callable(fun):
+        raise TypeError(
+            "th.hips_tape takes a function written with autograd.numpy and what it is called with, "
+            f"th.hips_tape(fun, *args), not a {type(fun).__name__}; a loss of PyTorch's needs no tape: th.graph(loss)"
+        )
     name = getattr(fun, "__name__", type(fun).__name__)
     numbers = (argnum,) if isinstance(argnum, int) else tuple(argnum)
     if not numbers or not all(-len(args) <= number < len(args) for number in numbers):
@@ -128,7 +134,17 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
 
     argument = args[numbers[0]] if isinstance(argnum, int) else tuple(args[number] for number in numbers)
     wanted = ", ".join(names)
-    value, end, start = hips.trace(of_one, argument)
+    try:
+        value, end, start = hips.trace(of_one, argument)
+    except TypeError as error:
+        if "Box" in str(error):
+            error.add_note(
+                f"tapehead: {name} got autograd's boxes, which functions of autograd.numpy take; "
+                "what is computed with PyTorch needs no tape: th.graph(loss)"
+            )
+        elif "vector space" in str(error):
+            error.add_note(f"tapehead: autograd takes derivatives of floats; call {name} with arrays of them")
+        raise
     if isinstance(value, tuple | list | dict):
         kind = type(value).__name__
         raise TypeError(f"{name} returned a {kind}; a backward starts from one array or scalar: return that alone")

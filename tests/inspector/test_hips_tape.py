@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -123,6 +124,7 @@ def aux(x: Any) -> Any:
         (lambda: th.hips_tape(lambda x: box_dict(a=x), np.ones(2)), TypeError, "returned a dict"),
         (lambda: th.hips_tape(lambda x: x * 2.0, 3), TypeError, "with respect to x, a int: it takes a float"),
         (lambda: th.hips_tape(lambda x: x * 2.0, torch.ones(2)), TypeError, "with respect to x, a Tensor"),
+        (lambda: th.hips_tape(torch.ones(2)), TypeError, r"not a Tensor; .*needs no tape: th\.graph\(loss\)"),
         (lambda: th.hips_tape(lambda x: x * 2.0, 3.0, argnum=1), IndexError, "called with 1 positional arguments"),
         (lambda: th.hips_tape(lambda x: x * 2.0, numpy.longdouble(3)), TypeError, "no dtype like numpy's"),
     ],
@@ -132,6 +134,21 @@ def test_what_gives_no_tape_is_told_in_a_sentence(
 ) -> None:
     with pytest.raises(error, match=says):
         make()
+
+
+@pytest.mark.parametrize(
+    ("fun", "argument", "says"),
+    [
+        (lambda x: torch.tanh(x).sum(), np.ones(2), "<lambda> got autograd's boxes, .*autograd.numpy"),
+        (lambda x: np.sum(x * 2), np.ones(2, int), "derivatives of floats; call <lambda> with arrays of them"),
+    ],
+)
+def test_what_autograd_itself_refuses_has_a_note_that_says_what_to_do(
+    fun: Callable[[Any], Any], argument: object, says: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        th.hips_tape(fun, argument)
+    assert re.search(says, caught.value.__notes__[-1])
 
 
 def test_a_box_or_a_node_alone_is_refused_and_says_what_to_record() -> None:
