@@ -24,7 +24,7 @@ _LAYOUT = frozenset({"T", "Transpose", "Permute", "View", "UnsafeView", "Reshape
 _WHY = {
     "modified": "was modified in place after the forward, so a backward is going to raise",
     "packed": "is packed by saved_tensors_hooks (a checkpoint), so that stacking would unpack all at once",
-    "gone": "was freed by a backward",
+    "gone": "was freed by a backward; ask before it, or of a fresh forward",
     "not saved": "is not kept by the node",
 }
 

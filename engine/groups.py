@@ -381,10 +381,13 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
 
     Raises:
         ValueError: the graph is from a file, without its nodes.
+        TypeError: `rules` is something else.
     """
     from .group_search import search
 
-    rules = rules or GroupRules()
+    rules = GroupRules() if rules is None else rules
+    if not isinstance(rules, GroupRules):
+        raise TypeError(f"rules is a th.GroupRules, as th.GroupRules(min_fusion_size=2), not {rules!r}")
     graph = of if isinstance(of, Graph) else graph_of(of)
     if graph.is_tape:
         raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")

@@ -297,6 +297,8 @@ def test_what_is_refused_in_modules_is_said_to_be_there() -> None:
 def test_a_threshold_that_is_changed_joins_what_was_refused() -> None:
     loss = stacked(lambda n: torch.randn(2, 3) @ weight(3, 2), 3)
     assert len(th.groups(loss, th.GroupRules(min_fusion_size=3)).backward) == 1
+    with pytest.raises(TypeError, match=r"rules is a th\.GroupRules, .* not 4"):
+        th.groups(torch.ones(2, requires_grad=True).sum(), rules=4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="min_fusion_size is 1, and must be 2 at least"):
         th.GroupRules(min_fusion_size=1)
 
