@@ -196,14 +196,16 @@ class DeckMagics(Magics):
         if cell is None and options.keep_inputs:
             raise UsageError("--keep-inputs is for a cell that computes the loss: %%tapehead --keep-inputs loss")
         if cell is not None:
-            module = None if options.names is None else self._value(options.names, "--names")
+            looked_up = "; --names is looked up before the cell runs: make the model in a cell above"
+            module = None if options.names is None else self._value(options.names, "--names", looked_up)
             if not isinstance(module, nn.Module | None):
                 raise UsageError(f"--names {options.names}: a module is needed, not a {type(module).__name__}")
             before = self.shell.user_ns.get(options.loss)
             from_before = ref(before) if isinstance(before, Tensor) else None
             del before  # the cell's forward may need its memory
             run_captured(self.shell, line, cell, module, options.keep_inputs)
-        loss = self._value(options.loss, "the loss")
+        verbs = f"; the verbs are {', '.join(VERBS)}" if cell is None else "; the cell did not assign it"
+        loss = self._value(options.loss, "the loss", verbs)
         if isinstance(loss, Tensor) and _is_freed(loss):
             if from_before is not None and from_before() is loss:
                 raise UsageError(
@@ -226,12 +228,12 @@ class DeckMagics(Magics):
         except (TypeError, ValueError, RuntimeError) as error:  # nothing has run: it is about what was given
             raise UsageError(str(error)) from None
 
-    def _value(self, expression: str, what: str) -> Any:
+    def _value(self, expression: str, what: str, if_unknown: str) -> Any:
         try:
             return eval(expression, self.shell.user_global_ns, self.shell.user_ns)
         except Exception as error:
-            verbs = f"; the verbs are {', '.join(VERBS)}" if isinstance(error, NameError) else ""
-            raise UsageError(f"{what}, {expression!r}, raised {type(error).__name__}: {error}{verbs}") from None
+            hint = if_unknown if isinstance(error, NameError) else ""
+            raise UsageError(f"{what}, {expression!r}, raised {type(error).__name__}: {error}{hint}") from None
 
 
 def run_captured(

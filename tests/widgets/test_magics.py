@@ -256,7 +256,15 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
         ("%%tapehead\n1", "which tensor? Give the loss: %%tapehead loss"),
         (
             "%%tapehead nothing\n1",
-            "the loss, 'nothing', raised NameError: name 'nothing' is not defined; the verbs are",
+            "the loss, 'nothing', raised NameError: name 'nothing' is not defined; the cell did not assign it",
+        ),
+        (
+            "%tapehead nothing",
+            "the loss, 'nothing', raised NameError: name 'nothing' is not defined; the verbs are step,",
+        ),
+        (
+            "%%tapehead --names made loss\nmade = model\nloss = made(x).sum()",
+            "name 'made' is not defined; --names is looked up before the cell runs: make the model in a cell above",
         ),
         ("%tapehead 5", "element 0 of tensors is a int"),
         ("%tapehead x", "does not require grad"),
