@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .engine.accumulation_study import AccumulationStudy
+    from .engine.mirror_study import MirrorStudy
     from .engine.order_study import OrderStudy
     from .engine.workloads import Size, Workload
     from .inspector.graph import Fold, Graph
@@ -136,6 +137,24 @@ def _parser() -> Parser:
     accumulation.add_argument("--repetitions", type=int, default=3, metavar="N", help="how often each is timed (3)")
     accumulation.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
     accumulation.set_defaults(command=_bench_accumulation)
+    mirroring = benches.add_parser(
+        "mirroring", help="memory and time of checkpoints, of torch.compile's memory budget, and of th.mirror"
+    )
+    mirroring.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help="of `tapehead workloads` (eight, from an RNN to ResNet-152)"
+    )
+    mirroring.add_argument(
+        "--size",
+        choices=("small", "desk", "full"),
+        default="desk",
+        help="how large; desk is between, what two cores step in seconds (desk)",
+    )
+    mirroring.add_argument("--device", default="cpu", metavar="NAME", help="where they live, such as cuda (cpu)")
+    mirroring.add_argument("--repetitions", type=int, default=5, metavar="N", help="how often each is timed (5)")
+    mirroring.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each search for a plan (5)")
+    mirroring.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes")
+    mirroring.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
+    mirroring.set_defaults(command=_bench_mirroring)
 
     workloads = commands.add_parser("workloads", help="list the ready models")
     workloads.set_defaults(command=_workloads)
@@ -366,7 +385,7 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
                     size, repetitions, tell = options.size, options.repetitions, line.show
                     study = accumulation_study(each, size=size, dtype=dtype, repetitions=repetitions, progress=tell)
                     line.clear()
-                    _print_accumulation(study, console)
+                    _print_study_of_one(study, console)
                     studies.append(study)
         except (ValueError, OSError) as error:
             line.clear()
@@ -387,7 +406,50 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
     return 130 if interrupted else 0
 
 
-def _print_accumulation(study: AccumulationStudy, console: Console) -> None:
+def _bench_mirroring(options: argparse.Namespace, console: Console) -> int:
+    from .engine.mirror_study import STUDIED, mirror_study, save_studies
+    from .engine.workloads import workload
+
+    if options.html is not None and find_spec("plotly") is None:
+        return _refuse("the page draws its figures with plotly, which is missing: pip install plotly")
+    studies: list[MirrorStudy] = []
+    interrupted = False
+    with ProgressLine() as line:
+        try:
+            _place_for("--html", options.html)
+            for each in [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]:
+                study = mirror_study(
+                    each,
+                    size=options.size,
+                    device=options.device,
+                    repetitions=options.repetitions,
+                    seconds=options.seconds,
+                    compiled=not options.no_compile,
+                    progress=line.show,
+                )
+                line.clear()
+                _print_study_of_one(study, console)
+                studies.append(study)
+        except (ValueError, OSError) as error:
+            line.clear()
+            return _refuse(error)
+        except KeyboardInterrupt:
+            line.clear()
+            said = "; what was measured until then is above" if studies else " before anything was measured"
+            print(f"tapehead: interrupted{said}", file=sys.stderr)
+            if not studies:
+                return 130
+            interrupted = True
+    console.print(f"Measured on {studies[0].machine}.", style="dim", markup=False)
+    if options.html is not None:
+        try:
+            print(f"tapehead: written to {save_studies(studies, options.html)}", file=sys.stderr)
+        except OSError as error:
+            return _refuse(error)
+    return 130 if interrupted else 0
+
+
+def _print_study_of_one(study: AccumulationStudy | MirrorStudy, console: Console) -> None:
     console.print(study.title, style="bold", markup=False)
     console.print(f"{study.workload.title} · {study.workload.source}\n", style="dim", markup=False)
     console.print(study.table)

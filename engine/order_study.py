@@ -445,7 +445,7 @@ def order_study(
     if size not in get_args(Size):
         raise ValueError(f"unknown size {size!r}; known: {', '.join(get_args(Size))}")
     orders = chosen_policies(policies)
-    place = _usable(device)
+    place = usable_device(device)
     rows: list[StudiedWorkload] = []
     refused: dict[str, str] = {}
     interrupted = False
@@ -500,7 +500,7 @@ def _prefixed(progress: Callable[[str], object], prefix: str) -> Callable[[str],
     return lambda said: progress(f"{prefix}: {said}")
 
 
-def _usable(device: torch.device | str) -> torch.device:
+def usable_device(device: torch.device | str) -> torch.device:
     """The device, if tensors with values can be made there.
 
     Raises:

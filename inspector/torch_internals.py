@@ -1651,3 +1651,15 @@ class View(NamedTuple):
     def of(tensor: Tensor) -> View:
         place = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
         return View(tensor.dtype, *place, tensor.is_conj(), tensor.is_neg())
+
+
+@contextmanager
+def activation_memory_budget(share: float) -> Iterator[None]:
+    """What torch.compile's partitioner may save for the backward meanwhile, as a share of what it would save (1).
+
+    It counts for what is compiled meanwhile.
+    """
+    from torch._functorch import config
+
+    with config.patch(activation_memory_budget=share):
+        yield

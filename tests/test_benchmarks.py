@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
+    "mirroring",
 )
 
 
@@ -107,6 +108,32 @@ def test_products_as_one_are_timed_and_counted_beside_each_by_itself(benchmarks:
     if not torch.cuda.is_available():
         (row,) = benchmarks.BENCHMARKS["batching_cuda"](effort)
         assert row.outcome == "no CUDA here"
+
+
+def test_mirroring_is_held_against_checkpoints_and_its_predictions(
+    benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    effort = benchmarks.Effort(repetitions=1, tiny=True, folder=tmp_path)
+    rows = {row.what: row for row in benchmarks.BENCHMARKS["mirroring"](effort)}
+    assert rows["unet: time, checkpoint per block / nothing"].measured > 0
+    assert "mutated" in rows["unet: selective checkpoint"].outcome
+    assert rows["unet: the higher peak of both mirrors / nothing"].measured <= 1
+    assert rows["unet: predicted peak off by"].goal == 0.5
+    assert rows["unet: peak, mirror / checkpoint per block"].goal == 1.0
+    assert (tmp_path / "mirroring-cpu.html").exists()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (row,) = benchmarks.BENCHMARKS["mirroring_cuda"](effort)
+    assert row.outcome == "no CUDA here"
+
+
+@pytest.mark.gpu
+def test_mirroring_is_measured_on_cuda(benchmarks: ModuleType, tmp_path: Path) -> None:
+    rows = {
+        row.what: row
+        for row in benchmarks.BENCHMARKS["mirroring_cuda"](benchmarks.Effort(repetitions=1, tiny=True, folder=tmp_path))
+    }
+    assert rows["unet: nothing"].measured > 0
+    assert rows["unet: the higher peak of both mirrors / nothing"].measured <= 1
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ import deck
 import drawing
 import memory
 import memory_cuda
+import mirroring
 import orders
 import other_tools
 import planning
@@ -43,6 +44,8 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "accumulation": accumulation.rows,
     "batching": batching.rows,
     "batching_cuda": batching.rows_cuda,
+    "mirroring": mirroring.rows,
+    "mirroring_cuda": mirroring.rows_cuda,
     "deck": deck.rows,
     "other_tools": other_tools.rows,
 }

@@ -1,0 +1,207 @@
+"""Each way to save memory is measured as it is alone, has PyTorch's gradients, and is set beside the plan's words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from tapehead.engine import mirror_study as module
+from tapehead.engine.mirror_study import (
+    BELOW,
+    BLOCKS,
+    COMPILED,
+    DESK,
+    NOTHING,
+    SELECTIVE,
+    WITHIN,
+    MirrorStudy,
+    mirror_study,
+    save_studies,
+)
+from tapehead.engine.step_levels import allocated_levels
+from tapehead.engine.workloads import WORKLOADS, Parts, Workload, workload
+from tapehead.inspector.torch_internals import activation_memory_budget
+
+
+class Normed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 3, kernel_size=3, padding=1), nn.BatchNorm2d(3), nn.ReLU(inplace=True))
+
+
+def _normed(blocks: int) -> Parts:
+    return Parts(nn.Sequential(*(Normed() for _ in range(blocks))), (torch.randn(2, 3, 16, 16),), torch.sum)
+
+
+NORMED = Workload(
+    "normed", "Blocks with batch-norm", "these tests", _normed, {"blocks": 4}, {"blocks": 4}, None, None, (Normed,)
+)
+
+
+def studied(name: str | Workload, **knobs: int) -> MirrorStudy:
+    return mirror_study(name, size="small", repetitions=2, seconds=0.3, compiled=False, **knobs)
+
+
+@pytest.fixture(scope="module")
+def study() -> MirrorStudy:
+    return studied("gpt2", layers=2, context=64, batch=4)
+
+
+def test_all_ways_are_there_and_nothing_is_first(study: MirrorStudy) -> None:
+    assert [row.name for row in study.rows] == [NOTHING, BLOCKS, SELECTIVE, WITHIN, BELOW]
+    assert all(len(row.times_ns) == 2 and row.elapsed_ns > 0 for row in study.rows)
+    assert study.ratio(NOTHING) == 1 and study[NOTHING].time_ratio.middle == 1
+    assert BLOCKS in study and COMPILED not in study and study.refused == {}
+
+
+def test_the_gradients_are_those_without(study: MirrorStudy) -> None:
+    assert all(row.same_gradients and row.same_state for row in study.rows)
+
+
+def test_the_peak_is_that_of_a_step(study: MirrorStudy) -> None:
+    _, make_loss = workload("gpt2").build(layers=2, context=64, batch=4)
+
+    def step(mark):
+        loss = make_loss()
+        mark()
+        loss.backward()
+        mark()
+
+    _, levels = allocated_levels(step)
+    assert study[NOTHING].backward_peak_bytes == levels.peak_bytes
+    assert study[NOTHING].peak_bytes == max(levels.peak_bytes, levels.forward_peak_bytes)
+
+
+def test_checkpoints_take_less_and_a_mirror_at_their_price_no_more(study: MirrorStudy) -> None:
+    assert study.ratio(BLOCKS) < 0.9
+    assert study[BELOW].peak_bytes < study[BLOCKS].peak_bytes
+    assert all(study.ratio(name) <= 1 for name in (WITHIN, BELOW))
+    assert abs(study[BELOW].error or 0) < 0.005
+    assert study.sentences[0].startswith("Mirroring needs ") and " less memory than checkpoints " in study.sentences[0]
+
+
+def test_a_checkpoint_updates_running_statistics_twice_and_a_mirror_once() -> None:
+    study = studied(NORMED)
+    assert study[BLOCKS].bits == "same gradients, other statistics"
+    assert study[BELOW].bits == "same bits" and study[NOTHING].same_state
+
+
+def test_tiny_operations_are_left_alone_with_a_word() -> None:
+    study = studied("lstm_cell", steps=5)
+    assert study[WITHIN].plan is not None and study[WITHIN].plan.left_alone is not None
+    assert any(sentence.startswith(f"{WITHIN}: Left alone: ") for sentence in study.sentences)
+    assert study[WITHIN].peak_bytes == study[NOTHING].peak_bytes
+
+
+def test_what_cannot_be_measured_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(forward):
+        def run(*inputs):
+            raise RuntimeError("no working C++ compiler found.\nand much more")
+
+        return run
+
+    monkeypatch.setattr(module.torch, "compile", no_compiler)
+    study = mirror_study("unet", size="small", repetitions=1, seconds=0.1, channels=2)
+    assert f"{COMPILED} was left out: RuntimeError: no working C++ compiler found." in study.sentences
+    assert "has been mutated" in study.refused[SELECTIVE], "a ReLU in place"
+    assert COMPILED not in study and SELECTIVE not in study
+    study = studied("rnn", steps=3)
+    assert study.refused == dict.fromkeys((BLOCKS, SELECTIVE), "no module of this model repeats.")
+
+
+def test_the_model_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    build = module.Workload.build
+
+    def kept(self, *args, **knobs):
+        model, make_loss = build(self, *args, **knobs)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 3)
+        built.append((model, {name: buffer.clone() for name, buffer in model.named_buffers()}))
+        return model, make_loss
+
+    monkeypatch.setattr(module.Workload, "build", kept)
+    studied(NORMED)
+    ((model, buffers),) = built
+    assert all((parameter.grad == 3).all() for parameter in model.parameters())
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+    assert all("forward" not in part.__dict__ for part in model.modules())
+
+
+def test_of_nested_blocks_the_outermost_is_a_checkpoint() -> None:
+    model, _ = workload("unet").build(device="meta")
+    with module._checkpointed(model, WORKLOADS["unet"].blocks):
+        found = [name for name, part in model.named_modules() if "forward" in part.__dict__]
+    assert found == [*(f"down.{level}" for level in range(5)), *(f"up.{level}" for level in range(4))]
+
+
+def test_gradients_that_differ_are_said_to() -> None:
+    ones = [torch.ones(2), None]
+    assert module._same(ones, [torch.ones(2), None])
+    assert not module._same(ones, [torch.ones(2), torch.ones(1)])
+    assert not module._same(ones, [torch.tensor([1.0, 1.0 + 1e-6]), None])
+
+
+def test_table_text_and_records_say_the_same(study: MirrorStudy) -> None:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(study)
+    for lines in (str(study).splitlines(), capture.get().splitlines()):
+        for row, cells in zip(study.rows, study.cells[1:], strict=True):
+            assert any(line.startswith(row.name) and all(cell in line for cell in cells) for line in lines)
+    assert str(study).startswith("gpt2: vocabulary=512 context=64 ")
+    frame = pd.DataFrame(study.records()).set_index("way")
+    assert frame.loc[BELOW, "predicted_bytes"] == study[BELOW].predicted_bytes
+    assert frame.loc[BLOCKS, "ratio"] == study.ratio(BLOCKS) and repr(study).endswith(": 5 rows>")
+
+
+def test_words_for_what_differs(study: MirrorStudy) -> None:
+    row = study[BLOCKS]
+    assert row.bits == "same bits" and row.error is None and row.time_error is None
+    assert replace(row, same_gradients=False).bits == "rounded otherwise"
+    unsteady = replace(study, rows=(replace(study[NOTHING], same_gradients=False), row))
+    assert unsteady.sentences == ("The gradients of this model are other bits in each run, with nothing done.",)
+    as_much = replace(study, rows=(study[NOTHING], row, replace(row, name=BELOW)))
+    assert as_much.sentences[0].startswith("Mirroring needs as much memory as checkpoints per block; it takes ")
+
+
+def test_the_sizes_for_a_desk_are_those_of_the_workloads() -> None:
+    for name, knobs in DESK.items():
+        assert knobs.keys() == workload(name).full.keys()
+        model, _ = workload(name).build("full", device="meta", **knobs)
+        assert isinstance(model, nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("zzz", {}, "unknown workload 'zzz'"),
+        ("linear50", {}, 'workload linear50 has no size "desk"; those which have: rnn, lstm_cell'),
+        ("rnn", {"size": "tiny"}, "unknown size 'tiny'; known: small, desk, full"),
+        ("rnn", {"repetitions": 0}, "repetitions must be at least 1, not 0"),
+        ("rnn", {"device": "nowhere"}, "the device 'nowhere' can't be used here: "),
+        ("rnn", {"device": "meta"}, "there is nothing to measure on the device meta"),
+    ],
+)
+def test_bad_input_is_a_sentence(name: str, given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mirror_study(name, **given)
+
+
+def test_what_cannot_be_found_is_a_sentence(study: MirrorStudy) -> None:
+    with pytest.raises(ValueError, match="'zzz' is not studied here; studied are nothing; checkpoint per block;"):
+        study["zzz"]
+    with pytest.raises(ValueError, match="there is no study to save"):
+        save_studies([], "page.html")
+
+
+def test_the_partitioner_is_given_its_budget_for_as_long() -> None:
+    config = pytest.importorskip("torch._functorch.config")
+    before = config.activation_memory_budget
+    with activation_memory_budget(0.25):
+        assert config.activation_memory_budget == 0.25
+    assert config.activation_memory_budget == before

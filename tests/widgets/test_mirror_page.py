@@ -1,0 +1,56 @@
+"""A study of mirroring as a table, a figure and a page; names are text, and the page fetches nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tapehead.engine.mirror_study import BELOW, NOTHING, MirrorStudy, mirror_study, save_studies
+from tapehead.widgets.mirror_page import page_html, study_drawing, study_figure, study_html
+from tapehead.widgets.theme import LATER, LIGHT
+
+pytest.importorskip("plotly")
+
+
+@pytest.fixture(scope="module")
+def study() -> MirrorStudy:
+    return mirror_study("unet", size="small", repetitions=2, seconds=0.1, compiled=False, channels=2)
+
+
+def test_each_way_is_a_point_at_its_time_and_its_peak(study: MirrorStudy) -> None:
+    drawing = study_drawing(study, LIGHT)
+    for row, trace in zip(study.rows, drawing["data"], strict=True):
+        assert trace["name"] == row.name
+        assert (trace["x"], trace["y"]) == ([row.time_ratio.middle], [100 * study.ratio(row.name)])
+    (low, high), (bottom, top) = (drawing["layout"][axis]["range"] for axis in ("xaxis", "yaxis"))
+    assert all(low < row.time_ratio.middle < high for row in study.rows)
+    assert all(bottom <= 100 * study.ratio(row.name) < top for row in study.rows)
+
+
+def test_the_figure_has_the_colours_of_a_theme_and_the_page_those_of_its_reader(study: MirrorStudy) -> None:
+    assert study_figure(study, "dark").layout.paper_bgcolor != study.figure().layout.paper_bgcolor == LIGHT["panel"]
+    assert study_drawing(study, LATER)["layout"]["paper_bgcolor"] == "\x01panel"
+
+
+def test_the_table_has_all_rows_and_a_bar_for_each_peak(study: MirrorStudy) -> None:
+    html = study_html(study)
+    assert html.count("<tr>") == 1 + len(study.rows) and html.count('class="bar"') == len(study.rows)
+    assert html == study._repr_html_()
+
+
+def test_the_page_is_whole_and_names_are_text(study: MirrorStudy, tmp_path: Path) -> None:
+    odd = replace(study, workload=replace(study.workload, name="<img>", title="a & b"))
+    path = save_studies([study, odd], tmp_path / "page.html", "Less <of> it")
+    page = path.read_text(encoding="utf-8")
+    assert page == page_html([study, odd], "Less <of> it")
+    assert page.count("<section>") == 3 and page.count('class="figure"') == 2
+    assert "Less &lt;of&gt; it" in page and "<script src" not in page and "<link" not in page
+    (drawings,) = re.findall(r'id="drawings">(.*?)</script>', page)
+    assert list(json.loads(drawings)) == ["0", "1"]
+    assert f"Measured on {study.machine}." in page and f"<dt>{BELOW}</dt>" in page
+    assert "<h2>&lt;img&gt;: batch=" in page and "a &amp; b" in page and "<h2><img>" not in page
+    assert study[NOTHING].name in page
