@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from keyword import iskeyword
 from threading import get_ident
@@ -146,7 +147,7 @@ class _Taken:
     before: _State | None = None
     output: object = None
     end_of: tuple[Node | None, int] = (None, 0)  # its node, as it was then: others may write into it later
-    gradient: Tensor | None = None
+    gradients: list[Tensor] = field(default_factory=list)  # of the output, once the backward has run
     refused: str | None = None
 
 
@@ -388,11 +389,8 @@ class _Follower:
             taken.output = output
             if isinstance(output, Tensor) and output.requires_grad:
                 taken.end_of = output.grad_fn, output.output_nr
-
-                def keep(gradient: Tensor) -> None:
-                    taken.gradient = gradient.detach()
-
-                output.register_hook(keep)  # type: ignore[no-untyped-call]
+                # The hook holds the list alone: through `taken` the output would hold itself.
+                output.register_hook(partial(_keep, taken.gradients))  # type: ignore[no-untyped-call]
 
     def _copy(self, value: Tensor) -> _Copy:
         key = id(value), version_of(value)
@@ -494,8 +492,7 @@ class _Follower:
         if len({(each.shape, each.dtype) for each in outputs}) > 1:
             shapes = joined(list(dict.fromkeys(_shape(each) for each in outputs)))
             return RefusedEnsemble(title, f"the members give tensors of different shapes: {shapes}")
-        gradients = [each.gradient for each in taken]
-        if any(gradient is None for gradient in gradients):
+        if not all(each.gradients for each in taken):
             return RefusedEnsemble(title, "what a member gives gets no gradient from the loss")
         ends = [
             (None if node is None else self._tasks.get(node), output)
@@ -507,11 +504,15 @@ class _Follower:
             family.root,
             arguments,
             combination_of(drawn, ends, self._zeros_added),
-            tuple(gradient for gradient in gradients if gradient is not None),
+            tuple(each.gradients[-1] for each in taken),
             tuple((call.start, call.end) for call in (family.calls[number] for number in numbers)),
             differing_attributes(members),
             family.more,
         )
+
+
+def _keep(into: list[Tensor], gradient: Tensor) -> None:
+    into.append(gradient.detach())
 
 
 def _title(members: Sequence[nn.Module], paths: Sequence[str]) -> str:

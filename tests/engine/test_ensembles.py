@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -307,6 +309,21 @@ def test_nothing_stays_on_the_members() -> None:
     for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks and not module._backward_hooks
     assert not nn.modules.module._global_forward_hooks and not nn.modules.module._global_forward_pre_hooks
+
+
+def test_what_the_members_made_goes_with_the_search_and_waits_for_no_collector() -> None:
+    made: list[weakref.ref[Tensor]] = []
+    model = Members(perceptron)
+    for member in model.children():
+        for each in member.modules():
+            each.register_forward_hook(lambda module, given, output: made.append(weakref.ref(output)))
+    gc.collect()
+    gc.disable()
+    try:
+        searched(of(model), model)
+        assert made and not any(output() is not None for output in made)
+    finally:
+        gc.enable()
 
 
 def test_what_was_given_is_a_copy() -> None:
