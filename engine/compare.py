@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import count
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from torch import Tensor
 
 from ..inspector.capture import capture
 from ..inspector.graph import Edge, Graph, Task
@@ -16,8 +19,11 @@ from ..inspector.walk import graph
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .backward import backward
 from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers
+from .mirror import mirror
+from .mirror_plan import MirrorPlan
 from .not_counted import NotCounted, not_counted
 from .peak import PeakReport, peak_report
+from .planned_mirror import PlannedMirror
 from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .schedule import queue_lengths
 from .sizes import size_text
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 
 Theme = Literal["light", "dark"]
 _WORTH_A_REASON = 0.01  # of a peak
+_RESHAPES = {"ReshapeAliasBackward0": "ViewBackward0"}  # where a dispatch mode sees it, reshape() leaves the latter
 _Signature = tuple[tuple[object, ...], tuple[Edge, ...]]
 
 
@@ -42,15 +49,17 @@ class Row:
     """What one policy did.
 
     Attributes:
-        policy: its name, with the rule of accumulation where that is not PyTorch's: "heap", "heap, list".
+        policy: its name, with the rule of accumulation where that is not PyTorch's: "heap", "heap, list"; with
+            "mirrored" where the forward ran by a plan.
         timeline: the memory measured.
         times_ns: nanoseconds of each backward whose memory was not recorded, on fresh forwards, taken in turns with the
             other policies'; a number at the same place is of the same round.
         longest_queue: the most tasks that were ready at once.
         predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None where there was
-            no other run, or no prediction.
+            no other run, or no prediction. Of a mirrored forward, what its plan predicts for this order.
         dry_run_bytes: the peak that was predicted before any backward had run; None where the order was not known.
         dry_run_estimates: why that is an estimate, as far as it is known.
+        plan: by which the forward was mirrored; None: it was not.
     """
 
     policy: str
@@ -61,6 +70,7 @@ class Row:
     calibrated_by: str | None = None
     dry_run_bytes: int | None = None
     dry_run_estimates: tuple[str, ...] = ()
+    plan: MirrorPlan | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -157,7 +167,7 @@ class Comparison:
     @property
     def sentences(self) -> tuple[str, ...]:
         """What the table says, in words."""
-        return (*self._of_peaks(), *self._of_forward(), *self._of_dry_run())
+        return (*self._of_peaks(), *self._of_forward(), *self._of_dry_run(), *self._of_mirrored())
 
     def _of_peaks(self) -> tuple[str, ...]:
         low, high = self.lowest, self.highest
@@ -195,6 +205,10 @@ class Comparison:
         if row is not None and share > _WORTH_A_REASON:
             why = "; ".join(row.dry_run_estimates) or "what kernels allocate for themselves is not in it"
             yield f"The dry run is off by {100 * share:.1f} % under {row.policy}: {why}."
+
+    def _of_mirrored(self) -> Iterator[str]:
+        if any(row.plan is not None for row in self.rows):
+            yield "Times are of the backward alone: those of a mirrored one have its replays, not what recording takes."
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per policy, for `pandas.DataFrame(comparison.records())`."""
@@ -311,6 +325,7 @@ def compare(
     *,
     accumulate: Sequence[Accumulate] | Accumulate = "inplace",
     release: Sequence[Release] | Release = "eager",
+    mirroring: Sequence[MirrorPlan | None] | MirrorPlan | None = None,
     repetitions: int = 3,
     queues: Queues = "one",
     progress: Callable[[str], object] | None = None,
@@ -329,6 +344,8 @@ def compare(
         accumulate, release: as in `th.backward`, one or several of each: a row for every policy under every rule, such
             as "heap, list, never released". With any other rule than PyTorch's all rows run on the direct engine, so
             that their times can be compared.
+        mirroring: a plan of `th.plan_mirror`, or several: each policy has a row without, such as "heap", and one with
+            each, "heap, mirrored". [plan]: only with it; [None, plan] is the same as plan.
         repetitions: how often each is timed. The order of the policies changes from round to round.
         queues: with which the times are taken, as in `th.backward`. Memory is always measured with one.
         progress: called before each run with what comes, such as `bfs, round 3 of 7`.
@@ -336,7 +353,8 @@ def compare(
     Raises:
         TypeError: `make_loss` can't be called, or returns no tensor; or `policies` are none.
         ValueError: `repetitions` is below 1; there is no policy or rule, an unknown one, or one twice; the loss has
-            more than one element; or the forwards build different graphs.
+            more than one element; the forwards build different graphs; or a plan is for another forward, or there
+            twice.
         NotImplementedError: this memory can't be recorded; or other rules are compared on a graph which the direct
             engine refuses, or with a queue per device.
     """
@@ -356,6 +374,7 @@ def compare(
         raise ValueError(f"repetitions must be at least 1, not {repetitions}")
     named = chosen_policies(policies)
     rules = _chosen_rules(accumulate, release)
+    plans = _chosen_plans(mirroring)
     stepped = rules != [PYTORCHS]
     if stepped and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
@@ -369,49 +388,91 @@ def compare(
     footprints = dry_run(drawn)
     problem = Problem(drawn, footprints)
     planned = {name: bound(policy, problem) for name, policy in named.items()}  # once for all runs
-    chosen = {rule.of(name): (policy, rule) for name, policy in planned.items() for rule in rules}
+    chosen = {
+        rule.of(name) + suffix: _Chosen(
+            policy, rule, plan, make_loss if plan is None else partial(_run, make_loss, plan)
+        )
+        for name, policy in planned.items()
+        for rule in rules
+        for suffix, plan in plans.items()
+    }
     dry = {
         name: simulate(drawn, policy, footprints, accumulate=rule.accumulate, release=rule.release)
-        for name, (policy, rule) in chosen.items()
-        if not is_dynamic(policy)
+        for name, (policy, rule, plan, _) in chosen.items()
+        if not is_dynamic(policy) and plan is None
     }
     predicted = {name: (timeline.peak_bytes, timeline.estimates) for name, timeline in dry.items()}
     with own_gradients(leaves), same_random_numbers():
         backward(loss)
     del loss, drawn, footprints, problem, dry
+    for plan in plans.values():
+        if plan is not None:
+            with same_random_numbers():
+                _run(make_loss, plan)  # the first forward under a plan keeps all, to verify it
 
     runs: dict[str, _Measured] = {}
-    for name, (policy, rule) in chosen.items():
+    for name, (policy, rule, plan, forward) in chosen.items():
         tell(f"{name}, its memory")
         engine: Engine = "direct" if stepped else "native"
         with own_gradients(leaves), same_random_numbers():
-            run = profile(make_loss, policy, engine=engine, accumulate=rule.accumulate, release=rule.release)
+            run = profile(forward, policy, engine=engine, accumulate=rule.accumulate, release=rule.release)
         _assert_same_graph(signature, run.graph, name)
         assert run.timeline is not None
         assert run.footprints is not None
         bare = replace(run.graph, nodes=())
-        runs[name] = _Measured(replace(run.timeline, graph=bare), replace(run.footprints, graph=bare))
+        runs[name] = _Measured(replace(run.timeline, graph=bare), replace(run.footprints, graph=bare), plan)
         del run
     times: dict[str, list[int]] = {name: [] for name in chosen}
     for number, round_ in enumerate(turns(list(chosen.items()), repetitions)):
-        for name, (policy, rule) in round_:
+        for name, (policy, rule, _, forward) in round_:
             tell(f"{name}, round {number + 1:,} of {repetitions:,}")
             order = None if is_dynamic(policy) else runs[name].timeline.order
             check = partial(_assert_same_graph, signature, policy=name)
             with own_gradients(leaves), same_random_numbers():
                 if stepped:
-                    taken_ns = time_stepped(make_loss, policy, rule, check)
+                    taken_ns = time_stepped(forward, policy, rule, check)
                 else:
-                    taken_ns = time_backward(make_loss, policy, order, check, queues)
+                    taken_ns = time_backward(forward, policy, order, check, queues)
                 times[name].append(taken_ns)
     first = next(iter(runs.values()))
     rows = tuple(_rows(runs, predicted, times))
     return Comparison(first.timeline.graph, rows, not_counted(first.footprints))
 
 
+class _Chosen(NamedTuple):
+    policy: Policy | Choice
+    rule: Accumulation
+    plan: MirrorPlan | None
+    forward: MakeLoss
+
+
 class _Measured(NamedTuple):
     timeline: Timeline
     footprints: Footprints
+    plan: MirrorPlan | None
+
+
+def _run(make_loss: MakeLoss, plan: MirrorPlan) -> Tensor:
+    """A forward by a plan."""
+    with mirror(plan):
+        return loss_of(make_loss())
+
+
+def _chosen_plans(mirroring: Sequence[MirrorPlan | None] | MirrorPlan | None) -> dict[str, MirrorPlan | None]:
+    """What stands behind the names of policies, and by which plan the forward runs. Raises what `compare` says."""
+    if mirroring is None or isinstance(mirroring, MirrorPlan):
+        found = [None] if mirroring is None else [None, mirroring]
+    elif isinstance(mirroring, Sequence) and all(each is None or isinstance(each, MirrorPlan) for each in mirroring):
+        found = list(mirroring)
+    else:
+        raise TypeError(f"mirroring is a plan, such as th.plan_mirror makes, or several, not {mirroring!r}")
+    if not found:
+        raise ValueError("there is nothing to compare: mirroring= is empty")
+    if len(set(found)) < len(found):
+        raise ValueError("a plan is there twice: mirroring= names each once, and None for no mirroring")
+    many = sum(plan is not None for plan in found) > 1
+    numbers = count(1)
+    return {"" if plan is None else f", mirrored {next(numbers)}" if many else ", mirrored": plan for plan in found}
 
 
 def chosen_policies(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Policy | Choice]:
@@ -450,11 +511,15 @@ def _chosen_rules(
 def _rows(
     runs: dict[str, _Measured], dry: dict[str, tuple[int, tuple[str, ...]]], times: dict[str, list[int]]
 ) -> Iterator[Row]:
-    """Each policy's prediction comes from another one's run: the first, and for the first the second."""
+    """Each policy's prediction comes from another one's run: the first, and for the first the second.
+
+    That of a mirrored forward comes from its plan, if this is the order that was planned for.
+    """
     from .simulate import simulate
 
-    for name, (timeline, _) in runs.items():
-        by = next((other for other in runs if other != name), None)
+    for name, (timeline, _, plan) in runs.items():
+        by = next((other for other in runs if other != name and runs[other].plan is None), None)
+        by = by if plan is None else None
         footprints = None if by is None else runs[by].footprints
         rule = timeline.accumulation
         predicted = None
@@ -462,13 +527,15 @@ def _rows(
             predicted = simulate(
                 footprints.graph, timeline.order, footprints, accumulate=rule.accumulate, release=rule.release
             )
+        if isinstance(plan, PlannedMirror) and plan.order == tuple(timeline.order) and rule == PYTORCHS:
+            predicted, by = plan.timeline, "th.plan_mirror"
         longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
         dry_bytes, estimates = dry.get(name, (None, ()))
-        yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates)
+        yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates, plan)
 
 
 def _signature(drawn: Graph) -> _Signature:
-    return tuple((task.name, task.inputs) for task in drawn.tasks), drawn.edges
+    return tuple((_RESHAPES.get(task.name, task.name), task.inputs) for task in drawn.tasks), drawn.edges
 
 
 def _assert_same_graph(expected: _Signature, drawn: Graph, policy: str) -> None:
