@@ -31,7 +31,8 @@ class Batch:
         copied_bytes: of these copies, which are there beside the originals until the product is made.
         held_bytes: of a tree the operands that its tasks left behind, which nothing else keeps: those of all but the
             last.
-        elapsed_ns: how long it took, the copies included. Of a tree the one product alone.
+        elapsed_ns: how long it took, the copies included; on an accelerator until all was launched, not until it was
+            done. Of a tree the one product alone.
     """
 
     kind: GroupKind
