@@ -250,7 +250,9 @@ class Groups:
         if direction == "forward" and not was_captured(self.graph):
             return "The forward was not seen, so its own groups are not known: run it under th.capture()."
         if not groups:
-            return f"None of the {counted(len(self.products), 'product')} can be joined in the {direction}."
+            alone = not any(refused.direction == direction for refused in self.refused)
+            why = ": no two that are alike lie side by side" if alone else ""
+            return f"None of the {counted(len(self.products), 'product')} can be joined in the {direction}{why}."
         taken = len({task for group in groups for task in group.tasks})
         before = sum(group.launches_before for group in groups)
         after = sum(group.launches_after for group in groups)

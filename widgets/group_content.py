@@ -13,11 +13,14 @@ _MOST = 200  # outlines: more are no help to anybody
 
 
 def group_content(graph: Graph) -> Json:
-    """What `th.groups` finds in a graph, by TorchScript's thresholds, and what it refuses.
+    """What `th.groups` finds in a graph, by TorchScript's thresholds, and what it refuses. Of a tape: why nothing.
 
     Raises:
         ValueError: the graph has no nodes.
     """
+    if graph.is_tape:
+        why = "The products of a tape of HIPS autograd's are not looked for: its nodes hide their factors."
+        return {"found": [], "refused": [], "said": {"backward": why}}
     return groups_content(groups(graph))
 
 

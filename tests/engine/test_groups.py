@@ -294,6 +294,13 @@ def test_what_is_refused_in_modules_is_said_to_be_there() -> None:
     assert len([sentence for sentence in found.sentences if "unequal shapes" in sentence]) == 1
 
 
+def test_products_that_lie_by_themselves_are_said_to() -> None:
+    loss = (torch.randn(2, 3) @ weight(3, 4) @ weight(4, 5)).sum()
+    assert th.groups(loss).sentences[0] == (
+        "None of the 2 products can be joined in the backward: no two that are alike lie side by side."
+    )
+
+
 def test_a_threshold_that_is_changed_joins_what_was_refused() -> None:
     loss = stacked(lambda n: torch.randn(2, 3) @ weight(3, 2), 3)
     assert len(th.groups(loss, th.GroupRules(min_fusion_size=3)).backward) == 1

@@ -53,6 +53,15 @@ def test_what_is_refused_comes_with_its_reason() -> None:
     assert (backward["title"], len(backward["tasks"])) == ("16 × addmm in experts.each.*.*", 16)
 
 
+def test_of_a_tape_it_is_said_why_there_is_nothing_to_outline() -> None:
+    pytest.importorskip("autograd")
+    content = group_content(th.graph(th.hips_tape(lambda x: x * x, 2.0)))
+    assert (content["found"], content["refused"]) == ([], [])
+    assert content["said"] == {
+        "backward": "The products of a tape of HIPS autograd's are not looked for: its nodes hide their factors."
+    }
+
+
 def test_without_a_capture_the_forward_is_said_to_be_unknown() -> None:
     content = group_content(th.graph(workload("ensemble").build(members=4, batch=4, width=8)[1]()))
     assert "run it under th.capture()" in content["said"]["forward"]
