@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .footprint_program import HAS_GRAD, NO_LEAF, NOBODY, Compiled, Program, compiled
+from .footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, Compiled, Program, compiled
 from .layouts import copy_for
 from .problem import Problem
 from .timeline import Category
@@ -197,7 +197,7 @@ class _Reader:
         does = program.programs[task]
         copied = 0
         if program.leaf_layouts[task] != NO_LEAF:
-            copied = self._accumulate_grad(task, first)
+            copied = sum(self._accumulate_grad(task, place) for place in range(first, end))
         if does is None:
             self._found.needs[task] = self._found.keeps[task] = copied
             return
@@ -250,7 +250,7 @@ class _Reader:
         if content is None or leaf == HAS_GRAD:
             return 0
         layouts = self._program.layouts
-        if content.layout != _UNKNOWN and not layouts.suits(content.layout, leaf):
+        if leaf != AS_IT_COMES and content.layout != _UNKNOWN and not layouts.suits(content.layout, leaf):
             copy = copy_for(layouts[content.layout], layouts[leaf])
             nbytes = 0 if place in self._program.elsewhere else copy.nbytes
             self._new(nbytes, (task,), stays=True)

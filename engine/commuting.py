@@ -9,7 +9,7 @@ from itertools import product
 
 from .dry_run import assumed_footprint
 from .footprint import Output
-from .footprint_program import HAS_GRAD, NO_LEAF, NOBODY, compiled
+from .footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, compiled
 from .problem import Problem
 
 _MOST_FORMS = 4  # of which so many come to one input, its tasks are told not to commute, without a closer look
@@ -79,7 +79,8 @@ class Commuting:
                 self._meet(place, place in contested)
             self._give(task)
         for task in order:
-            if (leaf := program.leaf_layouts[task]) not in (NO_LEAF, HAS_GRAD) and self._tensors.shared(first[task]):
+            leaf = program.leaf_layouts[task]
+            if leaf not in (NO_LEAF, HAS_GRAD, AS_IT_COMES) and self._tensors.shared(first[task]):
                 for layout, whole in self._forms[first[task]]:
                     if not whole and self._layouts.suits(layout, leaf):
                         self._wild.add(first[task])

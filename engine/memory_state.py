@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .block_state import State, awaited
-from .footprint_program import HAS_GRAD, NO_LEAF, NO_TENSOR, NOBODY, OUTSIDE, More, Program, compiled
+from .footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NO_TENSOR, NOBODY, OUTSIDE, More, Program, compiled
 from .problem import Problem
 
 _FOR_GOOD = -1  # as a set of tasks: all there are, and more that never run
@@ -188,10 +188,12 @@ class MemoryStates:
                 if given[number]:
                     counts[given[number]] += 1
         leaf = program.leaf_layouts[task]
-        if leaf != NO_LEAF and leaf != HAS_GRAD and given[0]:
-            layout = self._layout_of[given[0]]
-            if counts[given[0]] == 1 and self._layouts.suits(layout, leaf):
-                storage = storage_of[given[0]]
+        for tensor in given if leaf != NO_LEAF and leaf != HAS_GRAD else ():
+            if not tensor:
+                continue
+            layout = self._layout_of[tensor]
+            if leaf == AS_IT_COMES or (counts[tensor] == 1 and self._layouts.suits(layout, leaf)):
+                storage = storage_of[tensor]
                 if storage >= 0:
                     stays |= {storage}
                     uses[storage] += 1

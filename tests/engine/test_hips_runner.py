@@ -228,6 +228,17 @@ def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: th.Accumulation) 
     assert close(tape.gradient, autograd.grad(slices)(parts))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("fun", "args"), PROGRAMS[:3])
+def test_policies_that_plan_by_memory_plan_for_a_tape_too(fun: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    tape = th.hips_tape(fun, *args)
+    peaks = {name: th.simulate(tape.graph, name).peak_bytes for name in ("heap", "dfs", "bfs", "search", "optimal")}
+    assert peaks["optimal"] == min(peaks.values()), peaks
+    for policy in ("optimal", "auto"):
+        th.backward(tape, policy=policy)
+        assert close(tape.gradient, autograd.grad(fun)(*args))
+
+
 def test_gradients_on_the_way_are_seen_on_numpys_own_memory_and_can_be_edited() -> None:
     tape = th.hips_tape(lambda x: np.sum(np.sin(x)), numpy.ones(3))
     session = th.debug(tape, policy="dfs")
