@@ -210,6 +210,9 @@ class MirrorStudy:
         for row in self.rows:
             if row.plan is not None and row.plan.left_alone is not None:
                 yield f"{row.name}: {row.plan.left_alone}"
+            elif row.plan is not None and row.peak_bytes > row.backward_peak_bytes:
+                backward = size_text(row.backward_peak_bytes)
+                yield f"{row.name}: the peak is the forward's, which no plan lowers; the backward's is {backward}."
         if not self[NOTHING].same_gradients:
             yield "The gradients of this model are other bits in each run, with nothing done."
 

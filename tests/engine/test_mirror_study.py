@@ -169,6 +169,13 @@ def test_words_for_what_differs(study: MirrorStudy) -> None:
     assert as_much.sentences[0].startswith("Mirroring needs as much memory as checkpoints per block; it takes ")
 
 
+def test_where_the_forward_needs_most_that_is_said(study: MirrorStudy) -> None:
+    row = replace(study[BELOW], peak_bytes=3 * 2**20, backward_peak_bytes=2**20)
+    said = replace(study, rows=(study[NOTHING], row)).sentences
+    assert said == (f"{BELOW}: the peak is the forward's, which no plan lowers; the backward's is 1.0 MiB.",)
+    assert not any("the forward's" in sentence for sentence in study.sentences)
+
+
 def test_the_sizes_for_a_desk_are_those_of_the_workloads() -> None:
     for name, knobs in DESK.items():
         assert knobs.keys() == workload(name).full.keys()
