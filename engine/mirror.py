@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..inspector.forward_program import WHOLE, overlap
 from ..inspector.marks import tensors_of
-from ..inspector.operators import may_write, moves_storage, written_by
+from ..inspector.operators import may_write, moves_storage, reads_nothing, written_by
 from ..inspector.torch_internals import (
     FollowedStorage,
     Operator,
@@ -99,7 +99,8 @@ class mirror:
         plan: of `th.plan_mirror`, or `MirrorPlan.load`. Forwards of other sizes may use it, too: what it drops is made
             again from their own operations. If its first forward runs other operations than were planned for, or one of
             another model does, it is refused. If a later one of the same model does, all is kept from there on, with a
-            warning.
+            warning. With a plan that drops nothing, of a model that is left alone, the block does nothing and takes no
+            time.
 
     Attributes:
         plan: the plan.
@@ -118,6 +119,7 @@ class mirror:
         if not isinstance(plan, MirrorPlan):
             raise TypeError(f"th.mirror takes a plan, such as th.plan_mirror makes, not a {type(plan).__name__}")
         self.plan = plan
+        self._idle = not plan.dropped
         self._tally = _Tally()
         self._watch: _Watch | None = None  # while it is open
         self._hooks: saved_tensors_hooks | None = None
@@ -128,6 +130,8 @@ class mirror:
     def __enter__(self) -> mirror:
         if self._watch is not None:
             raise RuntimeError("this mirror is open already; make another one with th.mirror(plan)")
+        if self._idle:
+            return self
         watch = _Watch(_state_of(self.plan), self._tally)
         watching = weakref.ref(watch)
         hooks = saved_tensors_hooks(partial(_pack, watching), partial(_unpack, watching))
@@ -144,6 +148,8 @@ class mirror:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         watch, hooks = self._watch, self._hooks
+        if self._idle:
+            return
         assert watch is not None and hooks is not None, "it was not entered"
         self._watch = self._hooks = None
         try:
@@ -276,8 +282,11 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
         """Runs an operation some of whose results are let go of."""
         if self._state.banned:
             drops = [each for each in drops if each[1] not in self._state.banned]
-        call = self._call(operator, args, kwargs) if drops else None
+        early = not reads_nothing(operator)  # else what it is called with matters less than what it gives
+        call = self._call(operator, args, kwargs) if drops and early else None
         result = operator(*args, **kwargs)
+        if drops and not early:
+            call = Call(operator, args, kwargs, partial(self._part, None), result)
         if call is None:
             return result
         for output, number in drops:
@@ -290,14 +299,20 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
                 self._known[found.address] = FollowedStorage(tensor), made
         return result
 
-    def _call(self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-        """An operation as it may run again; None where it takes a tensor without bytes of its own, such as a sparse."""
+    def _call(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], into: Bytes | None = None
+    ) -> Call | None:
+        """An operation as it may run again; None where it takes a tensor without bytes of its own, such as a sparse.
+
+        Args:
+            into: what it writes into, if that was there before.
+        """
         try:
-            return Call(operator, args, kwargs, self._part)
+            return Call(operator, args, kwargs, partial(self._part, into))
         except _NoBytesError:
             return None
 
-    def _part(self, tensor: Tensor) -> Part:
+    def _part(self, into: Bytes | None, tensor: Tensor) -> Part:
         """An argument of an operation that may run again. What is not dropped is held."""
         storage = None if computes_itself(tensor) else storage_of(tensor)
         if storage is None:
@@ -305,7 +320,7 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
         known = self._known.get(storage.address)
         if known is None:
             known = self._known[storage.address] = FollowedStorage(tensor), Bytes(tensor, self._tally)
-        return Part(known[1], View.of(tensor))
+        return Part(None if known[1] is into else known[1], View.of(tensor))
 
     def _find(self, tensor: Tensor) -> Bytes | None:
         storage = storage_of(tensor)
@@ -313,9 +328,8 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
         return None if known is None else known[1]
 
     def _note_reader(self, reader: Bytes, call: Call) -> None:
-        for part in call.parts:
-            if part.bytes is not reader:
-                part.bytes.readers.append((weakref.ref(reader), part.view))
+        for other, view in call.parts:
+            other.readers.append((weakref.ref(reader), view))
 
     def _note_writes(self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """What an operation is about to write into must not be missing later."""
@@ -334,7 +348,7 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
                     bytes_of(reader)  # as long as what it is made of is there
             if found.calls is not None:
                 again = torch.is_grad_enabled() and not self._differs and not moves_storage(operator)
-                call = self._call(operator, args, kwargs) if again and len(written) == 1 else None
+                call = self._call(operator, args, kwargs, found) if again and len(written) == 1 else None
                 if call is not None:
                     found.calls.append(call)
                     self._note_reader(found, call)
@@ -434,6 +448,13 @@ class _Watch(SeenOperations):  # type: ignore[no-untyped-call]
             self._written.clear()
 
 
+def watching(plan: MirrorPlan) -> mirror:
+    """A mirror that follows the forward even where the plan drops nothing, to see what that alone takes."""
+    found = mirror(plan)
+    found._idle = False
+    return found
+
+
 def _leaves(args: tuple[Any, ...]) -> dict[int, FollowedStorage]:
     """The storages of the parameters among the arguments, by address, which is theirs as long as they are followed."""
     found = {}
@@ -478,6 +499,7 @@ def _unpack(watching: weakref.ref[_Watch], packed: Packed) -> Tensor:
         with _lock:
             watch.end()
     if isinstance(packed, Part):
+        assert packed.bytes is not None, "what a node keeps has bytes"
         return on_storage(bytes_of(packed.bytes), packed.view)
     tensor, version = packed
     if version_of(tensor) != version:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..inspector.forward_program import WHOLE
 from ..inspector.marks import tensors_of
-from ..inspector.operators import is_random, replayed_arguments
+from ..inspector.operators import filled_like, is_random, replayed_arguments
 from ..inspector.torch_internals import Operator, View, detached, on_storage, version_of
 
 _replaying = RLock()  # a backward on several devices has a thread for each
@@ -41,9 +41,13 @@ class Tally:
 
 
 class Part(NamedTuple):
-    """A tensor: its bytes, and what it shows of them."""
+    """A tensor: its bytes, and what it shows of them.
 
-    bytes: Bytes
+    Without bytes: those that the call writes into. It belongs to them, and were it to hold them, too, none of them
+    would go before the collector comes.
+    """
+
+    bytes: Bytes | None
     view: View
 
 
@@ -111,11 +115,15 @@ class Call:
     """An operation as it was called in the forward.
 
     Attributes:
-        args, kwargs: with a `Part` in each tensor's place; parts: all of them.
+        args, kwargs: with a `Part` in each tensor's place; parts: those of other bytes than what it writes into.
         outputs: which of its outputs are the beginning of which bytes.
+
+    Args:
+        part_of: gives what stands for a tensor.
+        result: what an operator gave that reads nothing: that is all it takes to have it again.
     """
 
-    __slots__ = ("_generator", "_state", "args", "kwargs", "operator", "outputs", "parts")
+    __slots__ = ("_generator", "_like", "_state", "args", "kwargs", "operator", "outputs", "parts")
 
     def __init__(
         self,
@@ -123,9 +131,13 @@ class Call:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         part_of: Callable[[Tensor], Part],
+        result: Tensor | None = None,
     ) -> None:
         self.operator = operator
-        self.parts: list[Part] = []
+        self.parts: list[tuple[Bytes, View]] = []
+        self._like = None if result is None else (View.of(result), result.device)
+        if self._like is not None:
+            args, kwargs = (), {}
         self.args = [_replaced(each, part_of, self.parts) for each in replayed_arguments(operator, args)]
         self.kwargs = {name: _replaced(each, part_of, self.parts) for name, each in kwargs.items()}
         self.outputs: list[tuple[int, weakref.ref[Bytes]]] = []
@@ -136,6 +148,8 @@ class Call:
         """Calls it again. Random numbers are what they were, and go on afterwards as if nobody had drawn any."""
         args = [_restored(each, tensor_of) for each in self.args]
         kwargs = {name: _restored(each, tensor_of) for name, each in self.kwargs.items()}
+        if self._like is not None:
+            return filled_like(self.operator, *self._like)
         if self._generator is None or self._state is None:
             return self.operator(*args, **kwargs)
         before = self._generator.get_state()
@@ -186,7 +200,7 @@ def made_again(wanted: Bytes, originals: Callable[[Bytes], torch.UntypedStorage 
         ahead = [wanted]
         while ahead:
             each = ahead[-1]
-            missing = [part.bytes for part in _arguments(each) if at_hand(part.bytes) is None]
+            missing = [other for other in _arguments(each) if at_hand(other) is None]
             if missing:
                 ahead += missing
                 continue
@@ -198,16 +212,15 @@ def made_again(wanted: Bytes, originals: Callable[[Bytes], torch.UntypedStorage 
     return made[wanted]
 
 
-def _arguments(each: Bytes) -> Iterator[Part]:
+def _arguments(each: Bytes) -> Iterator[Bytes]:
     """What its calls read besides itself."""
     for call in each.calls or ():
-        for part in call.parts:
-            if part.bytes is not each:
-                yield part
+        for other, _ in call.parts:
+            yield other
 
 
 def _missing(each: Bytes) -> list[Bytes]:
-    return [part.bytes for part in _arguments(each) if part.bytes.storage is None]
+    return [other for other in _arguments(each) if other.storage is None]
 
 
 def _make(each: Bytes) -> None:
@@ -245,7 +258,7 @@ def _called(
     """
 
     def tensor_of(part: Part) -> Tensor:
-        if part.bytes is of:
+        if part.bytes is None:
             assert storage is not None
             return on_storage(storage, part.view)
         part.bytes.check(call.operator, part.view)
@@ -303,11 +316,13 @@ def _generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Gener
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
-def _replaced(value: Any, part_of: Callable[[Tensor], Part], parts: list[Part]) -> Any:
-    """An argument with a `Part` in the place of each tensor. These are added to `parts`."""
+def _replaced(value: Any, part_of: Callable[[Tensor], Part], parts: list[tuple[Bytes, View]]) -> Any:
+    """An argument with a `Part` in the place of each tensor. Those with bytes are added to `parts`."""
     if isinstance(value, Tensor):
-        parts.append(part_of(value))
-        return parts[-1]
+        part = part_of(value)
+        if part.bytes is not None:
+            parts.append((part.bytes, part.view))
+        return part
     if isinstance(value, list | tuple):
         return [_replaced(each, part_of, parts) for each in value]
     return value

@@ -19,7 +19,7 @@ from ..inspector.torch_internals import keep_compiler_out
 from ..inspector.walk import graph
 from .footprint import Footprints
 from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers
-from .mirror import mirror
+from .mirror import mirror, watching
 from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror_plan import MirrorPlan, MirrorPrediction
 from .mirror_planners import SOLVERS, Found, Goal
@@ -213,7 +213,7 @@ class _Runs:
                 with self._fresh():
                     self._wait()
                     began = clock()
-                    with mirror(plan) if is_mirrored else nullcontext():
+                    with watching(plan) if is_mirrored else nullcontext():
                         loss = self._make_loss()
                     self._wait()
                     middle = clock()

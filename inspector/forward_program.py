@@ -36,7 +36,7 @@ class ForwardOperation:
         number: its place among all.
         name: "aten.mul.Tensor".
         reads: its tensor arguments, those included that it writes into. Of a batch-norm in training without the running
-            statistics, which it does not depend on.
+            statistics, which it does not depend on; none of those that ask for a shape alone (`empty_like`).
         makes: the storages that are new with its result: (number of the storage, number of the output or WHOLE).
         writes: the storages that were there and that it writes into; without those statistics, which a replay leaves.
         random: it may draw random numbers.

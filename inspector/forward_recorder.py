@@ -26,6 +26,7 @@ from .operators import (
     leaves_empty,
     may_write,
     moves_storage,
+    reads_nothing,
     replayed_arguments,
     written_by,
 )
@@ -114,7 +115,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = len(self.operators)
         self.operators.append(operator)
-        given = list(tensors_of((replayed_arguments(operator, args), kwargs)))
+        given = [] if reads_nothing(operator) else list(tensors_of((replayed_arguments(operator, args), kwargs)))
         written = written_by(operator, args, kwargs) if may_write(operator) else []
         if (fault := _fault(operator, [*given, *written])) is not None:
             self._faults[number] = f"{operator} {fault}"

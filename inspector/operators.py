@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .marks import tensors_of
-from .torch_internals import Operator, schema_writes
+from .torch_internals import Operator, View, schema_writes
 
 _aten = torch.ops.aten
 
@@ -20,6 +20,16 @@ _TRAINING = 5  # the number of that argument
 
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 
+_LIKE = {
+    "empty_like": None,
+    "new_empty": None,
+    "new_empty_strided": None,
+    "zeros_like": 0,
+    "new_zeros": 0,
+    "ones_like": 1,
+    "new_ones": 1,
+}
+"""What fills the tensor that they give. Of the tensor that they take they ask the shape, type and device."""
 
 _OPAQUE = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 """Their kernels give more with gradients on than without, and keep states of their own."""
@@ -47,6 +57,19 @@ def replayed_arguments(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, 
     if operator in _BATCH_NORMS and args[_TRAINING]:
         return (*args[:3], None, None, *args[_TRAINING:])
     return args
+
+
+@cache
+def reads_nothing(operator: Operator) -> bool:
+    """Whether its result depends on no content of its arguments (`zeros_like`): `filled_like` makes another one."""
+    return operator.namespace == "aten" and _name(operator) in _LIKE
+
+
+def filled_like(operator: Operator, view: View, device: torch.device) -> Tensor:
+    """What an operator that reads nothing gives where its result looked like this."""
+    made = torch.empty_strided(view.shape, view.strides, dtype=view.dtype, device=device)
+    value = _LIKE[_name(operator)]
+    return made if value is None else made.fill_(value)
 
 
 @cache

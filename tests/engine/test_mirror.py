@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tapehead.engine.mirror import mirror
+from tapehead.engine.mirror import mirror, watching
 from tapehead.engine.mirror_plan import MirrorPlan
 from tapehead.engine.mirror_replay import Bytes
 from tapehead.engine.record_forward import record_forward
@@ -97,6 +97,24 @@ def test_nothing_is_alive_after_the_backward_without_the_collector() -> None:
             gc.enable()
 
 
+def test_a_loss_that_is_thrown_away_takes_all_with_it_without_the_collector() -> None:
+    def make_loss() -> Tensor:  # dropout's mask is made in place
+        return functional.dropout((x @ weight).tanh(), 0.5).sin().sum()
+
+    plan = plan_all(make_loss)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, Bytes) for each in gc.get_objects())
+        for _ in range(2):
+            with mirror(plan):
+                loss = make_loss()
+            del loss
+            assert sum(isinstance(each, Bytes) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
+
+
 def test_what_a_replay_was_made_of_goes_as_it_is_done() -> None:
     model = nn.Sequential(*(nn.Tanh() for _ in range(40)))
     plan = plan_all(lambda: model(x @ weight).sum())
@@ -112,6 +130,39 @@ def test_what_a_replay_was_made_of_goes_as_it_is_done() -> None:
     gc.collect()
     left = [each for each in gc.get_objects() if isinstance(each, Bytes) and each.calls is not None]
     assert before >= 41 and left == []
+
+
+def test_a_plan_that_drops_nothing_does_nothing() -> None:
+    depth = torch._C._len_torch_dispatch_stack()
+    plan = MirrorPlan.of(record_forward(chain, 1), ())
+    with mirror(plan) as mirrored:
+        assert torch._C._len_torch_dispatch_stack() == depth
+        assert (weight * 2).exp().grad_fn._raw_saved_result.unpack_hook is None
+    assert mirrored.report.dropped == 0
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        torch.zeros_like,
+        torch.ones_like,
+        lambda y: torch.zeros_like(y.t()),
+        lambda y: y.new_zeros(8, 4),
+        lambda y: y.new_ones(8, 4, dtype=torch.float64),
+        lambda y: torch.empty_like(y).fill_(2.0),
+        lambda y: y.new_empty(8, 4).fill_(2.0),
+        lambda y: y.new_empty_strided((8, 4), (1, 8)).fill_(2.0),
+    ],
+)
+def test_what_asks_for_a_shape_alone_is_made_again_of_nothing(like: Callable[[Tensor], Tensor]) -> None:
+    def make_loss() -> Tensor:
+        y = x @ weight
+        return (like(y) * y.sum()).cos().sum()
+
+    program = record_forward(make_loss, 1)
+    alone = [each for each in program.saved if not program.inputs_of(each.number)]
+    assert [each.obstacle for each in alone] == [None]
+    assert agrees(make_loss, [weight]).report.dropped >= 2
 
 
 # The traps.
@@ -297,7 +348,7 @@ def test_what_a_replay_needs_and_was_modified_since_the_forward_is_an_error(chan
 
 def test_what_is_kept_and_was_modified_since_the_forward_is_an_error() -> None:
     plan = MirrorPlan.of(record_forward(chain, 1), [])
-    with mirror(plan):
+    with watching(plan):
         h = (x @ weight).tanh()
         loss = h.exp().sin().sum()
     h.detach().add_(1)
