@@ -102,8 +102,8 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
 
     Raises:
         ModuleNotFoundError: the package `autograd` is not installed.
-        TypeError: `fun` is no function, or autograd takes no derivative with respect to such an argument, or of what
-            the function returned.
+        TypeError: `fun` is no function or `argnum` no number, or autograd takes no derivative with respect to such an
+            argument, or of what the function returned.
         ValueError: the function's value does not depend on the argument.
         IndexError: there is no such argument.
     """
@@ -115,6 +115,8 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
         )
     name = getattr(fun, "__name__", type(fun).__name__)
     numbers = (argnum,) if isinstance(argnum, int) else tuple(argnum)
+    if not all(isinstance(number, int) for number in numbers):
+        raise TypeError(f"argnum={argnum!r}: a number, or several in a tuple, say which of the arguments are meant")
     if not numbers or not all(-len(args) <= number < len(args) for number in numbers):
         raise IndexError(f"argnum={argnum!r}: {name} is called with {len(args)} positional arguments, counted from 0")
     numbers = tuple(number % len(args) for number in numbers)

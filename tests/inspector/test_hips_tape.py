@@ -126,6 +126,7 @@ def aux(x: Any) -> Any:
         (lambda: th.hips_tape(lambda x: x * 2.0, torch.ones(2)), TypeError, "with respect to x, a Tensor"),
         (lambda: th.hips_tape(torch.ones(2)), TypeError, r"not a Tensor; .*needs no tape: th\.graph\(loss\)"),
         (lambda: th.hips_tape(lambda x: x * 2.0, 3.0, argnum=1), IndexError, "called with 1 positional arguments"),
+        (lambda: th.hips_tape(lambda x: x * 2.0, 3.0, argnum="x"), TypeError, "argnum='x': a number, or several"),  # type: ignore[arg-type]
         (lambda: th.hips_tape(lambda x: x * 2.0, numpy.longdouble(3)), TypeError, "no dtype like numpy's"),
     ],
 )
