@@ -63,6 +63,10 @@ def plan_mirror(
     not come out the same to the bit when it is made again is not dropped. What `make_loss` changes is put back:
     gradients, what the forward writes, random numbers.
 
+    The prediction is for a backward as it is after `zero_grad()`, which sets each .grad to None, in the mode (train or
+    eval) and with the sizes that `make_loss` has. Where gradients are there already, what is added to them is freed at
+    once, and the peak is lower by that: plain and mirrored.
+
     Args:
         make_loss: runs the forward and returns the loss, one element.
         budget: the peak that is wanted, at the lowest price: bytes, or a share of the peak without mirroring, 0.5 for

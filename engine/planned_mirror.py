@@ -117,15 +117,21 @@ class PlannedMirror(MirrorPlan):
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first: by module, those that differ in a number in one row."""
+        """The table as text, its headings first: by module, those that differ in a number in one row.
+
+        What a step was measured to take longer for replays is told to the modules as their operations take time.
+        """
         found = [["module", "let go", "newly kept", "replays", "made again in", "operations"]]
         if self.left_alone is not None:
             return found
         rows: dict[str, _Row] = {}
+        measured = 1.0  # of what the operations take by themselves, in which each has its share
+        if self.predicted is not None and self.replay_seconds:
+            measured = self.predicted.replay_seconds / self.replay_seconds
         for each in self.storages:
             if each.is_dropped or each.fate == "newly kept":
                 rows.setdefault(pattern(each.module or ""), _Row()).add(
-                    each.operation, each.nbytes, each.seconds, each.fate
+                    each.operation, each.nbytes, measured * each.seconds, each.fate
                 )
         ranked = sorted(rows.items(), key=lambda item: -item[1].saved)
         for name, row in ranked[:_MOST_ROWS]:

@@ -45,8 +45,9 @@ def test_a_plan_of_another_budget_runs_with_the_same_gradients_and_no_higher_pea
         with th.mirror(chosen):
             return make_loss()
 
+    MODEL.zero_grad()  # what is added to gradients that are there would be freed at once
     timeline = th.profile(mirrored).timeline
-    assert timeline is not None and 0.9 * chosen.peak_bytes < timeline.peak_bytes <= 1.005 * chosen.peak_bytes
+    assert timeline is not None and abs(chosen.peak_bytes - timeline.peak_bytes) <= 0.005 * timeline.peak_bytes
 
 
 def test_the_cheapest_within_a_budget_is_found_and_what_is_out_of_reach_is_said(plan: th.PlannedMirror) -> None:

@@ -95,6 +95,14 @@ def test_the_predicted_peak_is_the_measured_one(workload: Callable[[], MakeLoss]
         assert plan.predicted.plain_peak_bytes == plan.plain_peak_bytes
 
 
+def test_the_table_tells_the_time_of_replays_to_the_modules() -> None:
+    plan = planned(blocks(), budget=0.6)
+    assert plan.predicted is not None
+    column = plan.cells[0].index("made again in")
+    told = sum(float(row[column].removesuffix(" ms")) for row in plan.cells[1:])
+    assert told == pytest.approx(1e3 * plan.predicted.replay_seconds, rel=0.1)
+
+
 def test_a_budget_is_reached_if_it_can_be() -> None:
     make_loss = blocks()
     half = planned(make_loss, budget=0.5)
