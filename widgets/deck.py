@@ -16,6 +16,7 @@ import ipywidgets
 import traitlets
 from torch import Tensor
 
+from ..engine.batches import Batches
 from ..engine.branch_comparison import BranchComparison
 from ..engine.breakpoints import Breakpoint, Predicate, Where
 from ..engine.closing import session_over
@@ -147,6 +148,12 @@ class Deck(Played):
     def trace(self) -> Trace | None:
         """What has been recorded so far."""
         return self._look(lambda: self._live.session.trace)
+
+    @property
+    def batches(self) -> Batches | None:
+        """What ran as one so far, and what did not and why; None without `batch=`."""
+        session = self._live.session
+        return self._look(lambda: session.batches if isinstance(session, Stepper) else None)
 
     def waiting(self, task: Task | ReadyTask | int) -> tuple[Tensor | None, ...]:
         """The gradients in a task's input buffer, one per input number, None where nothing has come yet.

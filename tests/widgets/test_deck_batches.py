@@ -39,6 +39,8 @@ def test_a_step_of_a_group_shows_all_that_ran_and_what_comes(page: Page, policy:
         assert deck.current_task == page.replay.running(page.position)
     assert most == 4
     assert planned == deck.order
+    assert deck.batches is not None
+    assert [len(batch.tasks) for batch in deck.batches] == [4, 4]
     (own, *_) = page.document["schedules"]
     assert [len(batch) for batch in own["batches"]] == [4, 4]
     assert any("batch=" in each for each in own["memory"]["estimates"])
