@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from ..engine.mirror_saves import mirrored_saves
 from ..engine.peak import peak_report
 from ..engine.policies import CLASSIC, Choice, Policy, policy_name
 from ..engine.run import Engine
@@ -168,15 +169,22 @@ class Document:
 
     def _saved(self, graph: Graph) -> Json:
         saved = graph.saved
-        return {
-            "task": [each.task for each in saved],
-            "slot": [self.text(each.slot) for each in saved],
-            "storage": [NONE if each.storage is None else each.storage for each in saved],
-            "bytes": [each.storage_bytes or 0 for each in saved],
-            "meta": [self.meta(TensorMeta(each.shape, each.dtype, each.device)) for each in saved],
-            "parameter": [self.text(each.parameter) for each in saved],
-            "held": [int(each.held) for each in saved],
+        mirrored = mirrored_saves(graph)
+        first = 1 + max((each.storage for each in saved if each.storage is not None), default=NONE)
+        content: Json = {
+            "task": [each.task for each in saved] + [each.task for each in mirrored],
+            "slot": [self.text(each.slot) for each in saved] + [self.text(each.slot) for each in mirrored],
+            "storage": [NONE if each.storage is None else each.storage for each in saved]
+            + [first + each.storage for each in mirrored],
+            "bytes": [each.storage_bytes or 0 for each in saved] + [each.nbytes for each in mirrored],
+            "meta": [self.meta(TensorMeta(each.shape, each.dtype, each.device)) for each in saved]
+            + [self.meta(each.meta) for each in mirrored],
+            "parameter": [self.text(each.parameter) for each in saved] + [NONE] * len(mirrored),
+            "held": [int(each.held) for each in saved] + [0] * len(mirrored),
         }
+        if mirrored:
+            content["made_by"] = [NONE] * len(saved) + [self.text(each.made_by) for each in mirrored]
+        return content
 
     def record(
         self,

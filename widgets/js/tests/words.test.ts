@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { barsOf, barsPerSide, binRange, decadesOf, power, summary } from "../src/model/histogram.ts";
 import { DeckGraph } from "../src/model/graph.ts";
 import { Replay } from "../src/model/replay.ts";
-import { fate, isFreed, keptBytes, savedBy } from "../src/model/saved.ts";
+import { fate, isFreed, keptBytes, replays, savedBy } from "../src/model/saved.ts";
 import { suggest } from "../src/model/suggest.ts";
 import { readyBefore, waitingBytes } from "../src/model/waiting.ts";
 import { when } from "../src/model/when.ts";
@@ -93,6 +93,21 @@ test("with retain_graph nothing is freed", () => {
   const [shared] = savedBy(replay, 2);
   assert.equal(fate(replay, shared, 4), "kept: nodes free nothing, also kept by Relu #1");
   assert.equal(isFreed(replay, shared, 4), false);
+});
+
+test("what a mirrored forward let go of is made again by the first task that keeps it", () => {
+  const { document } = diamond().graph;
+  document.saved.made_by = [-1, 3, 3, -1];
+  const replay = new Replay(new DeckGraph(document), document.schedules[0]);
+  const [first, second] = replay.place[1] < replay.place[2] ? [1, 2] : [2, 1];
+  assert.deepEqual([0, first, second, 3].map((task) => replays(replay, task)), ["", "replays 1 first", "", ""]);
+  const [saved] = savedBy(replay, second);
+  const by = replay.graph.text(3);
+  const made = new RegExp(`^let go, made again by ${by} as task ${replay.place[first] + 1} runs, also saved by Relu #`);
+  assert.match(fate(replay, saved, replay.place[first]), made);
+  assert.match(fate(replay, saved, replay.place[first] + 1), /^freed after task/, "it is there again");
+  assert.equal(keptBytes([saved]), 0);
+  assert.equal(replays(diamond(), first), "");
 });
 
 test("bytes that a task keeps in two slots are counted once", () => {

@@ -17,7 +17,7 @@ const TABLES = {
   edges: { task: "task", output: "number", next: "task", input: "number" },
   calls: { path: "text", class: "text", parent: "call?", index: "number" },
   saved: {
-    task: "task", slot: "text?", storage: "number?", bytes: "number", meta: "meta", parameter: "text?", held: "number",
+    task: "task", slot: "text?", storage: "number?", bytes: "number", meta: "meta?", parameter: "text?", held: "number",
   },
 } as const satisfies Record<string, Columns>;
 
@@ -67,6 +67,8 @@ function checkAll(document: DeckDocument): void {
   for (const [name, columns] of Object.entries(TABLES)) {
     checkTable(name, document[name as keyof typeof TABLES], columns, counts);
   }
+  const { task, made_by } = document.saved;
+  if (made_by) checkTable("saved", { task, made_by }, { task: "task", made_by: "text?" }, counts);
   checkInputs(document);
   for (const schedule of document.schedules) checkSchedule(schedule, counts);
   checkIndices([document.position], "number", { ...counts, number: document.schedules[0].order.length + 1 });

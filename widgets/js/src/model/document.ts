@@ -57,6 +57,8 @@ export interface DeckDocument {
     meta: number[];
     parameter: number[];
     held: number[];
+    /** What makes it again that a mirrored forward let go of; NONE for what is kept. Missing where nothing is. */
+    made_by?: number[];
   };
   /** Which products could run as one; null or missing where that was not looked for. */
   groups?: Groups | null;

@@ -41,6 +41,10 @@ export interface Saved {
   parameter: string;
   /** The user's code holds it, too: it stays whatever runs. */
   held: boolean;
+  /** What makes it again, as a mirrored forward let go of it; "" for what is there. */
+  madeBy: string;
+  /** The place of the first task that keeps it, which makes it again. */
+  first: number;
   /** The earlier slot of this task that keeps the same bytes; "" where there is none. */
   sameAs: string;
   /** The other tasks that keep the same bytes. */
@@ -67,6 +71,8 @@ export function savedBy(replay: Replay, task: number): Saved[] {
       bytes: saved.bytes[row],
       parameter: replay.graph.text(saved.parameter[row]),
       held: saved.held[row] === 1,
+      madeBy: saved.made_by ? replay.graph.text(saved.made_by[row]) : "",
+      first: all.reduce((first, keeper) => Math.min(first, replay.place[keeper]), NEVER),
       others: all.filter((other) => other !== task),
       last: all.reduce((last, keeper) => Math.max(last, replay.place[keeper]), 0),
     };
@@ -75,8 +81,16 @@ export function savedBy(replay: Replay, task: number): Saved[] {
 
 /** The bytes that count as saved: each storage once, not what is there anyway. */
 export function keptBytes(all: readonly Saved[]): number {
-  const counted = all.filter((each) => !each.parameter && !each.held && !each.sameAs);
+  const counted = all.filter((each) => !each.parameter && !each.held && !each.sameAs && !each.madeBy);
   return counted.reduce((sum, each) => sum + each.bytes, 0);
+}
+
+/** `replays 2 first`: how many storages a task makes again as the first of those that keep them; "" for none. */
+export function replays(replay: Replay, task: number): string {
+  if (!replay.graph.document.saved.made_by) return "";
+  const place = replay.place[task];
+  const { length } = savedBy(replay, task).filter((each) => each.madeBy && !each.sameAs && each.first === place);
+  return length ? `replays ${length} first` : "";
 }
 
 /** When the bytes go, and who else keeps them, in words. `t`: how many tasks have run. */
@@ -84,6 +98,10 @@ export function fate(replay: Replay, saved: Saved, t: number): string {
   if (saved.parameter) return `parameter ${saved.parameter}, not counted`;
   if (saved.held) return "held by the caller, not counted";
   if (saved.sameAs) return `in the same bytes as ${saved.sameAs}`;
+  if (saved.madeBy && saved.first >= t) {
+    const when = saved.first === NEVER ? "if it runs" : `as task ${saved.first + 1} runs`;
+    return `let go, made again by ${saved.madeBy} ${when}${sharers(replay, saved, "also saved")}`;
+  }
   if (replay.graph.document.keeps_graph) return `kept: nodes free nothing${sharers(replay, saved, "also kept")}`;
   if (saved.last === NEVER) return "kept to the end: a task that keeps it does not run";
   const freed = isFreed(replay, saved, t);

@@ -15,7 +15,9 @@ export function savedSection(store: Store, task: number): HTMLElement[] {
   const items = all.slice(0, MOST).map((each) => item(store, each));
   if (all.length > MOST)
     items.push(el("div", { class: "empty" }, `+${grouped(all.length - MOST)} more`));
-  const heading = el("h4", {}, "Saved tensors", el("span", {}, `${size(keptBytes(all))} kept`));
+  const gone = all.filter((each) => each.madeBy && !each.sameAs).reduce((sum, each) => sum + each.bytes, 0);
+  const said = gone ? `${size(gone)} let go` : `${size(keptBytes(all))} kept`;
+  const heading = el("h4", {}, "Saved tensors", el("span", {}, said));
   return [el("div", { class: "sec", "data-part": "saved-tensors" }, heading, ...items)];
 }
 
@@ -23,7 +25,8 @@ function item(store: Store, saved: Saved): HTMLElement {
   const { replay, ran, document } = store;
   const meta = saved.meta === NONE ? undefined : document.metas[saved.meta];
   const uncounted = saved.parameter !== "" || saved.held;
-  const swatch = uncounted ? "sw uncounted" : isFreed(replay, saved, ran) ? "sw freed" : "sw";
+  const isGone = saved.madeBy && saved.first >= ran;
+  const swatch = uncounted ? "sw uncounted" : isGone || isFreed(replay, saved, ran) ? "sw freed" : "sw";
   const words = el("span", { class: "d" }, fate(replay, saved, ran));
   if (saved.others.length && !uncounted && !saved.sameAs) {
     words.append(

@@ -1,6 +1,7 @@
 /** One ready task in the queue's list. */
 
 import { el } from "../dom.ts";
+import { replays } from "../model/saved.ts";
 import type { Store } from "../store.ts";
 import { size } from "../text.ts";
 import { icon } from "./icons.ts";
@@ -14,6 +15,7 @@ export class QueueRow {
   private readonly place = el("span", { class: "p" });
   private readonly key = el("span", { class: "k" });
   private readonly mark = el("span", { class: "bp", title: "breakpoint" }, icon("octagon", 10));
+  private readonly again = el("i", { class: "again" });
   private readonly button: HTMLButtonElement;
 
   constructor(
@@ -27,7 +29,7 @@ export class QueueRow {
     if (withDevice) places.push(graph.text(document.tasks.device[task]));
     const title = leaf ? graph.parameter(task) || "leaf" : graph.titles[task];
     const where = places.filter(Boolean).join(" · ");
-    const name = el("span", { class: "n" }, title.slice(0, 200), el("i", {}, where.slice(0, 200)));
+    const name = el("span", { class: "n" }, title.slice(0, 200), el("i", {}, where.slice(0, 200)), this.again);
     const bytes = el("span", { class: "b" }, size(graph.bufferBytes[task]));
     this.button = el(
       "button",
@@ -47,6 +49,8 @@ export class QueueRow {
     if (this.key.textContent !== key) this.key.textContent = key;
     if (this.index !== index) this.place.textContent = String(index + 1);
     this.index = index;
+    const again = replays(this.store.replay, this.task);
+    if (this.again.textContent !== again) this.again.textContent = again;
     showMark(this.mark, this.store, this.task);
     this.button.setAttribute("aria-pressed", String(selected));
   }

@@ -1,6 +1,7 @@
 /** The block of the running task above the ready queue. */
 
 import { el } from "../dom.ts";
+import { replays } from "../model/saved.ts";
 import type { Store } from "../store.ts";
 import { count, size } from "../text.ts";
 import { glyph, icon } from "./icons.ts";
@@ -23,7 +24,7 @@ export function showRunning(block: HTMLElement, store: Store): void {
   const leaf = graph.leaf[running] === 1;
   const name = leaf ? graph.parameter(running) || "leaf" : graph.name(running);
   const where = leaf ? graph.name(running) : graph.place(running);
-  const standing = [unreal, where].filter(Boolean).join(" · ");
+  const standing = [unreal, replays(replay, running), where].filter(Boolean).join(" · ");
   block.replaceChildren(
     first(unreal === "failed" ? icon("warning", 14) : glyph("running"), name, replay.key(running)),
     second(standing, `${standing && " · "}${size(graph.bufferBytes[running])} in`),

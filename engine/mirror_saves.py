@@ -1,0 +1,58 @@
+"""What the nodes of a mirrored forward save that was let go of, found without making any of it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..inspector.graph import Graph, TensorMeta
+from ..inspector.torch_internals import packed_slots
+from .mirror_replay import Bytes, Part
+from .storage_words import joined
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredSave:
+    """A saved tensor that is made again when its task runs.
+
+    Attributes:
+        task, slot: which node saves it, and under what name.
+        storage: numbers storages within one graph; nbytes: its size.
+        meta: shape, type and device of the tensor.
+        made_by: what makes it again, with what has to be made for that: `gelu`, `gelu and addmm`.
+    """
+
+    task: int
+    slot: str
+    storage: int
+    nbytes: int
+    meta: TensorMeta
+    made_by: str
+
+
+def mirrored_saves(graph: Graph) -> list[MirroredSave]:
+    """What was let go of and is not there again, in order of task. Empty where the forward was not mirrored."""
+    numbers: dict[Bytes, int] = {}
+    found = []
+    for task, node in enumerate(graph.nodes):
+        for slot, packed in packed_slots(node):
+            if not isinstance(packed, Part) or packed.bytes is None or packed.bytes.storage is not None:
+                continue
+            meta = TensorMeta(packed.view.shape, packed.view.dtype, graph.tasks[task].device)
+            number = numbers.setdefault(packed.bytes, len(numbers))
+            found.append(MirroredSave(task, slot, number, packed.bytes.nbytes, meta, _made_by(packed.bytes)))
+    return found
+
+
+def _made_by(wanted: Bytes) -> str:
+    """The operations, each once, the last one first."""
+    names: dict[str, None] = {}
+    seen, ahead = {wanted}, [wanted]
+    while ahead:
+        each = ahead.pop(0)
+        for call in each.calls or ():
+            names.setdefault(str(call.operator).split(".")[1])
+            for other, _ in call.parts:
+                if other.storage is None and other not in seen:
+                    seen.add(other)
+                    ahead.append(other)
+    return joined(list(names))
