@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
-from time import perf_counter, thread_time
 from typing import Literal, NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ from .plan import PORTFOLIO
 from .planned_mirror import PlannedMirror
 from .policies import Choice, Policy, find_policy, is_dynamic, policy_name
 from .profile import profile
-from .record_forward import record_forward
+from .record_forward import clock_of, record_forward
 from .schedule import schedule
 from .simulate import simulate
 from .sizes import percent_text, size_text
@@ -211,7 +210,7 @@ class _Runs:
         it is the time of this thread that counts, so that other programs do not.
         """
         best = {False: (math.inf, math.inf), True: (math.inf, math.inf)}
-        clock = perf_counter if self._recorder.accelerated else thread_time
+        clock = clock_of(self._recorder.accelerated)
         for round_ in turns((False, True), self._repetitions + 1):  # the first forward under a plan verifies it
             for is_mirrored in round_:
                 with self._fresh():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import torch
@@ -65,6 +66,11 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
     return replace(program, operations=tuple(operations), seconds=seconds, notes=notes)
 
 
+def clock_of(accelerated: bool) -> Callable[[], float]:
+    """Seconds: of this thread alone where the CPU computes, so that other programs do not count."""
+    return perf_counter if accelerated else thread_time
+
+
 class _Stopwatch(SeenOperations):  # type: ignore[no-untyped-call]
     """Takes the time of each operation."""
 
@@ -73,16 +79,17 @@ class _Stopwatch(SeenOperations):  # type: ignore[no-untyped-call]
         self.operators: list[Operator] = []
         self.seconds: list[float] = []
         self._accelerated = accelerated
+        self._clock = clock_of(accelerated)
 
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.operators.append(operator)
         if self._accelerated:
             torch.accelerator.synchronize()
-        began = perf_counter()
+        began = self._clock()
         result = operator(*args, **kwargs)
         if self._accelerated:
             torch.accelerator.synchronize()
-        self.seconds.append(perf_counter() - began)
+        self.seconds.append(self._clock() - began)
         return result
 
 
@@ -100,11 +107,12 @@ def _forward_seconds(make_loss: MakeLoss, recorder: ForwardRecorder) -> float:
     with same_random_numbers():
         if recorder.accelerated:
             torch.accelerator.synchronize()
-        began = perf_counter()
+        clock = clock_of(recorder.accelerated)
+        began = clock()
         loss = make_loss()
         if recorder.accelerated:
             torch.accelerator.synchronize()
-        taken = perf_counter() - began
+        taken = clock() - began
     del loss  # what freeing the graph takes is not the forward's
     return taken
 
