@@ -14,6 +14,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from tapehead.engine import hook_watch
+from tapehead.inspector.torch_internals import hooks_registered
+
 FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
@@ -96,7 +99,11 @@ def test_each_rule_of_accumulation_is_held_against_the_gradient_by_hand(benchmar
     assert "fan_out, float64" in page and "<script src" not in page and "<link" not in page
 
 
-def test_products_as_one_are_timed_and_counted_beside_each_by_itself(benchmarks: ModuleType) -> None:
+def test_products_as_one_are_timed_and_counted_beside_each_by_itself(
+    benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where any tensor of the process has a hook, as other tests may leave one, trees run product by product.
+    monkeypatch.setattr(hook_watch, "_none_of", hooks_registered())
     effort = benchmarks.Effort(repetitions=1, tiny=True)
     rows = {row.what: row for row in benchmarks.BENCHMARKS["batching"](effort)}
     assert rows["ensemble of 2: as one"].outcome == "no group: each task runs by itself"

@@ -20,7 +20,11 @@ BARS = """panel => [...document.querySelectorAll(`[data-drawing=ratios] .subplot
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     linear = replace(workload("linear50"), small={"uses": 50, "width": 64, "batch": 2})
-    ensemble = replace(workload("ensemble"), small={"members": 3, "batch": 4, "width": 8}, name="<b>&ensemble")
+    ensemble = replace(
+        workload("ensemble"),
+        small={"members": 3, "layers": 3, "batch": 4, "width": 8, "separate_inputs": 0},
+        name="<b>&ensemble",
+    )
     small = {**workload("two_devices").small, "width": 32, "batch": 8, "far_layers": 3, "near_layers": 3}
     study = order_study([linear, ensemble, replace(workload("two_devices"), small=small)], repetitions=2)
     return study.save_html(tmp_path_factory.mktemp("page") / "page.html").as_uri()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tapehead.engine.workloads import WORKLOADS
 
-SMALLER = {"mlp_norm": {"layers": 100}, "resnet50": {"pixels": 32}}
+SMALLER = {"mlp_norm": {"layers": 100}, "resnet50": {"pixels": 32}, "resnet152": {"pixels": 32}}
 
 
 def built(name: str, device: str = "cpu") -> tuple[nn.Module, Callable[[], Tensor]]:

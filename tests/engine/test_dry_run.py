@@ -23,11 +23,12 @@ from .profiled import profiled
 from .sizes import built
 
 # Convolutions, batch norms and recurrent layers on the CPU allocate inside the kernel, which a dry run can't see.
-TOO_LOW = {"unet": 0.17, "resnet50": 0.02, "seq2seq": 0.11, "cyclegan": 0.04}
+TOO_LOW = {"unet": 0.17, "resnet50": 0.02, "resnet152": 0.02, "seq2seq": 0.11, "cyclegan": 0.04}
 # What CopySlices keep is not seen, and so taken to be held by the user to the end.
 TOO_HIGH = {"cyclegan": 0.04}
 KINDS = {
     "resnet50": {"the workspace of convolutions", "the workspace of normalizations"},
+    "resnet152": {"the workspace of convolutions", "the workspace of normalizations"},
     "gpt2": {"the workspace of attention", "the workspace of normalizations"},
     "lstm_lm": {"the workspace of recurrent layers"},
     "seq2seq": {"the workspace of recurrent layers"},

@@ -17,7 +17,9 @@ from tapehead.engine.sizes import size_text
 from tapehead.engine.workloads import Parts, Workload, workload
 
 LINEAR = replace(workload("linear50"), small={"uses": 8, "width": 64, "batch": 2})
-ENSEMBLE = replace(workload("ensemble"), small={"members": 3, "batch": 4, "width": 8})
+ENSEMBLE = replace(
+    workload("ensemble"), small={"members": 3, "layers": 3, "batch": 4, "width": 8, "separate_inputs": 0}
+)
 POLICIES = ("bfs", "dfs", "heap")
 
 
