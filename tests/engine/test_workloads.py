@@ -132,9 +132,7 @@ def test_unet_maps_as_many_pixels_as_the_paper_says(pixels: int, mapped: int) ->
     assert model(torch.empty(1, 1, pixels, pixels, device="meta")).shape == (1, 2, mapped, mapped)
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet152", "gpt2", "cyclegan", "recommender", "din", "ensemble", "linear50"]
-)
+@pytest.mark.parametrize("name", ["resnet152", "gpt2", "cyclegan", "recommender", "din", "ensemble", "linear50"])
 def test_small_and_full_have_the_same_tasks_but_for_the_number_of_members(name: str) -> None:
     knobs = {"members": 16} if name == "ensemble" else {}
     graphs = [th.graph(WORKLOADS[name].build(size, device="meta", **knobs)[1]()) for size in ("small", "full")]
