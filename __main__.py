@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, get_args
+from typing import TYPE_CHECKING, NoReturn, TypeVar, get_args
 
 from .engine.accumulation import Accumulate, Accumulation, Release
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .engine.order_study import OrderStudy
     from .engine.workloads import Size, Workload
     from .inspector.graph import Fold, Graph
+
+_Study = TypeVar("_Study", bound="AccumulationStudy | MirrorStudy")
 
 DEMO_POLICIES = ("bfs", "dfs", "heap")
 
@@ -371,62 +373,50 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
     from .engine.accumulation_study import STUDIED, accumulation_study, save_studies
     from .engine.workloads import workload
 
-    if options.html is not None and find_spec("plotly") is None:
-        return _refuse("the page draws its figures with plotly, which is missing: pip install plotly")
-    studies: list[AccumulationStudy] = []
-    interrupted = False
-    with ProgressLine() as line:
-        try:
-            _place_for("--html", options.html)
-            found = [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]
-            for each in found:
-                for name in dict.fromkeys(options.dtype or ["float32"]):
-                    dtype = getattr(torch, name)
-                    size, repetitions, tell = options.size, options.repetitions, line.show
-                    study = accumulation_study(each, size=size, dtype=dtype, repetitions=repetitions, progress=tell)
-                    line.clear()
-                    _print_study_of_one(study, console)
-                    studies.append(study)
-        except (ValueError, OSError) as error:
-            line.clear()
-            return _refuse(error)
-        except KeyboardInterrupt:
-            line.clear()
-            said = "; what was measured until then is above" if studies else " before anything was measured"
-            print(f"tapehead: interrupted{said}", file=sys.stderr)
-            if not studies:
-                return 130
-            interrupted = True
-    console.print(f"Measured on {studies[0].machine}.", style="dim", markup=False)
-    if options.html is not None:
-        try:
-            print(f"tapehead: written to {save_studies(studies, options.html)}", file=sys.stderr)
-        except OSError as error:
-            return _refuse(error)
-    return 130 if interrupted else 0
+    def studies(tell: Callable[[str], object]) -> Iterator[AccumulationStudy]:
+        size, repetitions = options.size, options.repetitions
+        for each in [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]:
+            for name in dict.fromkeys(options.dtype or ["float32"]):
+                dtype = getattr(torch, name)
+                yield accumulation_study(each, size=size, dtype=dtype, repetitions=repetitions, progress=tell)
+
+    return _bench_one_by_one(studies, save_studies, options, console)
 
 
 def _bench_mirroring(options: argparse.Namespace, console: Console) -> int:
     from .engine.mirror_study import STUDIED, mirror_study, save_studies
     from .engine.workloads import workload
 
+    def studies(tell: Callable[[str], object]) -> Iterator[MirrorStudy]:
+        for each in [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]:
+            yield mirror_study(
+                each,
+                size=options.size,
+                device=options.device,
+                repetitions=options.repetitions,
+                seconds=options.seconds,
+                compiled=not options.no_compile,
+                progress=tell,
+            )
+
+    return _bench_one_by_one(studies, save_studies, options, console)
+
+
+def _bench_one_by_one(
+    measured: Callable[[Callable[[str], object]], Iterator[_Study]],
+    save: Callable[[Sequence[_Study], Path], Path],
+    options: argparse.Namespace,
+    console: Console,
+) -> int:
+    """Prints each study as it is made, and writes the page of all. `measured` is given what shows progress."""
     if options.html is not None and find_spec("plotly") is None:
         return _refuse("the page draws its figures with plotly, which is missing: pip install plotly")
-    studies: list[MirrorStudy] = []
+    studies: list[_Study] = []
     interrupted = False
     with ProgressLine() as line:
         try:
             _place_for("--html", options.html)
-            for each in [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]:
-                study = mirror_study(
-                    each,
-                    size=options.size,
-                    device=options.device,
-                    repetitions=options.repetitions,
-                    seconds=options.seconds,
-                    compiled=not options.no_compile,
-                    progress=line.show,
-                )
+            for study in measured(line.show):
                 line.clear()
                 _print_study_of_one(study, console)
                 studies.append(study)
@@ -443,7 +433,7 @@ def _bench_mirroring(options: argparse.Namespace, console: Console) -> int:
     console.print(f"Measured on {studies[0].machine}.", style="dim", markup=False)
     if options.html is not None:
         try:
-            print(f"tapehead: written to {save_studies(studies, options.html)}", file=sys.stderr)
+            print(f"tapehead: written to {save(studies, options.html)}", file=sys.stderr)
         except OSError as error:
             return _refuse(error)
     return 130 if interrupted else 0
