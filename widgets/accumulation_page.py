@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import plotly.graph_objects as go
 
 from ..engine.accumulation_study import BY_HAND, FUSED, AccumulationStudy, StudiedRule, Theme
 from ..engine.sizes import size_text, unit_name, unit_of
-from .figure_page import figure_page, words_html
+from .figure_page import studies_page
 from .glossary import COLUMNS
 from .memory_figures import Drawing, escaped
 from .report_html import cells_html
@@ -44,18 +43,16 @@ def save_page(studies: Sequence[AccumulationStudy], path: Path, title: str) -> P
 
 def page_html(studies: Sequence[AccumulationStudy], title: str) -> str:
     """The page."""
-    drawings: dict[str, Drawing] = {}
-    parts = []
-    for number, study in enumerate(studies):
-        drawings[str(number)] = study_drawing(study, LATER)
-        source = f"{study.workload.title} · {study.workload.source}"
-        parts.append(
-            f"<section><h2>{escape(study.title)}<span>{escape(source)}</span></h2>{study_html(study)}"
-            f'<div class="figure" data-drawing="{number}"></div></section>'
+    shown = [
+        (
+            study.title,
+            f"{study.workload.title} · {study.workload.source}",
+            study_html(study),
+            study_drawing(study, LATER),
         )
-    words = {escape(word): meaning for word, meaning in {**_WORDS, **_columns()}.items()}
-    parts.append(f"<section><h2>Words</h2>{words_html(words)}</section>")
-    return figure_page(title, f"Measured on {studies[0].machine}.", "\n".join(parts), drawings)
+        for study in studies
+    ]
+    return studies_page(title, f"Measured on {studies[0].machine}.", shown, {**_WORDS, **_columns()})
 
 
 def _columns() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -102,6 +102,26 @@ def figure_page(
 </body>
 </html>
 """
+
+
+def studies_page(
+    title: str, subtitle: str, studies: Sequence[tuple[str, str, str, Mapping[str, Any]]], words: Mapping[str, str]
+) -> str:
+    """A page of studies, one below the other, and what their words mean.
+
+    Args:
+        title, subtitle: text.
+        studies: of each its heading, where it is from, its table as HTML, and its figure.
+        words: meanings.
+    """
+    parts = [
+        f"<section><h2>{escape(heading)}<span>{escape(source)}</span></h2>{table}"
+        f'<div class="figure" data-drawing="{number}"></div></section>'
+        for number, (heading, source, table, _) in enumerate(studies)
+    ]
+    said = words_html({escape(word): meaning for word, meaning in words.items()})
+    drawings = {str(number): drawing for number, (*_, drawing) in enumerate(studies)}
+    return figure_page(title, subtitle, "\n".join([*parts, f"<section><h2>Words</h2>{said}</section>"]), drawings)
 
 
 def words_html(words: Mapping[str, str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import plotly.graph_objects as go
 
 from ..engine.mirror_study import BELOW, BLOCKS, COMPILED, NOTHING, SELECTIVE, WITHIN, MirrorStudy, Theme
 from ..engine.sizes import size_text
-from .figure_page import figure_page, words_html
+from .figure_page import studies_page
 from .memory_figures import Drawing, escaped
 from .report_html import cells_html
 from .theme import DARK, FONT, LATER, LIGHT, Colours
@@ -44,18 +43,16 @@ def save_page(studies: Sequence[MirrorStudy], path: Path, title: str) -> Path:
 
 def page_html(studies: Sequence[MirrorStudy], title: str) -> str:
     """The page."""
-    drawings: dict[str, Drawing] = {}
-    parts = []
-    for number, study in enumerate(studies):
-        drawings[str(number)] = study_drawing(study, LATER)
-        source = f"{study.workload.title} · {study.workload.source}"
-        parts.append(
-            f"<section><h2>{escape(study.title)}<span>{escape(source)}</span></h2>{study_html(study)}"
-            f'<div class="figure" data-drawing="{number}"></div></section>'
+    shown = [
+        (
+            study.title,
+            f"{study.workload.title} · {study.workload.source}",
+            study_html(study),
+            study_drawing(study, LATER),
         )
-    words = {escape(word): meaning for word, meaning in _WORDS.items()}
-    parts.append(f"<section><h2>Words</h2>{words_html(words)}</section>")
-    return figure_page(title, f"Measured on {studies[0].machine}.", "\n".join(parts), drawings)
+        for study in studies
+    ]
+    return studies_page(title, f"Measured on {studies[0].machine}.", shown, _WORDS)
 
 
 def study_html(study: MirrorStudy) -> str:
