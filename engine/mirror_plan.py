@@ -12,10 +12,12 @@ from typing import Literal, get_args
 from ..inspector.forward_program import ForwardProgram, ForwardStorage
 from ..inspector.graph_file import Table
 from ..inspector.json_columns import ColumnWriter, Section, read_section
+from .planned_order import PlannedOrder
+from .policies import Policy
 from .sizes import size_text
 
 FORMAT = "tapehead.mirror"
-VERSION = 1
+VERSION = 2
 
 _MOST = 2**53
 _LARGEST = 2**28  # bytes of a file
@@ -100,12 +102,14 @@ class MirrorPlan:
         operations: the names of that forward's operations, without those of custom Functions and under no_grad.
         storages: all that nodes save of what the forward made, and what else is dropped or newly kept, by number.
         predicted: what it should come to, where that was worked out.
+        planned_order: the order of the backward for which it is predicted; None: PyTorch's own.
     """
 
     fingerprint: str
     operations: tuple[str, ...]
     storages: tuple[PlannedStorage, ...]
     predicted: MirrorPrediction | None = None
+    planned_order: PlannedOrder | None = None
 
     @staticmethod
     def of(program: ForwardProgram, drop: Collection[int], predicted: MirrorPrediction | None = None) -> MirrorPlan:
@@ -160,10 +164,21 @@ class MirrorPlan:
         saved = sum(bool(each.saved_by) for each in self.storages)
         if not count:
             return "nothing is dropped"
-        return (
+        said = (
             f"{count:,} of {saved:,} saved storages are dropped, {size_text(self.dropped_bytes)}; "
             f"{size_text(self.newly_kept_bytes)} newly kept"
         )
+        if self.predicted is not None:
+            before, after = self.predicted.plain_peak_bytes, self.predicted.peak_bytes
+            said += f"; predicted peak {size_text(after)}, of {size_text(before)} without"
+        if self.planned_order is not None:
+            said += f", in the order of {self.planned_order.name}: th.backward(loss, policy=plan.policy)"
+        return said
+
+    @property
+    def policy(self) -> str | Policy:
+        """What the backward is to run under: `th.backward(loss, policy=plan.policy)`; "heap": by `loss.backward()`."""
+        return "heap" if self.planned_order is None else self.planned_order.policy
 
     @cached_property
     def dropped(self) -> frozenset[int]:
@@ -263,6 +278,7 @@ def _write(writer: ColumnWriter, plan: MirrorPlan) -> None:
     - By saved slot: `saved_storage` (a place among the storages), `saved_task`, `saved_slot`.
     - By input of a replay: `input_of` (a place), `input`.
     - `predicted`: null, or an object with the fields of `MirrorPrediction`.
+    - `order`: null, or an object with the fields of `PlannedOrder`. Files of version 1 have none.
     """
     names, modules = Table[str](), Table[str]()
     storages = plan.storages
@@ -295,6 +311,13 @@ def _write(writer: ColumnWriter, plan: MirrorPlan) -> None:
                 writer.column("levels", plan.predicted.levels)
                 for name in ("plain_seconds", "replay_seconds", "recording_seconds"):
                     writer.floats(name, [getattr(plan.predicted, name)])
+        if plan.planned_order is None:
+            writer.value("order", None)
+        else:
+            with writer.object("order"):
+                writer.value("name", plan.planned_order.name)
+                writer.value("graph", plan.planned_order.graph)
+                writer.column("tasks", plan.planned_order.tasks)
 
 
 def _read(section: Section) -> MirrorPlan:
@@ -350,7 +373,15 @@ def _read(section: Section) -> MirrorPlan:
         if each.is_dropped and (each.obstacle is not None or each.made_by < 0):
             raise section.wrong("fate", f"drops storage {each.number}, which can't be made again")
     predicted = _read_prediction(section.section("predicted")) if "predicted" in section else None
-    return MirrorPlan(section.text("fingerprint"), operations, storages, predicted)
+    order = _read_order(section.section("order")) if "order" in section else None
+    if order is not None and predicted is not None and len(order.tasks) != len(predicted.levels):
+        raise section.wrong("order", f"has {len(order.tasks)} tasks, but {len(predicted.levels)} levels are predicted")
+    return MirrorPlan(section.text("fingerprint"), operations, storages, predicted, order)
+
+
+def _read_order(section: Section) -> PlannedOrder:
+    tasks = section.integers("tasks", _MOST, distinct=True, code="q")
+    return PlannedOrder(section.text("name"), tuple(tasks), section.text("graph"))
 
 
 def _read_prediction(section: Section) -> MirrorPrediction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
+import tapehead as th
 from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
+from tapehead.engine.planned_order import PlannedOrder, graph_digest
 from tapehead.engine.record_forward import record_forward
+from tapehead.engine.schedule import schedule
 from tapehead.inspector.forward_program import ForwardProgram
 
 x = torch.randn(6, 4)
 weight = torch.randn(4, 4, requires_grad=True)
+
+PREDICTED = {
+    "plain_levels": [1, 1],
+    "levels": [1, 1],
+    "plain_seconds": [1],
+    "replay_seconds": [1],
+    "recording_seconds": [1],
+}
 
 
 def make_loss() -> Tensor:
@@ -97,13 +109,46 @@ def test_a_saved_plan_is_read_as_it_was(program: ForwardProgram, tmp_path: Path)
     assert (predicted.plain_peak_bytes, predicted.peak_bytes, predicted.seconds) == (9, 7, 1.875)
     assert MirrorPlan.load(replace(plan, predicted=None).save(tmp_path / "a.mirror.json")).predicted is None
     assert [each.name for each in tmp_path.iterdir()] == ["a.mirror.json"]
+    assert str(read).endswith("; predicted peak 7 B, of 9 B without") and read.policy == "heap"
+
+
+def branches(rows: int) -> Callable[[], Tensor]:
+    return lambda: torch.stack([(each @ weight).tanh().exp() for each in torch.randn(3, rows, 4)]).sum()
+
+
+def test_the_order_that_was_planned_for_is_saved_and_runs_the_backward(tmp_path: Path) -> None:
+    program = record_forward(branches(6), 1)
+    graph = program.graph
+    order = PlannedOrder("bfs", tuple(schedule(graph, "bfs")), graph_digest(graph))
+    assert list(order.tasks) != schedule(graph, "heap")
+    plan = replace(MirrorPlan.of(program, [made_by(program, "aten.tanh.default")]), planned_order=order)
+    read = MirrorPlan.load(plan.save(tmp_path / "plan.json"))
+    assert read.planned_order == order and str(read).endswith("bfs: th.backward(loss, policy=plan.policy)")
+    assert schedule(graph, read.policy) == list(order.tasks)
+    started = schedule(graph, "heap")[:3]
+    rest = [task for task in order.tasks if task not in started]
+    assert schedule(graph, read.policy, ran=started) == [*started, *rest]
+    with pytest.raises(ValueError, match="planned for another graph, of .* tasks, where this one has 3; plan again"):
+        schedule(th.graph(weight.exp().sum()), read.policy)
+    with pytest.raises(ValueError, match="whose tasks, edges or sizes are others"):
+        schedule(record_forward(branches(7), 1).graph, read.policy)
+
+
+def test_a_file_of_the_first_version_has_no_order(program: ForwardProgram, tmp_path: Path) -> None:
+    plan = MirrorPlan.of(program, [made_by(program, "aten.tanh.default")])
+    path = plan.save(tmp_path / "plan.json")
+    content = json.loads(path.read_text())
+    del content["order"]
+    path.write_text(json.dumps({**content, "version": 1}))
+    read = MirrorPlan.load(path)
+    assert read.storages == plan.storages and read.planned_order is None and read.policy == "heap"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"format": "other"}, '"format" is not tapehead.mirror'),
-        ({"version": 2}, "written by a newer tapehead"),
+        ({"version": 3}, "written by a newer tapehead"),
         ({"operations": [99]}, "operations"),
         ({"made_by": [-1, -1, -1]}, "drops storage 4, which can't be made again"),
         ({"made_by": [0]}, '"made_by" has 1 entries, not'),
@@ -111,6 +156,11 @@ def test_a_saved_plan_is_read_as_it_was(program: ForwardProgram, tmp_path: Path)
         ({"saved_slot": []}, '"saved_slot" has 0 entries'),
         ({"predicted": {"levels": []}}, "plain_levels"),
         ({"obstacle": ["so", "so", "so"]}, "drops storage 4, which can't be made again"),
+        ({"order": "dfs"}, '"order" is not an object'),
+        ({"order": {"name": "dfs", "graph": "a"}}, '"order.tasks" is missing'),
+        ({"order": {"name": "dfs", "graph": "a", "tasks": [0, 0]}}, '"order.tasks" has an entry twice'),
+        ({"order": {"name": 1, "graph": "a", "tasks": [0]}}, '"order.name" is not a text'),
+        ({"order": {"name": "dfs", "graph": "a", "tasks": [0]}, "predicted": PREDICTED}, "has 1 tasks, but 2 levels"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(
@@ -121,6 +171,10 @@ def test_a_file_that_contradicts_itself_is_refused(
     with pytest.raises(ValueError, match="is not a plan that this tapehead can load") as raised:
         MirrorPlan.load(path)
     assert message in str(raised.value)
-    path.write_text("[]")
-    with pytest.raises(ValueError, match="is no JSON object"):
-        MirrorPlan.load(path)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"", b"\x80PK", b'{"format":"tapehead.mirror"'])
+def test_what_is_no_plan_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"plan\.json is not a plan that this tapehead can load: "):
+        MirrorPlan.load(tmp_path / "plan.json")

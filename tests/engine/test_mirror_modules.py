@@ -1,0 +1,105 @@
+"""A plan for mirroring by module: what is saved and paid there, each operation counted once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tapehead.engine.mirror_modules import module_cells, module_sentences
+from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
+from tapehead.engine.record_forward import record_forward
+from tapehead.inspector.forward_program import ForwardProgram
+
+BATCH, WIDTH = 16, 8
+
+
+class Layer(nn.Module):
+    """Its exp() saves what it makes, and the product before it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x).exp())  # type: ignore[no-any-return]
+
+
+def recorded(layers: int) -> ForwardProgram:
+    model = nn.Sequential(*[Layer() for _ in range(layers)])
+    x = torch.randn(BATCH, WIDTH)
+    return record_forward(lambda: model(x).sum(), 1)
+
+
+def plan_of(program: ForwardProgram, *names: str, seconds: float | None = None) -> MirrorPlan:
+    """The plan that drops what these operations made."""
+    drop = [
+        storage
+        for each in program.operations
+        if each.name.split(".")[1] in names
+        for storage, _ in each.makes
+        if program.storages[storage].obstacle is None
+    ]
+    predicted = None if seconds is None else MirrorPrediction((2,), (1,), 1.0, seconds, 0.0)
+    return MirrorPlan.of(program, drop, predicted)
+
+
+def rows(plan: MirrorPlan) -> dict[str, dict[str, str]]:
+    headings, *found = module_cells(plan)
+    return {row[0]: dict(zip(headings, row, strict=True)) for row in found}
+
+
+def test_equal_modules_are_one_row_with_what_they_save_and_what_is_paid() -> None:
+    found = rows(plan_of(recorded(3), "exp", "native_batch_norm", seconds=0.006))
+    layers, norms, whole = found["*"], found["*.norm"], found["in all"]
+    assert (layers["let go"], layers["replays"], layers["operations"]) == ("1.5 KiB", "3", "exp ×3")
+    assert (norms["replays"], norms["operations"]) == ("3", "native_batch_norm ×3")
+    assert (whole["replays"], whole["replay time"], whole["operations"]) == ("6", "6.0 ms", "")
+    assert sum(float(row["replay time"].split()[0]) for row in (layers, norms)) == pytest.approx(6.0, abs=0.1)
+
+
+def test_what_is_only_kept_or_made_on_the_way_says_so_and_claims_no_bytes_let_go() -> None:
+    kept = rows(plan_of(recorded(3), "exp"))["*.linear"]
+    assert kept["newly kept"] == "1.5 KiB" and kept["operations"] == "newly kept: addmm ×3"
+    assert kept["let go"] == kept["replays"] == kept["replay time"] == ""
+    passed = rows(plan_of(recorded(3), "exp", "addmm"))["*.linear"]
+    assert (passed["let go"], passed["newly kept"], passed["replays"]) == ("", "", "3")
+    assert passed["operations"] == "on the way: addmm ×3"
+
+
+def test_words_are_explained_where_they_are() -> None:
+    program = recorded(2)
+    assert module_sentences(plan_of(program, "native_batch_norm")) == []
+    (kept,) = module_sentences(plan_of(program, "exp"))
+    assert kept.startswith("Newly kept: no node saves it")
+    (on_the_way,) = module_sentences(plan_of(program, "exp", "addmm"))
+    assert on_the_way.startswith("On the way: no node saves it")
+
+
+def test_an_operation_that_makes_several_storages_runs_again_once() -> None:
+    plan = plan_of(recorded(2), "native_batch_norm")
+    assert len(plan.dropped) == 5, (
+        "mean and deviation of both, and the first one's result, which the second layer saves"
+    )
+    assert rows(plan)["*.norm"]["replays"] == "2"
+
+
+def test_one_row_has_no_sum_and_nothing_dropped_no_row() -> None:
+    program = recorded(2)
+    assert list(rows(plan_of(program, "native_batch_norm"))) == ["*.norm"]
+    assert len(module_cells(plan_of(program))) == 1
+
+
+def test_many_modules_end_in_one_row_for_the_rest() -> None:
+    def program(count: int) -> ForwardProgram:
+        model = nn.Sequential()
+        for number in range(count):
+            model.add_module(f"layer{'abcdefghijklmnop'[number]}", nn.Tanh())
+        weight = torch.randn(4, requires_grad=True)
+        return record_forward(lambda: model(weight).sum(), 1)
+
+    names = list(rows(plan_of(program(13), "tanh")))
+    assert len(names) == 14 and names[-1] == "in all", "a thirteenth row takes no more room than '1 more'"
+    found = rows(plan_of(program(15), "tanh"))
+    assert list(found)[-2:] == ["3 more", "in all"]
+    assert found["3 more"]["operations"] == "tanh ×3" and found["in all"]["let go"] == "240 B"
