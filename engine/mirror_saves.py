@@ -1,4 +1,4 @@
-"""What the nodes of a mirrored forward save that was let go of, found without making any of it again."""
+"""What the nodes of a mirrored forward save that was let go of, found without making it again; the time of replays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..inspector.graph import Graph, TensorMeta
 from ..inspector.torch_internals import packed_slots
-from .mirror_replay import Bytes, Part
+from .mirror_replay import Bytes, Part, Tally
 from .storage_words import joined
 
 
@@ -16,16 +16,17 @@ class MirroredSave:
 
     Attributes:
         task, slot: which node saves it, and under what name.
-        storage: numbers storages within one graph; nbytes: its size.
-        meta: shape, type and device of the tensor.
+        storage: numbers storages within one graph; number: the storage's in the plan; nbytes: its size.
+        meta: shape, type and device of the tensor; None: not known.
         made_by: what makes it again, with what has to be made for that: `gelu`, `gelu and addmm`.
     """
 
     task: int
     slot: str
     storage: int
+    number: int
     nbytes: int
-    meta: TensorMeta
+    meta: TensorMeta | None
     made_by: str
 
 
@@ -39,7 +40,9 @@ def mirrored_saves(graph: Graph) -> list[MirroredSave]:
                 continue
             meta = TensorMeta(packed.view.shape, packed.view.dtype, graph.tasks[task].device)
             number = numbers.setdefault(packed.bytes, len(numbers))
-            found.append(MirroredSave(task, slot, number, packed.bytes.nbytes, meta, _made_by(packed.bytes)))
+            found.append(
+                MirroredSave(task, slot, number, packed.bytes.number, packed.bytes.nbytes, meta, _made_by(packed.bytes))
+            )
     return found
 
 
@@ -56,3 +59,31 @@ def _made_by(wanted: Bytes) -> str:
                     seen.add(other)
                     ahead.append(other)
     return joined(list(names))
+
+
+class ReplayClock:
+    """Tells what the tasks of a mirrored backward made again, and in what time, as they run one after the other.
+
+    Args:
+        graph: nothing of it has run yet.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        found: dict[int, Tally] = {}
+        for node in graph.nodes:
+            for _, packed in packed_slots(node):
+                if isinstance(packed, Part) and packed.bytes is not None:
+                    found[id(packed.bytes.tally)] = packed.bytes.tally
+        self._tallies = list(found.values())
+        self._last = self._now()
+
+    def lap(self) -> tuple[int, float] | None:
+        """How many storages were made again since the last time, and the seconds that took; None: none was."""
+        if not self._tallies:
+            return None
+        (storages, seconds), self._last = self._last, self._now()
+        made = self._last[0] - storages
+        return (made, self._last[1] - seconds) if made else None
+
+    def _now(self) -> tuple[int, float]:
+        return sum(each.storages for each in self._tallies), sum(each.seconds for each in self._tallies)

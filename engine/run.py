@@ -18,6 +18,7 @@ from .trace import Trace
 
 if TYPE_CHECKING:
     from ..widgets.recording import Recording
+    from .mirror_plan import MirrorPlan
     from .peak import PeakReport
 
 Engine = Literal["native", "direct"]
@@ -103,10 +104,15 @@ class Run:
 
         return save(self, path)
 
-    def deck(self) -> Recording:
+    def deck(self, *, mirroring: MirrorPlan | None = None) -> Recording:
         """The run as a widget that plays it again, in a notebook.
 
+        Args:
+            mirroring: the plan by which the forward was mirrored: the deck says what it let go of, and draws the
+                memory that the plan predicts, with it and without, beside what was measured.
+
         Raises:
+            TypeError, ValueError: that is no plan, or the graph is another's.
             ModuleNotFoundError: `anywidget` is missing.
         """
         try:
@@ -117,10 +123,10 @@ class Run:
                 "run.save_html(path) writes a page that plays without"
             ) from error
 
-        return Recording(self)
+        return Recording(self, mirroring=mirroring)
 
-    def save_html(self, path: str | Path) -> Path:
-        """Writes the run as one page that plays it, without a kernel or a network."""
+    def save_html(self, path: str | Path, *, mirroring: MirrorPlan | None = None) -> Path:
+        """Writes the run as one page that plays it, without a kernel or a network. For `mirroring` see `deck`."""
         from ..widgets.run_document import save_run
 
-        return save_run(self, path)
+        return save_run(self, path, mirroring=mirroring)

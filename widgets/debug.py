@@ -25,6 +25,7 @@ from ..inspector.graph import Outputs
 from ..inspector.hips_tape import HipsTape
 
 if TYPE_CHECKING:
+    from ..engine.mirror_plan import MirrorPlan
     from .deck import Deck
 
 
@@ -42,6 +43,7 @@ def debug(
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
     batch: AnyBatch = None,
+    mirroring: MirrorPlan | None = None,
 ) -> Stepper | NativeSession | Deck:
     """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
 
@@ -69,8 +71,11 @@ def debug(
             backward ends. See `th.Accumulation`.
         batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
             `Stepper`. A history wants single tasks, and so there is none where it is "auto".
+        mirroring: the plan by which the forward was mirrored (`with th.mirror(plan):`). A deck then shows its curve and
+            the one without it, and what each replay should take beside what it took.
 
     Raises:
+        TypeError, ValueError: `mirroring` is no plan, or the graph was not mirrored by it.
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
             another accumulation than its own, or batch=.
     """
@@ -94,14 +99,20 @@ def debug(
             batch=batch,
         )
         keep_graph = isinstance(tensors, HipsTape) or (create_graph if retain_graph is None else retain_graph)
-        return _deck(session, policy, keep_graph, create_graph) if shown else session
+        return _deck(session, policy, keep_graph, create_graph, mirroring) if shown else session
 
 
-def _deck(session: Stepper | NativeSession, policy: AnyPolicy, keep_graph: bool, create_graph: bool) -> Deck:
+def _deck(
+    session: Stepper | NativeSession,
+    policy: AnyPolicy,
+    keep_graph: bool,
+    create_graph: bool,
+    mirroring: MirrorPlan | None,
+) -> Deck:
     from .deck import Deck
     from .display import show_after_cell
 
-    deck = Deck(session, policy=policy, retain_graph=keep_graph, create_graph=create_graph)
+    deck = Deck(session, policy=policy, retain_graph=keep_graph, create_graph=create_graph, mirroring=mirroring)
     show_after_cell(deck)
     return deck
 

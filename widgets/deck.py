@@ -43,6 +43,7 @@ from .stop_tables import BranchesView, StopsView
 if TYPE_CHECKING:
     from ..engine.check_task import Check
     from ..engine.conditions import GradientPredicate
+    from ..engine.mirror_plan import MirrorPlan
     from ..engine.watchpoints import Watchpoint
 
 T = TypeVar("T")
@@ -77,6 +78,7 @@ class Deck(Played):
         policy: its policy: a name, a `Policy` or a callable.
         title: what is run; by default the model's class.
         retain_graph, create_graph: as given to the backward, for the prediction of memory.
+        mirroring: the plan by which the forward was mirrored, whose predictions are shown.
     """
 
     position = traitlets.Int(read_only=True).tag(sync=True)
@@ -94,12 +96,14 @@ class Deck(Played):
         title: str = "",
         retain_graph: bool = False,
         create_graph: bool = False,
+        mirroring: MirrorPlan | None = None,
     ) -> None:
         found = title or title_of(session.graph)
-        self._live = Live(session, policy, found, retain_graph, create_graph, self._take)
+        self._live = Live(session, policy, found, retain_graph, create_graph, self._take, mirroring)
         self._told = self._live.news()
         self._forgotten: set[int] = set()
         self._checks: Json = {}
+        self._replayed: Json = {}
         self._branches: list[Json] = []
         self._telling = Lock()
         super().__init__(session.graph, found, _is_live=True, policy=session.policy)
@@ -452,12 +456,25 @@ class Deck(Played):
         with self._telling:
             self._forgotten.update(news.forgotten)
             self._checks.update(news.checks)
+            self._replayed.update(news.replayed)
             self._branches = self._branches if news.branches is None else news.branches
-            self._live.document.content |= {"branches": self._branches, "checks": self._checks.copy()}
+            self._live.document.content |= {
+                "branches": self._branches,
+                "checks": self._checks.copy(),
+                "replayed": self._replayed.copy(),
+            }
             if news.groups is not None:
                 self._live.document.content["groups"] = news.groups
             self._told = replace(
-                news, records={}, forgotten=(), live=None, others=None, checks={}, branches=None, groups=None
+                news,
+                records={},
+                forgotten=(),
+                live=None,
+                others=None,
+                checks={},
+                branches=None,
+                groups=None,
+                replayed={},
             )
             self._live.document.take(news.position, news.records, news.live, news.others, news.forgotten)
             self._send_news(news)
@@ -496,7 +513,9 @@ class Deck(Played):
                 records = content["records"].copy()
                 groups = content["groups"]
                 news = replace(news, forgotten=forgotten, records=records, live=live, others=others, groups=groups)
-            self._send_news(replace(news, checks=self._checks.copy(), branches=self._branches))
+            self._send_news(
+                replace(news, checks=self._checks.copy(), branches=self._branches, replayed=self._replayed.copy())
+            )
 
     @traitlets.validate("policy")
     def _check_policy(self, proposal: Any) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ..engine.mirror_saves import mirrored_saves
 from ..engine.peak import peak_report
 from ..engine.policies import CLASSIC, Choice, Policy, policy_name
 from ..engine.run import Engine
@@ -30,6 +29,7 @@ from ..inspector.collector import collector_paused
 from ..inspector.facts import Operation, resolve_sources
 from ..inspector.graph import Graph, TensorMeta
 from ..inspector.source import Source
+from .mirror_content import FIRST_LET_GO, MirrorContent
 
 FORMAT = "tapehead.deck"
 VERSION = 1
@@ -54,11 +54,14 @@ Json = dict[str, Any]
 class Document:
     """The page's data of one graph, and what numbers it gives to strings and shapes.
 
+    `mirroring` is what is known of its forward's mirroring, for graphs with nodes found out where it is not given.
+
     It may be packed in one thread while another one adds to it: whatever is in a record has its number before.
     """
 
     @collector_paused()
-    def __init__(self, graph: Graph, title: str, engine: Engine) -> None:
+    def __init__(self, graph: Graph, title: str, engine: Engine, mirroring: MirrorContent | None = None) -> None:
+        mirroring = mirroring or MirrorContent(graph)
         self._texts: dict[str, int] = {}
         self._metas: dict[TensorMeta, int] = {}
         self._forms: dict[tuple[int, ...], int] = {}
@@ -86,7 +89,7 @@ class Document:
                 "parent": [NONE if call.parent is None else call.parent for call in graph.calls],
                 "index": [call.index for call in graph.calls],
             },
-            "saved": self._saved(graph),
+            "saved": self._saved(graph, mirroring),
             "groups": None,
             "schedules": [],
             "position": 0,
@@ -167,24 +170,36 @@ class Document:
             found.append(seen[key])
         return found
 
-    def _saved(self, graph: Graph) -> Json:
+    def _saved(self, graph: Graph, mirroring: MirrorContent) -> Json:
         saved = graph.saved
-        mirrored = mirrored_saves(graph)
-        first = 1 + max((each.storage for each in saved if each.storage is not None), default=NONE)
         content: Json = {
-            "task": [each.task for each in saved] + [each.task for each in mirrored],
-            "slot": [self.text(each.slot) for each in saved] + [self.text(each.slot) for each in mirrored],
-            "storage": [NONE if each.storage is None else each.storage for each in saved]
-            + [first + each.storage for each in mirrored],
-            "bytes": [each.storage_bytes or 0 for each in saved] + [each.nbytes for each in mirrored],
-            "meta": [self.meta(TensorMeta(each.shape, each.dtype, each.device)) for each in saved]
-            + [self.meta(each.meta) for each in mirrored],
-            "parameter": [self.text(each.parameter) for each in saved] + [NONE] * len(mirrored),
-            "held": [int(each.held) for each in saved] + [0] * len(mirrored),
+            "task": [each.task for each in saved],
+            "slot": [self.text(each.slot) for each in saved],
+            "storage": [NONE if each.storage is None else each.storage for each in saved],
+            "bytes": [each.storage_bytes or 0 for each in saved],
+            "meta": [self.meta(TensorMeta(each.shape, each.dtype, each.device)) for each in saved],
+            "parameter": [self.text(each.parameter) for each in saved],
+            "held": [int(each.held) for each in saved],
         }
-        if mirrored:
-            content["made_by"] = [NONE] * len(saved) + [self.text(each.made_by) for each in mirrored]
-        return content
+        return self.with_let_go(content, mirroring)
+
+    def with_let_go(self, saved: Json, mirroring: MirrorContent) -> Json:
+        """The rows of saved tensors with those that a mirrored forward let go of."""
+        let_go = mirroring.saves
+        if not let_go:
+            return saved
+        there = len(saved["task"])
+        added: Json = {
+            "task": [each.task for each in let_go],
+            "slot": [self.text(each.slot) for each in let_go],
+            "storage": [FIRST_LET_GO + each.storage for each in let_go],
+            "bytes": [each.nbytes for each in let_go],
+            "meta": [NONE if each.meta is None else self.meta(each.meta) for each in let_go],
+            "parameter": [NONE] * len(let_go),
+            "held": [0] * len(let_go),
+        }
+        made_by = [NONE] * there + [self.text(each.made_by) for each in let_go]
+        return {name: column + added[name] for name, column in saved.items()} | {"made_by": made_by}
 
     def record(
         self,

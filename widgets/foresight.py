@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ..engine.accumulation import PYTORCHS
+from ..engine.accumulation import PYTORCHS, Accumulation
 from ..engine.branch_comparison import BranchComparison
 from ..engine.direct import Stepper
 from ..engine.dry_run import dry_run
@@ -17,6 +17,7 @@ from ..engine.session import NativeSession
 from ..engine.simulate import simulate
 from ..engine.timeline import Timeline
 from .document import Json, schedule_content
+from .mirror_content import MirrorContent
 from .prediction import Prediction
 from .trouble import in_words, why
 
@@ -35,13 +36,17 @@ class Foresight:
     Args:
         session: nothing run yet.
         retain_graph, create_graph: as given to the backward.
+        mirroring: what is known of the forward's mirroring.
 
     Attributes:
         own: the memory of the session's own order, where it is known.
     """
 
-    def __init__(self, session: Stepper | NativeSession, retain_graph: bool, create_graph: bool) -> None:
+    def __init__(
+        self, session: Stepper | NativeSession, retain_graph: bool, create_graph: bool, mirroring: MirrorContent
+    ) -> None:
         self._session = session
+        self._mirroring = mirroring
         self._retain_graph = retain_graph
         self._create_graph = create_graph
         self._footprints: Footprints | None = None
@@ -172,16 +177,24 @@ class Foresight:
     ) -> tuple[Json, Timeline | None]:
         """An order as the page's data, and its memory where that is known."""
         footprints, note, graph = self._footprints, self._note, self._session.graph
-        timeline = None
-        if footprints is not None:
+        predicted = self._mirroring.predicted(order, self._rule, self._retain_graph or self._create_graph)
+        timeline = None if predicted is None else predicted[1]
+        if predicted is None and (other := self._mirroring.note()) is not None:
+            note = other
+        elif predicted is None and footprints is not None:
             try:
                 timeline = self._simulate(order, footprints)
             except Exception as error:  # the deck goes on without
                 note = f"Memory was not predicted: {in_words(error, graph)}"
-        return schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note), timeline
+        content = schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note)
+        return self._mirroring.with_plan(content, predicted), timeline
+
+    @property
+    def _rule(self) -> Accumulation:
+        return self._session.accumulation if isinstance(self._session, Stepper) else PYTORCHS
 
     def _simulate(self, order: Sequence[int], footprints: Footprints) -> Timeline:
-        rule = self._session.accumulation if isinstance(self._session, Stepper) else PYTORCHS
+        rule = self._rule
         return simulate(
             footprints.graph,
             order,

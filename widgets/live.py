@@ -15,6 +15,7 @@ from ..engine.branch_comparison import BranchComparison
 from ..engine.breakpoints import Breakpoint
 from ..engine.direct import Stepper
 from ..engine.history import History
+from ..engine.mirror_saves import ReplayClock
 from ..engine.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
 from ..engine.ready_queue import ReadyTask
 from ..engine.run import Engine
@@ -32,6 +33,7 @@ from .foresight import Foresight
 from .group_content import group_content, with_batches
 from .live_branches import LiveBranches
 from .live_stops import LiveStops
+from .mirror_content import MirrorContent
 from .news import News, Status, history_content, stopped_content
 from .prediction import Prediction
 from .stop_words import place, watched
@@ -40,6 +42,7 @@ from .trouble import in_trouble
 
 if TYPE_CHECKING:
     from ..engine.check_task import Check
+    from ..engine.mirror_plan import MirrorPlan
     from ..engine.watchpoints import Watchpoint
 
 T = TypeVar("T")
@@ -56,6 +59,7 @@ class Live:
         title: what is run.
         retain_graph, create_graph: as given to the backward.
         tell: is called with `News`, in the driver's thread.
+        mirroring: the plan by which the forward was mirrored.
 
     Attributes:
         stopped: why the last run ended early; None where it did not.
@@ -71,6 +75,7 @@ class Live:
         retain_graph: bool,
         create_graph: bool,
         tell: Callable[[News], None],
+        mirroring: MirrorPlan | None = None,
     ) -> None:
         self.session = session
         self.driver = Driver()
@@ -85,11 +90,15 @@ class Live:
         self._told = (0, 0)  # batches and fallbacks
         self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
         self.stops = LiveStops(session)
-        self.foresight = Foresight(session, retain_graph, create_graph)
+        with collector_paused():
+            mirrored = MirrorContent(self.graph, mirroring)
+            self._clock = ReplayClock(self.graph)
+        self._replayed: Json = {}  # since the last news
+        self.foresight = Foresight(session, retain_graph, create_graph, mirrored)
         self.branches = LiveBranches(session, self.foresight)
         with collector_paused():
             self.plan = self._planned()
-            self.document = Document(self.graph, title, self.engine)
+            self.document = Document(self.graph, title, self.engine, mirrored)
             self.document.content["keeps_graph"] = retain_graph
             self.document.content["schedules"] = [self._own_schedule(), *(self._others() if self.is_small else ())]
             if self.is_small:  # before a task runs: then its factors are gone
@@ -378,6 +387,7 @@ class Live:
             while True:
                 last = session.step(task if ran == 0 else None)
                 ran += 1
+                self._note_replays(last)
                 if session.over is not None:
                     break
                 self.driver.give_way()  # a breakpoint may come while it runs
@@ -398,6 +408,10 @@ class Live:
         self.status = "finished" if self._has_ended else "stopped"
         self._tell(self._progress())
         return last
+
+    def _note_replays(self, task: Task) -> None:
+        if (made := self._clock.lap()) is not None:
+            self._replayed[str(task.id)] = [made[0], round(1e9 * made[1])]
 
     def _note_failure(self, error: BaseException) -> None:
         if self.status in ("failed", "closed"):
@@ -505,7 +519,8 @@ class Live:
         live = self._own_schedule() if other or groups is not None else None
         self._reported = len(started)
         self._looked_at.difference_update(started)
-        return replace(self.news(records | self._waiting(current), live), groups=groups)
+        replayed, self._replayed = self._replayed, {}
+        return replace(self.news(records | self._waiting(current), live), groups=groups, replayed=replayed)
 
     def _groups_now(self) -> Json | None:
         """The groups with what has run as one, where that is more than was told."""

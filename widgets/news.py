@@ -32,6 +32,7 @@ class News:
         others: what other policies would do, and what branches did, where that is something else than before.
         branches: the ways in which the session went, where there are others than before.
         groups: which products could run as one, where that was looked for; see `group_content`.
+        replayed: by id of a task that ran since the last news how many storages it made again, and the nanoseconds.
     """
 
     position: int
@@ -47,6 +48,7 @@ class News:
     others: list[Json] | None = None
     branches: list[Json] | None = None
     groups: Json | None = None
+    replayed: Json = field(default_factory=dict)
 
 
 def stopped_content(stop: Stop, graph: Graph) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..engine.mirror_plan import MirrorPlan
 from ..engine.run import Run
 from .played import Played
 from .run_document import other_policies, run_document
@@ -13,12 +14,15 @@ class Recording(Played):
 
     It is an ipywidgets widget as `Deck` is; its traits `selection` (the id of the task that is looked at, or None) and
     `breakpoints` (ids) can be observed, linked and set.
+
+    Args:
+        mirroring: the plan by which its forward was mirrored.
     """
 
-    def __init__(self, run: Run, title: str = "") -> None:
+    def __init__(self, run: Run, title: str = "", mirroring: MirrorPlan | None = None) -> None:
         self._run = run
         others = list(other_policies(run))
-        document = run_document(run, title, others)
+        document = run_document(run, title, others, mirroring)
         self._timelines = {name: timeline for name, _, timeline in others if timeline is not None}
         self._planned = len(document.content["schedules"][0]["order"])
         self._packed = document.packed()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..engine.footprint import Footprints
 from ..engine.policies import CLASSIC, POLICIES, TABS, Policy
@@ -14,7 +16,11 @@ from ..engine.timeline import Timeline
 from ..engine.trace import Trace
 from .document import Document, Json, saved_content, schedule_content, title_of
 from .group_content import with_batches
+from .mirror_content import MirrorContent
 from .page import save_page
+
+if TYPE_CHECKING:
+    from ..engine.mirror_plan import MirrorPlan
 
 Other = tuple[str, list[int], Timeline | None]
 """A policy's name, the order that it makes, and the memory of that where it is known."""
@@ -25,24 +31,38 @@ _NOT_MEASURED = (
 _NOT_PREDICTED = "What this policy would take is not known: only a run whose memory was measured tells."
 
 
-def save_run(run: Run, path: str | Path, title: str = "", source: str = "") -> Path:
+def save_run(
+    run: Run, path: str | Path, title: str = "", source: str = "", mirroring: MirrorPlan | None = None
+) -> Path:
     """Writes a run as one page that plays it without a kernel or a network; see `save_page`."""
-    document = run_document(run, title)
+    document = run_document(run, title, mirroring=mirroring)
     return save_page(document.packed(), Path(path), document.content["title"], source)
 
 
-def run_document(run: Run, title: str = "", others: Iterable[Other] | None = None) -> Document:
+def run_document(
+    run: Run, title: str = "", others: Iterable[Other] | None = None, mirroring: MirrorPlan | None = None
+) -> Document:
     """A run as the page's data: its own order, what was recorded of it, and what policies would make of its graph.
 
     Args:
         others: what `other_policies` says, where that is known already.
+        mirroring: the plan by which the forward was mirrored.
+
+    Raises:
+        TypeError, ValueError: that is no plan, or the graph is another's.
     """
     graph, timeline = run.graph, run.timeline
-    document = Document(graph, title or title_of(graph), run.engine)
+    bare = replace(graph, nodes=())
+    mirrored = MirrorContent(graph if mirroring is None else bare, mirroring)  # it has run: the plan knows what went
+    document = Document(graph, title or title_of(graph), run.engine, MirrorContent(bare))
     content = document.content
     if timeline is not None and not content["saved"]["task"]:  # the nodes are gone, or a backward has freed them
         content["saved"] = saved_content(document, timeline)
-    content["schedules"] = [_own_schedule(run), *_others(run, other_policies(run) if others is None else others)]
+    content["saved"] = document.with_let_go(content["saved"], mirrored)
+    schedules = [_own_schedule(run), *_others(run, other_policies(run) if others is None else others)]
+    content["schedules"] = [
+        mirrored.with_plan(each, mirrored.predicted(each["order"], run.accumulation)) for each in schedules
+    ]
     if run.batches is not None:
         content["groups"] = with_batches(None, run.batches, graph)
     content["position"] = len(run.order)

@@ -1,0 +1,132 @@
+"""What a plan for mirroring means to the tasks of a backward: what each lets go of, makes again, and keeps for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ..inspector.graph import Graph
+from .mirror_plan import MirrorPlan, PlannedStorage
+from .mirror_saves import MirroredSave
+from .planned_mirror import PlannedMirror
+from .simulate import difference
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedReplay:
+    """What a task makes again as the first that needs it.
+
+    Attributes:
+        task: its id.
+        storage: the number of the storage that its node saves.
+        made: all that is made for that, in order, what is only on the way included.
+        kept: what these read and no node saves, so that it is kept for them alone.
+        seconds: what that should take.
+    """
+
+    task: int
+    storage: int
+    made: tuple[PlannedStorage, ...]
+    kept: tuple[PlannedStorage, ...]
+    seconds: float
+
+
+def planned_replays(plan: MirrorPlan, order: Iterable[int]) -> list[PlannedReplay]:
+    """The replays of a backward in this order, in theirs.
+
+    Operations took their time one by one. If the plan says what a step takes longer for all of them, each has its share
+    in that.
+    """
+    planned = _Planned(plan)
+    share = 1.0
+    if plan.predicted is not None and plan.replay_seconds:
+        share = plan.predicted.replay_seconds / plan.replay_seconds
+    return [replace(each, seconds=share * each.seconds) for task in order for each in planned.run(task)]
+
+
+class _Planned:
+    """The storages of a plan, and which of them were made again so far."""
+
+    def __init__(self, plan: MirrorPlan) -> None:
+        self._storages = {each.number: each for each in plan.storages}
+        self._there: set[int] = set()
+        self._saved: dict[int, list[int]] = {}
+        self._made_by: dict[int, list[PlannedStorage]] = {}
+        for each in plan.storages:
+            if each.is_dropped:
+                self._made_by.setdefault(each.made_by, []).append(each)
+            if each.fate == "dropped":
+                for task in dict.fromkeys(task for task, _ in each.saved_by):
+                    self._saved.setdefault(task, []).append(each.number)
+
+    def run(self, task: int) -> Iterator[PlannedReplay]:
+        """A task runs."""
+        for number in self._saved.get(task, ()):
+            made, seconds = self._make(number)
+            if made:
+                read = dict.fromkeys(need for each in made for need in each.inputs if need in self._storages)
+                kept = [self._storages[need] for need in read if self._storages[need].fate == "newly kept"]
+                yield PlannedReplay(task, number, tuple(made), tuple(kept), seconds)
+
+    def _make(self, wanted: int) -> tuple[list[PlannedStorage], float]:
+        """What has to be made for a storage, itself after what it needs, and the time."""
+        made: list[PlannedStorage] = []
+        seconds, ahead = 0.0, [wanted]
+        while ahead:
+            each = self._storages[ahead[-1]]
+            missing = [] if each.number in self._there else list(self._missing(each))
+            if missing:
+                ahead += missing
+                continue
+            ahead.pop()
+            if each.number in self._there:
+                continue
+            seconds += each.seconds
+            for other in (each, *self._with(each)):
+                self._there.add(other.number)
+                made.append(other)
+        return made, seconds
+
+    def _missing(self, storage: PlannedStorage) -> Iterator[int]:
+        for need in storage.inputs:
+            if need in self._storages and self._storages[need].is_dropped and need not in self._there:
+                yield need
+
+    def _with(self, storage: PlannedStorage) -> list[PlannedStorage]:
+        """What one call gives besides: its other results. Those which take longer are written into afterwards."""
+        return [
+            other
+            for other in self._made_by[storage.made_by]
+            if other.number != storage.number and other.number not in self._there and other.seconds <= storage.seconds
+        ]
+
+
+def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) -> None:
+    """That a plan is that of the forward which left this graph.
+
+    Args:
+        saves: what the graph's nodes were found to have let go of; none are known of a graph without nodes.
+
+    Raises:
+        TypeError: it is no plan.
+        ValueError: it is another forward's, or this one was not mirrored.
+    """
+    if not isinstance(plan, MirrorPlan):
+        raise TypeError(f"mirroring is a plan, such as th.plan_mirror makes, not a {type(plan).__name__}")
+    if isinstance(plan, PlannedMirror) and (other := difference(graph, plan.plain.graph)) is not None:
+        raise ValueError(f"mirroring: the plan's figures are not for this graph: {other}; plan again for this forward")
+    planned = {(each.number, task, slot) for each in plan.storages for task, slot in each.saved_by}
+    if any(task >= len(graph) for _, task, _ in planned):
+        raise ValueError(f"mirroring: the plan is for a larger graph than this one of {len(graph):,} tasks")
+    there = {(each.number, each.task, each.slot) for each in saves}
+    if unplanned := there - planned:
+        _, task, slot = min(unplanned)
+        raise ValueError(
+            f"mirroring: {graph.describe(task)} has let go of what it saved as {slot}, which this plan does not: the "
+            "forward ran by another one"
+        )
+    if graph.nodes and plan.dropped and not there:
+        raise ValueError(
+            "mirroring: nothing that this graph saved was let go of. Run its forward in `with th.mirror(plan):`, and "
+            "look at it before its backward"
+        )
