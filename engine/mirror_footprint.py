@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -557,9 +558,18 @@ class _Writer:
         elif (here := self._number_of.get(~number)) is not None:
             self._events.append(~here)
 
+    def _index(self, index: int) -> int:
+        """The index here of the event of the plain backward before which something changed.
+
+        What changed before the first event of a place did so before the replays of that place.
+        """
+        place = bisect_left(self._plain.starts, index)
+        if place < len(self._starts) and self._plain.starts[place] == index:
+            return self._starts[place]
+        return self._index_of[index] if index < len(self._index_of) else len(self._events)
+
     def timeline(self) -> Timeline:
         plain, number_of = self._plain, self._number_of
-        index_of = [*self._index_of, len(self._events)]
         return replace(
             plain,
             events=array("q", self._events),
@@ -567,7 +577,7 @@ class _Writer:
             nbytes=array("q", self._nbytes),
             born_as=array("q", self._born_as),
             changes=[
-                (index_of[index], number_of[number], category)
+                (self._index(index), number_of[number], category)
                 for index, number, category in plain.changes
                 if number in number_of
             ],

@@ -112,6 +112,9 @@ def test_the_levels_are_those_of_its_events(drop: set[int]) -> None:
             alive.remove(~number)
     columns = timeline.category_levels.values()
     assert [sum(each) for each in zip(*columns, strict=True)] == found.peaks
+    for changes in timeline.changes_of.values():
+        for event, place, _ in changes:
+            assert timeline.starts[place] <= event <= timeline.starts[place + 1], "in its own task, not after replays"
 
 
 def test_what_is_dropped_is_made_again_by_the_first_task_that_needs_it() -> None:
