@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Shares of the time that replaying everything would take, for which the lowest peak is searched.
 _LIMITS = (0.003, 0.01, 0.02, 0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.33, 0.43, 0.55, 0.7, 0.85, 1.0)
+_BUDGETS = tuple(share / 100 for share in range(95, 0, -5))  # of the plain peak, for which the price is searched
+_FOR_BUDGETS = 0.4  # of the time of the search
 _WORTH_IT = 0.005  # of the plain peak, by which a plan is lower than one that takes less time
 
 
@@ -66,9 +68,25 @@ class MirrorFrontier:
 
     @property
     def place(self) -> int:
-        """The place among `plans` of the plan that was explored, or of the one that is nearest to it."""
-        peak = self.explored.peak_bytes
-        return min(range(len(self.plans)), key=lambda place: abs(self.plans[place].peak_bytes - peak))
+        """The place among `plans` of the cheapest whose peak is no higher than that of the plan that was explored."""
+        return self.plans.index(self.within(self.explored.peak_bytes))
+
+    @property
+    def asked(self) -> int | None:
+        """The place of the plan that was explored; None: it is not among them."""
+        return next((place for place, plan in enumerate(self.plans) if plan is self.explored), None)
+
+    @property
+    def sentences(self) -> list[str]:
+        """Where the times are from."""
+        if len(self.plans) == 1:
+            return []
+        if not self.explored.dropped:
+            return ["Times are reckoned from those of single operations: no plan was measured that drops anything."]
+        place = "" if self.asked is None else f" (plan {self.asked} here)"
+        return [
+            f"The times of the plan that was explored{place} were measured; those of the others are reckoned from it."
+        ]
 
     @property
     def cells(self) -> list[list[str]]:
@@ -93,7 +111,8 @@ class MirrorFrontier:
     def __str__(self) -> str:
         rows = self.cells
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.rjust, cells, widths)) for cells in rows)
+        lines = ["  ".join(map(str.rjust, cells, widths)) for cells in rows]
+        return "\n".join([*lines, *([""] if self.sentences else []), *self.sentences])
 
     def _repr_html_(self) -> str:
         from ..widgets.frontier_page import frontier_html
@@ -137,22 +156,43 @@ def explored(plan: PlannedMirror, seconds: float) -> MirrorFrontier:
     asked = Found(plan.dropped, memory.mirrored(plan.dropped), 0, 0.0)
     found = [nothing, asked]
     whole = sum(each.replay_ns for each in memory.storages if each.droppable)
+    lowest = {}
     for products in (False, True):
         last = nothing
         for share in _LIMITS:
             goal = Goal(whole * share, None, products)
-            last = search(memory, goal, start=last.dropped, seconds=seconds / (2 * len(_LIMITS)))
+            last = search(memory, goal, start=last.dropped, seconds=(1 - _FOR_BUDGETS) * seconds / (2 * len(_LIMITS)))
             found.append(last)
+        lowest[products] = last.mirrored.peak_bytes
+    for share in _BUDGETS:
+        limit = int(share * memory.plain_peak_bytes)
+        for products in (False, True):
+            if lowest[products] <= limit:
+                cheapest = min(found, key=lambda each: Goal(peak_bytes=limit).rank(each.mirrored))
+                goal = Goal(peak_bytes=limit, products=products)
+                each_seconds = _FOR_BUDGETS * seconds / (2 * len(_BUDGETS))
+                found.append(search(memory, goal, start=cheapest.dropped, seconds=each_seconds))
     distinct = {each.dropped: each for each in reversed(found)}
-    plans = _frontier([_planned(plan, each) for each in distinct.values()], memory.plain_peak_bytes)
+    plans = _frontier([_planned(plan, each) for each in distinct.values()], plan, memory.plain_peak_bytes)
     return MirrorFrontier(plan, tuple(plans), perf_counter() - began)
 
 
-def _frontier(found: Iterable[PlannedMirror], plain: int) -> list[PlannedMirror]:
-    """Those than which none is lower and takes less time."""
+def _frontier(found: Iterable[PlannedMirror], explored: PlannedMirror, plain: int) -> list[PlannedMirror]:
+    """Those than which none is lower and takes less time.
+
+    A plan that is lower by next to nothing is left out, but for the one that was explored, and such as meet a budget
+    that the one before does not.
+    """
+
+    def budgets(plan: PlannedMirror) -> int:
+        return sum(plan.peak_bytes <= int(share * plain) for share in _BUDGETS)
+
     kept: list[PlannedMirror] = []
     for each in sorted(found, key=lambda each: (bool(each.dropped), prediction_of(each).seconds, each.peak_bytes)):
-        if not kept or each.peak_bytes < kept[-1].peak_bytes - _WORTH_IT * plain:
+        if kept and each.peak_bytes >= kept[-1].peak_bytes:
+            continue
+        wanted = not kept or each is explored or budgets(each) > budgets(kept[-1])
+        if wanted or each.peak_bytes < kept[-1].peak_bytes - _WORTH_IT * plain:
             kept.append(each)
     return kept
 
@@ -181,7 +221,7 @@ def _planned(plan: PlannedMirror, found: Found) -> PlannedMirror:
         ),
         timeline=plan.memory.timeline(found.dropped),
         left_alone=None,
-        notes=(),
+        notes=plan.program.notes,
         met=True,
         evaluations=found.evaluations,
         seconds=found.seconds,

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from ..engine.mirror_frontier import MirrorFrontier, prediction_of
+from ..engine.mirror_modules import module_sentences, ms_text, operation_name
 from ..engine.mirror_plan import PlannedStorage
 from ..engine.planned_mirror import PlannedMirror
 from ..engine.sizes import percent_text, share_text, size_text
@@ -110,7 +111,7 @@ def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | N
     """
     content = json.dumps(_content(frontier, measured or {}), separators=(",", ":")).replace("<", "\\u003c")
     headings = frontier.cells[0]
-    still = cells_html(frontier.cells, frontier.explored.sentences, headings)
+    still = cells_html(frontier.cells, [*frontier.explored.sentences, *frontier.sentences], headings)
     return (
         f'<div class="th-frontier"><style>{_STYLE}</style><div class="still">{still}</div><div class="moving"></div>'
         f'<script type="application/json">{content}</script></div><script>{SCRIPT}</script>'
@@ -135,8 +136,9 @@ def _content(frontier: MirrorFrontier, measured: Mapping[str, Timeline]) -> dict
         "size": size,
         "names": [_name(plain.graph, plain.order[start]) for start in starts],
         "place": frontier.place,
+        "asked": frontier.asked,
         "measured": [{"name": name, **_curve(each, size)} for name, each in measured.items()],
-        "notes": [*([frontier.explored.left_alone] if frontier.explored.left_alone else []), *frontier.explored.notes],
+        "notes": frontier.sentences,
         "storages": [_described(each) for each in listed],
         "others": len({each.number for plan in plans for each in plan.storages}) - len(listed),
         "plans": [
@@ -187,7 +189,7 @@ def _figures(plan: PlannedMirror, plain: PlannedMirror) -> dict[str, Any]:
     if not plan.dropped:
         sentences = [
             f"Nothing is let go of: the peak stays {size_text(before)}, a step takes "
-            f"{1e3 * predicted.plain_seconds:.1f} ms."
+            f"{ms_text(predicted.plain_seconds)}."
         ]
     else:
         saved = sum(bool(each.saved_by) for each in plan.storages)
@@ -199,10 +201,14 @@ def _figures(plan: PlannedMirror, plain: PlannedMirror) -> dict[str, Any]:
             f"{share_text(before - peak, before)}. Predicted.",
             f"{count:,} of the {saved:,} storages that nodes save and the forward made are let go of, "
             f"{size_text(plan.dropped_bytes)}{kept}.",
-            f"A step takes {percent_text(more)} longer than {1e3 * predicted.plain_seconds:.1f} ms: "
-            f"{1e3 * predicted.replay_seconds:.2f} ms for replays, {1e3 * predicted.recording_seconds:.2f} ms for "
+            f"A step takes {percent_text(more)} longer than {ms_text(predicted.plain_seconds)}: "
+            f"{ms_text(predicted.replay_seconds)} for replays, {ms_text(predicted.recording_seconds)} for "
             "recording the forward.",
+            *module_sentences(plan),
         ]
+    if plan.left_alone is not None:
+        sentences.append(plan.left_alone)
+    sentences += plan.notes
     return {
         "seconds": predicted.seconds - predicted.plain_seconds,
         "figures": [
@@ -224,9 +230,9 @@ def _listed(plans: Sequence[PlannedMirror]) -> list[PlannedStorage]:
 def _described(storage: PlannedStorage) -> list[str]:
     return [
         size_text(storage.nbytes),
-        storage.operation.split(".")[1],
+        operation_name(storage.operation),
         storage.module or "outside any module",
-        f"{1e3 * storage.seconds:.2g} ms",
+        ms_text(storage.seconds),
         "" if storage.obstacle is None else f"can't be made again, since {storage.obstacle}",
     ]
 

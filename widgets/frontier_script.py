@@ -40,7 +40,7 @@ function show(root) {
   const budget = add(top, "label", {class: "budget"});
   add(budget, "span", {}, "nothing let go of");
   const slider = add(budget, "input", {type: "range", min: 0, max: plans.length - 1, step: 1, value: place,
-    "aria-label": "budget: which plan"});
+    "aria-label": "budget: which plan", "data-lm-suppress-shortcuts": "true"});  // else JupyterLab takes its arrow keys
   add(budget, "span", {}, "lowest peak");
   if (plans.length === 1) slider.disabled = true;
 
@@ -59,9 +59,9 @@ function show(root) {
   entry("accent", "with this plan");
   const LINES = ["ink", "pgrad", "held", "work"];
   data.measured.forEach((each, number) => entry(LINES[number % LINES.length], each.name, "", "dashed"));
-  entry("saved", "made again", "box");
+  entry("accent", "bytes made again", "box");
   const curve = add(left, "div"), told = add(left, "p", {class: "told"});
-  add(add(right, "h3", {}, "What each plan costs"), "span", {}, "choose one");
+  add(add(right, "h3", {}, "What each plan costs"), "span", {}, "peak, and time of a step");
   const price = add(right, "div");
 
   const said = add(host, "section", {class: "said"});
@@ -110,7 +110,7 @@ function show(root) {
     add(svg, "path", {d: `${path(plan)}V${y(0)}H${x(0)}Z`, fill: "var(--accent)", opacity: .1});
     for (const [at, bytes] of plan.replays) {
       const tall = 3 + 25 * bytes / most, wide = Math.max(1.5, x(1) - x(0) - 1);
-      add(svg, "rect", {x: x(at), y: y(0) - tall, width: wide, height: tall, fill: "var(--saved)", class: "again"});
+      add(svg, "rect", {x: x(at), y: y(0) - tall, width: wide, height: tall, fill: "var(--accent)", class: "again"});
     }
     line(plain, "ink3", 1.6, {class: "plain"});
     line(plan, "accent", 2.4, {class: "mirrored"});
@@ -171,6 +171,12 @@ function show(root) {
       add(dot, "title", {}, each.sentences.join("\n"));
       dot.addEventListener("click", () => { slider.value = number; move(); });
     });
+    if (data.asked) {
+      const asked = plans[data.asked];
+      add(svg, "circle", {cx: x(asked.seconds), cy: y(asked.peak), r: 9, fill: "none", stroke: "var(--accent)",
+        "pointer-events": "none"});
+      add(svg, "text", {x: x(asked.seconds) - 13, y: y(asked.peak) + 16, "text-anchor": "end"}, "asked for");
+    }
     add(svg, "text", {x: 46, y: tall - 4}, "0 ms");
     add(svg, "text", {x: width - 14, y: tall - 4, "text-anchor": "end"},
       `+${Number((1000 * longest / 1.06).toPrecision(2))} ms a step`);
@@ -194,11 +200,12 @@ function show(root) {
       const line = add(rest, "tr");
       row.forEach((text, at) => add(line, "td", numbers[at] ? {class: "number"} : {}, text));
     }
-    const sum = plan.totals.reduce((total, pair) => total + pair[1], 0) || 1;
+    const held = ([fate]) => fate !== "w";  // what is only made on the way is held in neither backward
+    const sum = plan.totals.filter(held).reduce((total, pair) => total + pair[1], 0) || 1;
     for (const [fate, bytes] of plan.totals) {
       if (!bytes) continue;
       const [text, colour] = FATES[fate];
-      add(whole, "div", {style: `width:${100 * bytes / sum}%;background:var(--${colour})`});
+      if (held([fate])) add(whole, "div", {style: `width:${100 * bytes / sum}%;background:var(--${colour})`});
       const one = add(wholeKey, "span");
       add(one, "i", {class: "box", style: `background:var(--${colour})`});
       one.append(`${text} ${size(bytes)}`);

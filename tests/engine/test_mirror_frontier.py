@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.engine.mirror_planners import Goal, greedy
 
 from .mirroring import gradients, same
 
@@ -59,6 +62,55 @@ def test_the_cheapest_within_a_budget_is_found_and_what_is_out_of_reach_is_said(
         frontier.within(1)
     with pytest.raises(ValueError, match="seconds is how long to search"):
         plan.explore(-1.0)
+
+
+def test_the_plan_that_was_explored_is_there_unless_one_is_lower_and_takes_no_longer(plan: th.PlannedMirror) -> None:
+    frontier = plan.explore(0.3)
+    chosen = frontier.plans[frontier.place]
+    assert chosen.predicted is not None and plan.predicted is not None
+    assert chosen.peak_bytes <= plan.peak_bytes and chosen.predicted.seconds <= plan.predicted.seconds
+    assert frontier.asked is None or frontier.plans[frontier.asked] is plan
+    assert replace(frontier, plans=(frontier.plans[0], plan)).asked == 1
+
+
+@pytest.fixture(scope="module")
+def priced(plan: th.PlannedMirror) -> th.PlannedMirror:
+    """The plan as if its replays had been measured to take twice what their operations take, and recording as idle."""
+    assert plan.predicted is not None
+    replays = 2 * plan.memory.mirrored(plan.dropped).replay_ns / 1e9
+    recording = plan.recording_ns / 1e9
+    return replace(plan, predicted=replace(plan.predicted, replay_seconds=replays, recording_seconds=recording))
+
+
+def test_prices_are_the_measured_one_by_what_each_plan_replays(priced: th.PlannedMirror) -> None:
+    frontier = priced.explore(0.3)
+    for each in frontier.plans[1:]:
+        assert each.predicted is not None and priced.predicted is not None
+        assert each.predicted.plain_seconds == priced.predicted.plain_seconds
+        reckoned = each.memory.mirrored(each.dropped).replay_ns / 1e9
+        assert each.predicted.replay_seconds == pytest.approx(2 * reckoned)
+        assert each.predicted.recording_seconds == pytest.approx(priced.recording_ns / 1e9)
+    assert "were measured; those of the others are reckoned from it." in str(frontier)
+
+
+def test_what_was_said_of_the_plan_that_was_explored_is_not_said_of_others() -> None:
+    least = th.plan_mirror(make_loss, 1, seconds=0.1, repetitions=1)
+    assert any("is not reached" in note for note in least.notes)
+    others = [each for each in least.explore(0.2).plans if each is not least]
+    assert others and not any("is not reached" in note for each in others for note in each.sentences)
+    alone = th.plan_mirror(make_loss, 1.0, seconds=0.1, repetitions=1).explore(0.2)
+    assert alone.plans[0].left_alone and all(each.left_alone is None for each in alone.plans[1:])
+    assert alone.place == alone.asked == 0
+    assert "Times are reckoned from those of single operations" in alone.sentences[0]
+
+
+def test_a_budget_costs_no_more_than_a_planner_finds_for_it_alone(priced: th.PlannedMirror) -> None:
+    frontier = priced.explore(0.6)
+    for share in (0.95, 0.9, 0.8, 0.7):
+        alone = greedy(priced.memory, Goal(peak_bytes=int(share * priced.plain_peak_bytes))).mirrored
+        if alone.peak_bytes <= share * priced.plain_peak_bytes:
+            found = frontier.within(share)
+            assert found.memory.mirrored(found.dropped).replay_ns <= alone.replay_ns
 
 
 def test_a_model_that_nothing_can_be_dropped_of_has_one_plan() -> None:

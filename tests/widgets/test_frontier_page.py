@@ -37,6 +37,8 @@ def test_every_plan_is_inside_with_its_curve_and_what_it_does(frontier: MirrorFr
         assert sum(nbytes for _, nbytes in shown["replays"]) == plan.dropped_bytes
         assert shown["fates"].count("d") == sum(each.fate == "dropped" for each in plan.storages)
         assert shown["cells"] == plan.cells
+        assert all(note in shown["sentences"] for note in plan.notes)
+    assert data["notes"] == frontier.sentences and data["asked"] == frontier.asked
 
 
 def test_names_of_modules_are_text(frontier: MirrorFrontier) -> None:
