@@ -27,7 +27,7 @@ _ABSENT = "-"
 _STYLE = f"""
 .th-frontier{{color-scheme:light;{variables(LIGHT)};background:var(--panel);color:var(--ink);
   font:400 12px/17px {FONT};font-variant-numeric:tabular-nums;border:1px solid var(--line);border-radius:8px;
-  max-width:1360px;margin:0 auto;overflow:hidden;text-align:left}}
+  max-width:1360px;margin:0 auto;overflow:hidden;text-align:left;container-type:inline-size}}
 @media (prefers-color-scheme:dark){{.th-frontier:not([data-theme=light]){{color-scheme:dark;{variables(DARK)}}}}}
 .th-frontier[data-theme=dark]{{color-scheme:dark;{variables(DARK)}}}
 .th-frontier *{{box-sizing:border-box}}
@@ -45,7 +45,11 @@ _STYLE = f"""
 .th-frontier input[type=range]{{width:100%;margin:0;height:28px;accent-color:var(--accent);cursor:pointer}}
 .th-frontier :focus-visible{{outline:2px solid var(--accent);outline-offset:1px}}
 .th-frontier .charts{{display:grid;grid-template-columns:minmax(0,1fr) minmax(230px,300px);gap:8px 24px}}
-@media (max-width:760px){{.th-frontier .charts{{grid-template-columns:minmax(0,1fr)}}}}
+@container (max-width:760px){{.th-frontier .charts{{grid-template-columns:minmax(0,1fr)}}}}
+@container (max-width:480px){{
+  .th-frontier .budget{{grid-template-columns:1fr max-content}}
+  .th-frontier .budget input{{grid-area:1/1/2/3}}
+}}
 .th-frontier svg{{display:block;width:100%;overflow:visible}}
 .th-frontier svg text{{font:400 11px {FONT};fill:var(--ink3);font-variant-numeric:tabular-nums}}
 .th-frontier svg .strong{{fill:var(--ink);font-weight:600}}
@@ -61,11 +65,11 @@ _STYLE = f"""
   margin:0 0 6px;gap:1px}}
 .th-frontier .scroll{{overflow-x:auto}}
 .th-frontier table{{border-collapse:collapse;width:100%;margin:0;table-layout:auto;font-size:12px}}
-.th-frontier :is(td,th){{padding:4px 16px 4px 0;text-align:left;vertical-align:baseline;background:none;border:0;
-  white-space:nowrap;max-width:none}}
+.th-frontier.th-frontier :is(td,th){{padding:4px 16px 4px 0;text-align:left;vertical-align:baseline;background:none;
+  border:0;white-space:nowrap;max-width:none}}
 .th-frontier th{{font-weight:400;color:var(--ink3)}}
 .th-frontier tbody tr:nth-child(n){{border-top:1px solid var(--line);background:none}}
-.th-frontier .number{{text-align:right}}
+.th-frontier.th-frontier .number{{text-align:right}}
 .th-frontier td:last-child{{padding-right:0;white-space:normal;color:var(--ink2)}}
 .th-frontier tr.soft td{{color:var(--ink3)}}
 .th-frontier .fate{{white-space:nowrap}}

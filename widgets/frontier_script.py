@@ -131,7 +131,7 @@ function show(root) {
     }
     add(svg, "text", {x: LEFT, y: PANEL - 4}, "0");
     add(svg, "text", {x: (LEFT + width - RIGHT) / 2, y: PANEL - 4, "text-anchor": "middle"},
-      "task, in the order in which they run");
+      width < 360 ? "task" : "task, in the order in which they run");
     add(svg, "text", {x: width - RIGHT, y: PANEL - 4, "text-anchor": "end"}, String(data.tasks));
     const cursor = add(svg, "line", {y1: TOP, y2: y(0), stroke: "var(--ink3)", "stroke-dasharray": "2 2",
       visibility: "hidden"});

@@ -72,3 +72,11 @@ def test_the_theme_of_jupyterlab_is_followed(notebook: Notebook, shown: Locator)
         notebook.theme("JupyterLab Light")
     assert all(one != other for one, other in zip(light, dark, strict=True))
     assert shown.evaluate("root => root.scrollWidth <= root.clientWidth")
+
+
+def test_the_tables_are_not_laid_out_as_jupyterlabs_own(shown: Locator) -> None:
+    aligned = "cells => cells.map(cell => getComputedStyle(cell).textAlign)"
+    for table in shown.locator(".moving table").all():
+        numbers = table.locator("th.number").count()
+        sides = table.locator("th").evaluate_all(aligned)
+        assert sides.count("right") == numbers < len(sides) and set(sides) == {"left", "right"}

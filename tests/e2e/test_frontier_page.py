@@ -72,3 +72,35 @@ def test_hovering_the_curve_tells_the_task_and_its_levels(page: tuple[Page, list
     shown.locator(".charts svg").first.hover()
     told = shown.locator(".told").inner_text()
     assert "Backward0" in told and "without" in told and "with this plan" in told
+
+
+OVERLAPS = """() => [...document.querySelectorAll('.charts svg')].flatMap(svg => {
+    const texts = [...svg.querySelectorAll('text:not(.strong)')];
+    const boxes = texts.map(text => [text.textContent, text.getBoundingClientRect()]);
+    return boxes.flatMap(([name, box], at) => boxes.slice(at + 1)
+        .filter(([, other]) => box.left < other.right && other.left < box.right && box.top < other.bottom
+            && other.top < box.bottom)
+        .map(([other]) => `${name} on ${other}`));
+})"""
+
+
+@pytest.mark.parametrize("width", [1600, 1000, 600, 340])
+def test_no_label_lies_on_another_and_none_is_cut(
+    browser: Browser, frontier: MirrorFrontier, tmp_path: Path, width: int
+) -> None:
+    shown = browser.new_page(viewport={"width": width, "height": 900})
+    shown.goto(frontier.save_html(tmp_path / "page.html").as_uri())
+    shown.wait_for_selector(".th-frontier[data-ready] .mirrored")
+    for key in ("Home", "End"):
+        shown.locator("input[type=range]").press(key)
+        assert shown.evaluate(OVERLAPS) == []
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    slider = shown.locator("input[type=range]").bounding_box()
+    assert slider is not None and slider["width"] > 200, "long enough to choose one of many plans"
+    edges = shown.evaluate("""() => [...document.querySelectorAll('.charts svg')].map(svg => {
+        const box = svg.getBoundingClientRect(), section = svg.closest('section').getBoundingClientRect();
+        const texts = [...svg.querySelectorAll('text')].map(text => text.getBoundingClientRect());
+        return texts.every(text => text.left >= section.left && text.right <= section.right);
+    })""")
+    assert edges == [True, True]
+    shown.close()
