@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..inspector.graph import Graph
+from ..inspector.signs import AGAIN, KEPT, LET_GO, Sign
+from .mirror_modules import ms_text
 from .mirror_plan import MirrorPlan, PlannedStorage
 from .mirror_saves import MirroredSave
 from .planned_mirror import PlannedMirror
 from .simulate import difference
+from .sizes import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ def planned_replays(plan: MirrorPlan, order: Iterable[int]) -> list[PlannedRepla
     """
     planned = _Planned(plan)
     share = 1.0
-    if plan.predicted is not None and plan.replay_seconds:
-        share = plan.predicted.replay_seconds / plan.replay_seconds
+    if plan.predicted is not None and (alone := planned.seconds):
+        share = plan.predicted.replay_seconds / alone
     return [replace(each, seconds=share * each.seconds) for task in order for each in planned.run(task)]
 
 
@@ -58,6 +61,11 @@ class _Planned:
             if each.fate == "dropped":
                 for task in dict.fromkeys(task for task, _ in each.saved_by):
                     self._saved.setdefault(task, []).append(each.number)
+
+    @property
+    def seconds(self) -> float:
+        """What all replays take, each operation by itself. One that makes several storages runs once."""
+        return sum(max(each.seconds for each in made) for made in self._made_by.values())
 
     def run(self, task: int) -> Iterator[PlannedReplay]:
         """A task runs."""
@@ -101,6 +109,36 @@ class _Planned:
         ]
 
 
+def mirror_signs(plan: MirrorPlan, order: Iterable[int]) -> list[Sign]:
+    """What the tasks have in a picture of the graph, in this order of the backward."""
+    let_go: dict[int, list[PlannedStorage]] = {}
+    for each in plan.storages:
+        if each.fate == "dropped":
+            for task in dict.fromkeys(task for task, _ in each.saved_by):
+                let_go.setdefault(task, []).append(each)
+    replays: dict[int, list[PlannedReplay]] = {}
+    for replay in planned_replays(plan, order):
+        replays.setdefault(replay.task, []).append(replay)
+    found = []
+    for task, storages in sorted(let_go.items()):
+        kinds, lines = [LET_GO], [f"lets go of {_many(storages, 'saved tensor')}"]
+        if again := replays.get(task):
+            made = [each for replay in again for each in replay.made]
+            kept = list({each.number: each for replay in again for each in replay.kept}.values())
+            seconds = sum(replay.seconds for replay in again)
+            kinds = [AGAIN, KEPT] if kept else [AGAIN]
+            lines.append(f"makes {_many(made, 'tensor')} again first, {ms_text(seconds)} planned")
+            lines += [f"newly keeps {_many(kept, 'tensor')} for that"] if kept else []
+        found.append(Sign(task, tuple(kinds), "\n".join(lines)))
+    return found
+
+
+def _many(storages: Sequence[PlannedStorage], what: str) -> str:
+    """`2 tensors, 1.0 MiB`."""
+    count = len(storages)
+    return f"{count:,} {what}{'' if count == 1 else 's'}, {size_text(sum(each.nbytes for each in storages))}"
+
+
 def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) -> None:
     """That a plan is that of the forward which left this graph.
 
@@ -115,15 +153,15 @@ def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) ->
         raise TypeError(f"mirroring is a plan, such as th.plan_mirror makes, not a {type(plan).__name__}")
     if isinstance(plan, PlannedMirror) and (other := difference(graph, plan.plain.graph)) is not None:
         raise ValueError(f"mirroring: the plan's figures are not for this graph: {other}; plan again for this forward")
-    planned = {(each.number, task, slot) for each in plan.storages for task, slot in each.saved_by}
+    planned = {(each.number, task, slot): each.nbytes for each in plan.storages for task, slot in each.saved_by}
     if any(task >= len(graph) for _, task, _ in planned):
         raise ValueError(f"mirroring: the plan is for a larger graph than this one of {len(graph):,} tasks")
-    there = {(each.number, each.task, each.slot) for each in saves}
-    if unplanned := there - planned:
-        _, task, slot = min(unplanned)
+    there = {(each.number, each.task, each.slot): each.nbytes for each in saves}
+    if unplanned := there.items() - planned.items():
+        (_, task, slot), _ = min(unplanned)
         raise ValueError(
-            f"mirroring: {graph.describe(task)} has let go of what it saved as {slot}, which this plan does not: the "
-            "forward ran by another one"
+            f"mirroring: {graph.describe(task)} has let go of what it saved as {slot}, which this plan does not, or "
+            "in another size: the forward ran by another plan, or on other data"
         )
     if graph.nodes and plan.dropped and not there:
         raise ValueError(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..inspector.forward_program import ForwardProgram
+from ..inspector.graph import Fold
+from ..inspector.graph import Theme as GraphTheme
 from .mirror_footprint import MirroredMemory
 from .mirror_modules import RIGHT, module_cells, module_sentences, ms_text
 from .mirror_plan import MirrorPlan
@@ -149,6 +152,20 @@ class PlannedMirror(MirrorPlan):
         from ..widgets.report_html import cells_html
 
         return cells_html(self.cells if self.left_alone is None else [[]], self.sentences, RIGHT)
+
+    def to_svg(self, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> str:
+        """The graph with signs at tasks whose saved tensors are let go of, that make them again first, and that newly
+        keep others for that. See `Graph.save_svg` for `fold` and `theme`."""
+        from ..inspector.svg import graph_to_svg
+        from .mirror_tasks import mirror_signs
+
+        return graph_to_svg(self.plain.graph, fold=fold, theme=theme, signs=mirror_signs(self, self.order))
+
+    def save_svg(self, path: str | Path, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> Path:
+        """Writes `to_svg()` to a file."""
+        path = Path(path)
+        path.write_text(self.to_svg(fold=fold, theme=theme), encoding="utf-8")
+        return path
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""

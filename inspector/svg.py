@@ -13,6 +13,7 @@ from .graph import Fold, Graph, Theme
 from .kinds import KIND_TITLES, Kind
 from .layout import Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Rect, Row, Stub, layout
 from .outlines import Around, Outline
+from .signs import SIGN_SHAPES, SIGN_TITLES, Sign, Signs
 from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
 from .text_width import text_width
 
@@ -23,6 +24,8 @@ CORNER = 6
 OUTLINE_GAP = 2.6  # pixels from a task to its outline
 NEXT_OUTLINE = 3.2  # and from that to the next around it
 TAG_HEIGHT = 12
+SIGN_SIDE = 12.0
+SMALL_SIGN = 0.6  # beside a chip
 MOST_OF_AN_ERROR = 120  # characters
 SOURCES_UP_TO = 2000  # in larger graphs no source line is looked up: each costs a walk through a traceback
 _NOT_XML = {code: "\ufffd" for code in (*range(0x20), 0xFFFE, 0xFFFF) if code not in (0x9, 0xA, 0xD)}
@@ -36,8 +39,11 @@ def graph_to_svg(
     theme: Theme = "auto",
     widest: float = float("inf"),
     outlines: Sequence[Outline] = (),
+    signs: Sequence[Sign] = (),
 ) -> str:
-    """Draws a graph. See `Graph.save_svg` for `fold` and `theme`. `outlines` mark tasks that belong together.
+    """Draws a graph. See `Graph.save_svg` for `fold` and `theme`.
+
+    `outlines` mark tasks that belong together, `signs` what some do besides.
 
     A picture wider than `widest` pixels has no size of its own, and is fitted into the width of where it is shown.
 
@@ -50,7 +56,7 @@ def graph_to_svg(
     if theme not in get_args(Theme):
         raise ValueError(f"unknown theme {theme!r}; known: {', '.join(get_args(Theme))}")
     title = _title(graph)
-    drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines)
+    drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines, signs)
     width = drawing.width + 2 * MARGIN
     height = drawing.height + TITLE_HEIGHT + 2 * MARGIN
     size = f"{_number(width)} {_number(height)}"
@@ -79,13 +85,19 @@ class Drawing:
 
 
 def draw_graph(
-    graph: Graph, fold: Fold = "repeats", least_width: float = 0.0, outlines: Sequence[Outline] = ()
+    graph: Graph,
+    fold: Fold = "repeats",
+    least_width: float = 0.0,
+    outlines: Sequence[Outline] = (),
+    signs: Sequence[Sign] = (),
 ) -> Drawing:
     """The graph with the legend below it, which may be so wide, without a page around them."""
     placed = layout(graph, fold)
     around = Around(outlines, placed.shown_by)
+    marks = Signs(signs, placed.shown_by)
     width = max(placed.width, least_width)
-    legend, legend_height = _legend([*_outline_entries(around), *_legend_entries(graph, placed)], width)
+    entries = [*_outline_entries(around), *_sign_entries(marks), *_legend_entries(graph, placed)]
+    legend, legend_height = _legend(entries, width)
     elements = [
         *(_box(box) for box in placed.boxes),
         *_wires(placed.wires),
@@ -98,6 +110,7 @@ def draw_graph(
         *(_pill(graph, pill) for pill in placed.pills),
         *(_stub(graph, stub) for stub in placed.stubs),
         *_tags(around, placed),
+        *_signs(marks, placed),
         f'<g transform="translate(0 {_number(placed.height + 16)})">',
         *legend,
         "</g>",
@@ -242,6 +255,37 @@ def _tag_width(outline: Outline) -> float:
 def _outline_entries(around: Around) -> Iterator[tuple[str, float, str]]:
     for number, outline in around.entries():
         yield _tag(around, number, 0, 8), _tag_width(outline), outline.title
+
+
+def _signs(signs: Signs, placed: Layout) -> Iterator[str]:
+    """At the lower right corners of tasks and of closed boxes."""
+    for each in placed.tasks:
+        if (found := signs.at(each.task)) is not None:
+            small = SMALL_SIGN if each.chip else 1.0
+            yield _sign(*found, each.rect.right + (2 if each.chip else 6), each.rect.bottom, small)
+    for box in placed.boxes:
+        if box.group.closed and (found := signs.at(*dict.fromkeys(box.group.tasks()))) is not None:
+            yield _sign(*found, box.rect.right - 6, box.rect.bottom, 1.0)
+
+
+def _sign(kinds: Sequence[str], title: str, right: float, y: float, scale: float) -> str:
+    """Some in a row, its end and its middle."""
+    step = SIGN_SIDE + 2
+    shapes = "".join(
+        f'<g transform="{_at(step * place, 0)}">{SIGN_SHAPES[kind]}</g>' for place, kind in enumerate(kinds)
+    )
+    x = right - scale * (step * len(kinds) - 2)
+    scaled = "" if scale == 1 else f" scale({scale:g})"
+    return (
+        f'<g class="th-sign" data-signs="{" ".join(kinds)}" transform="{_at(x, y - scale * SIGN_SIDE / 2)}{scaled}">'
+        f"<title>{escaped(title)}</title>{shapes}</g>"
+    )
+
+
+def _sign_entries(signs: Signs) -> Iterator[tuple[str, float, str]]:
+    for kind in signs.kinds:
+        sample = f'<g class="th-sign" transform="{_at(0, 2)}">{SIGN_SHAPES[kind]}</g>'
+        yield sample, SIGN_SIDE, SIGN_TITLES[kind]
 
 
 def _pill(graph: Graph, pill: Pill) -> str:

@@ -92,6 +92,12 @@ text{font-variant-numeric:tabular-nums}
 .th-error .th-glyph{stroke:$red;stroke-width:1.6}
 .th-outline rect{fill:none;stroke-width:1.8}
 .th-outline.th-dashed rect{stroke-dasharray:4 2.4}
+.th-sign rect{fill:$bg;stroke:$hue0;stroke-width:1.3}
+.th-sign .th-let-go{stroke-dasharray:2 1.6}
+.th-sign .th-kept{fill:$hue0}
+.th-sign .th-arc{fill:none;stroke:$ink;stroke-width:1.3;stroke-linecap:round}
+.th-sign .th-tip{fill:$ink}
+.th-sign .th-plus{fill:none;stroke:$bg;stroke-width:1.6}
 .th-tag text{font-size:9px;font-weight:600;fill:$bg}
 """ + "".join(
     f".th-hue{hue} rect{{stroke:$hue{hue}}}\n"

@@ -1,0 +1,71 @@
+"""Small signs at tasks of a picture, for what some of them do besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+LET_GO, AGAIN, KEPT = "let-go", "again", "kept"
+SIGN_TITLES = {LET_GO: "what it saved is let go of", AGAIN: "makes that again first", KEPT: "newly kept for that"}
+"""By kind, in the order of the legend, what a sign means."""
+
+# Each 12 px wide and high. They differ in glyph and outline, never in colour alone.
+SIGN_SHAPES = {
+    LET_GO: '<rect class="th-let-go" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>',
+    AGAIN: '<rect class="th-again" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
+    '<path class="th-arc" d="M8.1 3.9a3 3 0 1 0 0 4.2"/><path class="th-tip" d="M9.7 5.4 9.5 1.3 5.7 4.5z"/>',
+    KEPT: '<rect class="th-kept" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
+    '<path class="th-plus" d="M3 6h6M6 3v6"/>',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What a task has.
+
+    Attributes:
+        task: its id.
+        kinds: of `SIGN_TITLES`.
+        title: what they say of it, in lines.
+    """
+
+    task: int
+    kinds: tuple[str, ...]
+    title: str
+
+
+class Signs:
+    """The signs at what is drawn.
+
+    Args:
+        signs: at most one a task.
+        shown_by: by task the one that is drawn in its place, see `Layout`.
+    """
+
+    def __init__(self, signs: Iterable[Sign], shown_by: Sequence[int]) -> None:
+        self._of: dict[int, list[Sign]] = {}
+        for each in signs:
+            self._of.setdefault(shown_by[each.task], []).append(each)
+
+    def at(self, *tasks: int) -> tuple[list[str], str] | None:
+        """The kinds at these drawn tasks, and the tooltip; None: they have no sign."""
+        found = [sign for task in tasks for sign in self._of.get(task, ())]
+        if not found:
+            return None
+        kinds = {kind for sign in found for kind in sign.kinds}
+        if len(found) == 1:
+            return [kind for kind in SIGN_TITLES if kind in kinds], found[0].title
+        words = _titles({kind: sum(kind in sign.kinds for sign in found) for kind in SIGN_TITLES})
+        return [kind for kind in SIGN_TITLES if kind in kinds], "\n".join(words)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Those that are there, in the order of the legend."""
+        there = {kind for signs in self._of.values() for sign in signs for kind in sign.kinds}
+        return [kind for kind in SIGN_TITLES if kind in there]
+
+
+def _titles(counts: Mapping[str, int]) -> Iterator[str]:
+    for kind, count in counts.items():
+        if count:
+            yield f"{SIGN_TITLES[kind]}: {count:,} {'task' if count == 1 else 'tasks'}"
