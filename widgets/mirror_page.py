@@ -16,9 +16,14 @@ from .report_html import cells_html
 from .theme import DARK, FONT, LATER, LIGHT, Colours
 
 _HEIGHT = 320
+_TOP, _BOTTOM = 16, 46  # margins, pixels
+_NAMES = 204  # pixels to the right of the plot, for the names of the points
+_NAME = 17  # pixels of one
 _MARGIN = 0.12  # of the axes, around the points
+_LEAST = 20.0  # percent that the upright axis has: less is no difference to be drawn as one
 _COLOURS = {NOTHING: "ink3", BLOCKS: "saved", SELECTIVE: "held", COMPILED: "pgrad", WITHIN: "accent", BELOW: "accent"}
-_SYMBOLS = {WITHIN: "circle-open", BELOW: "circle"}
+_SYMBOLS = {WITHIN: ("circle-open", "○"), BELOW: ("circle", "●")}
+_DIAMOND = ("diamond", "◆")
 _RIGHT = ("peak", "change", "predicted", "time", "over nothing", "predicted time")
 _WORDS = {
     BLOCKS: "torch.utils.checkpoint(use_reentrant=False) around each block of the model",
@@ -29,7 +34,8 @@ _WORDS = {
     "peak": "the highest level of forward and backward: all bytes asked for since just before, and not yet freed",
     "predicted": "the peak of the backward by the plan, and how far it is off what was measured",
     "time": "the median of whole steps, forward and backward, with recording and replays in them",
-    "over nothing": "the median of each round's own ratio",
+    "over nothing": "the median of each round's own ratio; in the figure, the lines to either side of a point are the "
+    "middle half of them",
     "predicted time": "the same ratio by the plan",
     "gradients": "beside those without anything, and what the forward writes: running statistics",
 }
@@ -70,64 +76,103 @@ def study_figure(study: MirrorStudy, theme: Theme = "light") -> go.Figure:
 def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:
     """Each way as a point: time to the right, peak upwards, so that what is better is below and to the left.
 
-    The whiskers are the middle half of the rounds.
+    The whiskers are the middle half of the rounds. The names are in a column of their own, each with its point's mark
+    and a line to it, so that they can be read where points are near each other.
     """
-    times, peaks = [], []
-    traces = []
-    for row in study.rows:
-        time, peak = row.time_ratio, 100 * study.ratio(row.name)
-        times.append(time.middle)
-        peaks.append(peak)
+    times = [row.time_ratio.middle for row in study.rows]
+    peaks = [100 * study.ratio(row.name) for row in study.rows]
+    across, up = _around(times, _MARGIN), _around(peaks, _LEAST)
+    name_at = dict(zip((row.name for row in study.rows), _spread(peaks, up), strict=True))
+    traces, names = [], []
+    for row, middle, peak in zip(study.rows, times, peaks, strict=True):
+        time = row.time_ratio
+        symbol, mark = _SYMBOLS.get(row.name, _DIAMOND)
+        colour = colours[_COLOURS.get(row.name, "ink")]
         traces.append(
             {
                 "type": "scatter",
-                "mode": "markers+text",
+                "mode": "markers",
                 "name": escaped(row.name),
-                "x": [time.middle],
+                "x": [middle],
                 "y": [peak],
-                "text": [escaped(row.name)],
-                "textposition": "middle right",
-                "textfont": {"color": colours["ink2"]},
-                "hovertemplate": f"<b>{escaped(row.name)}</b>  {size_text(row.peak_bytes)}, {time.middle:.2f} ×"
+                "hovertemplate": f"<b>{escaped(row.name)}</b>  {size_text(row.peak_bytes)}, {middle:.2f} ×"
                 "<extra></extra>",
                 "marker": {
-                    "color": colours[_COLOURS.get(row.name, "ink")],
-                    "symbol": _SYMBOLS.get(row.name, "diamond"),
+                    "color": colour,
+                    "symbol": symbol,
                     "size": 10,
-                    "line": {"width": 2},
+                    "line": {"width": 2, "color": colour},
                 },
                 "error_x": {
                     "type": "data",
                     "symmetric": False,
-                    "array": [time.high - time.middle],
-                    "arrayminus": [time.middle - time.low],
+                    "array": [time.high - middle],
+                    "arrayminus": [middle - time.low],
                     "thickness": 1,
                     "width": 0,
                     "color": colours["line2"],
                 },
             }
         )
+        beside = {"x": across[1], "y": name_at[row.name], "xanchor": "left", "xshift": 2, "showarrow": False}
+        names.append({"text": mark, "font": {"color": colour}} | beside)
+        names.append({"text": escaped(row.name), "font": {"color": colours["ink2"]}} | beside | {"xshift": 16})
+        names.append(
+            {
+                "text": "",
+                "x": middle,
+                "y": peak,
+                "axref": "x",
+                "ayref": "y",
+                "ax": across[1],
+                "ay": name_at[row.name],
+                "showarrow": True,
+                "arrowhead": 0,
+                "arrowwidth": 1,
+                "arrowcolor": colours["line2"],
+                "standoff": 8,
+            }
+        )
     layout = {
         "height": _HEIGHT,
-        "margin": {"l": 70, "r": 12, "t": 16, "b": 46},
+        "margin": {"l": 70, "r": _NAMES, "t": _TOP, "b": _BOTTOM},
         "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
         "paper_bgcolor": colours["panel"],
         "plot_bgcolor": colours["panel"],
         "hovermode": "closest",
         "showlegend": False,
-        "xaxis": _axis(colours, "time of a step over that of nothing")
-        | {"range": _around(times, right=0.35), "ticksuffix": " ×"},
-        "yaxis": _axis(colours, "of the peak of nothing")
-        | {"range": [0, 100 * _MARGIN + max(peaks)], "ticksuffix": " %"},
+        "annotations": names,
+        "xaxis": _axis(colours, "time of a step over that of nothing") | {"range": across, "ticksuffix": " ×"},
+        "yaxis": _axis(colours, "of the peak of nothing") | {"range": up, "ticksuffix": " %"},
     }
     return {"data": traces, "layout": layout}
 
 
-def _around(values: Sequence[float], right: float) -> list[float]:
-    """From below the least to above the most, with room for names to the right of the last point."""
+def _around(values: Sequence[float], least: float) -> list[float]:
+    """From below the least to above the most of them, but never below 0; at least as wide as this."""
     low, high = min(values), max(values)
-    width = max(high - low, _MARGIN)
-    return [low - _MARGIN * width, high + right * width]
+    more = max(_MARGIN * (high - low), (least - (high - low)) / 2)
+    return [max(0.0, low - more), high + more]
+
+
+def _spread(values: Sequence[float], axis: Sequence[float]) -> list[float]:
+    """Where names of points at these heights go, none upon another: as near as that to their own, and in their order.
+
+    They are put from the top down, and what then hangs below the axis is pushed up again.
+    """
+    low, high = axis
+    apart = _NAME * (high - low) / (_HEIGHT - _TOP - _BOTTOM)
+    order = sorted(range(len(values)), key=lambda place: -values[place])
+    found = [0.0] * len(values)
+    ceiling = high - apart / 2
+    for place in order:
+        found[place] = min(values[place], ceiling)
+        ceiling = found[place] - apart
+    floor = low + apart / 2
+    for place in reversed(order):
+        found[place] = max(found[place], floor)
+        floor = found[place] + apart
+    return found
 
 
 def _axis(colours: Colours, title: str) -> dict[str, Any]:

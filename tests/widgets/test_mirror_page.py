@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,27 @@ def test_each_way_is_a_point_at_its_time_and_its_peak(study: MirrorStudy) -> Non
     (low, high), (bottom, top) = (drawing["layout"][axis]["range"] for axis in ("xaxis", "yaxis"))
     assert all(low < row.time_ratio.middle < high for row in study.rows)
     assert all(bottom <= 100 * study.ratio(row.name) < top for row in study.rows)
+
+
+def test_names_keep_apart_in_the_order_of_their_points_however_near_these_are(study: MirrorStudy) -> None:
+    alike = replace(study, rows=tuple(replace(study.rows[0], name=f"way {number}") for number in range(8)))
+    alike = replace(alike, rows=(replace(study.rows[0], name=NOTHING), *alike.rows))
+    for each in (study, alike):
+        layout = study_drawing(each, LIGHT)["layout"]
+        bottom, top = layout["yaxis"]["range"]
+        plot = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
+        named = {row.name: [note for note in layout["annotations"] if note["text"] == row.name] for row in each.rows}
+        assert all(len(notes) == 1 for notes in named.values())
+        heights = {name: plot * (note["y"] - bottom) / (top - bottom) for name, (note,) in named.items()}
+        ordered = sorted(heights.values())
+        assert all(above - below > 14 for below, above in pairwise(ordered)), "a line of text is as high"
+        assert ordered[0] > 5 and ordered[-1] < plot - 5
+        by_peak = sorted(each.rows, key=lambda row: row.peak_bytes)
+        assert all(
+            heights[low.name] < heights[high.name]
+            for low, high in pairwise(by_peak)
+            if low.peak_bytes < high.peak_bytes
+        )
 
 
 def test_the_figure_has_the_colours_of_a_theme_and_the_page_those_of_its_reader(study: MirrorStudy) -> None:

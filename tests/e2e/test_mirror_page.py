@@ -1,0 +1,50 @@
+"""The page of a study of mirroring, as a browser shows it: the names of the points can all be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tapehead.engine.mirror_study import BLOCKS, COMPILED, SELECTIVE, MirrorStudy, mirror_study, save_studies
+
+from .chromium import trouble_of
+
+pytestmark = pytest.mark.e2e
+
+BOXES = """() => [...document.querySelectorAll('.annotation-text')]
+    .filter(text => text.textContent.length > 1)
+    .map(text => { const box = text.getBoundingClientRect();
+        return [text.textContent, box.left, box.right, box.top, box.bottom]; })"""
+
+
+@pytest.fixture(scope="module")
+def study() -> MirrorStudy:
+    """As measured, with three ways more, all of which are one point."""
+    found = mirror_study("rnn", size="small", repetitions=1, seconds=0.1, compiled=False)
+    more = [replace(found.rows[-1], name=name) for name in (BLOCKS, SELECTIVE, COMPILED)]
+    return replace(found, rows=(*found.rows, *more))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1600, 1000, 600])
+def test_names_of_points_lie_on_nothing_and_are_not_cut(
+    browser: Browser, study: MirrorStudy, tmp_path: Path, scheme: str, width: int
+) -> None:
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
+    trouble = trouble_of(page)
+    page.goto(save_studies([study], tmp_path / "page.html").as_uri())
+    page.wait_for_selector(".annotation-text")
+    boxes = page.evaluate(BOXES)
+    assert sorted(box[0] for box in boxes) == sorted(row.name for row in study.rows)
+    by_height = sorted(boxes, key=lambda box: box[3])
+    assert all(lower[3] >= upper[4] - 3 for upper, lower in pairwise(by_height))
+    edge = page.evaluate("document.querySelector('.figure').getBoundingClientRect().right")
+    assert all(box[2] <= edge for box in boxes)
+    points = page.evaluate("[...document.querySelectorAll('.point')].map(each => each.getBoundingClientRect().right)")
+    assert max(points) < min(box[1] for box in boxes), "the names are beside the plot"
+    assert trouble == []
+    page.close()
