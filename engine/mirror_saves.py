@@ -54,8 +54,8 @@ def _made_by(wanted: Bytes) -> str:
         each = ahead.pop(0)
         for call in each.calls or ():
             names.setdefault(str(call.operator).split(".")[1])
-            for other, _ in call.parts:
-                if other.storage is None and other not in seen:
+            for other, *_ in call.parts:
+                if other is not None and other.storage is None and other not in seen:
                     seen.add(other)
                     ahead.append(other)
     return joined(list(names))

@@ -177,17 +177,16 @@ class Foresight:
     ) -> tuple[Json, Timeline | None]:
         """An order as the page's data, and its memory where that is known."""
         footprints, note, graph = self._footprints, self._note, self._session.graph
-        predicted = self._mirroring.predicted(order, self._rule, self._retain_graph or self._create_graph)
-        timeline = None if predicted is None else predicted[1]
-        if predicted is None and (other := self._mirroring.note()) is not None:
+        timeline = self._mirroring.timeline(order, self._rule)
+        if timeline is None and (other := self._mirroring.note()) is not None:
             note = other
-        elif predicted is None and footprints is not None:
+        elif timeline is None and footprints is not None:
             try:
                 timeline = self._simulate(order, footprints)
             except Exception as error:  # the deck goes on without
                 note = f"Memory was not predicted: {in_words(error, graph)}"
         content = schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note)
-        return self._mirroring.with_plan(content, predicted), timeline
+        return self._mirroring.with_plan(content, self._rule), timeline
 
     @property
     def _rule(self) -> Accumulation:

@@ -91,7 +91,7 @@ class Live:
         self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
         self.stops = LiveStops(session)
         with collector_paused():
-            mirrored = MirrorContent(self.graph, mirroring)
+            mirrored = MirrorContent(self.graph, mirroring, not (retain_graph or create_graph))
             self._clock = ReplayClock(self.graph)
         self._replayed: Json = {}  # since the last news
         self.foresight = Foresight(session, retain_graph, create_graph, mirrored)

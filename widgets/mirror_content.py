@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from ..engine.accumulation import PYTORCHS, Accumulation
@@ -10,6 +13,7 @@ from ..engine.mirror_plan import MirrorPlan, PlannedStorage
 from ..engine.mirror_saves import MirroredSave, mirrored_saves
 from ..engine.mirror_tasks import check_fits, planned_replays
 from ..engine.planned_mirror import PlannedMirror
+from ..engine.schedule import schedule
 from ..engine.storage_words import joined
 from ..engine.timeline import Timeline
 from ..inspector.graph import Graph
@@ -19,9 +23,9 @@ Json = dict[str, Any]
 FIRST_LET_GO = 2**30
 """From here on the page numbers storages that were let go of: no graph keeps as many others."""
 
-OTHER_ORDER = (
-    "The plan tells the memory of the order that it is for, {order}; th.plan_mirror(make_loss, policy=...) plans for "
-    "another."
+_ONLY = (
+    "The plan tells the memory of the order of {order}, without retain_graph, accumulate and release. "
+    "th.plan_mirror(make_loss, policy=...) plans for another order."
 )
 
 
@@ -31,16 +35,20 @@ class MirrorContent:
     Args:
         graph: with its nodes before the backward; without them all is as the plan says.
         plan: by which the forward was mirrored; None: it is not known, or none was.
+        frees: the backward lets go of what nodes saved, as it does without `retain_graph`.
 
     Attributes:
+        plan: as given.
         saves: what nodes let go of.
 
     Raises:
         TypeError, ValueError: see `check_fits`.
     """
 
-    def __init__(self, graph: Graph, plan: MirrorPlan | None = None) -> None:
+    def __init__(self, graph: Graph, plan: MirrorPlan | None = None, frees: bool = True) -> None:
         self.plan = plan
+        self._frees = frees
+        self._graph = replace(graph, nodes=())
         self.saves = mirrored_saves(graph)
         if plan is not None:
             check_fits(plan, graph, self.saves)
@@ -63,35 +71,44 @@ class MirrorContent:
             "kept_bytes": [sum(kept.nbytes for kept in each.kept) for each in found],
         }
 
-    def predicted(
-        self, order: Sequence[int], rule: Accumulation = PYTORCHS, retain_graph: bool = False
-    ) -> tuple[Timeline, Timeline] | None:
-        """The memory without the plan and with it; None where the plan is not for this."""
-        plan = self.plan
-        if not isinstance(plan, PlannedMirror) or rule != PYTORCHS or retain_graph:
-            return None
-        return (plan.plain, plan.timeline) if tuple(order) == plan.order else None
+    def is_predicted(self, order: Sequence[int], rule: Accumulation = PYTORCHS) -> bool:
+        """Whether the plan's prediction is for this order. It is for a backward that sums and frees as PyTorch does."""
+        return self._frees and rule == PYTORCHS and self._order == tuple(order)
 
-    def with_plan(self, schedule: Json, predicted: tuple[Timeline, Timeline] | None) -> Json:
-        """A schedule with its replays and with the plan's curves."""
+    @cached_property
+    def _order(self) -> tuple[int, ...] | None:
+        plan = self.plan
+        if plan is None or plan.predicted is None:
+            return None
+        if plan.planned_order is not None:
+            return plan.planned_order.tasks
+        return plan.order if isinstance(plan, PlannedMirror) else tuple(schedule(self._graph, "heap"))
+
+    def timeline(self, order: Sequence[int], rule: Accumulation = PYTORCHS) -> Timeline | None:
+        """The memory with the plan, event by event; None where it does not say that."""
+        return self.plan.timeline if isinstance(self.plan, PlannedMirror) and self.is_predicted(order, rule) else None
+
+    def with_plan(self, schedule: Json, rule: Accumulation = PYTORCHS) -> Json:
+        """A schedule with its replays and with the plan's curves: without the plan, and with it."""
         replays = self.replays(schedule["order"])
         added: Json = {} if replays is None else {"replays": replays}
-        if predicted is not None:
-            added["curves"] = [curve(name, each) for name, each in zip(CURVES, predicted, strict=True)]
+        plan = self.plan
+        if plan is not None and plan.predicted is not None and self.is_predicted(schedule["order"], rule):
+            if isinstance(plan, PlannedMirror):
+                added["curves"] = [_curve("plain", plan.plain), _curve("mirrored", plan.timeline)]
+            else:
+                predicted = plan.predicted
+                added["curves"] = [_steps("plain", predicted.plain_levels), _steps("mirrored", predicted.levels)]
         return schedule | added
 
     def note(self) -> str | None:
-        """Why the memory of another order is not told; None where it may be."""
+        """Why the memory of what the plan is not for is not told; None where it may be."""
         if not isinstance(self.plan, PlannedMirror) or not self.saves:
             return None
-        return OTHER_ORDER.format(order=self.plan.order_name)
+        return _ONLY.format(order=self.plan.order_name)
 
 
-CURVES = ("plain", "mirrored")
-"""The backward without the plan, and with it."""
-
-
-def curve(name: str, timeline: Timeline) -> Json:
+def _curve(name: str, timeline: Timeline) -> Json:
     """A level's course: `levels[i]` is the level before event i, of which the task at place k has those from
     `starts[k]` on."""
     first = timeline.starts[0]
@@ -99,6 +116,16 @@ def curve(name: str, timeline: Timeline) -> Json:
         "name": name,
         "starts": [start - first for start in timeline.starts],
         "levels": list(timeline.levels[first:]),
+    }
+
+
+def _steps(name: str, levels: Sequence[int]) -> Json:
+    """The same of one level a task: between two tasks it is the lower of theirs."""
+    between = [min(pair) for pair in pairwise((levels[0], *levels, levels[-1]))]
+    return {
+        "name": name,
+        "starts": list(range(0, 2 * len(levels) + 1, 2)),
+        "levels": [level for pair in zip_longest(between, levels) for level in pair if level is not None],
     }
 
 

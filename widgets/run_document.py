@@ -60,9 +60,7 @@ def run_document(
         content["saved"] = saved_content(document, timeline)
     content["saved"] = document.with_let_go(content["saved"], mirrored)
     schedules = [_own_schedule(run), *_others(run, other_policies(run) if others is None else others)]
-    content["schedules"] = [
-        mirrored.with_plan(each, mirrored.predicted(each["order"], run.accumulation)) for each in schedules
-    ]
+    content["schedules"] = [mirrored.with_plan(each, run.accumulation) for each in schedules]
     if run.batches is not None:
         content["groups"] = with_batches(None, run.batches, graph)
     content["position"] = len(run.order)

@@ -127,6 +127,7 @@ export interface Progress {
   others: Schedule[] | null;
   branches: Branch[] | null;
   groups?: Groups | null;
+  replayed?: Record<string, [number, number]>;
   metas: DeckDocument["metas"];
 }
 
@@ -478,6 +479,7 @@ export class Store {
     for (const task of news.forgotten ?? []) delete document.records[task];
     Object.assign(document.records, news.records);
     document.metas = news.metas;
+    document.replayed = { ...document.replayed, ...news.replayed };
     if (news.groups) {
       document.groups = news.groups;
       this.outlines = new Outlines(news.groups);

@@ -33,6 +33,12 @@ export function grouped(amount: number): string {
   return GROUPED.format(amount);
 }
 
+/** `5.2 ms`, `0.04 ms`, as engine/planned_mirror.py writes them. */
+export function milliseconds(nanoseconds: number): string {
+  const amount = nanoseconds / 1e6;
+  return `${amount >= 1 ? amount.toFixed(1) : String(+amount.toPrecision(2))} ms`;
+}
+
 /** `1 task`, `12,345 tasks`. */
 export function count(amount: number, noun: string): string {
   return `${grouped(amount)} ${noun}${amount === 1 ? "" : "s"}`;

@@ -4,7 +4,9 @@ import { grouped, size } from "../text.ts";
 import type { Colours } from "../view.ts";
 import type { TimeAxis } from "./axis.ts";
 import { x } from "./axis.ts";
-import { cut, smallType } from "./surface.ts";
+import type { Curve } from "../model/document.ts";
+import { drawCurve, VEIL } from "./stack.ts";
+import { cut, mixed, smallType } from "./surface.ts";
 
 /** Height of one name in the gutter. */
 const ROW = 15;
@@ -19,6 +21,8 @@ export interface PolicyPeak {
   bytes: number;
   dash: readonly number[];
   shown: boolean;
+  /** A plan's curve instead of a policy's. */
+  curve?: Curve["name"];
   /** Its height in the plot, CSS pixels; above the plot where the scale does not reach so far. */
   y: number;
 }
@@ -44,9 +48,10 @@ export function fitting(
   const sorted = [...peaks].sort((one, other) => one.y - other.y || Number(other.shown) - Number(one.shown));
   const room = Math.max(1, Math.floor((bottom - top) / ROW) + 1);
   if (sorted.length <= room) return { named: sorted, left: 0 };
-  const shown = sorted.filter((peak) => peak.shown);
-  const others = sorted.filter((peak) => !peak.shown).slice(0, room - 1 - shown.length);
-  const named = sorted.filter((peak) => peak.shown || others.includes(peak));
+  const isKept = (peak: PolicyPeak) => peak.shown || peak.curve !== undefined;
+  const kept = sorted.filter(isKept);
+  const others = sorted.filter((peak) => !isKept(peak)).slice(0, Math.max(0, room - 1 - kept.length));
+  const named = sorted.filter((peak) => isKept(peak) || others.includes(peak));
   return { named, left: sorted.length - named.length };
 }
 
@@ -107,6 +112,14 @@ function drawPattern(
     context.fillStyle = colours.ink;
     context.fillRect(from, y - 4, width, 8);
     return;
+  }
+  if (peak.curve) {
+    context.fillStyle = mixed(colours.ink3, colours.panel, VEIL);
+    if (peak.curve === "plain") context.fillRect(from, y - 1, width, 6);
+    const path = new Path2D();
+    path.moveTo(from, y - (peak.curve === "plain" ? 1 : 0));
+    path.lineTo(from + width, y - (peak.curve === "plain" ? 1 : 0));
+    return drawCurve(context, colours, peak.curve, path);
   }
   context.strokeStyle = colours.ink2;
   context.lineWidth = 1.5;

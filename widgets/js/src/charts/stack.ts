@@ -2,6 +2,7 @@
 
 import { el } from "../dom.ts";
 import { CATEGORIES } from "../model/document.ts";
+import type { CurveLevels } from "../model/curves.ts";
 import type { MemoryLevels, Steps } from "../model/memory.ts";
 import { size } from "../text.ts";
 import type { Colours } from "../view.ts";
@@ -16,6 +17,10 @@ export const BELOW = 22;
 export const FAINT = 0.36;
 
 const LINE = 1.2;
+/** What is planned is a soft band, wide enough to be seen on both sides of what was measured. */
+const BAND = 5;
+/** How much ink is in the area below the level without the plan, as far as no stack covers it. */
+export const VEIL = 0.1;
 /** Free space above the highest level, as a share of it. */
 const HEADROOM = 1.02;
 const MOST_TICKS = 4.2;
@@ -27,6 +32,8 @@ export interface StackPicture {
   shown: MemoryLevels;
   /** The other policies, with the pattern of each one's line. */
   others: { levels: MemoryLevels; dash: readonly number[] }[];
+  /** What a plan for mirroring predicts. */
+  curves: CurveLevels[];
   /** The level at the top of the scale. */
   most: number;
   colours: Colours;
@@ -72,6 +79,12 @@ export function drawStack(host: HTMLElement, picture: StackPicture): DrawnStack 
     return [colours.ink2, dash, linePath(picture, other, total(other))];
   });
   lines.push([colours.ink, [], linePath(picture, steps, total(steps))]);
+  const curves = picture.curves.map((levels) => {
+    const { times, levels: heights } = levels.steps(columns);
+    const moments = { count: times.length, times };
+    const path = linePath(picture, moments, heights);
+    return { name: levels.curve.name, path, area: areaPath(picture, moments, heights) };
+  });
 
   const paint = (canvas: HTMLCanvasElement, isSolid: boolean) => {
     const context = fit(canvas, picture.width, picture.height);
@@ -84,12 +97,17 @@ export function drawStack(host: HTMLElement, picture: StackPicture): DrawnStack 
     context.beginPath();
     context.rect(axis.left, ABOVE, axis.right - axis.left, picture.height - BELOW - ABOVE + LINE);
     context.clip();
+    for (const { area } of curves.filter(({ name }) => name === "plain")) {
+      context.fillStyle = mixed(colours.ink3, colours.panel, VEIL);
+      context.fill(area);
+    }
     for (const [colour, path] of areas) {
       context.fillStyle = isSolid ? colour : mixed(colour, colours.panel, FAINT);
       context.fill(path);
     }
-    context.lineWidth = LINE;
     context.lineJoin = "round";
+    for (const { name, path } of curves) drawCurve(context, colours, name, path);
+    context.lineWidth = LINE;
     for (const [colour, dash, path] of lines) {
       context.strokeStyle = colour;
       context.setLineDash(dash);
@@ -117,7 +135,28 @@ function total(steps: Steps): Float64Array {
   return stacked(steps).at(-1)!;
 }
 
-function linePath(picture: StackPicture, steps: Steps, levels: Float64Array): Path2D {
+/** The level without the plan is a thin line over a veil, that which is planned a band. */
+export function drawCurve(
+  context: CanvasRenderingContext2D,
+  colours: Colours,
+  name: CurveLevels["curve"]["name"],
+  path: Path2D,
+): void {
+  context.setLineDash([]);
+  if (name === "mirrored") {
+    context.globalAlpha = 0.3;
+    context.strokeStyle = colours.ink2;
+    context.lineWidth = BAND;
+    context.stroke(path);
+    context.globalAlpha = 1;
+    return;
+  }
+  context.strokeStyle = colours.ink3;
+  context.lineWidth = 1;
+  context.stroke(path);
+}
+
+function linePath(picture: StackPicture, steps: { count: number; times: ArrayLike<number> }, levels: ArrayLike<number>): Path2D {
   const path = new Path2D();
   const { left, right, places } = picture.axis;
   const across = (right - left) / Math.max(places, 1);
@@ -133,7 +172,11 @@ function linePath(picture: StackPicture, steps: Steps, levels: Float64Array): Pa
   return path;
 }
 
-function areaPath(picture: StackPicture, steps: Steps, levels: Float64Array): Path2D {
+function areaPath(
+  picture: StackPicture,
+  steps: { count: number; times: ArrayLike<number> },
+  levels: ArrayLike<number>,
+): Path2D {
   const path = linePath(picture, steps, levels);
   const { left, right } = picture.axis;
   path.lineTo(right, heightOf(picture, 0));

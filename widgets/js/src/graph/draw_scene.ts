@@ -5,6 +5,7 @@ import type { Colours } from "../view.ts";
 import { areNamesFar, drawCard, drawHeader, drawOpenBox, drawRowLabel } from "./draw_box.ts";
 import { drawFar, drawSpot, isFar, paintOf } from "./draw_spot.ts";
 import { drawWires } from "./draw_wires.ts";
+import { drawCardMarks, drawMarks } from "./draw_marks.ts";
 import { drawCardGroups, drawNames, drawOutlines } from "./draw_groups.ts";
 import { type Facts, stateOf } from "./facts.ts";
 import { between, grown, touch } from "./grid.ts";
@@ -39,6 +40,7 @@ export function drawScene(pen: Pen, colours: Colours, facts: Facts, shot: Shot):
     if (boxes[index].closed) {
       drawCard(pen, colours, facts, index, boxRects[index], scale);
       drawCardGroups(pen, colours, facts, index, boxRects[index], scale);
+      drawCardMarks(pen, colours, facts, index, boxRects[index], scale);
     } else if (!areNamesFar(scale)) drawHeader(pen, colours, boxes[index], boxRects[index], scale);
   }
   scene.layout.rows.forEach((row, index) => {
@@ -66,6 +68,7 @@ function drawSpots(pen: Pen, colours: Colours, facts: Facts, { motion, share, sc
   drawOutlines(pen, colours, facts, seen, rectOf, scale);
   drawFar(pen, colours, facts, rectOf, far, scale);
   for (const index of near) drawSpot(pen, colours, facts, spots[index], rectOf(index));
+  if (facts.marks.size) for (const index of near) drawMarks(pen, colours, facts, spots[index], rectOf(index));
   drawNames(pen, colours, facts, near, rectOf);
 }
 

@@ -1,6 +1,7 @@
 /** What the drawing must know of the state, at one moment. */
 
 import type { PlacedBox } from "../layout/placed.ts";
+import { type Mark, mirrorMarks, type Marks as MirrorMarks } from "../model/mirroring.ts";
 import type { Replay, ShownState } from "../model/replay.ts";
 import type { Marks } from "../model/stops.ts";
 import type { Unreal } from "../model/when.ts";
@@ -41,6 +42,9 @@ export interface Facts {
   /** By wire and by closed box. */
   wireReach: Uint8Array | null;
   cardReach: Uint8Array | null;
+  /** What mirroring does, by task and by closed box. */
+  marks: MirrorMarks;
+  cardMarks: ReadonlyMap<number, Mark[]>;
   /** The groups that are outlined; null where none are. */
   grouping: Grouping | null;
 }
@@ -57,6 +61,7 @@ export class FactFinder {
   private marks: Marks | null = null;
   private cardBreakpoints = new Map<PlacedBox, boolean>();
   private grouping: Grouping | null = null;
+  private cardMarks: ReadonlyMap<number, Mark[]> = new Map();
 
   constructor(private readonly store: Store) {}
 
@@ -68,6 +73,8 @@ export class FactFinder {
     return {
       scene, replay, t, ran, unreal, queuePlaces, breakpoints, matches,
       cardBreakpoints: this.cardBreakpoints,
+      marks: mirrorMarks(replay),
+      cardMarks: this.cardMarks,
       counts: this.counts as BoxCounts,
       ringed: selected ?? replay.running(t),
       hovered: hoveredTask,
@@ -93,7 +100,10 @@ export class FactFinder {
     const { replay, state, graph } = this.store;
     const moved = scene !== this.scene;
     const task = reachedFrom(state);
-    if (moved || this.counts?.replay !== replay) this.counts = new BoxCounts(scene, replay);
+    if (moved || this.counts?.replay !== replay) {
+      this.counts = new BoxCounts(scene, replay);
+      this.cardMarks = cardsMarked(mirrorMarks(replay), scene);
+    }
     if (moved || state.matches !== this.matches) {
       this.cardMatches = state.matches && matchesOf(state.matches, scene);
     }
@@ -115,6 +125,16 @@ function cardsWith(marks: Marks, scene: Scene): Map<PlacedBox, boolean> {
   for (const [task, enabled] of marks) {
     const card = scene.cardAround(task);
     if (card) found.set(card, enabled || found.get(card) === true);
+  }
+  return found;
+}
+
+/** By closed box the marks of the tasks in it. */
+function cardsMarked(marks: MirrorMarks, scene: Scene): Map<number, Mark[]> {
+  const found = new Map<number, Mark[]>();
+  for (const [task, mark] of marks) {
+    const card = scene.spotOf[task] < 0 ? scene.cardOf[task] : -1;
+    if (card >= 0) found.set(card, [...(found.get(card) ?? []), mark]);
   }
   return found;
 }

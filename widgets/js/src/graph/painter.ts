@@ -59,7 +59,7 @@ export class Painter {
       { k: scale, x: ratio * view.x - pixels.x, y: ratio * view.y - pixels.y },
       { width: pixels.width, height: pixels.height },
     );
-    this.pen.begin();
+    this.pen.reset();
     drawScene(this.pen, colours, facts, { area, scale: view.k, bytes: this.bytes, motion, share });
     context.restore();
   }

@@ -39,6 +39,9 @@ export interface Pen {
   /** Text in one line; y is its middle. */
   text(x: number, y: number, spans: readonly Span[], anchor?: "start" | "middle" | "end"): void;
   measure(spans: readonly Span[]): number;
+  /** What is drawn until `end` has this tooltip, in a picture that can have any. */
+  begin(title: string): void;
+  end(): void;
 }
 
 export const FONT =
@@ -169,9 +172,13 @@ export class CanvasPen implements Pen {
   }
 
   /** A canvas that was resized has forgotten its font. */
-  begin(): void {
+  reset(): void {
     this.font = "";
   }
+
+  begin(): void {}
+
+  end(): void {}
 
   private paint(paint: Paint): void {
     const { context } = this;

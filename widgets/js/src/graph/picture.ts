@@ -2,11 +2,14 @@
 
 import type { Rect } from "../layout/placed.ts";
 import { el } from "../dom.ts";
+import { signsOf } from "../model/mirroring.ts";
 import type { Colours } from "../view.ts";
+import { drawSign, SIGN_WORDS } from "./draw_marks.ts";
 import { drawScene } from "./draw_scene.ts";
+import { LABEL } from "./draw_spot.ts";
 import type { Facts } from "./facts.ts";
 import { grown } from "./grid.ts";
-import { CanvasPen, type Pen } from "./pen.ts";
+import { CanvasPen, type Pen, type Span } from "./pen.ts";
 import { SvgPen } from "./svg_pen.ts";
 
 /** Pixels of a PNG to one of the screen. */
@@ -17,6 +20,8 @@ const MOST_PIXELS = 120_000_000;
 const REFUSED = "the browser has no memory for a picture of this size, an SVG may do";
 /** Around the whole graph, pixels. */
 const MARGIN = 16;
+/** Height of the line that says what signs mean, pixels. */
+const LEGEND = 28;
 
 export interface PictureOf {
   facts: Facts;
@@ -36,14 +41,42 @@ export function wholeOf({ scene }: Facts): { area: Rect; scale: number } {
 
 /** `measure` tells how wide text is. */
 export function svgPicture(picture: PictureOf, measure: Pen["measure"]): string {
-  const { facts, colours, area, scale, bytes, title } = picture;
+  const { scale, colours, title } = picture;
   const pen = new SvgPen(measure);
+  draw(pen, picture);
+  return pen.document(withLegend(picture), scale, colours.panel, title);
+}
+
+function draw(pen: Pen, picture: PictureOf): void {
+  const { facts, colours, area, scale, bytes } = picture;
   drawScene(pen, colours, facts, { area, scale, bytes, motion: null, share: 1 });
-  return pen.document(area, scale, colours.panel, title);
+  drawLegend(pen, picture);
+}
+
+/** With what the signs of mirroring mean below it, where there are any. */
+function withLegend({ facts, area, scale }: PictureOf): Rect {
+  return facts.marks.size ? { ...area, height: area.height + LEGEND / scale } : area;
+}
+
+function drawLegend(pen: Pen, { facts, colours, area, scale }: PictureOf): void {
+  const signs = signsOf(facts.marks.values());
+  if (!signs.length) return;
+  const pixel = 1 / scale;
+  const top = area.y + area.height;
+  pen.rounded({ x: area.x, y: top, width: area.width, height: LEGEND * pixel }, 0, { fill: colours.panel });
+  const y = top + (LEGEND / 2) * pixel;
+  let x = area.x + MARGIN * pixel;
+  for (const sign of signs) {
+    drawSign(pen, colours, sign, x + 6 * pixel, y, pixel);
+    const words: Span = { text: SIGN_WORDS[sign], fill: colours.ink2, size: LABEL * pixel, weight: 400 };
+    pen.text(x + 18 * pixel, y, [words]);
+    x += 18 * pixel + pen.measure([words]) + 16 * pixel;
+  }
 }
 
 export async function pngPicture(picture: PictureOf): Promise<Blob> {
-  const { facts, colours, area, scale, bytes } = picture;
+  const { colours, scale } = picture;
+  const area = withLegend(picture);
   const most = Math.sqrt(MOST_PIXELS / (area.width * area.height));
   const ratio = Math.min(scale * SHARPNESS, LONGEST_SIDE / Math.max(area.width, area.height), most);
   const canvas = document.createElement("canvas");
@@ -54,7 +87,7 @@ export async function pngPicture(picture: PictureOf): Promise<Blob> {
   context.fillStyle = colours.panel;
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.setTransform(ratio, 0, 0, ratio, -area.x * ratio, -area.y * ratio);
-  drawScene(new CanvasPen(context), colours, facts, { area, scale, bytes, motion: null, share: 1 });
+  draw(new CanvasPen(context), picture);
   return new Promise((resolve, reject) =>
     canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error(REFUSED))), "image/png"),
   );

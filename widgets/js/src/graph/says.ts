@@ -1,6 +1,7 @@
 /** What tooltips, and the list for screen readers, say of tasks and boxes. */
 
 import type { PlacedBox, PlacedStub } from "../layout/placed.ts";
+import { markSays } from "../model/mirroring.ts";
 import type { Outline } from "../model/outlines.ts";
 import type { Unreal } from "../model/when.ts";
 import type { Store } from "../store.ts";
@@ -32,7 +33,9 @@ export function tipOfSpot(store: Store, facts: Facts, spot: Spot): string {
   const said = [place, stateInWords(facts, spot), `${size(graph.bufferBytes[task])} in`];
   const line = graph.line(task);
   const groups = groupsOf(facts, task).map(({ name, title }) => `group ${name}: ${title}`);
-  return [names.join("\n"), said.join(" · "), ...(line ? [line] : []), ...groups].join("\n");
+  const mark = facts.marks.get(task);
+  const marks = markSays(mark ? [mark] : []);
+  return [names.join("\n"), said.join(" · "), ...(line ? [line] : []), ...marks, ...groups].join("\n");
 }
 
 export function tipOfBox(facts: Facts, placed: PlacedBox): string {
@@ -41,7 +44,8 @@ export function tipOfBox(facts: Facts, placed: PlacedBox): string {
   const kind = box.subtitle ? ` (${cut(box.subtitle)})` : "";
   const index = facts.scene.boxes.get(box.id) as number;
   const said = closed ? cardSays(facts, index) : count(box.size, "task");
-  return `${closed ? "unfold" : "fold"} ${name}${kind}\n${said}`;
+  const marks = markSays(facts.cardMarks.get(index) ?? []);
+  return [`${closed ? "unfold" : "fold"} ${name}${kind}`, said, ...marks].join("\n");
 }
 
 const WIRES: Record<WireState, string> = {
@@ -90,7 +94,9 @@ export function nameOfSpot(store: Store, facts: Facts, spot: Spot): string {
   const mark = facts.breakpoints.get(spot.task);
   const breakpoint = mark === undefined ? "" : mark ? ", breakpoint" : ", disabled breakpoint";
   const groups = groupsOf(facts, spot.task).map(({ name }) => `, group ${name}`).join("");
-  return `${cut(graph.name(spot.task))} in ${place}, ${stateInWords(facts, spot)}${breakpoint}${groups}`;
+  const mirrored = facts.marks.get(spot.task);
+  const marks = mirrored ? `, ${markSays([mirrored]).join(", ")}` : "";
+  return `${cut(graph.name(spot.task))} in ${place}, ${stateInWords(facts, spot)}${marks}${breakpoint}${groups}`;
 }
 
 /** Those of the outlined groups that a task is in. */

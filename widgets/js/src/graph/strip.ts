@@ -1,10 +1,12 @@
 /** Below the graph: what its signs mean, and the buttons of the camera and of the export. */
 
 import { el, svg } from "../dom.ts";
+import { mirrorMarks, signsOf } from "../model/mirroring.ts";
 import type { ShownState } from "../model/replay.ts";
 import type { Store } from "../store.ts";
 import { grouped } from "../text.ts";
-import { glyph, icon } from "../views/icons.ts";
+import { glyph, icon, mirrorSign } from "../views/icons.ts";
+import { SIGN_WORDS } from "./draw_marks.ts";
 import type { Reach } from "./reach.ts";
 
 export interface StripActions {
@@ -23,6 +25,9 @@ export class Strip {
   private readonly groups: HTMLButtonElement;
   private readonly planned = sample("planned");
   private readonly reach = el("span", { class: "reach", hidden: "hidden" });
+  /** Of mirroring; nothing where it was not. */
+  private readonly signs = el("span", { class: "signs" });
+  private signed = "";
 
   constructor(
     private readonly store: Store,
@@ -36,7 +41,16 @@ export class Strip {
     const closer = button("zoom in", "Zoom in", sign("M4 8h8M8 4v8"), () => actions.zoom(ZOOM_STEP));
     this.groups = button("groups", "", icon("groups"), () => store.canGroup && store.showGroups());
     const tools = el("div", { class: "tools" }, this.groups, out, closer, this.follow, this.fit, exportMenu(actions));
-    this.element = el("div", { class: "key" }, ...legend(this.planned), this.reach, tools);
+    this.element = el("div", { class: "key" }, ...legend(this.planned), this.signs, this.reach, tools);
+  }
+
+  private showSigns(): void {
+    const shown = signsOf(mirrorMarks(this.store.replay).values());
+    this.signs.hidden = !shown.length;
+    if (this.signed === shown.join()) return;
+    this.signed = shown.join();
+    this.signs.replaceChildren(...shown.map((sign) => el("span", { "data-sign": sign }, mirrorSign(sign), SIGN_WORDS[sign])));
+    this.element.classList.toggle("signed", shown.length > 0);
   }
 
   update(reach: Reach | null): void {
@@ -48,6 +62,7 @@ export class Strip {
     this.groups.setAttribute("aria-disabled", String(!canGroup));
     this.groups.title = canGroup ? GROUPS : NO_GROUPS;
     this.planned.hidden = !(this.store.isAhead || this.store.isSimulated);
+    this.showSigns();
     this.reach.hidden = reach === null;
     this.element.classList.toggle("reaching", reach !== null);
     if (!reach) return;

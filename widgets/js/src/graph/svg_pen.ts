@@ -71,6 +71,14 @@ export class SvgPen implements Pen {
     this.parts.push(head + written.join("") + "</text>");
   }
 
+  begin(title: string): void {
+    this.parts.push(`<g><title>${escaped(title)}</title>`);
+  }
+
+  end(): void {
+    this.parts.push("</g>");
+  }
+
   private add(start: string, paint: Paint, end: string): void {
     const stroke = paint.stroke ? ` stroke="${escaped(paint.stroke)}" stroke-width="${short(paint.width ?? 1)}"` : "";
     const dash = paint.dash ? ` stroke-dasharray="${paint.dash.map(short).join(" ")}"` : "";

@@ -1,6 +1,6 @@
 /** Whether what was read is a deck's document in itself: each index leads somewhere, so that the views can trust it. */
 
-import { CATEGORIES, type DeckDocument, FORMAT, type Memory, NONE, type Schedule, VERSION } from "./document.ts";
+import { CATEGORIES, type Curve, type DeckDocument, FORMAT, type Memory, NONE, type Schedule, VERSION } from "./document.ts";
 
 /** A document that cannot be shown, with the reason as a sentence. */
 export class DocumentError extends Error {}
@@ -20,6 +20,10 @@ const TABLES = {
     task: "task", slot: "text?", storage: "number?", bytes: "number", meta: "meta?", parameter: "text?", held: "number",
   },
 } as const satisfies Record<string, Columns>;
+
+const REPLAYS = {
+  task: "task", storage: "number", count: "number", bytes: "number", ns: "number", kept: "number", kept_bytes: "number",
+} as const satisfies Columns;
 
 type Counts = Record<Refers, number>;
 
@@ -121,6 +125,15 @@ function checkSchedule(schedule: Schedule, counts: Counts): void {
   if (typeof policy !== "string" || typeof title !== "string") throw damaged("a schedule has no name");
   if (typeof keys !== "string" && keys.length !== counts.task) throw damaged(`${policy} has no key for each task`);
   if (memory) checkMemory(memory, counts);
+  if (schedule.replays) checkTable("replays", schedule.replays, REPLAYS, counts);
+  for (const curve of schedule.curves ?? []) checkCurve(curve, order.length, counts);
+}
+
+function checkCurve({ starts, levels }: Curve, length: number, counts: Counts): void {
+  if (starts.length !== length + 1) throw damaged("a curve is not of its order");
+  checkIndices(levels, "number", counts);
+  checkIndices(starts, "number", { ...counts, number: levels.length });
+  if (starts.some((start, place) => place > 0 && start < starts[place - 1])) throw damaged("a curve has no order");
 }
 
 function checkMemory({ nbytes, events, starts, born_as, changes, largest }: Memory, counts: Counts): void {

@@ -70,6 +70,8 @@ export interface DeckDocument {
   revision?: number;
   /** What has been recorded of tasks, by task id. */
   records: Record<string, TaskRecord>;
+  /** Of a mirrored forward, by task id: how many storages it made again, and the nanoseconds. Missing: not measured. */
+  replayed?: Record<string, [number, number]>;
   /** Of a session that went back, and of checks of tasks, by task id. */
   branches?: Branch[];
   checks?: Record<string, Check>;
@@ -131,6 +133,25 @@ export interface Schedule {
   /** null: not known (yet); `memory_note` says why. */
   memory: Memory | null;
   memory_note: string;
+  /** By storage that a task makes again what its plan says of that; missing: none is known. See widgets/mirror_content.py. */
+  replays?: {
+    task: number[];
+    storage: number[];
+    count: number[];
+    bytes: number[];
+    ns: number[];
+    kept: number[];
+    kept_bytes: number[];
+  };
+  /** The level of the backward without the plan, and with it, as predicted. */
+  curves?: Curve[];
+}
+
+/** `levels[i]` is the level before event i; the task at place k has those from `starts[k]` to `starts[k + 1]`. */
+export interface Curve {
+  name: "plain" | "mirrored";
+  starts: number[];
+  levels: number[];
 }
 
 /** Births and deaths of storages in order, see engine/timeline.py. */

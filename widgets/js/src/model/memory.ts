@@ -379,7 +379,8 @@ function set(moment: Moment, number: number, time: number, level: number, bytes:
   moment.bytes.set(bytes);
 }
 
-function timesOf(starts: readonly number[], count: number): Float64Array {
+/** By event its time. */
+export function timesOf(starts: readonly number[], count: number): Float64Array {
   const times = new Float64Array(count);
   for (let place = 0; place + 1 < starts.length; place++) {
     const first = starts[place];

@@ -2,6 +2,7 @@
 
 import { type DeckDocument, NONE } from "./document.ts";
 import { NEVER, type Replay } from "./replay.ts";
+import { count, milliseconds } from "../text.ts";
 
 interface Index {
   /** By task the rows of `document.saved`. */
@@ -34,6 +35,7 @@ function push(map: Map<number, number[]>, key: number, value: number): void {
 
 export interface Saved {
   slot: string;
+  storage: number;
   /** NONE where shape and type are not known. */
   meta: number;
   bytes: number;
@@ -66,6 +68,7 @@ export function savedBy(replay: Replay, task: number): Saved[] {
     if (saved.storage[row] !== NONE && !sameAs) firsts.set(saved.storage[row], slot);
     return {
       slot,
+      storage: saved.storage[row],
       sameAs,
       meta: saved.meta[row],
       bytes: saved.bytes[row],
@@ -85,21 +88,13 @@ export function keptBytes(all: readonly Saved[]): number {
   return counted.reduce((sum, each) => sum + each.bytes, 0);
 }
 
-/** `replays 2 first`: how many storages a task makes again as the first of those that keep them; "" for none. */
-export function replays(replay: Replay, task: number): string {
-  if (!replay.graph.document.saved.made_by) return "";
-  const place = replay.place[task];
-  const { length } = savedBy(replay, task).filter((each) => each.madeBy && !each.sameAs && each.first === place);
-  return length ? `replays ${length} first` : "";
-}
-
 /** When the bytes go, and who else keeps them, in words. `t`: how many tasks have run. */
 export function fate(replay: Replay, saved: Saved, t: number): string {
   if (saved.parameter) return `parameter ${saved.parameter}, not counted`;
   if (saved.held) return "held by the caller, not counted";
   if (saved.sameAs) return `in the same bytes as ${saved.sameAs}`;
   if (saved.madeBy && saved.first >= t) {
-    const when = saved.first === NEVER ? "if it runs" : `as task ${saved.first + 1} runs`;
+    const when = saved.first === NEVER ? "if it runs" : `as task ${saved.first + 1} runs${planned(replay, saved)}`;
     return `let go, made again by ${saved.madeBy} ${when}${sharers(replay, saved, "also saved")}`;
   }
   if (replay.graph.document.keeps_graph) return `kept: nodes free nothing${sharers(replay, saved, "also kept")}`;
@@ -107,6 +102,14 @@ export function fate(replay: Replay, saved: Saved, t: number): string {
   const freed = isFreed(replay, saved, t);
   const when = `${freed ? "freed by" : "freed after"} task ${saved.last + 1}`;
   return when + sharers(replay, saved, freed ? "was also kept" : "also kept");
+}
+
+/** `, in 0.65 ms as planned, with 2 others`: what its replay takes; "" where no plan tells. */
+function planned({ schedule: { replays } }: Replay, { storage }: Saved): string {
+  const row = replays?.storage.indexOf(storage) ?? NONE;
+  if (!replays || row === NONE) return "";
+  const others = replays.count[row] - 1;
+  return `, in ${milliseconds(replays.ns[row])} as planned${others ? `, with ${count(others, "other")} on the way` : ""}`;
 }
 
 /** `, also kept by Relu #1 and 2 more`, or "". */

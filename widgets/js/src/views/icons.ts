@@ -1,6 +1,7 @@
 /** The deck's pictures: 16 px line icons for buttons, and the four signs of a task's state. */
 
 import { svg } from "../dom.ts";
+import type { Sign } from "../model/mirroring.ts";
 import type { ShownState } from "../model/replay.ts";
 
 /** By name the strokes of an icon, and the shapes that are filled. */
@@ -84,6 +85,24 @@ export function glyph(state: ShownState, size = 14, inside = ""): SVGSVGElement 
     made.append(svg("circle", { cx: 7, cy: 7, r: 5.6, fill: "var(--accent)" }));
     const at = { x: 7, y: 10, "text-anchor": "middle", "font-size": 9, "font-weight": 600, fill: "var(--accent-ink)" };
     if (inside) made.append(svg("text", at, inside));
+  }
+  return made;
+}
+
+/** The signs of mirroring, as the graph has them. */
+export function mirrorSign(sign: Sign): SVGSVGElement {
+  const made = svg("svg", { width: 14, height: 14, viewBox: "0 0 14 14", fill: "none", "aria-hidden": "true" });
+  const frame = svg("rect", { x: 1, y: 1, width: 12, height: 12, rx: 3, stroke: "var(--saved)", "stroke-width": 1.3 });
+  made.append(frame);
+  if (sign === "let go") frame.setAttribute("stroke-dasharray", "2 1.6");
+  else if (sign === "kept") {
+    frame.setAttribute("fill", "var(--saved)");
+    made.append(svg("path", { d: "M4 7h6M7 4v6", stroke: "var(--panel)", "stroke-width": 1.6 }));
+  } else {
+    made.append(
+      svg("path", { d: "M9.1 4.9a3 3 0 1 0 0 4.2", stroke: "var(--ink)", "stroke-width": 1.3, "stroke-linecap": "round" }),
+      svg("path", { d: "M10.7 6.4 10.5 2.3 6.7 5.5z", fill: "var(--ink)" }),
+    );
   }
   return made;
 }

@@ -3,6 +3,7 @@
 import { el } from "../dom.ts";
 import { hasMoved, type Store } from "../store.ts";
 import type { MakeView } from "../view.ts";
+import { replayTimes } from "../model/mirroring.ts";
 import { readyBefore } from "../model/waiting.ts";
 import { NEVER } from "../model/replay.ts";
 import { when } from "../model/when.ts";
@@ -126,6 +127,8 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   if (hooks && stands !== "waiting") parts.push(strong("hooks: ", hooks.join(", ")));
   const elapsed = stands === "done" ? store.record(task)?.elapsed_ns : null;
   if (elapsed) parts.push(strong("took ", duration(elapsed)));
+  const replayed = replayTimes(replay, task);
+  if (replayed) parts.push(strong("replays: ", replayed));
   facts.replaceChildren(...parts);
 }
 

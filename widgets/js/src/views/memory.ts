@@ -1,11 +1,12 @@
 /** Memory over the backward: a stack by category, the peak, other policies as thin lines, and the playhead. */
 
 import { bindScrubbing, drawCursor, drawTaskNumbers, hasRun, readAxis, type TimeAxis, x } from "../charts/axis.ts";
-import { drawPeak, drawPeaks, peakWords, type Rectangle } from "../charts/peaks.ts";
+import { drawPeak, drawPeaks, peakWords, type PolicyPeak, type Rectangle } from "../charts/peaks.ts";
 import { ABOVE, BELOW, type DrawnStack, drawStack, heightOf, type StackPicture } from "../charts/stack.ts";
 import { fit } from "../charts/surface.ts";
 import { el } from "../dom.ts";
-import { CATEGORIES, type Memory } from "../model/document.ts";
+import { CURVES, curvesOf, levelsOfCurve } from "../model/curves.ts";
+import { CATEGORIES, type Curve, type Memory } from "../model/document.ts";
 import { levelsOfMemory, type MemoryLevels } from "../model/memory.ts";
 import { hasMoved, type Store } from "../store.ts";
 import { grouped, size } from "../text.ts";
@@ -23,6 +24,7 @@ const READ_AFTER = ["t", "hoveredT", "tab", "revision"] as const;
 /** What the still picture depends on; it is drawn anew when one of these is another. */
 interface Subject {
   memories: (Memory | null)[];
+  curves: Curve[] | undefined;
   tab: number;
   ownScale: boolean;
   colours: Colours;
@@ -68,7 +70,7 @@ export const makeMemory: MakeView = (stage, parent) => {
     subject = wanted;
     if (!store.memory || !wanted.width) return;
     picture = pictureOf(store, wanted, readAxis(view, wanted.width, store.replay.length));
-    legend.build(usedCategories(store), picture.axis.left < WIDE_LEGEND);
+    legend.build(usedCategories(store), picture.curves, picture.axis.left < WIDE_LEGEND);
     read(store, legend);
     drawn = drawStack(still, picture);
   };
@@ -80,7 +82,9 @@ export const makeMemory: MakeView = (stage, parent) => {
     scale.textContent = store.state.ownScale ? "scale: this policy" : "scale: all policies";
     scale.setAttribute("aria-pressed", String(store.state.ownScale));
     scale.hidden = !memory || store.schedules.filter((each) => each.memory).length < 2;
-    canvas.setAttribute("aria-label", memory ? chartWords(levelsOfMemory(memory), saidPeak(memory).join("")) : "");
+    const curves = curvesOf(store.replay.schedule).map(levelsOfCurve);
+    const words = memory ? chartWords(levelsOfMemory(memory), saidPeak(memory).join(""), curves) : "";
+    canvas.setAttribute("aria-label", words);
   };
   return {
     update(changed) {
@@ -106,6 +110,7 @@ export const makeMemory: MakeView = (stage, parent) => {
 function subjectOf({ store, colours }: Stage, wrap: HTMLElement): Subject {
   return {
     memories: store.schedules.map((each) => each.memory),
+    curves: store.replay.schedule.curves,
     tab: store.state.tab,
     ownScale: store.state.ownScale,
     colours,
@@ -118,7 +123,7 @@ function subjectOf({ store, colours }: Stage, wrap: HTMLElement): Subject {
 function isSame(one: Subject | null, other: Subject): boolean {
   return (
     one !== null &&
-    (["tab", "ownScale", "colours", "width", "height", "ratio"] as const).every((key) => one[key] === other[key]) &&
+    (["curves", "tab", "ownScale", "colours", "width", "height", "ratio"] as const).every((key) => one[key] === other[key]) &&
     one.memories.length === other.memories.length &&
     one.memories.every((memory, index) => memory === other.memories[index])
   );
@@ -130,9 +135,10 @@ function pictureOf(store: Store, subject: Subject, axis: TimeAxis): StackPicture
   const others = store.schedules.flatMap(({ memory }, tab) =>
     memory && tab !== subject.tab ? [{ levels: levelsOfMemory(memory), dash: patterns[tab] }] : [],
   );
+  const curves = curvesOf(store.replay.schedule).map(levelsOfCurve);
   const peaks = subject.ownScale ? [] : others.map(({ levels }) => levels.peak.bytes);
-  const most = Math.max(shown.peak.bytes, ...peaks);
-  return { axis, width: subject.width, height: subject.height, shown, others, most, colours: subject.colours };
+  const most = Math.max(shown.peak.bytes, ...curves.map(({ peak }) => peak), ...peaks);
+  return { axis, width: subject.width, height: subject.height, shown, others, curves, most, colours: subject.colours };
 }
 
 /** The categories that have bytes under any policy. */
@@ -156,7 +162,7 @@ function title(heading: HTMLElement, store: Store): void {
     heading.title = "";
     return;
   }
-  const { said, reasons } = basisWords(levelsOfMemory(memory));
+  const { said, reasons } = basisWords(levelsOfMemory(memory), store.replay.schedule.curves !== undefined);
   const reading = store.isSimulated ? "simulated: faint, it has not run" : "solid has run, faint is to come";
   heading.replaceChildren(el("span", { class: "rule" }, `${title} · `), `${said} · ${reading}`);
   heading.title = reasons;
@@ -208,14 +214,19 @@ function drawSolid(context: CanvasRenderingContext2D, solid: HTMLCanvasElement, 
   context.drawImage(solid, 0, 0, across, solid.height, 0, 0, width, height);
 }
 
-function policyPeaks(store: Store, picture: StackPicture) {
+function policyPeaks(store: Store, picture: StackPicture): PolicyPeak[] {
   const patterns = dashes(store.schedules.map((each) => each.policy));
-  return store.schedules.flatMap(({ policy, memory }, tab) => {
+  const peaks: PolicyPeak[] = store.schedules.flatMap(({ policy, memory }, tab) => {
     if (!memory) return [];
     const { bytes } = levelsOfMemory(memory).peak;
     const isShown = tab === store.state.tab;
     return [{ title: policyTitle(policy), bytes, dash: patterns[tab], shown: isShown, y: heightOf(picture, bytes) }];
   });
+  for (const { curve: { name }, peak: bytes } of picture.curves) {
+    const { short: title } = CURVES[name];
+    peaks.push({ title, bytes, dash: [], shown: false, curve: name, y: heightOf(picture, bytes) });
+  }
+  return peaks;
 }
 
 /** The peak's whole sentence as a tooltip, where the chart has room for its beginning alone. */

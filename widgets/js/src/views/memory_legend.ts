@@ -1,16 +1,19 @@
 /** The legend of memory, which is its read-out, too: bytes by category at the cursor. */
 
 import { el } from "../dom.ts";
+import { type CurveLevels, CURVES } from "../model/curves.ts";
 import { CATEGORIES } from "../model/document.ts";
 import type { MemoryLevels } from "../model/memory.ts";
 import { count, grouped, size } from "../text.ts";
 
 const LONGEST_REASON = 90;
+/** More are set closer to each other. */
+const MOST_ROWS = 6;
 
 export interface Legend {
   readonly element: HTMLElement;
   /** Shows these categories, as short as there is room for. */
-  build(categories: readonly number[], isShort: boolean): void;
+  build(categories: readonly number[], curves: readonly CurveLevels[], isShort: boolean): void;
   /** Shows the bytes of a place, at its highest level. */
   read(levels: MemoryLevels, place: number, isHovered: boolean): void;
 }
@@ -27,17 +30,20 @@ export function makeLegend(): Legend {
   const sum = el("b");
   const total = el("div", { class: "tot" }, el("span"), what, sum);
   let rows: Row[] = [];
+  let curveRows: { levels: CurveLevels; element: HTMLElement; bytes: HTMLElement }[] = [];
   let short = false;
   let built = "";
   return {
     element,
-    build(categories, isShort) {
+    build(categories, curves, isShort) {
       const wanted = JSON.stringify([categories, isShort]);
-      if (wanted === built) return;
+      if (wanted === built && curves.length === curveRows.length && curves.every((each, at) => each === curveRows[at].levels)) return;
       built = wanted;
       short = isShort;
       rows = categories.map((category) => rowOf(category, short));
-      element.replaceChildren(...rows.map((row) => row.element), total);
+      curveRows = curves.map((levels) => curveRow(levels, short));
+      element.replaceChildren(...rows.map((row) => row.element), total, ...curveRows.map((row) => row.element));
+      element.classList.toggle("tight", rows.length + curveRows.length > MOST_ROWS);
     },
     read(levels, place, isHovered) {
       for (const { category, element: row, bytes } of rows) {
@@ -49,8 +55,22 @@ export function makeLegend(): Legend {
       what.textContent = whatIsRead(levels, place, isHovered, short);
       sum.textContent = size(levels.taskLevels[place]);
       total.dataset.bytes = String(levels.taskLevels[place]);
+      for (const row of curveRows) {
+        const amount = row.levels.taskLevels[place];
+        row.bytes.textContent = size(amount);
+        row.element.dataset.bytes = String(amount);
+      }
     },
   };
+}
+
+/** A plan's curve: its line, and its level at the cursor. */
+function curveRow(levels: CurveLevels, isShort: boolean): { levels: CurveLevels; element: HTMLElement; bytes: HTMLElement } {
+  const { name } = levels.curve;
+  const { title, short } = CURVES[name];
+  const bytes = el("b");
+  const sample = el("span", { class: `cv ${name}`, "aria-hidden": "true" });
+  return { levels, bytes, element: el("div", { "data-curve": name }, sample, el("span", {}, isShort ? short : title), bytes) };
 }
 
 function rowOf(category: number, isShort: boolean): Row {
@@ -68,10 +88,11 @@ function whatIsRead(levels: MemoryLevels, place: number, isHovered: boolean, isS
 }
 
 /** What the numbers rest on, and why they may be off. */
-export function basisWords(levels: MemoryLevels): { said: string; reasons: string } {
+export function basisWords(levels: MemoryLevels, isPlanned = false): { said: string; reasons: string } {
   const { basis, estimates } = levels.memory;
   const reasons = estimates.map((reason) => `${reason[0].toUpperCase()}${reason.slice(1)}.`).join("\n");
   if (basis === "measured") return { said: "measured", reasons };
+  if (isPlanned && basis === "calibrated") return { said: "predicted by the plan", reasons };
   // What a kernel takes for itself no dry run knows: that is said of each, where there is nothing else to say.
   const [reason] = basis === "dry run" ? estimates.slice(1) : estimates;
   if (reason) return { said: `predicted, an estimate: ${shortened(reason)}`, reasons };
@@ -86,6 +107,7 @@ function shortened(reason: string): string {
 }
 
 /** The whole chart in one sentence, for those who don't see it. */
-export function chartWords(levels: MemoryLevels, peak: string): string {
-  return `memory by category over ${count(levels.places, "task")}: ${peak}`;
+export function chartWords(levels: MemoryLevels, peak: string, curves: readonly CurveLevels[]): string {
+  const others = curves.map(({ curve, peak: bytes }) => `; ${CURVES[curve.name].title} ${size(bytes)}`);
+  return `memory by category over ${count(levels.places, "task")}: ${peak}${others.join("")}`;
 }

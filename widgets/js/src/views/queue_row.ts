@@ -1,7 +1,7 @@
 /** One ready task in the queue's list. */
 
 import { el } from "../dom.ts";
-import { replays } from "../model/saved.ts";
+import { replays } from "../model/mirroring.ts";
 import type { Store } from "../store.ts";
 import { size } from "../text.ts";
 import { icon } from "./icons.ts";

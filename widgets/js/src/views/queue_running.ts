@@ -1,7 +1,7 @@
 /** The block of the running task above the ready queue. */
 
 import { el } from "../dom.ts";
-import { replays } from "../model/saved.ts";
+import { replays } from "../model/mirroring.ts";
 import type { Store } from "../store.ts";
 import { count, size } from "../text.ts";
 import { glyph, icon } from "./icons.ts";

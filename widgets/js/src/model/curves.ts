@@ -1,0 +1,68 @@
+/** What a plan for mirroring predicts: the level of the backward without it, and with it. */
+
+import type { Curve, Schedule } from "./document.ts";
+import { timesOf } from "./memory.ts";
+
+export class CurveLevels {
+  /** By event its time, as in `MemoryLevels`. */
+  private readonly times: Float64Array;
+  /** By place the highest level while the task ran; after them the level at the end. */
+  readonly taskLevels: Float64Array;
+  readonly peak: number;
+
+  constructor(readonly curve: Curve) {
+    const { starts, levels } = curve;
+    this.times = timesOf(starts, levels.length - 1);
+    const places = starts.length - 1;
+    this.taskLevels = new Float64Array(places + 1);
+    for (let place = 0; place < places; place++) {
+      let highest = 0;
+      for (let at = starts[place]; at <= starts[place + 1]; at++) highest = Math.max(highest, levels[at]);
+      this.taskLevels[place] = highest;
+    }
+    this.taskLevels[places] = levels[levels.length - 1];
+    this.peak = levels.reduce((most, level) => Math.max(most, level), 0);
+  }
+
+  /** The level over time, from each time on. Of each of so many columns the highest, the lowest and the last are left. */
+  steps(columns: number): { times: number[]; levels: number[] } {
+    const { levels, starts } = this.curve;
+    const perTask = columns / Math.max(starts.length - 1, 1);
+    const found = { times: [0], levels: [levels[0]] };
+    const columnOf = (event: number) => Math.floor(this.times[event] * perTask);
+    for (let first = 0; first < this.times.length; ) {
+      let end = first;
+      while (end < this.times.length && columnOf(end) === columnOf(first)) end++;
+      let [low, high] = [first, first];
+      for (let event = first; event < end; event++) {
+        if (levels[event + 1] > levels[high + 1]) high = event;
+        if (levels[event + 1] < levels[low + 1]) low = event;
+      }
+      for (const event of new Set([Math.min(low, high), Math.max(low, high), end - 1])) {
+        found.times.push(this.times[event]);
+        found.levels.push(levels[event + 1]);
+      }
+      first = end;
+    }
+    return found;
+  }
+}
+
+const decoded = new WeakMap<Curve, CurveLevels>();
+
+export function levelsOfCurve(curve: Curve): CurveLevels {
+  let found = decoded.get(curve);
+  if (!found) decoded.set(curve, (found = new CurveLevels(curve)));
+  return found;
+}
+
+/** What each curve is, in words. */
+export const CURVES: Record<Curve["name"], { title: string; short: string }> = {
+  plain: { title: "without the plan", short: "plain" },
+  mirrored: { title: "as planned", short: "plan" },
+};
+
+/** Those that are drawn: where the memory shown is the plan's own, the second would lie on it. */
+export function curvesOf({ curves, memory }: Schedule): Curve[] {
+  return (curves ?? []).filter(({ name }) => name === "plain" || memory?.basis !== "calibrated");
+}
