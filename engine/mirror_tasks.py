@@ -153,7 +153,8 @@ def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) ->
         raise TypeError(f"mirroring is a plan, such as th.plan_mirror makes, not a {type(plan).__name__}")
     if isinstance(plan, PlannedMirror) and (other := difference(graph, plan.plain.graph)) is not None:
         raise ValueError(f"mirroring: the plan's figures are not for this graph: {other}; plan again for this forward")
-    planned = {(each.number, task, slot): each.nbytes for each in plan.storages for task, slot in each.saved_by}
+    dropped = [each for each in plan.storages if each.fate == "dropped"]
+    planned = {(each.number, task, slot): each.nbytes for each in dropped for task, slot in each.saved_by}
     if any(task >= len(graph) for _, task, _ in planned):
         raise ValueError(f"mirroring: the plan is for a larger graph than this one of {len(graph):,} tasks")
     there = {(each.number, each.task, each.slot): each.nbytes for each in saves}
