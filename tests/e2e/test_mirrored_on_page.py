@@ -1,17 +1,24 @@
-"""What a mirrored forward let go of, in the deck: the inspector says what makes it again, the queue who does."""
+"""A mirrored forward in the deck: what it let go of and who makes it again, in words, signs and milliseconds; and the
+memory of its plan beside what was measured."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 import torch
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.engine.planned_mirror import PlannedMirror
 from tapehead.engine.record_forward import record_forward
 from tapehead.engine.schedule import schedule
+from tapehead.engine.sizes import size_text
 from tapehead.widgets.document import Document, schedule_content
 from tapehead.widgets.page import page_html
 
@@ -51,4 +58,144 @@ def test_inspector_and_queue_say_what_is_made_again(browser: Browser, tmp_path: 
     expect(deck.inspector).to_contain_text("let go, made again by addmm as task")
     expect(deck.inspector).to_contain_text("64 KiB let go")
     assert trouble == []
+    page.close()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Played(NamedTuple):
+    """A mirrored run, measured, and the page that plays it."""
+
+    plan: PlannedMirror
+    run: th.Run
+    path: Path
+
+
+NAME = "<b>blocks & co</b>"
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """Of a model whose module has tags in its name."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    model.add_module(NAME, Block())
+    x = torch.randn(512, 64)
+
+    def make_loss() -> Tensor:
+        return model(x).square().sum()
+
+    plan = th.plan_mirror(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
+
+    def mirrored() -> Tensor:
+        with th.mirror(plan), th.capture(model):
+            return make_loss()
+
+    mirrored()
+    model.zero_grad()
+    run = th.profile(mirrored)
+    path = tmp_path_factory.mktemp("mirrored") / "run.html"
+    return Played(plan, run, run.save_html(path, mirroring=plan))
+
+
+@pytest.fixture(params=["light", "dark"])
+def page(request: pytest.FixtureRequest, browser: Browser, played: Played) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1400, "height": 1000}, color_scheme=request.param)
+    trouble = trouble_of(page)
+    page.goto(played.path.as_uri())
+    yield page
+    page.close()
+    assert trouble == []
+
+
+def test_the_legend_reads_the_plans_curves_beside_what_was_measured(page: Page, played: Played) -> None:
+    deck = ShownDeck(page)
+    plan, run = played.plan, played.run
+    assert run.timeline is not None
+    plain, mirrored = (deck.root.locator(f".lg [data-curve={name}]") for name in ("plain", "mirrored"))
+    expect(plain).to_contain_text("without the plan")
+    expect(mirrored).to_contain_text("as planned")
+    for place in (0, run.timeline.peak_place, len(run.order) - 1):
+        deck.scrub(place)
+        expect(plain.locator("b")).to_have_text(size_text(plan.plain.task_peaks[place]))
+        expect(mirrored.locator("b")).to_have_text(size_text(plan.timeline.task_peaks[place]))
+        expect(deck.root.locator(".lg .tot")).to_have_attribute("data-bytes", str(run.timeline.task_peaks[place]))
+    chart = deck.root.locator(".memwrap > canvas")
+    words = f"without the plan {size_text(plan.plain_peak_bytes)}; as planned {size_text(plan.peak_bytes)}"
+    expect(chart).to_have_attribute("aria-label", re.compile(re.escape(words)))
+
+
+def test_the_pointer_reads_the_curves_at_its_own_task(page: Page, played: Played) -> None:
+    deck = ShownDeck(page)
+    deck.scrub(0)
+    box = deck.root.locator(".memwrap > canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    total = deck.root.locator(".lg .tot")
+    expect(total).to_contain_text(re.compile("^task [0-9]+"))
+    task = int(re.findall("task ([0-9]+)", total.inner_text())[0])
+    assert 1 < task < len(played.run.order)
+    level = played.plan.plain.task_peaks[task - 1]
+    expect(deck.root.locator(".lg [data-curve=plain]")).to_have_attribute("data-bytes", str(level))
+
+
+def test_signs_stand_at_tasks_in_the_strip_and_in_the_saved_picture(page: Page, played: Played) -> None:
+    deck = ShownDeck(page)
+    dropped = [each for each in played.plan.storages if each.fate == "dropped"]
+    expect(deck.root.locator(".key [data-sign='let go']")).to_be_visible()
+    expect(deck.root.locator(".key [data-sign=again]")).to_have_text("made again first")
+    task = dropped[-1].saved_by[0][0]
+    deck.scrub(played.run.order.index(task))
+    expect(deck.task(task)).to_contain_text("lets go of 1 saved tensor, 128 KiB")
+    with page.expect_download() as download:
+        deck.save_picture("SVG of the whole graph")
+    picture = ElementTree.parse(download.value.path()).getroot()
+    namespace = "{http://www.w3.org/2000/svg}"
+    titles = [each.text or "" for each in picture.iter(f"{namespace}title")]
+    assert any(title.startswith("lets go of ") for title in titles)
+    assert any(re.search(r"makes \d+ tensors?, .* again first, .* ms planned", title) for title in titles)
+    texts = ["".join(each.itertext()) for each in picture.iter(f"{namespace}text")]
+    assert {"let go", "made again first"} <= set(texts), "its legend"
+    assert any(NAME in text for text in texts), "names are text"
+
+
+def test_the_queue_and_the_inspector_say_what_a_replay_takes(page: Page, played: Played) -> None:
+    deck = ShownDeck(page)
+    row = deck.root.locator(".now")
+    places = [place for place, task in enumerate(played.run.order) if task in {*_replaying(played)}]
+    assert places
+    deck.scrub(places[0])
+    expect(row).to_contain_text(re.compile(r"replays \d+ first, [\d.]+ ms"))
+    expect(deck.inspector).to_contain_text(re.compile(r"replays: planned [\d.]+ ms"))
+    expect(deck.inspector).to_contain_text(re.compile(r"let go, made again by .* runs, in [\d.]+ ms as planned"))
+
+
+def _replaying(played: Played) -> Iterator[int]:
+    there: set[int] = set()
+    dropped = {each.number: each for each in played.plan.storages if each.fate == "dropped"}
+    for task in played.run.order:
+        wanted = {number for number, each in dropped.items() if task in {keeper for keeper, _ in each.saved_by}}
+        if wanted - there:
+            yield task
+        there |= wanted
+
+
+@pytest.mark.parametrize("width", [1600, 700, 400])
+def test_nothing_sticks_out_of_a_deck_of_any_width(width: int, browser: Browser, played: Played) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 1000})
+    page.goto(played.path.as_uri())
+    deck = ShownDeck(page)
+    for name in (".graph .key", ".lg"):
+        inside = deck.root.locator(name).evaluate("each => each.scrollWidth <= each.clientWidth + 1")
+        assert inside, name
+    tools = deck.root.locator(".graph .tools").bounding_box()
+    assert tools is not None and tools["x"] + tools["width"] <= width
+    expect(deck.root.locator(".key [data-sign=again]")).to_be_visible()
     page.close()
