@@ -25,9 +25,9 @@ from .not_counted import NotCounted, not_counted
 from .peak import PeakReport, peak_report
 from .planned_mirror import PlannedMirror
 from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
-from .schedule import queue_lengths
+from .schedule import queue_lengths, schedule
 from .sizes import size_text
-from .storage_words import joined, task_name
+from .storage_words import counted, joined, task_name
 from .timeline import Timeline
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from .run import Engine
 
 Theme = Literal["light", "dark"]
+MIRRORED = ", mirrored"
+"""What the names of rows end in whose forward ran by a plan; a number may follow."""
+
 _WORTH_A_REASON = 0.01  # of a peak
 _RESHAPES = {"ReshapeAliasBackward0": "ViewBackward0"}  # where a dispatch mode sees it, reshape() leaves the latter
 _Signature = tuple[tuple[object, ...], tuple[Edge, ...]]
@@ -56,7 +59,9 @@ class Row:
             other policies'; a number at the same place is of the same round.
         longest_queue: the most tasks that were ready at once.
         predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None where there was
-            no other run, or no prediction. Of a mirrored forward, what its plan predicts for this order.
+            no other run, or no prediction. Of a mirrored forward, and of the plain one where there is no other run,
+            what the plan predicts for this order.
+        planned_levels: the same of a plan that was loaded, which has no more than the highest level of each task.
         dry_run_bytes: the peak that was predicted before any backward had run; None where the order was not known.
         dry_run_estimates: why that is an estimate, as far as it is known.
         plan: by which the forward was mirrored; None: it was not.
@@ -71,6 +76,7 @@ class Row:
     dry_run_bytes: int | None = None
     dry_run_estimates: tuple[str, ...] = ()
     plan: MirrorPlan | None = None
+    planned_levels: tuple[int, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -83,7 +89,12 @@ class Row:
 
     @property
     def predicted_bytes(self) -> int | None:
-        return None if self.predicted is None else self.predicted.peak_bytes
+        return max(self.planned_levels, default=None) if self.predicted is None else self.predicted.peak_bytes
+
+    @property
+    def predicted_levels(self) -> Sequence[int]:
+        """The highest level while each task runs, predicted, by place; empty where nothing is."""
+        return self.planned_levels if self.predicted is None else self.predicted.task_peaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +197,16 @@ class Comparison:
         )
 
     def _of_forward(self) -> Iterator[str]:
-        forward = max(row.timeline.forward_peak_bytes or 0 for row in self.rows)
-        lower = [row.policy for row in self.rows if row.peak_bytes < forward]
-        if lower:
-            under = "any of these policies" if len(lower) == len(self.rows) > 1 else joined(lower)
-            yield (
-                f"The forward's own peak, {size_text(forward)}, is higher than that of the backward under {under}, and "
-                "no order changes it."
-            )
+        """A mirrored forward has a peak of its own."""
+        for plan in dict.fromkeys(row.plan for row in self.rows):
+            rows = [row for row in self.rows if row.plan is plan]
+            forward = max(row.timeline.forward_peak_bytes or 0 for row in rows)
+            if lower := [row.policy for row in rows if row.peak_bytes < forward]:
+                under = "any of these policies" if len(lower) == len(self.rows) > 1 else joined(lower)
+                yield (
+                    f"The forward's own peak, {size_text(forward)}, is higher than that of the backward under {under}, "
+                    "and no order changes it."
+                )
 
     def _of_dry_run(self) -> Iterator[str]:
         off = [
@@ -207,6 +220,16 @@ class Comparison:
             yield f"The dry run is off by {100 * share:.1f} % under {row.policy}: {why}."
 
     def _of_mirrored(self) -> Iterator[str]:
+        for row in self.rows:
+            if row.plan is not None and not row.plan.dropped:
+                yield f"{row.policy}: its plan lets go of nothing."
+            elif row.plan is not None:
+                again = counted(len({each.made_by for each in row.plan.storages if each.is_dropped}), "operation")
+                kept = f", {size_text(row.plan.newly_kept_bytes)} newly kept" if row.plan.newly_kept_bytes else ""
+                yield (
+                    f"{row.policy}: {size_text(row.plan.dropped_bytes)} of saved tensors are let go of{kept}, and the "
+                    f"backward runs {again} again."
+                )
         if any(row.plan is not None for row in self.rows):
             yield "Times are of the backward alone: those of a mirrored one have its replays, not what recording takes."
 
@@ -281,6 +304,23 @@ class Comparison:
         from ..widgets.report_html import table_html
 
         return table_html(self)
+
+    def without(self, row: Row) -> Row | None:
+        """The row of the same policy whose forward was not mirrored; None: there is none, or it is this one."""
+        name = row.policy.rpartition(MIRRORED)[0]
+        return next((other for other in self.rows if row.plan is not None and other.policy == name), None)
+
+    def mirrored_figure(self, policy: str, theme: Theme = "light") -> go.Figure:
+        """The level over the tasks of a mirrored row and of the one without, each measured and predicted.
+
+        Needs plotly.
+
+        Raises:
+            ValueError: the policy is not compared here, or its forward was not mirrored.
+        """
+        from ..widgets.mirrored_comparison import mirrored_figure
+
+        return mirrored_figure(self, self[policy], theme)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
@@ -472,7 +512,7 @@ def _chosen_plans(mirroring: Sequence[MirrorPlan | None] | MirrorPlan | None) ->
         raise ValueError("a plan is there twice: mirroring= names each once, and None for no mirroring")
     many = sum(plan is not None for plan in found) > 1
     numbers = count(1)
-    return {"" if plan is None else f", mirrored {next(numbers)}" if many else ", mirrored": plan for plan in found}
+    return {"" if plan is None else f"{MIRRORED} {next(numbers)}" if many else MIRRORED: plan for plan in found}
 
 
 def chosen_policies(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Policy | Choice]:
@@ -513,25 +553,42 @@ def _rows(
 ) -> Iterator[Row]:
     """Each policy's prediction comes from another one's run: the first, and for the first the second.
 
-    That of a mirrored forward comes from its plan, if this is the order that was planned for.
+    That of a mirrored forward comes from its plan, if this is the order that was planned for; and so does that of a
+    plain one where no other ran.
     """
     from .simulate import simulate
 
+    plans = list(dict.fromkeys(run.plan for run in runs.values() if run.plan is not None))
     for name, (timeline, _, plan) in runs.items():
         by = next((other for other in runs if other != name and runs[other].plan is None), None)
         by = by if plan is None else None
         footprints = None if by is None else runs[by].footprints
         rule = timeline.accumulation
         predicted = None
+        levels: tuple[int, ...] = ()
         if footprints is not None:
             predicted = simulate(
                 footprints.graph, timeline.order, footprints, accumulate=rule.accumulate, release=rule.release
             )
-        if isinstance(plan, PlannedMirror) and plan.order == tuple(timeline.order) and rule == PYTORCHS:
-            predicted, by = plan.timeline, "th.plan_mirror"
+        else:
+            fitting = (each for each in plans if plan in (None, each) and rule == PYTORCHS and _is_for(each, timeline))
+            if (planned := next(fitting, None)) is not None:
+                by = "th.plan_mirror"
+                if isinstance(planned, PlannedMirror):
+                    predicted = planned.plain if plan is None else planned.timeline
+                elif planned.predicted is not None:
+                    levels = planned.predicted.plain_levels if plan is None else planned.predicted.levels
         longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
         dry_bytes, estimates = dry.get(name, (None, ()))
-        yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates, plan)
+        yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates, plan, levels)
+
+
+def _is_for(plan: MirrorPlan, timeline: Timeline) -> bool:
+    """Whether it predicts, and for this order."""
+    if plan.predicted is None:
+        return False
+    order = schedule(timeline.graph, "heap") if plan.planned_order is None else plan.planned_order.tasks
+    return tuple(order) == tuple(timeline.order) and len(order) == len(plan.predicted.levels)
 
 
 def _signature(drawn: Graph) -> _Signature:

@@ -11,6 +11,7 @@ from ..engine.sizes import size_text
 from .figure_page import figure_page, words_html
 from .glossary import CATEGORIES, COLUMNS
 from .memory_figures import Drawing, category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
+from .mirrored_comparison import mirrored_html
 from .report_html import category_html, peak_html, table_html
 from .theme import LATER
 
@@ -61,6 +62,7 @@ def page_html(comparison: Comparison, title: str) -> str:
     body = f"""<section>{table_html(comparison)}</section>
 <section><h2>Memory<span>the highest level while each task ran</span></h2>
 <div class="figure" data-drawing="memory"></div></section>
+{mirrored_html(comparison, drawings)}
 <section><div role="tablist" aria-label="policy">{tabs}</div>
 {"".join(panels)}</section>
 <section><h2>Words</h2>{_words(comparison)}</section>"""

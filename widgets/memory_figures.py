@@ -426,7 +426,7 @@ def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> 
         at = peak / top * (_HEIGHT - _TOP - _BOTTOM)
         lifted = max(at, lowest)
         lowest = lifted + 16
-        names = escaped(_cut(", ".join(by_peak[peak]), 15))
+        names = escaped(_cut(", ".join(by_peak[peak]), 16))
         found.append(
             {
                 "xref": "paper",

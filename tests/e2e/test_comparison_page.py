@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 from playwright.sync_api import Browser, Page
+from torch import nn
 
 from tapehead.engine.compare import compare
+from tapehead.engine.plan_mirror import plan_mirror
 from tapehead.engine.workloads import workload
+
+from .chromium import trouble_of
 
 pytestmark = pytest.mark.e2e
 
@@ -102,3 +108,34 @@ def test_figures_follow_the_readers_theme(page: tuple[Page, list[str]]) -> None:
         shown.wait_for_function(f"{colour} === getComputedStyle(document.querySelector('main')).backgroundColor")
         found[scheme] = shown.evaluate(colour)
     assert found == {"light": "rgb(255, 255, 255)", "dark": "rgb(24, 25, 29)"}
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 600)])
+def test_a_mirrored_row_is_drawn_as_measured_and_as_predicted(
+    browser: Browser, tmp_path: Path, scheme: str, width: int
+) -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.GELU()) for _ in range(3)])
+    x = torch.ones(64, 32)
+
+    def make_loss() -> torch.Tensor:
+        return model(x).pow(2).mean()  # type: ignore[no-any-return]
+
+    plan = plan_mirror(make_loss, 0.8, seconds=0.1, repetitions=1)
+    comparison = compare(make_loss, "heap", mirroring=plan, repetitions=1)
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
+    trouble = trouble_of(page)
+    page.goto(comparison.save_html(tmp_path / "page.html").as_uri())
+    figure = page.locator("[data-drawing=mirrored-1]")
+    figure.locator(".legendtext").first.wait_for()
+    names = ["heap", "heap, mirrored", "heap, predicted", "heap, mirrored, predicted"]
+    assert figure.locator(".legendtext").all_text_contents() == names
+    lines = figure.locator(".scatterlayer .js-line")
+    assert lines.count() == 4
+    ways = [line.get_attribute("d") for line in lines.all()]
+    assert ways[0] != ways[1], "with and without the plan"
+    colours = lines.evaluate_all("all => all.map(each => getComputedStyle(each).stroke)")
+    assert len(set(colours)) == 3 and colours[2] == colours[3]
+    assert page.locator("h2", has_text="By module").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert trouble == []
+    page.close()

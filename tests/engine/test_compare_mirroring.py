@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.engine.sizes import size_text
+from tapehead.widgets.comparison_page import page_html
 
 MODEL = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.GELU(), nn.Dropout(0.1)) for _ in range(3)])
 X = torch.ones(64, 32)
@@ -33,6 +38,55 @@ def test_each_policy_has_a_row_without_and_one_with_the_plan(plan: th.PlannedMir
     assert "heap, mirrored" in comparison._repr_html_() and len(comparison.figure().data) == 8
 
 
+def test_the_forward_of_each_row_has_its_own_peak(plan: th.PlannedMirror) -> None:
+    comparison = th.compare(make_loss, "heap", mirroring=plan, repetitions=1)
+    plain, mirrored = (row.timeline.forward_peak_bytes for row in comparison.rows)
+    assert plain is not None and mirrored is not None and plain > mirrored
+    higher = [row.policy for row in comparison.rows if (row.timeline.forward_peak_bytes or 0) > row.peak_bytes]
+    told = [sentence for sentence in comparison.sentences if sentence.startswith("The forward's own peak")]
+    assert len(told) == len(higher) and all(size_text(plain) not in each for each in told if "mirrored" in each)
+
+
+def test_what_is_let_go_of_and_runs_again_is_said(plan: th.PlannedMirror) -> None:
+    comparison = th.compare(make_loss, "heap", mirroring=[plan], repetitions=1)
+    (said,) = (each for each in comparison.sentences if each.startswith("heap, mirrored: "))
+    assert f"{size_text(plan.dropped_bytes)} of saved tensors are let go of" in said
+    assert re.search(r"the backward runs \d+ operations? again", said)
+
+
+def test_alone_the_plain_row_is_predicted_by_the_plan_too(plan: th.PlannedMirror) -> None:
+    comparison = th.compare(make_loss, "heap", mirroring=plan, repetitions=1)
+    plain, mirrored = comparison.rows
+    assert plain.predicted is plan.plain and plain.calibrated_by == "th.plan_mirror"
+    assert comparison.without(mirrored) is plain and comparison.without(plain) is None
+    measured = [row.timeline.task_peaks for row in comparison.rows]
+    drawn = comparison.mirrored_figure("heap, mirrored").data
+    assert [line.name for line in drawn] == ["heap", "heap, mirrored", "heap, predicted", "heap, mirrored, predicted"]
+    for line, levels in zip(drawn, [*measured, plan.plain.task_peaks, plan.timeline.task_peaks], strict=True):
+        assert [round(level * 1024) for level in line.y[:-1]] == list(levels)
+    with pytest.raises(ValueError, match="'heap' is without mirroring; mirrored are heap, mirrored"):
+        comparison.mirrored_figure("heap")
+
+
+def test_a_plan_that_was_loaded_predicts_the_same(plan: th.PlannedMirror, tmp_path: Path) -> None:
+    loaded = th.MirrorPlan.load(plan.save(tmp_path / "plan.json"))
+    comparison = th.compare(make_loss, ["heap", "bfs"], mirroring=[loaded], repetitions=1)
+    heap, bfs = comparison.rows
+    assert heap.predicted is None and heap.predicted_levels == loaded.predicted.levels  # type: ignore[union-attr]
+    assert heap.predicted_bytes == plan.peak_bytes and heap.calibrated_by == "th.plan_mirror"
+    assert bfs.predicted_bytes is None and not bfs.predicted_levels
+    assert len(comparison.mirrored_figure("heap, mirrored").data) == 2
+    assert len(comparison.mirrored_figure("bfs, mirrored").data) == 1
+
+
+def test_the_page_has_the_curves_and_the_modules_of_each_plan(plan: th.PlannedMirror) -> None:
+    comparison = th.compare(make_loss, ["heap", "bfs"], mirroring=plan, repetitions=1)
+    page = page_html(comparison, "title")
+    assert page.count('data-drawing="mirrored-') == 2
+    assert page.count("<h2>By module") == 1, "one table for one plan"
+    assert all(row[0] in page for row in plan.cells[1:])
+
+
 def test_a_plan_predicts_only_the_order_and_the_rule_that_it_is_for(plan: th.PlannedMirror) -> None:
     comparison = th.compare(make_loss, "heap", mirroring=[plan], accumulate=("inplace", "list"), repetitions=1)
     assert [row.policy for row in comparison.rows] == ["heap, mirrored", "heap, list, mirrored"]
@@ -43,6 +97,7 @@ def test_several_plans_have_a_number_each(plan: th.PlannedMirror) -> None:
     plans = plan.explore(0.1).plans
     comparison = th.compare(make_loss, "heap", mirroring=[None, plans[0], plans[-1]], repetitions=1)
     assert [row.policy for row in comparison.rows] == ["heap", "heap, mirrored 1", "heap, mirrored 2"]
+    assert "heap, mirrored 1: its plan lets go of nothing." in comparison.sentences
     assert comparison.rows[0].peak_bytes == comparison.rows[1].peak_bytes > comparison.rows[2].peak_bytes
 
 

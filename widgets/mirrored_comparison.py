@@ -1,0 +1,121 @@
+"""Mirrored forwards in a comparison: curves measured and predicted, with the plan and without, and what modules pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import plotly.graph_objects as go
+
+from ..engine.compare import Comparison, Row, Theme
+from ..engine.mirror_modules import RIGHT, module_cells, module_sentences
+from ..engine.sizes import size_text, unit_name, unit_of
+from .memory_figures import Drawing, escaped
+from .report_html import cells_html
+from .theme import DARK, FONT, LATER, LIGHT, Colours
+
+_HEIGHT = 300
+_MOST_POINTS = 1500  # of one line
+_MEASURED, _PREDICTED = {"width": 3}, {"width": 1.2, "dash": "2px,3px"}
+
+
+def mirrored_figure(comparison: Comparison, row: Row, theme: Theme) -> go.Figure:
+    """See `Comparison.mirrored_figure`."""
+    return go.Figure(mirrored_drawing(comparison, row, {"light": LIGHT, "dark": DARK}[theme]))
+
+
+def mirrored_html(comparison: Comparison, drawings: dict[str, Drawing]) -> str:
+    """A section for each mirrored row, whose drawing is added to those of the page. Modules are once for each plan."""
+    found = []
+    told = set()
+    for number, row in enumerate(comparison.rows):
+        if row.plan is None:
+            continue
+        drawings[f"mirrored-{number}"] = mirrored_drawing(comparison, row, LATER)
+        table = ""
+        if row.plan not in told and row.plan.dropped:
+            table = "<h2>By module<span>what is let go of, and what its replays take by the plan</span></h2>"
+            table += cells_html(module_cells(row.plan), module_sentences(row.plan), RIGHT)
+        told.add(row.plan)
+        found.append(
+            f"<section><h2>{escape(row.policy)}<span>the highest level while each task ran, measured and predicted"
+            f'</span></h2><div class="figure" data-drawing="mirrored-{number}"></div>{table}</section>'
+        )
+    return "".join(found)
+
+
+def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours) -> Drawing:
+    """The levels of a mirrored row and of the one without, each measured and predicted.
+
+    Raises:
+        ValueError: its forward was not mirrored.
+    """
+    if row.plan is None:
+        raise ValueError(f"{row.policy!r} is without mirroring; mirrored are {_mirrored(comparison) or 'none'}")
+    rows = {row.policy: (row, "accent")}
+    if (plain := comparison.without(row)) is not None:
+        rows = {plain.policy: (plain, "ink3"), **rows}
+    every = [levels for each, _ in rows.values() for levels in (each.timeline.task_peaks, each.predicted_levels)]
+    highest = max((max(levels, default=0) for levels in every), default=0)
+    scale = unit_of(highest)
+    measured = [
+        _line(name, each.timeline.task_peaks, scale, _MEASURED | {"color": colours[colour]})
+        for name, (each, colour) in rows.items()
+    ]
+    predicted = [  # above, as they mostly lie upon what is measured
+        _line(f"{name}, predicted", each.predicted_levels, scale, _PREDICTED | {"color": colours["ink"]})
+        for name, (each, _) in rows.items()
+        if each.predicted_levels
+    ]
+    axis = {"showline": False, "zeroline": False, "gridcolor": colours["line"], "tickfont": {"color": colours["ink3"]}}
+    count = len(row.timeline.order)
+    layout = {
+        "height": _HEIGHT,
+        "margin": {"l": 64, "r": 24, "t": 44, "b": 46},
+        "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
+        "paper_bgcolor": colours["panel"],
+        "plot_bgcolor": colours["panel"],
+        "hovermode": "x unified",
+        "hoverlabel": {
+            "bgcolor": colours["panel"],
+            "bordercolor": colours["line2"],
+            "font": {"family": FONT, "size": 11, "color": colours["ink"]},
+        },
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": colours["ink2"]}},
+        "xaxis": axis
+        | {
+            "range": [0, count],
+            "showgrid": False,
+            "unifiedhovertitle": {"text": "after %{x} tasks"},
+            "title": {"text": "task, in the order in which they run", "standoff": 8},
+        },
+        "yaxis": axis
+        | {
+            "range": [0, 1.1 * highest / 1024**scale or 1],
+            "ticksuffix": f" {unit_name(scale)}",
+            "fixedrange": True,
+        },
+    }
+    return {"data": [*measured, *predicted], "layout": layout}
+
+
+def _line(name: str, levels: Sequence[int], scale: int, style: dict[str, object]) -> Drawing:
+    """The levels as steps. Of many tasks, each point is the highest of several in a row."""
+    together = max(1, -(-len(levels) // _MOST_POINTS))
+    starts = range(0, len(levels), together)
+    highest = [max(levels[start : start + together]) for start in starts]
+    highest.append(highest[-1] if highest else 0)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": escaped(name),
+        "x": [*starts, len(levels)],
+        "y": [level / 1024**scale for level in highest],
+        "customdata": list(map(size_text, highest)),
+        "hovertemplate": f"{escaped(name)}  %{{customdata}}<extra></extra>",
+        "line": {"shape": "hv", **style},
+    }
+
+
+def _mirrored(comparison: Comparison) -> str:
+    return ", ".join(row.policy for row in comparison.rows if row.plan is not None)
