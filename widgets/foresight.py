@@ -28,6 +28,10 @@ _LARGE = (
 )
 _DRY_RUN_S = 120e-6  # a task
 _AS_ONE = "each task is predicted by itself: what runs as one (batch=) takes copies, and keeps its factors longer"
+_MIRRORED = (
+    "not known from a dry run: what th.mirror holds for nodes; th.debug(loss, mirroring=plan) shows the memory that a "
+    "plan of th.plan_mirror predicts"
+)
 
 
 class Foresight:
@@ -96,6 +100,9 @@ class Foresight:
         footprints = session.footprints or dry_run(session.graph)
         if isinstance(session, Stepper) and session.batches is not None and _AS_ONE not in footprints.limits:
             footprints = replace(footprints, limits=(*footprints.limits, _AS_ONE))
+        if self._mirroring.saves and _MIRRORED not in footprints.limits:
+            first, *others = footprints.limits
+            footprints = replace(footprints, limits=(first, _MIRRORED, *others))
         # A prediction outlives the session, which plans with it, too.
         session.footprints = replace(footprints, graph=replace(footprints.graph, nodes=()))
         return session.footprints

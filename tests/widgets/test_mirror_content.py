@@ -166,6 +166,13 @@ def test_run_and_plan_may_come_from_files(run: Run, plan: PlannedMirror, loaded:
     assert page.stat().st_size > 10_000
 
 
+def test_the_picture_of_a_plan_has_a_sign_at_each_task_that_lets_go(plan: PlannedMirror, tmp_path: Path) -> None:
+    picture = plan.save_svg(tmp_path / "plan.svg", fold="none", theme="dark").read_text(encoding="utf-8")
+    letting_go = {task for each in plan.storages if each.fate == "dropped" for task, _ in each.saved_by}
+    assert picture.count("data-signs=") == len(letting_go)
+    assert "makes that again first</text>" in picture
+
+
 def test_a_plan_of_another_forward_is_refused(run: Run, plan: PlannedMirror) -> None:
     other = th.backward(nn.Linear(2, 2)(torch.ones(1, 2)).sum())
     with pytest.raises(ValueError, match="mirroring: the plan's figures are not for this graph"):
@@ -181,4 +188,7 @@ def test_without_a_plan_nothing_is_known_but_what_went(plan: PlannedMirror) -> N
     content = unpacked(deck.packed())
     assert any(made_by >= 0 for made_by in content["saved"]["made_by"])
     assert not curves_of(content) and "replays" not in content["schedules"][0]
+    assert content["schedules"][0]["memory"]["estimates"][1].startswith(
+        "not known from a dry run: what th.mirror holds for nodes; th.debug(loss, mirroring=plan) shows"
+    )
     deck.close()
