@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.mirror_planners import Goal, greedy
+from tapehead.engine.mirror_frontier import _planned as reckoned
+from tapehead.engine.mirror_frontier import prediction_of
+from tapehead.engine.mirror_planners import Found, Goal, greedy
 
 from .mirroring import gradients, same
 
@@ -73,23 +75,27 @@ def test_the_plan_that_was_explored_is_there_unless_one_is_lower_and_takes_no_lo
     assert replace(frontier, plans=(frontier.plans[0], plan)).asked == 1
 
 
-@pytest.fixture(scope="module")
-def priced(plan: th.PlannedMirror) -> th.PlannedMirror:
-    """The plan as if its replays had been measured to take twice what their operations take, and recording as idle."""
+def _reckoned(plan: th.PlannedMirror) -> tuple[float, float]:
+    return plan.reckoned(plan.dropped, plan.memory.mirrored(plan.dropped).replay_ns)
+
+
+def priced(plan: th.PlannedMirror, times: int) -> th.PlannedMirror:
+    """The plan as if its replays had been measured to take so many times what is reckoned."""
     assert plan.predicted is not None
-    replays = 2 * plan.memory.mirrored(plan.dropped).replay_ns / 1e9
-    recording = plan.recording_ns / 1e9
-    return replace(plan, predicted=replace(plan.predicted, replay_seconds=replays, recording_seconds=recording))
+    replays = times * plan.memory.mirrored(plan.dropped).replay_ns / 1e9
+    return replace(plan, predicted=replace(plan.predicted, replay_seconds=replays))
 
 
-def test_prices_are_the_measured_one_by_what_each_plan_replays(priced: th.PlannedMirror) -> None:
-    frontier = priced.explore(0.3)
+def test_prices_of_other_plans_go_with_what_was_measured_of_the_one(plan: th.PlannedMirror) -> None:
+    once, twice = priced(plan, 1), priced(plan, 2)
+    frontier = once.explore(0.3)
     for each in frontier.plans[1:]:
-        assert each.predicted is not None and priced.predicted is not None
-        assert each.predicted.plain_seconds == priced.predicted.plain_seconds
-        reckoned = each.memory.mirrored(each.dropped).replay_ns / 1e9
-        assert each.predicted.replay_seconds == pytest.approx(2 * reckoned)
-        assert each.predicted.recording_seconds == pytest.approx(priced.recording_ns / 1e9)
+        if each is not once:
+            found = Found(each.dropped, plan.memory.mirrored(each.dropped), 0, 0.0)
+            one, two = prediction_of(each), prediction_of(reckoned(twice, found))
+            assert two.replay_seconds == pytest.approx(2 * one.replay_seconds) and one.replay_seconds > 0
+            assert two.plain_seconds == one.plain_seconds and two.recording_seconds == one.recording_seconds
+            assert two.levels == one.levels
     assert "were measured; those of the others are reckoned from it." in str(frontier)
 
 
@@ -104,11 +110,11 @@ def test_what_was_said_of_the_plan_that_was_explored_is_not_said_of_others() -> 
     assert "Times are reckoned from those of single operations" in alone.sentences[0]
 
 
-def test_a_budget_costs_no_more_than_a_planner_finds_for_it_alone(priced: th.PlannedMirror) -> None:
-    frontier = priced.explore(0.6)
+def test_a_budget_costs_no_more_than_a_planner_finds_for_it_alone(plan: th.PlannedMirror) -> None:
+    frontier = priced(plan, 2).explore(0.6)
     for share in (0.95, 0.9, 0.8, 0.7):
-        alone = greedy(priced.memory, Goal(peak_bytes=int(share * priced.plain_peak_bytes))).mirrored
-        if alone.peak_bytes <= share * priced.plain_peak_bytes:
+        alone = greedy(plan.memory, Goal(peak_bytes=int(share * plan.plain_peak_bytes))).mirrored
+        if alone.peak_bytes <= share * plan.plain_peak_bytes:
             found = frontier.within(share)
             assert found.memory.mirrored(found.dropped).replay_ns <= alone.replay_ns
 
