@@ -21,6 +21,8 @@ export interface PolicyPeak {
   bytes: number;
   dash: readonly number[];
   shown: boolean;
+  /** Instead of the title, where there is no room for it. */
+  short?: string;
   /** A plan's curve instead of a policy's. */
   curve?: Curve["name"];
   /** Its height in the plot, CSS pixels; above the plot where the scale does not reach so far. */
@@ -148,7 +150,7 @@ function drawName(
   context.font = smallType(600);
   const room = to - from - amountWidth - 5;
   const whole = context.measureText(peak.title).width <= room;
-  const name = cut(context, whole ? peak.title : peak.title.replace(/^branch /, "br. "), room);
+  const name = cut(context, whole ? peak.title : (peak.short ?? peak.title.replace(/^branch /, "br. ")), room);
   context.fillText(name, from, y + 0.5);
   const nameWidth = name ? context.measureText(name).width + 5 : 0;
   context.font = numbered;

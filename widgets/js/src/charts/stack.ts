@@ -20,7 +20,7 @@ const LINE = 1.2;
 /** What is planned is a soft band, wide enough to be seen on both sides of what was measured. */
 const BAND = 5;
 /** How much ink is in the area below the level without the plan, as far as no stack covers it. */
-export const VEIL = 0.1;
+export const VEIL = 0.14;
 /** Free space above the highest level, as a share of it. */
 const HEADROOM = 1.02;
 const MOST_TICKS = 4.2;

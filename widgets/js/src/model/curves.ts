@@ -56,10 +56,10 @@ export function levelsOfCurve(curve: Curve): CurveLevels {
   return found;
 }
 
-/** What each curve is, in words. */
-export const CURVES: Record<Curve["name"], { title: string; short: string }> = {
-  plain: { title: "without the plan", short: "plain" },
-  mirrored: { title: "as planned", short: "plan" },
+/** What each curve is: in words, in one, and where there is less room. */
+export const CURVES: Record<Curve["name"], { title: string; name: string; short: string }> = {
+  plain: { title: "without the plan", name: "without", short: "plain" },
+  mirrored: { title: "as planned", name: "planned", short: "plan" },
 };
 
 /** Those that are drawn: where the memory shown is the plan's own, the second would lie on it. */

@@ -223,8 +223,8 @@ function policyPeaks(store: Store, picture: StackPicture): PolicyPeak[] {
     return [{ title: policyTitle(policy), bytes, dash: patterns[tab], shown: isShown, y: heightOf(picture, bytes) }];
   });
   for (const { curve: { name }, peak: bytes } of picture.curves) {
-    const { short: title } = CURVES[name];
-    peaks.push({ title, bytes, dash: [], shown: false, curve: name, y: heightOf(picture, bytes) });
+    const { name: title, short } = CURVES[name];
+    peaks.push({ title, short, bytes, dash: [], shown: false, curve: name, y: heightOf(picture, bytes) });
   }
   return peaks;
 }
