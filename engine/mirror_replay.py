@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..inspector.forward_program import WHOLE
 from ..inspector.marks import tensors_of
-from ..inspector.operators import filled_like, is_random, replayed_arguments
-from ..inspector.torch_internals import Operator, View, detached, on_storage, version_of
+from ..inspector.operators import filled_like, replayed_arguments, traits_of
+from ..inspector.torch_internals import Operator, View, computes_itself, detached, on_storage, version_of
 
 _replaying = RLock()  # a backward on several devices has a thread for each
 
@@ -51,6 +51,13 @@ class Part(NamedTuple):
     view: View
 
 
+class Held(NamedTuple):
+    """A tensor whose bytes are at hand."""
+
+    bytes: Bytes
+    tensor: Tensor
+
+
 class Bytes:
     """The bytes of a storage: at hand, or to be made again.
 
@@ -69,34 +76,54 @@ class Bytes:
         *("saved", "storage", "tally"),
     )
 
-    def __init__(self, tensor: Tensor, tally: Tally, call: Call | None = None, number: int = -1) -> None:
-        whole = tensor.untyped_storage()
-        self.nbytes = whole.nbytes()
+    def __init__(
+        self,
+        tensor: Tensor,
+        storage: torch.UntypedStorage,
+        tally: Tally,
+        call: Call | None = None,
+        number: int = -1,
+    ) -> None:
+        self.nbytes = storage.nbytes()
         self.number = number
         self.saved = False
         self.tally = tally
-        self.readers: list[tuple[weakref.ref[Bytes], View]] = []
+        self.readers: list[tuple[weakref.ref[Bytes], View | Tensor]] = []
         self.calls = None if call is None else [call]
-        self.storage = whole if call is None else None
-        self._counter = detached(tensor) if call is None else None
+        self.storage = storage if call is None else None
+        self._counter = at_hand(tensor) if call is None else None
         self._version = version_of(tensor)
         self._fresh = True  # what was written into it last was seen to be
 
     def hold(self, tensor: Tensor) -> None:
         """From here on the bytes are at hand: those of this tensor."""
         self.storage, self.calls = tensor.untyped_storage(), None
-        self._counter, self._version = detached(tensor), version_of(tensor)
+        self._counter, self._version = at_hand(tensor), version_of(tensor)
 
     def note_write(self) -> None:
         """An operation is writing into it. The version goes up when that is done."""
         self._fresh = False
 
-    def note_version(self) -> None:
-        """What was writing into it is done."""
-        if not self._fresh and self._counter is not None:
-            self._version, self._fresh = version_of(self._counter), True
+    def note_version(self, written: Tensor | None = None) -> None:
+        """What was writing into it is done. `written` shows it, where it is not at hand."""
+        counter = written if self._counter is None else self._counter
+        if not self._fresh and counter is not None:
+            self._version, self._fresh = version_of(counter), True
 
-    def check(self, reader: Operator, view: View) -> None:
+    def is_behind(self, tensor: Tensor) -> bool:
+        """Whether somebody who was not seen has written into it meanwhile. `tensor` shows it."""
+        return self._fresh and version_of(tensor) > self._version
+
+    def first_argument(self) -> Held:
+        """The tensor that they were found at hand by."""
+        assert self._counter is not None, "they are at hand"
+        return Held(self, self._counter)
+
+    def argument(self, tensor: Tensor) -> Part | Held:
+        """A tensor that shows them."""
+        return Part(self, View.of(tensor)) if self._counter is None else Held(self, at_hand(tensor))
+
+    def check(self, reader: Operator, shown: View | Tensor) -> None:
         """That nobody has written into it.
 
         Raises:
@@ -105,7 +132,7 @@ class Bytes:
         self.note_version()
         if self._counter is not None and version_of(self._counter) != self._version:
             raise RuntimeError(
-                f"th.mirror can't run {reader} again: its argument {described(view)} has been modified by an inplace "
+                f"th.mirror can't run {reader} again: its argument {described(shown)} has been modified by an inplace "
                 f"operation since the forward; it is at version {version_of(self._counter)}, expected version "
                 f"{self._version}. Modify it after the backward, or plan without this"
             )
@@ -115,7 +142,8 @@ class Call:
     """An operation as it was called in the forward.
 
     Attributes:
-        args, kwargs: with a `Part` in each tensor's place; parts: those of other bytes than what it writes into.
+        args, kwargs: with a `Part` or `Held` in each tensor's place.
+        parts: those of other bytes than what it writes into.
         outputs: which of its outputs are the beginning of which bytes.
 
     Args:
@@ -130,21 +158,24 @@ class Call:
         operator: Operator,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        part_of: Callable[[Tensor], Part],
+        part_of: Callable[[Tensor], Part | Held],
         result: Tensor | None = None,
     ) -> None:
         self.operator = operator
-        self.parts: list[tuple[Bytes, View]] = []
+        self.parts: list[Part | Held] = []
         self._like = None if result is None else (View.of(result), result.device)
         if self._like is not None:
             args, kwargs = (), {}
-        self.args = [_replaced(each, part_of, self.parts) for each in replayed_arguments(operator, args)]
+        traits = traits_of(operator)
+        if traits.is_batch_norm:
+            args = replayed_arguments(operator, args)
+        self.args = [_replaced(each, part_of, self.parts) for each in args]
         self.kwargs = {name: _replaced(each, part_of, self.parts) for name, each in kwargs.items()}
         self.outputs: list[tuple[int, weakref.ref[Bytes]]] = []
-        self._generator = _generator_of(args, kwargs) if is_random(operator) else None
+        self._generator = _generator_of(args, kwargs) if traits.is_random else None
         self._state = None if self._generator is None else self._generator.get_state()
 
-    def run(self, tensor_of: Callable[[Part], Tensor]) -> Any:
+    def run(self, tensor_of: Callable[[Part | Held], Tensor]) -> Any:
         """Calls it again. Random numbers are what they were, and go on afterwards as if nobody had drawn any."""
         args = [_restored(each, tensor_of) for each in self.args]
         kwargs = {name: _restored(each, tensor_of) for name, each in self.kwargs.items()}
@@ -158,6 +189,11 @@ class Call:
             return self.operator(*args, **kwargs)
         finally:
             self._generator.set_state(before)
+
+
+def at_hand(tensor: Tensor) -> Tensor:
+    """A tensor that shows the same and may be kept: it holds no graph, and has its version."""
+    return tensor if tensor.is_leaf and not computes_itself(tensor) else detached(tensor)
 
 
 def bytes_of(wanted: Bytes) -> torch.UntypedStorage:
@@ -190,7 +226,7 @@ def made_again(wanted: Bytes, originals: Callable[[Bytes], torch.UntypedStorage 
     """
     made: dict[Bytes, torch.UntypedStorage] = {}
 
-    def at_hand(each: Bytes) -> torch.UntypedStorage | None:
+    def there(each: Bytes) -> torch.UntypedStorage | None:
         for found in (each.storage, made.get(each)):
             if found is not None:
                 return found
@@ -200,13 +236,13 @@ def made_again(wanted: Bytes, originals: Callable[[Bytes], torch.UntypedStorage 
         ahead = [wanted]
         while ahead:
             each = ahead[-1]
-            missing = [other for other in _arguments(each) if at_hand(other) is None]
+            missing = [other for other in _arguments(each) if there(other) is None]
             if missing:
                 ahead += missing
                 continue
             storage = None
             for call in each.calls or ():
-                storage = _called(call, each, storage, at_hand)
+                storage = _called(call, each, storage, there)
             assert storage is not None
             made[ahead.pop()] = storage
     return made[wanted]
@@ -215,8 +251,9 @@ def made_again(wanted: Bytes, originals: Callable[[Bytes], torch.UntypedStorage 
 def _arguments(each: Bytes) -> Iterator[Bytes]:
     """What its calls read besides itself."""
     for call in each.calls or ():
-        for other, _ in call.parts:
-            yield other
+        for part in call.parts:
+            assert part.bytes is not None, "it is not what the call writes into"
+            yield part.bytes
 
 
 def _missing(each: Bytes) -> list[Bytes]:
@@ -230,7 +267,7 @@ def _make(each: Bytes) -> None:
     assert calls is not None
     storage = None
     for call in calls:
-        storage = _called(call, each, storage, _at_hand, others=True)
+        storage = _called(call, each, storage, _storage, others=True)
     each.storage, each.calls = storage, None
     tally = each.tally
     tally.storages += 1
@@ -239,7 +276,7 @@ def _make(each: Bytes) -> None:
     tally.seconds += perf_counter() - began
 
 
-def _at_hand(each: Bytes) -> torch.UntypedStorage | None:
+def _storage(each: Bytes) -> torch.UntypedStorage | None:
     return each.storage
 
 
@@ -247,7 +284,7 @@ def _called(
     call: Call,
     of: Bytes,
     storage: torch.UntypedStorage | None,
-    at_hand: Callable[[Bytes], torch.UntypedStorage | None],
+    there: Callable[[Bytes], torch.UntypedStorage | None],
     others: bool = False,
 ) -> torch.UntypedStorage:
     """Runs one of the calls that make these bytes, and gives the storage.
@@ -257,14 +294,17 @@ def _called(
         others: what else it gives goes to those whose bytes it is.
     """
 
-    def tensor_of(part: Part) -> Tensor:
-        if part.bytes is None:
+    def tensor_of(argument: Part | Held) -> Tensor:
+        if isinstance(argument, Held):
+            argument.bytes.check(call.operator, argument.tensor)
+            return argument.tensor
+        if argument.bytes is None:
             assert storage is not None
-            return on_storage(storage, part.view)
-        part.bytes.check(call.operator, part.view)
-        whole = at_hand(part.bytes)
+            return on_storage(storage, argument.view)
+        argument.bytes.check(call.operator, argument.view)
+        whole = there(argument.bytes)
         assert whole is not None
-        return on_storage(whole, part.view)
+        return on_storage(whole, argument.view)
 
     result = call.run(tensor_of)
     if storage is not None:
@@ -282,9 +322,14 @@ def _called(
     return storage
 
 
-def described(view: View) -> str:
+def view_of(shown: View | Tensor) -> View:
+    """Of what an argument shows."""
+    return View.of(shown) if isinstance(shown, Tensor) else shown
+
+
+def described(shown: View | Tensor) -> str:
     """`(6×4 torch.float32)`."""
-    return f"({'×'.join(map(str, view.shape)) or 'scalar'} {view.dtype})"
+    return f"({'×'.join(map(str, shown.shape)) or 'scalar'} {shown.dtype})"
 
 
 @contextmanager
@@ -316,20 +361,20 @@ def _generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Gener
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
-def _replaced(value: Any, part_of: Callable[[Tensor], Part], parts: list[tuple[Bytes, View]]) -> Any:
-    """An argument with a `Part` in the place of each tensor. Those with bytes are added to `parts`."""
+def _replaced(value: Any, part_of: Callable[[Tensor], Part | Held], parts: list[Part | Held]) -> Any:
+    """An argument with a `Part` or `Held` in the place of each tensor. Those with bytes are added to `parts`."""
     if isinstance(value, Tensor):
         part = part_of(value)
         if part.bytes is not None:
-            parts.append((part.bytes, part.view))
+            parts.append(part)
         return part
     if isinstance(value, list | tuple):
         return [_replaced(each, part_of, parts) for each in value]
     return value
 
 
-def _restored(value: Any, tensor_of: Callable[[Part], Tensor]) -> Any:
-    if isinstance(value, Part):
+def _restored(value: Any, tensor_of: Callable[[Part | Held], Tensor]) -> Any:
+    if isinstance(value, Part | Held):
         return tensor_of(value)
     if isinstance(value, list):
         return [_restored(each, tensor_of) for each in value]

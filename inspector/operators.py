@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,6 +88,29 @@ def leaves_empty(operator: Operator) -> bool:
 def is_opaque(operator: Operator) -> bool:
     """Whether it is known not to be made for running again (the fused layers of an LSTM)."""
     return operator.namespace == "aten" and _name(operator) in _OPAQUE
+
+
+class Traits(NamedTuple):
+    """What is asked of an operator each time it is called: see the functions of the same names.
+
+    Attributes:
+        writes_first: its first argument, and no other, is what it writes into.
+    """
+
+    may_write: bool
+    writes_first: bool
+    reads_nothing: bool
+    is_random: bool
+    is_batch_norm: bool
+
+
+@cache
+def traits_of(operator: Operator) -> Traits:
+    """All of it at once."""
+    writes_first = schema_writes(operator) == ((0,), ()) and operator._schema.arguments[0].type.kind() == "TensorType"
+    return Traits(
+        may_write(operator), writes_first, reads_nothing(operator), is_random(operator), operator in _BATCH_NORMS
+    )
 
 
 def _name(operator: Operator) -> str:

@@ -105,6 +105,14 @@ def storage_of(tensor: Tensor) -> Storage | None:
         return None
 
 
+def bytes_below(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The tensor's storage itself; None for those that have none of their own."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):
+        return None
+
+
 def notes_on(node: Node) -> dict[str, Any]:
     """A dict in which anybody may put things about a node; it lives as long as the node does."""
     notes: dict[str, Any] = node.metadata  # type: ignore[assignment]
@@ -995,6 +1003,11 @@ def computes_itself(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
+def in_backward() -> bool:
+    """Whether this thread runs a backward of PyTorch's engine."""
+    return torch._C._current_graph_task_id() != -1
+
+
 function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 """Whether a TorchFunctionMode watches this thread: then even reading a tensor's shape calls it."""
 
@@ -1582,7 +1595,7 @@ class SeenOperations(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         unseen = operator is _DETACH or operator is _ALIAS or operator is _LIFT  # to hash an operator takes longer
-        if unseen or torch._C._current_graph_task_id() != -1:
+        if unseen or in_backward():
             return operator(*args, **(kwargs or {}))
         if not isinstance(operator, OpOverload) or operator.namespace == "profiler":
             return operator(*args, **(kwargs or {}))
@@ -1590,6 +1603,14 @@ class SeenOperations(TorchDispatchMode):
 
 
 keep_compiler_out(SeenOperations.__torch_dispatch__)
+
+# What `with` does for a mode and for hooks, in less time: between large kernels each line of Python takes microseconds.
+open_mode: Callable[[TorchDispatchMode], None] = torch._C._push_on_torch_dispatch_stack
+close_mode: Callable[[None], object] = torch._C._pop_torch_dispatch_stack
+open_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = (
+    torch._C._autograd._push_saved_tensors_default_hooks
+)
+close_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 _DETACH, _ALIAS, _LIFT = (getattr(torch.ops.aten, name).default for name in ("detach", "alias", "lift_fresh"))
 
@@ -1619,11 +1640,22 @@ def detached(tensor: Tensor) -> Tensor:
     Inside of an operation, where pack hooks run and dispatch modes are called, torch's own detach() gives a tensor with
     a version counter of its own.
     """
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-        if computes_itself(tensor):
+    excluded = _key_is_excluded(_IN_PLACE_OR_VIEW)
+    if excluded:
+        _exclude_key(_IN_PLACE_OR_VIEW, False)
+    try:
+        if computes_itself(tensor) or not torch._C._len_torch_dispatch_stack():
             return tensor.detach()
         with torch._C._DisableTorchDispatch():  # no mode of this thread needs to see it
             return tensor.detach()
+    finally:
+        if excluded:
+            _exclude_key(_IN_PLACE_OR_VIEW, True)
+
+
+_IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
+_key_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def on_storage(storage: torch.UntypedStorage, view: View) -> Tensor:
@@ -1649,8 +1681,14 @@ class View(NamedTuple):
 
     @staticmethod
     def of(tensor: Tensor) -> View:
-        place = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
-        return View(tensor.dtype, *place, tensor.is_conj(), tensor.is_neg())
+        return View(
+            tensor.dtype,
+            tensor.storage_offset(),  # type: ignore[arg-type]
+            tensor.shape,
+            tensor.stride(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
 
 
 @contextmanager

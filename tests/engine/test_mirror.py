@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tapehead.engine.mirror import mirror, watching
+from tapehead.engine.mirror import mirror
 from tapehead.engine.mirror_plan import MirrorPlan
 from tapehead.engine.mirror_replay import Bytes
+from tapehead.engine.mirror_watch import MirrorWatch, state_of
 from tapehead.engine.record_forward import record_forward
 from tapehead.inspector.torch_internals import FollowedStorage
 
@@ -347,13 +348,19 @@ def test_what_a_replay_needs_and_was_modified_since_the_forward_is_an_error(chan
 
 
 def test_what_is_kept_and_was_modified_since_the_forward_is_an_error() -> None:
-    plan = MirrorPlan.of(record_forward(chain, 1), [])
-    with watching(plan):
+    def make_loss() -> tuple[Tensor, Tensor]:
         h = (x @ weight).tanh()
-        loss = h.exp().sin().sum()
-    h.detach().add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation: .8×4 torch.float32. is at version 1"):
-        loss.backward()
+        return h, h.exp().sum() + (x @ weight).cos().sin().sum()
+
+    program = record_forward(lambda: make_loss()[1], 1)
+    made_by = [program.operations[each.made_by or 0].name for each in program.saved]
+    plan = MirrorPlan.of(program, [program.saved[made_by.index("aten.cos.default")].number])
+    for _ in range(2):  # followed operation by operation, and by calls: there PyTorch says so itself
+        with mirror(plan):
+            h, loss = make_loss()
+        h.detach().add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation: .*is at version 1"):
+            loss.backward()
 
 
 def test_what_the_forward_writes_of_what_was_there_before() -> None:
@@ -565,6 +572,146 @@ def test_a_part_of_what_is_dropped_is_written_on_another_way() -> None:
     with pytest.warns(UserWarning, match="From there on all is kept"):
         found = gradients(make_loss, [weight], plan)
     assert same(found, expected)
+
+
+# Later forwards are followed in the calls alone in which the plan has something to do.
+
+
+class Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return (gradient * ctx.saved_tensors[0]).clone()
+
+
+def seen_in(make_loss: Callable[[], Tensor], plan: MirrorPlan, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operations that one more forward shows."""
+    seen: list[str] = []
+    run = MirrorWatch.run
+
+    def noted(self: MirrorWatch, operator: object, args: object, kwargs: object) -> object:
+        seen.append(str(operator))
+        return run(self, operator, args, kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MirrorWatch, "run", noted)
+        with mirror(plan):
+            make_loss().backward()
+    return seen
+
+
+def test_later_forwards_look_at_nothing_but_what_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_loss() -> Tensor:
+        h = x
+        for _ in range(10):
+            h = (h @ weight).sin() + h.shape[1]
+        return h.tanh().exp().sum()
+
+    program = record_forward(make_loss, 1)
+    made_by = [program.operations[each.made_by or 0].name for each in program.saved]
+    tanh = program.saved[made_by.index("aten.tanh.default")].number
+    plan = MirrorPlan.of(program, [tanh])
+    mirrored = agrees(make_loss, [weight], plan)
+    assert mirrored.report.dropped == mirrored.report.replayed == 1
+    assert seen_in(make_loss, plan, monkeypatch) == ["aten.tanh.default"]
+
+
+def test_what_a_custom_function_saves_is_let_go_of_in_later_forwards_too() -> None:
+    def make_loss() -> Tensor:
+        return Split.apply((x @ weight).tanh() * 2)
+
+    plan = plan_all(make_loss)
+    for _ in range(3):
+        mirrored = agrees(make_loss, [weight], plan)
+        assert mirrored.report.dropped >= 1 and mirrored.report.replayed >= 1
+    calls = state_of(plan).calls
+    assert calls is not None and calls.saves_between
+
+
+def doubled_tanh(h: Tensor) -> Tensor:
+    return h.tanh() * 2
+
+
+def test_operations_outside_of_any_call_are_followed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted = torch.jit.script(doubled_tanh)
+
+    def make_loss() -> Tensor:
+        return scripted(x @ weight).exp().sum()
+
+    make_loss()
+    plan = plan_all(make_loss)
+    for _ in range(3):
+        agrees(make_loss, [weight], plan)
+    assert state_of(plan).calls is None
+    assert len(seen_in(make_loss, plan, monkeypatch)) >= len(plan.operations)
+
+
+def test_a_write_that_no_call_shows_is_noticed() -> None:
+    """A custom Function writes into what is dropped, in later forwards alone."""
+    other: list[int] = []
+
+    class Written(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, h):
+            if other:
+                h.mul_(3)
+                ctx.mark_dirty(h)
+            return h
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 3 if other else gradient
+
+    def make_loss() -> Tensor:
+        h = Written.apply((x @ weight).sin() * 2)
+        return (h.tanh() * h).exp().sum()
+
+    plan = plan_all(make_loss)
+    for _ in range(2):
+        agrees(make_loss, [weight], plan)
+    other.append(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agrees(make_loss, [weight], plan)
+
+
+def test_calls_that_run_nothing_may_come_and_go() -> None:
+    asked: list[int] = []
+
+    def make_loss() -> Tensor:
+        h = (x @ weight).tanh()
+        if asked:
+            assert h.contiguous().numel() == h.stride()[0] * 8
+            with torch.no_grad():
+                assert float(h.sum()) < 1e9
+        return h.exp().sum()
+
+    plan = plan_all(make_loss)
+    agrees(make_loss, [weight], plan)
+    asked.append(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mirrored = agrees(make_loss, [weight], plan)
+    assert mirrored.report.dropped == 2 and not mirrored.report.notes
+
+
+def test_the_model_is_known_by_its_parameters_where_a_forward_differs() -> None:
+    """The first operation that differs has none; what comes after tells."""
+    plan = plan_all(chain)
+    for _ in range(2):
+        agrees(chain, [weight], plan)
+    other = parameter(4, 4)
+    with nothing_left(), pytest.raises(ValueError, match="operation 0 is aten.mul.Tensor, planned was"), mirror(plan):
+        ((x * 2) @ other).tanh()
+    message = "From there on all is kept: .* operation 0 is aten.mul.Tensor"
+    with pytest.warns(UserWarning, match=message) as warned, mirror(plan):
+        loss = ((x * 2) @ weight).tanh().sum()
+    assert warned[0].filename == __file__
+    loss.backward()
 
 
 # Exceptions.

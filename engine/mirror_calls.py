@@ -1,0 +1,160 @@
+"""Following a planned forward by its calls of torch functions, so that most of its operations cost nothing to follow.
+
+A dispatch mode takes some ten microseconds of each operation, a function mode one or two of each call. The first
+forward is followed by both, which shows in what calls the plan has anything to do. In later ones the dispatch mode and
+the hooks for saved tensors are open in those alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..inspector.torch_internals import close_hooks, close_mode, in_backward, keep_compiler_out, open_hooks, open_mode
+from .mirror_watch import Function, MirrorTally, MirrorWatch, PlannedCall, PlannedCalls, PlanState
+
+
+def followed(state: PlanState, tally: MirrorTally) -> tuple[MirrorWatch, list[AbstractContextManager[object]]]:
+    """What follows forwards along their plan, and what has to be open meanwhile."""
+    watch = MirrorWatch(state, tally)
+    if state.calls is None:
+        return watch, [watch.hooks, watch, _LearnedCalls(state, watch)]
+    hooks = [watch.hooks] if state.calls.saves_between else []
+    return watch, [*hooks, _FollowedCalls(state.calls, watch)]
+
+
+class _LearnedCalls(TorchFunctionMode):
+    """Sees in which calls a forward runs that `watch`, which is open meanwhile, follows; tells the plan's state."""
+
+    def __init__(self, state: PlanState, watch: MirrorWatch) -> None:
+        super().__init__()
+        self._state = state
+        self._watch = watch
+        self._calls: list[PlannedCall] = []
+        self._saves_between = False
+        self._learns = bool(state.operators)
+        self._learned: PlannedCalls | None = None
+
+    def __torch_function__(
+        self, function: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self._look_behind()
+        if not self._learns or not torch.is_grad_enabled() or in_backward():
+            return function(*args, **kwargs)
+        watch, calls = self._watch, self._calls
+        begin = watch.place
+        if watch.drops or begin != (calls[-1].end if calls else 0):  # out of sight of any call
+            self._learns = False
+        self._saves_between |= watch.saves
+        watch.drops = watch.saves = watch.writes = False
+        result = function(*args, **kwargs)
+        calls.append(PlannedCall(function, begin, watch.place, watch.drops, watch.saves, watch.writes))
+        watch.drops = watch.saves = False
+        if watch.differs:
+            self._learns = False
+        if self._learns and watch.place == len(self._state.operators):
+            self._learns = False
+            self._learned = self._state.calls = self._planned()
+        return result
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._look_behind()
+        super().__exit__(kind, error, traceback)
+
+    def _look_behind(self) -> None:
+        """Whether custom Functions save something after the last planned operation."""
+        if self._learned is not None and self._watch.saves and self._watch.place == len(self._state.operators):
+            self._state.calls = replace(self._learned, saves_between=True)
+
+    def _planned(self) -> PlannedCalls:
+        functions = {each.function for each in self._calls}
+        running = {each.function for each in self._calls if each.end > each.begin or each.drops or each.saves}
+        calls = tuple(each for each in self._calls if each.function in running)
+        return PlannedCalls(calls, frozenset(functions - running), self._saves_between)
+
+
+class _FollowedCalls(TorchFunctionMode):
+    """Opens `watch` and its hooks in the calls in which a plan has something to do."""
+
+    def __init__(self, planned: PlannedCalls, watch: MirrorWatch) -> None:
+        super().__init__()
+        self._planned = planned
+        self._watch = watch
+
+    def __torch_function__(
+        self, function: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        planned, watch = self._planned, self._watch
+        if function in planned.others or not torch.is_grad_enabled() or in_backward():
+            return function(*args, **kwargs)
+        if not watch.is_planned_model:
+            watch.note_model((args, kwargs))
+        if watch.differs:
+            return function(*args, **kwargs)
+        if watch.call == len(planned.calls):
+            watch.end()
+        call = planned.calls[watch.call]
+        if function is not call.function and function != call.function:
+            return self._other(function, call, args, kwargs)
+        watch.call += 1
+        watch.between = False
+        if not call.drops and not call.saves and not (call.writes and watch.knows_any(args, kwargs)):
+            result = function(*args, **kwargs)
+            watch.place = call.end
+            return result
+        return self._followed(function, call, args, kwargs)
+
+    def _followed(self, function: Function, call: PlannedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        watch = self._watch
+        watch.place = call.begin
+        if call.saves:
+            open_hooks(watch.hooks.pack_hook, watch.hooks.unpack_hook)
+        try:
+            if call.drops or call.writes:
+                open_mode(watch)
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    close_mode(None)
+            else:
+                result = function(*args, **kwargs)
+        finally:
+            if call.saves:
+                close_hooks()
+        watch.note_versions()
+        if not (call.drops or call.writes):
+            watch.place = call.end
+        elif watch.place != call.end and not watch.differs and not watch.between:
+            watch.differ(f"{_name(function)} ended before operation {watch.place}, planned were {call.end}")
+        return result
+
+    def _other(self, function: Function, call: PlannedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call which is not the next of the plan's: no matter if it runs none of its operations."""
+        watch = self._watch
+        if watch.between:
+            return function(*args, **kwargs)
+        begin = watch.place
+        with watch:
+            result = function(*args, **kwargs)
+        watch.note_versions()
+        if watch.place != begin and not watch.differs:
+            watch.differ(f"operation {begin} is run by {_name(function)}, planned was {_name(call.function)}")
+        return result
+
+
+def _name(function: Function) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+for _mode in (_LearnedCalls, _FollowedCalls):
+    keep_compiler_out(_mode.__torch_function__)
