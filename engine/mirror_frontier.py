@@ -203,12 +203,13 @@ def _planned(plan: PlannedMirror, found: Found) -> PlannedMirror:
         return plan
     predicted, mirrored = prediction_of(plan), found.mirrored
     chosen = MirrorPlan.of(plan.program, found.dropped)
-    recording, replays = plan.recording_ns / 1e9, mirrored.replay_ns / 1e9
+    recording, replays = plan.reckoned(chosen.dropped, mirrored.replay_ns)
     if plan.dropped:
-        more = max(0.0, predicted.recording_seconds - recording)
-        recording += more * len(chosen.dropped) / len(plan.dropped)
-        if predicted.replay_seconds:  # at 0 they were too short to be measured
-            replays *= predicted.replay_seconds / (plan.memory.mirrored(plan.dropped).replay_ns / 1e9)
+        before = plan.reckoned(plan.dropped, plan.memory.mirrored(plan.dropped).replay_ns)
+        if predicted.recording_seconds and before[0]:  # at 0 it was too short to be measured
+            recording *= predicted.recording_seconds / before[0]
+        if predicted.replay_seconds and before[1]:
+            replays *= predicted.replay_seconds / before[1]
     return replace(
         plan,
         storages=chosen.storages,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
+from statistics import median
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from ..inspector.torch_internals import keep_compiler_out
 from ..inspector.walk import graph
 from .footprint import Footprints
 from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers
-from .mirror import mirror, watching
+from .mirror import mirror
 from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror_plan import MirrorPlan, MirrorPrediction
 from .mirror_planners import SOLVERS, Found, Goal
@@ -131,9 +132,9 @@ class _Asked:
             return self.budget
         return int(self.budget * plain)
 
-    def replay_ns(self, plain_ns: float, recording_ns: float) -> float:
-        """What replays may take of a step that takes this long. Below 0: recording alone is too much."""
-        return self.overhead * plain_ns - recording_ns
+    def extra_ns(self, plain_ns: float) -> float:
+        """How much longer a step may take, of one that takes this long."""
+        return self.overhead * plain_ns
 
 
 class _Extra(NamedTuple):
@@ -141,6 +142,10 @@ class _Extra(NamedTuple):
 
     recording_ns: float
     replay_ns: float
+
+    @property
+    def ns(self) -> float:
+        return self.recording_ns + self.replay_ns
 
 
 class _Runs:
@@ -150,7 +155,8 @@ class _Runs:
         program, footprints: what was recorded and measured.
         storages: the program's, for planning: those that came out otherwise when made again are not droppable.
         plain_ns: the shortest time of a step, forward and backward.
-        recording_ns: what a step takes longer under a plan that drops nothing.
+        recording_ns: what it takes in the forward to note an operation that may run again.
+        call_ns: what it takes besides the operation to note it and to run it again.
         banned: what did not come out the same, and why, as a sentence; None: nothing.
     """
 
@@ -170,11 +176,27 @@ class _Runs:
         assert measured is not None, "th.profile measures"
         self.footprints = footprints_for(self.program, measured)
         self.plain_ns = math.inf
-        idle = self.extra(MirrorPlan.of(self.program, ()))
-        self.recording_ns = idle.recording_ns + idle.replay_ns
-        call_ns = self.recording_ns / max(1, len(self.program.operations))  # to run one again is about as much work
-        self.storages = mirror_storages(self.program, self.footprints, max(_LEAST_CALL_NS, call_ns))
+        self.storages = mirror_storages(self.program, self.footprints)
         self.banned = self._ban()
+        self.recording_ns, self.call_ns = self._prices()
+        priced = mirror_storages(self.program, self.footprints, self.call_ns)
+        self.storages = [
+            replace(storage, droppable=before.droppable) for storage, before in zip(priced, self.storages, strict=True)
+        ]
+
+    def _prices(self) -> tuple[float, float]:
+        """What an operation costs besides itself, as an average over all that may be cheap to make again."""
+        trial = MirrorPlan.of(
+            self.program,
+            [number for number, each in enumerate(self.storages) if each.droppable and not each.product],
+        )
+        operations = [number for each in trial.dropped for number in self.program.storages[each].program]
+        if not operations:
+            return 0.0, _LEAST_CALL_NS
+        extra = self.extra(trial)
+        themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
+        recording, replay = extra.recording_ns / len(operations), (extra.replay_ns - themselves) / len(operations)
+        return recording, recording + max(_LEAST_CALL_NS, replay)
 
     def put_back(self) -> None:
         """What the forwards wrote of what was there before."""
@@ -216,7 +238,7 @@ class _Runs:
                 with self._fresh():
                     self._wait()
                     began = clock()
-                    with watching(plan) if is_mirrored else nullcontext():
+                    with mirror(plan) if is_mirrored else nullcontext():
                         loss = self._make_loss()
                     self._wait()
                     middle = clock()
@@ -245,37 +267,28 @@ def _planned(
     order_name = "heap" if policy is None else policy_name(policy)
     memory = MirroredMemory(runs.storages, simulate(footprints.graph, order, footprints))
     plain = memory.plain_peak_bytes
-    goal = Goal(asked.replay_ns(runs.plain_ns, runs.recording_ns), asked.peak_bytes(plain))
+    goal = Goal(asked.extra_ns(runs.plain_ns), asked.peak_bytes(plain))
     found = nothing = Found(frozenset(), memory.mirrored(()), 0, 0.0)
-    left_alone = _too_small(asked, runs, runs.recording_ns)
-    if goal.peak_bytes is not None and plain <= goal.peak_bytes:
-        left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {size_text(goal.peak_bytes)}."
+    left_alone = None
     extra = _Extra(0.0, 0.0)
-    met = left_alone is not None
-    if left_alone is None:
+    met = goal.peak_bytes is not None and plain <= goal.peak_bytes
+    if met:
+        budget = size_text(goal.peak_bytes or 0)
+        left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {budget}."
+    else:
         found = _solved(memory, goal, solver, seconds, progress)
-    for _ in range(_CORRECTIONS):
+    for correction in range(_CORRECTIONS + 1):
         if left_alone is not None or found.mirrored.peak_bytes > (1 - _WORTH_IT) * plain:
             break
         extra = runs.extra(MirrorPlan.of(runs.program, found.dropped))
-        allowed = asked.replay_ns(runs.plain_ns, extra.recording_ns)
-        met = extra.replay_ns <= allowed
-        if met or found.interrupted:
+        allowed = asked.extra_ns(runs.plain_ns)
+        met = extra.ns <= allowed
+        if met or found.interrupted or correction == _CORRECTIONS:
             break
-        left_alone = _too_small(asked, runs, extra.recording_ns)  # else with as much less as they took longer
-        goal = replace(goal, replay_ns=0.97 * found.mirrored.replay_ns * max(0.0, allowed) / extra.replay_ns)
-        if left_alone is None:
-            found = _solved(memory, goal, solver, seconds / 2, progress)
-    else:
-        extra = runs.extra(MirrorPlan.of(runs.program, found.dropped))
+        goal = replace(goal, replay_ns=0.97 * found.mirrored.replay_ns * allowed / extra.ns)
+        found = _solved(memory, goal, solver, seconds / 2, progress)
     if left_alone is None and found.mirrored.peak_bytes > (1 - _WORTH_IT) * plain:
-        within = ""
-        if asked.overhead < math.inf:
-            recording = percent_text(max(runs.recording_ns, extra.recording_ns) / runs.plain_ns)
-            within = (
-                f" in the {percent_text(asked.overhead)} of a step that it may take, recording's {recording} of them"
-            )
-        left_alone = f"Left alone: no choice was found that lowers the peak of {size_text(plain)} by 1 %{within}."
+        left_alone = _not_worth_it(asked, runs, plain)
     if left_alone is not None:
         found = nothing
     elif policy is None:
@@ -285,17 +298,19 @@ def _planned(
     return _result(runs, goal, memory, found, extra, left_alone, order_name, solver, met)
 
 
-def _too_small(asked: _Asked, runs: _Runs, recording_ns: float) -> str | None:
-    """That recording alone is more than is allowed."""
-    if asked.replay_ns(runs.plain_ns, recording_ns) > 0:
-        return None
-    taken, step = recording_ns / 1e6, runs.plain_ns / 1e6
-    share, allowed = percent_text(taken / step), percent_text(asked.overhead)
-    return (
-        f"Left alone: recording the forward's {len(runs.program.operations):,} operations would take {taken:.1f} ms of "
-        f"a step of {step:.1f} ms, {share}, where {allowed} is allowed: they are too small for mirroring to pay. Allow "
-        "more overhead, or name a budget, to have it all the same."
-    )
+def _not_worth_it(asked: _Asked, runs: _Runs, plain: int) -> str:
+    """Why a model is left alone."""
+    within = "" if asked.overhead == math.inf else f" in the {percent_text(asked.overhead)} of a step that it may take"
+    said = f"Left alone: no choice was found that lowers the peak of {size_text(plain)} by 1 %{within}."
+    seconds = [
+        runs.program.seconds_of(number) for number, each in enumerate(runs.storages) if each.droppable and each.keepers
+    ]
+    if seconds and 1e9 * median(seconds) < runs.call_ns:
+        said += (
+            f" Its operations are too small: half of those that could run again take less than "
+            f"{1e6 * median(seconds):,.0f} µs, and to note one and call it again takes {runs.call_ns / 1e3:,.0f} µs."
+        )
+    return said
 
 
 def _solved(memory: MirroredMemory, goal: Goal, solver: str, seconds: float, progress: _Progress) -> Found:

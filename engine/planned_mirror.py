@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -36,7 +37,8 @@ class PlannedMirror(MirrorPlan):
         order: of the backward that it was planned for; `policy` is what runs it.
         met: whether what was asked for is reached.
         solver: what found it; `evaluations`: among how many choices; `seconds`: in what time.
-        program, memory: what it was judged by; recording_ns: what a step takes longer under a plan that drops nothing.
+        program, memory: what it was judged by.
+        recording_ns: what the forward takes longer for each operation that is noted, to run again.
     """
 
     plain: Timeline
@@ -82,6 +84,12 @@ class PlannedMirror(MirrorPlan):
         from .mirror_frontier import explored
 
         return explored(self, seconds)
+
+    def reckoned(self, dropped: Iterable[int], replay_ns: float) -> tuple[float, float]:
+        """Seconds that recording and replays take of a step, as they were reckoned with before any was measured."""
+        operations = sum(len(self.program.storages[number].program) for number in dropped)
+        recording = operations * self.recording_ns
+        return recording / 1e9, max(0.0, replay_ns - recording) / 1e9
 
     @property
     def sentences(self) -> list[str]:
