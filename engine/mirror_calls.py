@@ -68,7 +68,7 @@ class _LearnedCalls(TorchFunctionMode):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._look_behind()
-        super().__exit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
 
     def _look_behind(self) -> None:
         """Whether custom Functions save something after the last planned operation."""
