@@ -92,10 +92,27 @@ class PlannedMirror(MirrorPlan):
         return recording / 1e9, max(0.0, replay_ns - recording) / 1e9
 
     @property
+    def within_reach_bytes(self) -> int:
+        """What plans may let go of, of that which is there at the peak without any."""
+        memory, peak = self.memory, self.plain.peak_place
+        return sum(
+            each.nbytes
+            for each, places, held in zip(memory.storages, memory.places, memory.held, strict=True)
+            if each.droppable and each.start >= 0 and not held and places and places[-1] >= peak
+        )
+
+    @property
     def sentences(self) -> list[str]:
         """What the table says."""
+        notes = list(self.notes)
+        if not self.met:
+            notes.append(
+                f"Of the peak without a plan, {size_text(self.plain_peak_bytes)}, "
+                f"{size_text(self.within_reach_bytes)} are saved tensors that can be made again; no plan lets go of "
+                "the rest, such as gradients."
+            )
         if self.left_alone is not None:
-            return [self.left_alone, *self.notes]
+            return [self.left_alone, *notes]
         predicted, before, after = self.predicted, self.plain_peak_bytes, self.peak_bytes
         where = "" if self.order_name == "heap" else f", in the order of {self.order_name}"
         found = [
@@ -111,7 +128,7 @@ class PlannedMirror(MirrorPlan):
             )
         if self.order_name != "heap":
             found.append(f"It is for the order of {self.order_name}: th.backward(loss, policy=plan.policy).")
-        return [*found, *module_sentences(self), *self.notes]
+        return [*found, *module_sentences(self), *notes]
 
     @property
     def cells(self) -> list[list[str]]:

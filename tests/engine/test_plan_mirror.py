@@ -14,6 +14,8 @@ from torch.nn import functional
 
 import tapehead as th
 from tapehead.engine.mirror_modules import module_cells
+from tapehead.engine.sizes import size_text
+from tapehead.engine.timeline import Category
 
 MakeLoss = Callable[[], Tensor]
 
@@ -103,6 +105,19 @@ def test_a_budget_is_reached_if_it_can_be() -> None:
     least = planned(make_loss, budget=1)
     assert not least.met and least.peak_bytes <= half.peak_bytes
     assert "The budget of 1 B is not reached; this is the lowest peak that was found." in least.sentences
+
+
+def test_where_a_budget_is_out_of_reach_it_is_said_how_much_plans_can_let_go_of() -> None:
+    plan = planned(blocks(), budget=1)
+    saved = plan.plain.category_levels[Category.SAVED][plan.plain.peak_place]
+    assert 0 < plan.within_reach_bytes <= saved
+    why = f"Of the peak without a plan, {size_text(plan.plain_peak_bytes)}, {size_text(plan.within_reach_bytes)} are"
+    assert any(sentence.startswith(why) for sentence in plan.sentences)
+    assert not any("Of the peak without" in sentence for sentence in planned(blocks(), budget=0.8).sentences)
+
+    weight, x = torch.randn(256, 256, requires_grad=True), torch.randn(4, 256)
+    beyond = planned(lambda: (x @ weight).tanh().sum(), budget=0.5)
+    assert beyond.left_alone is not None and beyond.within_reach_bytes < 0.1 * beyond.plain_peak_bytes
 
 
 def test_no_more_time_is_taken_than_is_allowed() -> None:
