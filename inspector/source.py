@@ -11,7 +11,13 @@ from typing import Protocol
 
 import torch
 
-_LIBRARY_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep, "<frozen")
+# The engine's ready models stand for the user's code; but th.mirror calls the user's operations on their way.
+_LIBRARY_FOLDERS = (
+    str(Path(torch.__file__).parent) + os.sep,
+    str(Path(__file__).parent) + os.sep,
+    str(Path(__file__).parent.parent / "engine" / "mirror"),
+    "<frozen",
+)
 
 
 class Frame(Protocol):
@@ -58,5 +64,5 @@ def first_user_line(frames: Iterable[Frame]) -> Source | None:
 
 
 def is_library(filename: str) -> bool:
-    """Whether a frame's file belongs to torch or to the capture itself, and so is not the user's line."""
+    """Whether a frame's file belongs to torch, to the capture or to th.mirror, and so is not the user's line."""
     return filename.startswith(_LIBRARY_FOLDERS)

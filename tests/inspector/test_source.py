@@ -4,7 +4,9 @@ from pathlib import Path
 from traceback import FrameSummary
 
 import torch
+from torch import Tensor, nn
 
+import tapehead as th
 from tapehead.inspector.source import Source, innermost_user_line
 
 
@@ -28,3 +30,18 @@ def test_code_comes_with_its_neighbours_and_is_empty_where_there_is_no_file(tmp_
 def test_a_line_is_named_by_file_or_as_a_cell() -> None:
     assert Source("/home/user/model.py", 120, "forward").short == "model.py:120"
     assert Source("ipykernel_12/345.py", 3, "<module>").short == "cell:3"
+
+
+def test_what_a_mirror_passes_on_is_still_the_users_line() -> None:
+    layers, rows = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.ones(256, 64)
+
+    def make_loss() -> Tensor:
+        return layers(rows).square().sum()  # type: ignore[no-any-return]
+
+    plan = th.plan_mirror(make_loss, 0.8, solver="greedy", seconds=0.1, repetitions=1)
+    assert plan.dropped
+    for _ in range(2):
+        with th.capture(layers), th.mirror(plan):
+            loss = make_loss()
+    sources = {task.source.file for task in th.graph(loss).tasks if task.source is not None}
+    assert sources == {__file__}
