@@ -1,4 +1,4 @@
-"""The modules of the ready workloads, as a user would write them: torch.nn alone, no dropout, no data."""
+"""The modules of the ready workloads, as a user would write them: torch.nn alone, no data."""
 
 from __future__ import annotations
 
@@ -86,16 +86,18 @@ class ResNet152(ResNet):
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
+        self.dropout = dropout
         self.c_attn = nn.Linear(width, 3 * width)
         self.c_proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         split = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1))
         query, key, value = split
-        y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        dropout = self.dropout if self.training else 0.0
+        y = functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
         return self.c_proj(y.transpose(1, 2).flatten(2))
 
 
@@ -111,29 +113,37 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = dropout
         self.ln_1 = nn.LayerNorm(width)
-        self.attn = CausalSelfAttention(width, heads)
+        self.attn = CausalSelfAttention(width, heads, dropout)
         self.ln_2 = nn.LayerNorm(width)
         self.mlp = MLP(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        x = x + self._dropped(self.attn(self.ln_1(x)))
+        return x + self._dropped(self.mlp(self.ln_2(x)))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
 class GPT2(nn.Module):
-    """A GPT-2 decoder whose output head shares the token embedding's weight.
+    """A GPT-2 decoder whose output head shares the token embedding's weight. Dropout, where there is any, is in the
+    embeddings, the attention and both branches of a block, as Radford et al. have it with 0.1.
 
     Takes tokens (batch, length), gives logits (batch, length, vocabulary).
     """
 
-    def __init__(self, vocabulary: int, context: int, width: int, heads: int, layers: int) -> None:
+    def __init__(
+        self, vocabulary: int, context: int, width: int, heads: int, layers: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
+        self.dropout = dropout
         self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(context, width)
-        self.h = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.h = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width)
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
         self.lm_head.weight = self.wte.weight
@@ -148,6 +158,8 @@ class GPT2(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.wte(tokens) + self.wpe(positions)
+        if self.dropout:
+            x = functional.dropout(x, self.dropout, self.training)
         for block in self.h:
             x = block(x)
         return self.lm_head(self.ln_f(x))

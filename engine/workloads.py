@@ -229,9 +229,10 @@ def _of_images(model: nn.Module, batch: int, pixels: int) -> Parts:
     return Parts(model, (images,), functional.cross_entropy, (torch.randint(1000, (batch,)),))
 
 
-def _gpt2(vocabulary: int, context: int, width: int, batch: int, heads: int, layers: int) -> Parts:
+def _gpt2(vocabulary: int, context: int, width: int, batch: int, heads: int, layers: int, dropout: int) -> Parts:
+    """`dropout` in percent."""
     tokens = torch.randint(vocabulary, (batch, context + 1))
-    model = GPT2(vocabulary, context, width, heads, layers)
+    model = GPT2(vocabulary, context, width, heads, layers, dropout / 100)
     return Parts(model, (tokens[:, :-1],), _classification, (tokens[:, 1:],))
 
 
@@ -374,8 +375,16 @@ WORKLOADS: dict[str, Workload] = {
             "GPT-2 small, tied head",
             "Radford et al., Language Models are Unsupervised Multitask Learners, 2019",
             _gpt2,
-            small={"vocabulary": 512, "context": 32, "width": 96, "batch": 2, "heads": 12, "layers": 12},
-            full={"vocabulary": 50257, "context": 1024, "width": 768, "batch": 2, "heads": 12, "layers": 12},
+            small={"vocabulary": 512, "context": 32, "width": 96, "batch": 2, "heads": 12, "layers": 12, "dropout": 0},
+            full={
+                "vocabulary": 50257,
+                "context": 1024,
+                "width": 768,
+                "batch": 2,
+                "heads": 12,
+                "layers": 12,
+                "dropout": 0,
+            },
             blocks=(Block,),
         ),
         Workload(
