@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from ..inspector.forward_program import ForwardProgram, ForwardStorage
 from ..inspector.graph_file import Table
 from ..inspector.json_columns import ColumnWriter, Section, read_section
-from .planned_order import PlannedOrder
+from .graph_order import GraphOrder
 from .policies import Policy
 from .sizes import size_text
 
@@ -109,7 +109,7 @@ class MirrorPlan:
     operations: tuple[str, ...]
     storages: tuple[PlannedStorage, ...]
     predicted: MirrorPrediction | None = None
-    planned_order: PlannedOrder | None = None
+    planned_order: GraphOrder | None = None
 
     @staticmethod
     def of(program: ForwardProgram, drop: Collection[int], predicted: MirrorPrediction | None = None) -> MirrorPlan:
@@ -278,7 +278,7 @@ def _write(writer: ColumnWriter, plan: MirrorPlan) -> None:
     - By saved slot: `saved_storage` (a place among the storages), `saved_task`, `saved_slot`.
     - By input of a replay: `input_of` (a place), `input`.
     - `predicted`: null, or an object with the fields of `MirrorPrediction`.
-    - `order`: null, or an object with the fields of `PlannedOrder`. Files of version 1 have none.
+    - `order`: null, or an object with the fields of `GraphOrder`. Files of version 1 have none.
     """
     names, modules = Table[str](), Table[str]()
     storages = plan.storages
@@ -379,9 +379,9 @@ def _read(section: Section) -> MirrorPlan:
     return MirrorPlan(section.text("fingerprint"), operations, storages, predicted, order)
 
 
-def _read_order(section: Section) -> PlannedOrder:
+def _read_order(section: Section) -> GraphOrder:
     tasks = section.integers("tasks", _MOST, distinct=True, code="q")
-    return PlannedOrder(section.text("name"), tuple(tasks), section.text("graph"))
+    return GraphOrder(section.text("name"), tuple(tasks), section.text("graph"))
 
 
 def _read_prediction(section: Section) -> MirrorPrediction:

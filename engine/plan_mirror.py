@@ -18,6 +18,7 @@ from ..inspector.forward_recorder import ForwardRecorder
 from ..inspector.torch_internals import keep_compiler_out
 from ..inspector.walk import graph
 from .footprint import Footprints
+from .graph_order import GraphOrder, graph_digest
 from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers
 from .mirror import mirror
 from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
@@ -38,7 +39,11 @@ OVERHEAD = 0.06
 """How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""
 
 _WORTH_IT = 0.01  # of the peak: a plan that saves less is no plan
-_LEAST_CALL_NS = 10_000.0  # what running an operation again takes besides the operation
+# What it may take to note an operation in the forward, and to run it again besides the operation itself: from where
+# everything is in the caches to where a large kernel has just emptied them.
+_NOTING_NS = 10_000.0, 500_000.0
+_CALLING_NS = 10_000.0, 500_000.0
+_FASTER, _SLOWER = 0.8, 2.0  # how much the operation itself may differ from what was measured of it in the forward
 _CORRECTIONS = 3  # how often a plan is made again as it was measured to take too much time
 _MOST_LIMITS = 3  # that are said
 _BETTER = 0.005  # of the peak: what another order, or products, have to save on top
@@ -192,11 +197,11 @@ class _Runs:
         )
         operations = [number for each in trial.dropped for number in self.program.storages[each].program]
         if not operations:
-            return 0.0, _LEAST_CALL_NS
+            return _NOTING_NS[0], _NOTING_NS[0] + _CALLING_NS[0]
         extra = self.extra(trial)
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
         recording, replay = extra.recording_ns / len(operations), (extra.replay_ns - themselves) / len(operations)
-        return recording, recording + max(_LEAST_CALL_NS, replay)
+        return recording, recording + min(max(replay, _CALLING_NS[0]), _CALLING_NS[1])
 
     def put_back(self) -> None:
         """What the forwards wrote of what was there before."""
@@ -248,8 +253,21 @@ class _Runs:
                     best[is_mirrored] = min(forward, middle - began), min(backward, clock() - middle)
                     del loss
         self.plain_ns = min(self.plain_ns, 1e9 * sum(best[False]))
-        forward, backward = (max(0.0, 1e9 * (after - before)) for before, after in zip(*best.values(), strict=True))
-        return _Extra(forward, backward)
+        forward, backward = (1e9 * (after - before) for before, after in zip(*best.values(), strict=True))
+        return self._plausible(plan, _Extra(forward, backward))
+
+    def _plausible(self, plan: MirrorPlan, extra: _Extra) -> _Extra:
+        """What was measured of a plan, as far as it can be: on a busy machine steps differ by more than that takes."""
+        operations = [number for each in plan.dropped for number in self.program.storages[each].program]
+        themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
+        noting, calling = _NOTING_NS, _CALLING_NS
+        return _Extra(
+            min(max(extra.recording_ns, noting[0] * len(operations)), noting[1] * len(operations)),
+            min(
+                max(extra.replay_ns, _FASTER * themselves + calling[0] * len(operations)),
+                _SLOWER * themselves + calling[1] * len(operations),
+            ),
+        )
 
     def _wait(self) -> None:
         if self._recorder.accelerated:
@@ -305,7 +323,7 @@ def _not_worth_it(asked: _Asked, runs: _Runs, plain: int) -> str:
     seconds = [
         runs.program.seconds_of(number) for number, each in enumerate(runs.storages) if each.droppable and each.keepers
     ]
-    if seconds and 1e9 * median(seconds) < runs.call_ns:
+    if asked.overhead < math.inf and seconds and 1e9 * median(seconds) < runs.call_ns:
         said += (
             f" Its operations are too small: half of those that could run again take less than "
             f"{1e6 * median(seconds):,.0f} µs, and to note one and call it again takes {runs.call_ns / 1e3:,.0f} µs."
@@ -368,6 +386,9 @@ def _result(
         extra.recording_ns / 1e9,
     )
     plan = MirrorPlan.of(runs.program, found.dropped, predicted)
+    if order_name != "heap":
+        order = GraphOrder(order_name, memory.plain.order, graph_digest(memory.plain.graph))
+        plan = replace(plan, planned_order=order)
     return PlannedMirror(
         **{field.name: getattr(plan, field.name) for field in fields(MirrorPlan)},
         plain=memory.plain,
@@ -389,7 +410,8 @@ def _result(
 def _notes(runs: _Runs, goal: Goal, found: Found, left_alone: str | None) -> Iterator[str]:
     peak = found.mirrored.peak_bytes
     if goal.peak_bytes is not None and peak > goal.peak_bytes:
-        yield f"The budget of {size_text(goal.peak_bytes)} is not reached; this is the lowest peak that was found."
+        lowest = "; this is the lowest peak that was found" if left_alone is None else ""
+        yield f"The budget of {size_text(goal.peak_bytes)} is not reached{lowest}."
     if found.interrupted:
         yield f"The search was interrupted after {found.seconds:.1f} s; this is the best until then."
     if runs.banned is not None:

@@ -13,7 +13,6 @@ from ..inspector.graph import Theme as GraphTheme
 from .mirror_footprint import MirroredMemory
 from .mirror_modules import RIGHT, module_cells, module_sentences, ms_text
 from .mirror_plan import MirrorPlan
-from .planned_order import PlannedOrder, graph_digest
 from .sizes import percent_text, share_text, size_text
 from .timeline import Timeline
 
@@ -54,11 +53,6 @@ class PlannedMirror(MirrorPlan):
     program: ForwardProgram
     memory: MirroredMemory
     recording_ns: float
-
-    def __post_init__(self) -> None:
-        if self.order_name != "heap" and self.planned_order is None:
-            order = PlannedOrder(self.order_name, self.order, graph_digest(self.plain.graph))
-            object.__setattr__(self, "planned_order", order)
 
     @property
     def peak_bytes(self) -> int:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import tapehead as th
+from tapehead.engine.graph_order import GraphOrder, graph_digest
 from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
-from tapehead.engine.planned_order import PlannedOrder, graph_digest
 from tapehead.engine.record_forward import record_forward
 from tapehead.engine.schedule import schedule
 from tapehead.inspector.forward_program import ForwardProgram
@@ -119,7 +119,7 @@ def branches(rows: int) -> Callable[[], Tensor]:
 def test_the_order_that_was_planned_for_is_saved_and_runs_the_backward(tmp_path: Path) -> None:
     program = record_forward(branches(6), 1)
     graph = program.graph
-    order = PlannedOrder("bfs", tuple(schedule(graph, "bfs")), graph_digest(graph))
+    order = GraphOrder("bfs", tuple(schedule(graph, "bfs")), graph_digest(graph))
     assert list(order.tasks) != schedule(graph, "heap")
     plan = replace(MirrorPlan.of(program, [made_by(program, "aten.tanh.default")]), planned_order=order)
     read = MirrorPlan.load(plan.save(tmp_path / "plan.json"))

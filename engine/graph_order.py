@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedOrder:
+class GraphOrder:
     """An order of one graph's tasks.
 
     Attributes:
