@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -44,7 +44,9 @@ _WORTH_IT = 0.01  # of the peak: a plan that saves less is no plan
 _NOTING_NS = 10_000.0, 500_000.0
 _CALLING_NS = 10_000.0, 500_000.0
 _FASTER, _SLOWER = 0.8, 2.0  # how much the operation itself may differ from what was measured of it in the forward
-_CORRECTIONS = 3  # how often a plan is made again as it was measured to take too much time
+_CORRECTIONS = 3  # how often a plan is made again as it was measured to take too much time, or much less
+_FULL = 0.9  # of the time that is allowed: a plan that takes more is not made again
+_A_LITTLE_LESS = 0.97
 _MOST_LIMITS = 3  # that are said
 _BETTER = 0.005  # of the peak: what another order, or products, have to save on top
 
@@ -195,7 +197,7 @@ class _Runs:
             self.program,
             [number for number, each in enumerate(self.storages) if each.droppable and not each.product],
         )
-        operations = [number for each in trial.dropped for number in self.program.storages[each].program]
+        operations = self._replayed(trial)
         if not operations:
             return _NOTING_NS[0], _NOTING_NS[0] + _CALLING_NS[0]
         extra = self.extra(trial)
@@ -258,7 +260,7 @@ class _Runs:
 
     def _plausible(self, plan: MirrorPlan, extra: _Extra) -> _Extra:
         """What was measured of a plan, as far as it can be: on a busy machine steps differ by more than that takes."""
-        operations = [number for each in plan.dropped for number in self.program.storages[each].program]
+        operations = self._replayed(plan)
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
         noting, calling = _NOTING_NS, _CALLING_NS
         return _Extra(
@@ -268,6 +270,10 @@ class _Runs:
                 _SLOWER * themselves + calling[1] * len(operations),
             ),
         )
+
+    def _replayed(self, plan: MirrorPlan) -> set[int]:
+        """The operations that run again: one that makes several storages does so once."""
+        return {number for each in plan.dropped for number in self.program.storages[each].program}
 
     def _wait(self) -> None:
         if self._recorder.accelerated:
@@ -286,34 +292,68 @@ def _planned(
     memory = MirroredMemory(runs.storages, simulate(footprints.graph, order, footprints))
     plain = memory.plain_peak_bytes
     goal = Goal(asked.extra_ns(runs.plain_ns), asked.peak_bytes(plain))
-    found = nothing = Found(frozenset(), memory.mirrored(()), 0, 0.0)
-    left_alone = None
-    extra = _Extra(0.0, 0.0)
-    met = goal.peak_bytes is not None and plain <= goal.peak_bytes
-    if met:
-        budget = size_text(goal.peak_bytes or 0)
-        left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {budget}."
+    nothing = _Tried(Found(frozenset(), memory.mirrored(()), 0, 0.0), _Extra(0.0, 0.0), True)
+    left_alone: str | None
+    if goal.peak_bytes is not None and plain <= goal.peak_bytes:
+        tried = nothing
+        left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {size_text(goal.peak_bytes)}."
     else:
-        found = _solved(memory, goal, solver, seconds, progress)
+        tried = _tried(runs, memory, asked, goal, solver, seconds, progress)
+        left_alone = None if tried.gains(plain) else _not_worth_it(asked, runs, plain)
+    if left_alone is not None:
+        tried = replace(nothing, found=replace(nothing.found, interrupted=tried.found.interrupted))
+    found = tried.found
+    if left_alone is None and policy is None:
+        memory, order_name = _in_best_order(memory, found.dropped, footprints)
+        found = replace(found, mirrored=memory.mirrored(found.dropped))
+    met = tried.met and (goal.peak_bytes is None or found.mirrored.peak_bytes <= goal.peak_bytes)
+    return _result(runs, goal, memory, found, tried.extra, left_alone, order_name, solver, met)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What a solver found, what it was measured to take, and whether that is no more than was allowed."""
+
+    found: Found
+    extra: _Extra
+    met: bool
+
+    def gains(self, plain: int) -> bool:
+        return self.found.mirrored.peak_bytes <= (1 - _WORTH_IT) * plain
+
+
+def _tried(
+    runs: _Runs,
+    memory: MirroredMemory,
+    asked: _Asked,
+    goal: Goal,
+    solver: str,
+    seconds: float,
+    progress: _Progress,
+) -> _Tried:
+    """The best plan that was measured to take no more time than is allowed; if none did, the last.
+
+    Where one took more, or much less, the solver is asked again for as much more or less as it reckons with.
+    """
+    best: _Tried | None = None
+    found = _solved(memory, goal, solver, seconds, None, progress)
     for correction in range(_CORRECTIONS + 1):
-        if left_alone is not None or found.mirrored.peak_bytes > (1 - _WORTH_IT) * plain:
+        last = _Tried(found, _Extra(0.0, 0.0), True)
+        if not last.gains(memory.plain_peak_bytes):
             break
         extra = runs.extra(MirrorPlan.of(runs.program, found.dropped))
         allowed = asked.extra_ns(runs.plain_ns)
-        met = extra.ns <= allowed
-        if met or found.interrupted or correction == _CORRECTIONS:
+        last = _Tried(found, extra, extra.ns <= allowed)
+        if last.met and (best is None or goal.rank(found.mirrored)[1:] < goal.rank(best.found.mirrored)[1:]):
+            best = last
+        reached = goal.peak_bytes is not None and found.mirrored.peak_bytes <= goal.peak_bytes
+        if found.interrupted or correction == _CORRECTIONS or (last.met and (reached or extra.ns >= _FULL * allowed)):
             break
-        goal = replace(goal, replay_ns=0.97 * found.mirrored.replay_ns * allowed / extra.ns)
-        found = _solved(memory, goal, solver, seconds / 2, progress)
-    if left_alone is None and found.mirrored.peak_bytes > (1 - _WORTH_IT) * plain:
-        left_alone = _not_worth_it(asked, runs, plain)
-    if left_alone is not None:
-        found = nothing
-    elif policy is None:
-        memory, order_name = _in_best_order(memory, found.dropped, footprints)
-        found = replace(found, mirrored=memory.mirrored(found.dropped))
-    met = (met or left_alone is not None) and (goal.peak_bytes is None or found.mirrored.peak_bytes <= goal.peak_bytes)
-    return _result(runs, goal, memory, found, extra, left_alone, order_name, solver, met)
+        if allowed == math.inf:
+            break
+        goal = replace(goal, replay_ns=_A_LITTLE_LESS * found.mirrored.replay_ns * allowed / extra.ns)
+        found = _solved(memory, goal, solver, seconds / 2, found.dropped, progress)
+    return best or last
 
 
 def _not_worth_it(asked: _Asked, runs: _Runs, plain: int) -> str:
@@ -331,13 +371,17 @@ def _not_worth_it(asked: _Asked, runs: _Runs, plain: int) -> str:
     return said
 
 
-def _solved(memory: MirroredMemory, goal: Goal, solver: str, seconds: float, progress: _Progress) -> Found:
+def _solved(
+    memory: MirroredMemory, goal: Goal, solver: str, seconds: float, start: Iterable[int] | None, progress: _Progress
+) -> Found:
     """Without products made again, if that reaches what is wanted, or comes as near."""
     solve = SOLVERS[solver]
     without = solve(memory, replace(goal, products=False), 0.4 * seconds, None, progress)
     if without.interrupted or (goal.peak_bytes is not None and goal.met(without.mirrored)):
         return without
-    products = solve(memory, goal, 0.6 * seconds, without.dropped, progress)
+    known = [each for each in (start, without.dropped) if each is not None]
+    first = min(known, key=lambda each: goal.rank(memory.mirrored(each)))
+    products = solve(memory, goal, 0.6 * seconds, first, progress)
     less = without.mirrored.peak_bytes - products.mirrored.peak_bytes
     better = products if less > _BETTER * memory.plain_peak_bytes else without
     return replace(

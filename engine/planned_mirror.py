@@ -81,8 +81,8 @@ class PlannedMirror(MirrorPlan):
 
     def reckoned(self, dropped: Iterable[int], replay_ns: float) -> tuple[float, float]:
         """Seconds that recording and replays take of a step, as they were reckoned with before any was measured."""
-        operations = sum(len(self.program.storages[number].program) for number in dropped)
-        recording = operations * self.recording_ns
+        operations = {operation for number in dropped for operation in self.program.storages[number].program}
+        recording = len(operations) * self.recording_ns
         return recording / 1e9, max(0.0, replay_ns - recording) / 1e9
 
     @property

@@ -14,6 +14,8 @@ from torch.nn import functional
 
 import tapehead as th
 from tapehead.engine.mirror_modules import module_cells
+from tapehead.engine.mirror_plan import MirrorPlan
+from tapehead.engine.plan_mirror import _Extra, _Runs
 from tapehead.engine.sizes import size_text
 from tapehead.engine.timeline import Category
 
@@ -125,6 +127,25 @@ def test_no_more_time_is_taken_than_is_allowed() -> None:
     assert plan.predicted is not None and plan.left_alone is None and plan.met
     assert plan.plain_peak_bytes > plan.peak_bytes
     assert plan.predicted.seconds <= 21 * plan.predicted.plain_seconds
+
+
+@pytest.mark.parametrize("share", [0.2, 1.0, 4.0])
+def test_what_replays_are_measured_to_take_counts(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is less than was reckoned with, there is time for more; where it is more, for less."""
+    found = {}
+    for each in (1.0, share):
+
+        def extra(runs: _Runs, plan: MirrorPlan, each: float = each) -> _Extra:
+            runs.plain_ns = 1e7
+            return _Extra(0.0, each * sum(runs.storages[number].replay_ns for number in plan.dropped))
+
+        monkeypatch.setattr(_Runs, "extra", extra)
+        monkeypatch.setattr(_Runs, "_prices", lambda runs: (0.0, 1e4))
+        found[each] = planned(blocks(), overhead=0.05)
+        assert found[each].met and found[each].predicted is not None
+        assert 0 < found[each].predicted.replay_seconds <= 0.05 * found[each].predicted.plain_seconds
+    difference = found[share].peak_bytes - found[1.0].peak_bytes
+    assert (difference > 0) - (difference < 0) == (share > 1) - (share < 1)
 
 
 def test_operations_too_small_are_left_alone() -> None:
