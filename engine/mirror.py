@@ -85,8 +85,10 @@ class mirror:
 
     Known limitations: only the thread that opens it is mirrored. What torch.compile has compiled runs uncompiled in the
     block, as under any mode. torch.func.grad and its like refuse to run, as under any `saved_tensors_hooks`; hooks
-    which the user opens around the block pack nothing of it. Tensors changed through .data between forward and backward
-    are not noticed, nor are other settings for the precision of products.
+    which the user opens around the block pack nothing of it. An nn.MultiheadAttention or nn.TransformerEncoder that
+    would take its fast path, in eval mode and without gradients, takes the other one, as under any TorchFunctionMode:
+    what it gives differs by rounding. Tensors changed through .data between forward and backward are not noticed, nor
+    are other settings for the precision of products.
     """
 
     def __init__(self, plan: MirrorPlan) -> None:

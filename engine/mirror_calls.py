@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..inspector.torch_internals import close_hooks, close_mode, in_backward, keep_compiler_out, open_hooks, open_mode
+from ..inspector.torch_internals import (
+    close_hooks,
+    close_mode,
+    in_backward,
+    keep_compiler_out,
+    open_hooks,
+    open_mode,
+    open_pack_hook,
+)
 from .mirror_watch import Function, MirrorTally, MirrorWatch, PlannedCall, PlannedCalls, PlanState
 
 
@@ -25,7 +33,8 @@ def followed(state: PlanState, tally: MirrorTally) -> tuple[MirrorWatch, list[Ab
     watch = MirrorWatch(state, tally)
     if state.calls is None:
         return watch, [watch.hooks, watch, _LearnedCalls(state, watch)]
-    hooks = [watch.hooks] if state.calls.saves_between else []
+    # A checkpoint around the block must see all that is saved in it, or nothing: it counts.
+    hooks = [watch.hooks] if state.calls.saves_between or open_pack_hook() is not None else []
     return watch, [*hooks, _FollowedCalls(state.calls, watch)]
 
 
@@ -39,7 +48,7 @@ class _LearnedCalls(TorchFunctionMode):
         self._calls: list[PlannedCall] = []
         self._saves_between = False
         self._learns = bool(state.operators)
-        self._learned: PlannedCalls | None = None
+        self._learned: PlannedCalls | None = None  # in the forward that runs, or has just run
 
     def __torch_function__(
         self, function: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -72,7 +81,9 @@ class _LearnedCalls(TorchFunctionMode):
 
     def _look_behind(self) -> None:
         """Whether custom Functions save something after the last planned operation."""
-        if self._learned is not None and self._watch.saves and self._watch.place == len(self._state.operators):
+        if self._watch.place != len(self._state.operators):
+            self._learned = None
+        elif self._learned is not None and self._watch.saves:
             self._state.calls = replace(self._learned, saves_between=True)
 
     def _planned(self) -> PlannedCalls:
@@ -89,18 +100,26 @@ class _FollowedCalls(TorchFunctionMode):
         super().__init__()
         self._planned = planned
         self._watch = watch
+        self._hook: object = None
+
+    def __enter__(self) -> _FollowedCalls:
+        self._hook = open_pack_hook()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __torch_function__(
         self, function: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         planned, watch = self._planned, self._watch
-        if function in planned.others or not torch.is_grad_enabled() or in_backward():
+        if function in planned.others or in_backward():
             return function(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return self._unplanned(function, args, kwargs)
         if not watch.is_planned_model:
             watch.note_model((args, kwargs))
         if watch.differs:
-            return function(*args, **kwargs)
+            return self._unplanned(function, args, kwargs)
         if watch.call == len(planned.calls):
             watch.end()
         call = planned.calls[watch.call]
@@ -108,19 +127,28 @@ class _FollowedCalls(TorchFunctionMode):
             return self._other(function, call, args, kwargs)
         watch.call += 1
         watch.between = False
-        if not call.drops and not call.saves and not (call.writes and watch.knows_any(args, kwargs)):
+        writes = call.writes or (bool(kwargs) and _is_to_write(kwargs))
+        if not call.drops and not call.saves and not (writes and watch.knows_any(args, kwargs)):
             result = function(*args, **kwargs)
             watch.place = call.end
             return result
-        return self._followed(function, call, args, kwargs)
+        return self._followed(function, call, call.drops or writes, args, kwargs)
 
-    def _followed(self, function: Function, call: PlannedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _followed(
+        self, function: Function, call: PlannedCall, watched: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """A call in which the plan has something to do.
+
+        Args:
+            watched: operation by operation.
+        """
         watch = self._watch
         watch.place = call.begin
-        if call.saves:
+        saves = call.saves and open_pack_hook() is self._hook  # what the user's own hooks pack is theirs
+        if saves:
             open_hooks(watch.hooks.pack_hook, watch.hooks.unpack_hook)
         try:
-            if call.drops or call.writes:
+            if watched:
                 open_mode(watch)
                 try:
                     result = function(*args, **kwargs)
@@ -129,13 +157,23 @@ class _FollowedCalls(TorchFunctionMode):
             else:
                 result = function(*args, **kwargs)
         finally:
-            if call.saves:
+            if saves:
                 close_hooks()
         watch.note_versions()
-        if not (call.drops or call.writes):
+        if not watched:
             watch.place = call.end
         elif watch.place != call.end and not watch.differs and not watch.between:
             watch.differ(f"{_name(function)} ended before operation {watch.place}, planned were {call.end}")
+        return result
+
+    def _unplanned(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call in which nothing is dropped. It may write into what is, or into what replays read."""
+        watch = self._watch
+        if not watch.knows_any(args, kwargs):
+            return function(*args, **kwargs)
+        with watch:
+            result = function(*args, **kwargs)
+        watch.note_versions()
         return result
 
     def _other(self, function: Function, call: PlannedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -150,6 +188,11 @@ class _FollowedCalls(TorchFunctionMode):
         if watch.place != begin and not watch.differs:
             watch.differ(f"operation {begin} is run by {_name(function)}, planned was {_name(call.function)}")
         return result
+
+
+def _is_to_write(kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call says that it writes into an argument, as `relu(x, inplace=True)` and `add(x, y, out=z)` do."""
+    return bool(kwargs.get("inplace")) or kwargs.get("out") is not None
 
 
 def _name(function: Function) -> str:

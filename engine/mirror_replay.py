@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..inspector.forward_program import WHOLE
+from ..inspector.forward_program import WHOLE, overlap
 from ..inspector.marks import tensors_of
 from ..inspector.operators import filled_like, replayed_arguments, traits_of
 from ..inspector.torch_internals import Operator, View, computes_itself, detached, on_storage, version_of
@@ -51,6 +51,26 @@ class Part(NamedTuple):
     view: View
 
 
+class Saved(NamedTuple):
+    """Stands for a tensor that a node saves, while its bytes are to be made again.
+
+    Attributes:
+        bytes: the tensor's.
+        view: what it shows of them.
+        writes: how often they had been written into when it was saved.
+    """
+
+    bytes: Bytes
+    view: View
+    writes: int
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether what it shows was written into since it was saved. PyTorch would not have it, either."""
+        later = self.bytes.writes[self.writes :]
+        return any(overlap(self.view, written, self.bytes.nbytes) for written in later)
+
+
 class Held(NamedTuple):
     """A tensor whose bytes are at hand."""
 
@@ -69,11 +89,12 @@ class Bytes:
         readers: who is made of them, and of which part.
         saved: a node keeps a part of them.
         tally: counts what making them takes.
+        writes: what was written into, one view for each operation that was seen to do so.
     """
 
     __slots__ = (
         *("__weakref__", "_counter", "_fresh", "_version", "calls", "nbytes", "number", "readers"),
-        *("saved", "storage", "tally"),
+        *("saved", "storage", "tally", "writes"),
     )
 
     def __init__(
@@ -89,6 +110,7 @@ class Bytes:
         self.saved = False
         self.tally = tally
         self.readers: list[tuple[weakref.ref[Bytes], View | Tensor]] = []
+        self.writes: list[View] = []
         self.calls = None if call is None else [call]
         self.storage = storage if call is None else None
         self._counter = at_hand(tensor) if call is None else None
@@ -100,8 +122,9 @@ class Bytes:
         self.storage, self.calls = tensor.untyped_storage(), None
         self._counter, self._version = at_hand(tensor), version_of(tensor)
 
-    def note_write(self) -> None:
-        """An operation is writing into it. The version goes up when that is done."""
+    def note_write(self, view: View) -> None:
+        """An operation is writing into this part of it. The version goes up when that is done."""
+        self.writes.append(view)
         self._fresh = False
 
     def note_version(self, written: Tensor | None = None) -> None:
@@ -193,7 +216,9 @@ class Call:
 
 def at_hand(tensor: Tensor) -> Tensor:
     """A tensor that shows the same and may be kept: it holds no graph, and has its version."""
-    return tensor if tensor.is_leaf and not computes_itself(tensor) else detached(tensor)
+    # A leaf without gradients may yet become part of a graph, by a write, and then hold what holds it.
+    is_parameter = tensor.requires_grad and tensor.is_leaf
+    return tensor if is_parameter and not computes_itself(tensor) else detached(tensor)
 
 
 def bytes_of(wanted: Bytes) -> torch.UntypedStorage:

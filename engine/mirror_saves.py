@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..inspector.graph import Graph, TensorMeta
 from ..inspector.torch_internals import packed_slots
-from .mirror_replay import Bytes, Part, Tally
+from .mirror_replay import Bytes, Saved, Tally
 from .storage_words import joined
 
 
@@ -36,7 +36,7 @@ def mirrored_saves(graph: Graph) -> list[MirroredSave]:
     found = []
     for task, node in enumerate(graph.nodes):
         for slot, packed in packed_slots(node):
-            if not isinstance(packed, Part) or packed.bytes is None or packed.bytes.storage is not None:
+            if not isinstance(packed, Saved) or packed.bytes.storage is not None:
                 continue
             meta = TensorMeta(packed.view.shape, packed.view.dtype, graph.tasks[task].device)
             number = numbers.setdefault(packed.bytes, len(numbers))
@@ -72,7 +72,7 @@ class ReplayClock:
         found: dict[int, Tally] = {}
         for node in graph.nodes:
             for _, packed in packed_slots(node):
-                if isinstance(packed, Part) and packed.bytes is not None:
+                if isinstance(packed, Saved):
                     found[id(packed.bytes.tally)] = packed.bytes.tally
         self._tallies = list(found.values())
         self._last = self._now()

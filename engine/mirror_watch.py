@@ -35,11 +35,11 @@ from ..inspector.torch_internals import (
     version_of,
 )
 from .mirror_plan import MirrorPlan, PlannedStorage
-from .mirror_replay import Bytes, Call, Held, Part, Tally, at_hand, bytes_of, described, made_again, view_of
+from .mirror_replay import Bytes, Call, Held, Part, Saved, Tally, at_hand, bytes_of, described, made_again, view_of
 from .storage_words import joined
 
-Packed = Part | tuple[Tensor, int]
-"""What stands for a saved tensor: how to make it again, or it itself with the version that it had."""
+Packed = Saved | tuple[Tensor, int]
+"""What stands for a saved tensor: its bytes, to be made again, or it itself with the version that it had."""
 
 Function = Callable[..., Any]
 """What a TorchFunctionMode is called with: `torch.nn.functional.linear`."""
@@ -289,6 +289,9 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
             if found is None:
                 continue
             self.drops = True
+            if found.is_behind(tensor):  # what replays make is what it was before
+                del self._known[tensor.untyped_storage()._cdata]
+                continue
             view = View.of(tensor)
             for reference, read in found.readers:
                 reader = reference()
@@ -306,10 +309,10 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
                 else:
                     found.hold(tensor)
                 self._written.append((found, tensor))
-                found.note_write()
+                found.note_write(view)
             elif found.storage is not None and found.storage._cdata == tensor.untyped_storage()._cdata:
                 self._written.append((found, tensor))
-                found.note_write()
+                found.note_write(view)
             else:  # made again already: what is written is not those bytes any more
                 del self._known[tensor.untyped_storage()._cdata]
 
@@ -381,7 +384,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         elif not found.saved:
             found.saved = True
             self._tally.note_drop(found)
-        return Part(found, view)
+        return Saved(found, view, len(found.writes))
 
     @property
     def is_over(self) -> bool:
@@ -489,17 +492,22 @@ def _unpack(watching: weakref.ref[MirrorWatch], packed: Packed) -> Tensor:
     if watch is not None and watch.is_over:
         with _lock:
             watch.end()
-    if isinstance(packed, Part):
-        assert packed.bytes is not None, "what a node keeps has bytes"
+    if isinstance(packed, Saved):
+        if packed.is_stale:
+            raise _modified(packed.view, "was written into after it was saved")
         return on_storage(bytes_of(packed.bytes), packed.view)
     tensor, version = packed
     if version_of(tensor) != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"{described(View.of(tensor))} is at version {version_of(tensor)}; expected version {version} instead. "
-            "It was saved under th.mirror; without it, PyTorch's message names its operation"
-        )
+        how = f"is at version {version_of(tensor)}; expected version {version} instead"
+        raise _modified(View.of(tensor), how)
     return tensor
+
+
+def _modified(view: View, how: str) -> RuntimeError:
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"{described(view)} {how}. It was saved under th.mirror; without it, PyTorch's message names its operation"
+    )
 
 
 keep_compiler_out(_pack)

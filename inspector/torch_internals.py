@@ -1612,6 +1612,13 @@ open_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = (
 )
 close_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
+
+def open_pack_hook() -> object:
+    """The pack hook of the `saved_tensors_hooks` that were opened last and are open; None: none are."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None else hooks[0]
+
+
 _DETACH, _ALIAS, _LIFT = (getattr(torch.ops.aten, name).default for name in ("detach", "alias", "lift_fresh"))
 
 

@@ -91,8 +91,9 @@ def trained(model: nn.Module, make_loss: MakeLoss, steps: int, plan: MirrorPlan 
 @contextmanager
 def nothing_left() -> Iterator[None]:
     """Asserts that afterwards neither modes nor hooks are where they were not before."""
-    depth = torch._C._len_torch_dispatch_stack()
+    depth, functions = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
     yield
     assert torch._C._len_torch_dispatch_stack() == depth
+    assert torch._C._len_torch_function_stack() == functions
     saved = torch.ones(1, requires_grad=True).exp().grad_fn._raw_saved_result
     assert saved.unpack_hook is None

@@ -133,6 +133,32 @@ def test_what_a_replay_was_made_of_goes_as_it_is_done() -> None:
     assert before >= 41 and left == []
 
 
+def added(h: Tensor, other: Tensor) -> Tensor:
+    return h.add_(other)
+
+
+def test_what_was_a_leaf_when_a_replay_came_to_need_it_does_not_hold_the_graph() -> None:
+    """It becomes part of the graph unseen, in a scripted function: held as it is, it would hold what holds it."""
+    scripted, late, states = torch.jit.script(added), [], [torch.zeros(8, 4) for _ in range(20)]
+
+    def make_loss() -> Tensor:
+        state = states.pop()
+        y = (x @ weight + state).tanh().exp().sin()
+        return (scripted(state, y) if late else state).sum() + y.sum()
+
+    plan = plan_all(make_loss)
+    agrees(make_loss, [weight], plan)
+    late.append(1)
+    gc.collect()
+    before = sum(isinstance(each, Bytes) for each in gc.get_objects())
+    for _ in range(2):
+        with mirror(plan) as mirrored:
+            make_loss()
+    assert mirrored.report.dropped == 2
+    gc.collect()
+    assert sum(isinstance(each, Bytes) for each in gc.get_objects()) == before
+
+
 def test_a_plan_that_drops_nothing_does_nothing() -> None:
     depth = torch._C._len_torch_dispatch_stack()
     plan = MirrorPlan.of(record_forward(chain, 1), ())
@@ -677,6 +703,96 @@ def test_a_write_that_no_call_shows_is_noticed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         agrees(make_loss, [weight], plan)
+
+
+@pytest.mark.parametrize("how", ["without gradients", "inplace=True", "out=", "after another way"])
+def test_what_a_replay_reads_is_written_in_later_forwards_alone(how: str) -> None:
+    late: list[int] = []
+
+    def make_loss() -> Tensor:
+        h, k = x @ weight, x * 2
+        early = (h.exp() + k).sin()
+        if late and how == "without gradients":
+            with torch.no_grad():
+                k.add_(1)
+        if late and how == "after another way":
+            early = early.cos()
+            h.add_(1)
+        h = functional.relu(h, inplace=bool(late) and how == "inplace=True")
+        return (early * h).sum() + torch.mul(x, 3, out=k if late and how == "out=" else None).sum()
+
+    program = record_forward(make_loss, 1)
+    dropped = [program.operations[place].makes[0][0] for place in (2, 3)]  # exp, and what sin saves
+    plan = MirrorPlan.of(program, dropped)
+    agrees(make_loss, [weight], plan)
+    late.append(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of those that take another way
+        assert agrees(make_loss, [weight], plan).report.dropped == 2
+
+
+def test_a_write_into_what_is_saved_is_an_error_as_without() -> None:
+    late: list[int] = []
+
+    def make_loss() -> Tensor:
+        h = (x @ weight).tanh()
+        if late:
+            with torch.no_grad():
+                h.mul_(2)
+        return h.sum()
+
+    plan = plan_all(make_loss)
+    agrees(make_loss, [weight], plan)
+    late.append(1)
+    for each in (None, plan):
+        with pytest.raises(RuntimeError, match="needed for gradient computation has been modified by an inplace"):
+            gradients(make_loss, [weight], each)
+
+
+def halved(h: Tensor) -> Tensor:
+    return ((h @ weight).tanh() * (h @ weight).cos()).sin()
+
+
+def test_a_checkpoint_that_comes_in_later_forwards() -> None:
+    """It counts what is saved in it, so all of that must be its own."""
+    late: list[int] = []
+
+    def make_loss() -> Tensor:
+        h = x @ weight
+        h = checkpoint(halved, h, use_reentrant=False) if late else halved(h)
+        return h.exp().sin().sum()
+
+    program = record_forward(make_loss, 1)
+    cosine = next(each for each in program.operations if each.name == "aten.cos.default")
+    plan = MirrorPlan.of(program, [cosine.makes[0][0]])
+    agrees(make_loss, [weight], plan)
+    late.append(1)
+    agrees(make_loss, [weight], plan)
+
+
+def test_a_checkpoint_around_the_block() -> None:
+    program = record_forward(lambda: halved(x).sum(), 1)
+    cosine = next(each for each in program.operations if each.name == "aten.cos.default")
+    plan = MirrorPlan.of(program, [cosine.makes[0][0]])
+
+    def mirrored(h: Tensor) -> Tensor:
+        with mirror(plan):
+            return halved(h).sum()
+
+    start = x.clone().requires_grad_()
+    expected = gradients(lambda: halved(start * 2).sum(), [start, weight])
+    for _ in range(3):
+        assert same(gradients(lambda: checkpoint(mirrored, start * 2, use_reentrant=False), [start, weight]), expected)
+    assert state_of(plan).calls is not None
+
+
+def test_several_forwards_in_the_first_block_tell_no_custom_functions_of_any() -> None:
+    plan = plan_all(chain)
+    with mirror(plan):
+        for _ in range(2):
+            chain().backward()
+    calls = state_of(plan).calls
+    assert calls is not None and not calls.saves_between
 
 
 def test_calls_that_run_nothing_may_come_and_go() -> None:

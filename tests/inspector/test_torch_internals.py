@@ -484,6 +484,34 @@ def test_a_detached_tensor_counts_versions_with_its_own_also_in_a_pack_hook() ->
     assert packed[0].grad_fn is None
 
 
+def test_modes_and_hooks_are_open_between_their_two_calls() -> None:
+    class Seen(internals.SeenOperations):
+        def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+            seen.append(str(operator))
+            return operator(*args, **kwargs)
+
+    seen: list[str] = []
+    packed: list[torch.Tensor] = []
+    x = torch.ones(2, requires_grad=True)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor)
+        return tensor
+
+    assert internals.open_pack_hook() is None
+    internals.open_mode(Seen())
+    internals.open_hooks(pack, lambda tensor: tensor)
+    try:
+        assert internals.open_pack_hook() is pack
+        x.exp()
+    finally:
+        internals.close_hooks()
+        internals.close_mode(None)
+    x.sin().exp()
+    assert internals.open_pack_hook() is None
+    assert seen == ["aten.exp.default"] and len(packed) == 1
+
+
 def test_a_view_on_a_storage_is_the_tensor_again() -> None:
     x = torch.randn(4, 6, dtype=torch.complex64)
     for tensor in (x, x.t(), x[1:, ::2], x.conj(), x.conj().imag, torch.view_as_real(x)[1], x[:0]):
