@@ -198,9 +198,9 @@ class _Runs:
             [number for number, each in enumerate(self.storages) if each.droppable and not each.product],
         )
         operations = self._replayed(trial)
+        extra = self.extra(trial)  # and how long a step takes
         if not operations:
             return _NOTING_NS[0], _NOTING_NS[0] + _CALLING_NS[0]
-        extra = self.extra(trial)
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
         recording, replay = extra.recording_ns / len(operations), (extra.replay_ns - themselves) / len(operations)
         return recording, recording + min(max(replay, _CALLING_NS[0]), _CALLING_NS[1])
