@@ -385,8 +385,9 @@ def _read_order(section: Section) -> GraphOrder:
 
 
 def _read_prediction(section: Section) -> MirrorPrediction:
+    levels = section.integers("levels", _MOST, code="q")
     return MirrorPrediction(
-        tuple(section.integers("plain_levels", _MOST, code="q")),
-        tuple(section.integers("levels", _MOST, code="q")),
+        tuple(section.integers("plain_levels", _MOST, length=len(levels), code="q")),
+        tuple(levels),
         *(section.floats(name, 1)[0] for name in ("plain_seconds", "replay_seconds", "recording_seconds")),
     )

@@ -157,6 +157,11 @@ def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) ->
     planned = {(each.number, task, slot): each.nbytes for each in dropped for task, slot in each.saved_by}
     if any(task >= len(graph) for _, task, _ in planned):
         raise ValueError(f"mirroring: the plan is for a larger graph than this one of {len(graph):,} tasks")
+    if plan.predicted is not None and len(plan.predicted.levels) != len(graph):
+        raise ValueError(
+            f"mirroring: the plan predicts the memory of {len(plan.predicted.levels):,} tasks, this graph has "
+            f"{len(graph):,}"
+        )
     there = {(each.number, each.task, each.slot): each.nbytes for each in saves}
     if unplanned := there.items() - planned.items():
         (_, task, slot), _ = min(unplanned)

@@ -9,6 +9,7 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from ..engine.accumulation import PYTORCHS, Accumulation
+from ..engine.mirror_modules import operation_name
 from ..engine.mirror_plan import MirrorPlan, PlannedStorage
 from ..engine.mirror_saves import MirroredSave, mirrored_saves
 from ..engine.mirror_tasks import check_fits, planned_replays
@@ -147,7 +148,7 @@ def _made_by(storages: Mapping[int, PlannedStorage], wanted: PlannedStorage) -> 
     seen, ahead = {wanted.number}, [wanted]
     while ahead:
         each = ahead.pop(0)
-        names.setdefault(each.operation.split(".")[1])
+        names.setdefault(operation_name(each.operation))
         for need in each.inputs:
             if need not in seen and need in storages and storages[need].is_dropped:
                 seen.add(need)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -147,5 +148,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason() -> None:
     assert "the forward ran by another plan" in refused(other, mirrored(make_loss, plan))
     longer = loss_of(Cell(), 6, 2, 8)
     assert "larger graph" in refused(everything(record_forward(longer, 1)), mirrored(make_loss, plan))
+    predicted = replace(plan, predicted=MirrorPrediction((1, 1), (1, 1), 1.0, 1.0, 1.0))
+    assert "predicts the memory of 2 tasks, this graph has" in refused(predicted, mirrored(make_loss, plan))
     with pytest.raises(TypeError, match="mirroring is a plan, such as th.plan_mirror makes, not a str"):
         check_fits("plan", graph, ())  # type: ignore[arg-type]
