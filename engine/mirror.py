@@ -87,8 +87,9 @@ class mirror:
     block, as under any mode. torch.func.grad and its like refuse to run, as under any `saved_tensors_hooks`; hooks
     which the user opens around the block pack nothing of it. An nn.MultiheadAttention or nn.TransformerEncoder that
     would take its fast path, in eval mode and without gradients, takes the other one, as under any TorchFunctionMode:
-    what it gives differs by rounding. Tensors changed through .data between forward and backward are not noticed, nor
-    are other settings for the precision of products.
+    what it gives differs by rounding. What PyTorch does not count as modified is not noticed between forward and
+    backward: tensors changed through .data, running statistics of a batch-norm that ran in eval mode and then trains;
+    nor are other settings for the precision of products.
     """
 
     def __init__(self, plan: MirrorPlan) -> None:
