@@ -35,7 +35,7 @@ def followed(state: PlanState, tally: MirrorTally) -> tuple[MirrorWatch, list[Ab
         return watch, [watch.hooks, watch, _LearnedCalls(state, watch)]
     # A checkpoint around the block must see all that is saved in it, or nothing: it counts.
     hooks = [watch.hooks] if state.calls.saves_between or open_pack_hook() is not None else []
-    return watch, [*hooks, _FollowedCalls(state.calls, watch)]
+    return watch, [*hooks, _FollowedCalls(state, state.calls, watch)]
 
 
 class _LearnedCalls(TorchFunctionMode):
@@ -77,6 +77,11 @@ class _LearnedCalls(TorchFunctionMode):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._look_behind()
+        watch = self._watch
+        learns = self._learns and kind is None and not watch.differs and not watch.drops
+        if learns and self._calls and 0 < watch.place == self._calls[-1].end:  # the loss is computed after the block
+            self._saves_between |= watch.saves
+            self._state.calls = self._planned()
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
 
     def _look_behind(self) -> None:
@@ -96,8 +101,9 @@ class _LearnedCalls(TorchFunctionMode):
 class _FollowedCalls(TorchFunctionMode):
     """Opens `watch` and its hooks in the calls in which a plan has something to do."""
 
-    def __init__(self, planned: PlannedCalls, watch: MirrorWatch) -> None:
+    def __init__(self, state: PlanState, planned: PlannedCalls, watch: MirrorWatch) -> None:
         super().__init__()
+        self._state = state
         self._planned = planned
         self._watch = watch
         self._hook: object = None
@@ -178,8 +184,10 @@ class _FollowedCalls(TorchFunctionMode):
 
     def _other(self, function: Function, call: PlannedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call which is not the next of the plan's: no matter if it runs none of its operations."""
-        watch = self._watch
+        watch, state = self._watch, self._state
         if watch.between:
+            if self._planned.calls[-1].end < len(state.operators):
+                state.calls = None  # this block has more of the forward than the one before: the next is to show it all
             return function(*args, **kwargs)
         begin = watch.place
         with watch:

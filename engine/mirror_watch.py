@@ -88,7 +88,7 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCalls:
-    """The calls in which the planned forward runs its operations.
+    """The calls in which the planned forward runs its operations, or as much of it as is in the `with` block.
 
     Attributes:
         calls: those of functions that run operations with gradients, in order.

@@ -626,7 +626,7 @@ def seen_in(make_loss: Callable[[], Tensor], plan: MirrorPlan, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(MirrorWatch, "run", noted)
         with mirror(plan):
-            make_loss().backward()
+            make_loss()
     return seen
 
 
@@ -644,6 +644,28 @@ def test_later_forwards_look_at_nothing_but_what_is_dropped(monkeypatch: pytest.
     mirrored = agrees(make_loss, [weight], plan)
     assert mirrored.report.dropped == mirrored.report.replayed == 1
     assert seen_in(make_loss, plan, monkeypatch) == ["aten.tanh.default"]
+
+
+def test_a_loss_outside_of_the_block_and_inside_of_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = record_forward(chain, 1)
+    exponential = next(each for each in program.operations if each.name == "aten.exp.default")
+    plan = MirrorPlan.of(program, [exponential.makes[0][0]])
+    expected = gradients(chain, [weight])[1]
+
+    def model() -> Tensor:
+        return (x @ weight).tanh().exp()
+
+    for _ in range(3):
+        weight.grad = None
+        with mirror(plan) as mirrored:
+            h = model()
+        h.sin().sum().backward()
+        assert torch.equal(weight.grad, expected) and mirrored.report.dropped == 1
+    assert seen_in(model, plan, monkeypatch) == ["aten.exp.default"]
+    for _ in range(3):
+        assert agrees(chain, [weight], plan).report.dropped == 1
+    calls = state_of(plan).calls
+    assert calls is not None and calls.calls[-1].end == len(plan.operations)
 
 
 def test_what_a_custom_function_saves_is_let_go_of_in_later_forwards_too() -> None:
