@@ -206,10 +206,14 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         if writes:
             self.writes = True
             self._note_writes(operator, args, kwargs)
-        if drops is None:
-            return operator(*args, **kwargs)
-        self.drops = True
-        return self._drop(drops, operator, args, kwargs)
+        try:
+            if drops is None:
+                return operator(*args, **kwargs)
+            self.drops = True
+            return self._drop(drops, operator, args, kwargs)
+        except BaseException:
+            self._forget_writes()
+            raise
 
     def _drop(
         self, drops: list[tuple[int, int]], operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -315,6 +319,13 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
                 found.note_write(view)
             else:  # made again already: what is written is not those bytes any more
                 del self._known[tensor.untyped_storage()._cdata]
+
+    def _forget_writes(self) -> None:
+        """The operation raised instead of writing."""
+        for each, _ in self._written:
+            each.writes.pop()
+            if each.calls is not None:
+                each.calls.pop()
 
     def note_versions(self) -> None:
         """What was written into is written."""

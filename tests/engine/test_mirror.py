@@ -771,6 +771,25 @@ def test_a_write_into_what_is_saved_is_an_error_as_without() -> None:
             gradients(make_loss, [weight], each)
 
 
+def test_a_write_that_fails_is_none() -> None:
+    late: list[int] = []
+    three = torch.ones(3)
+
+    def make_loss() -> Tensor:
+        h = (x @ weight).tanh()
+        if late:
+            with pytest.raises(RuntimeError, match="must match"):
+                h.mul_(three)
+        return h.exp().sin().sum()
+
+    plan = plan_all(make_loss)
+    agrees(make_loss, [weight], plan)
+    late.append(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is another way
+        assert agrees(make_loss, [weight], plan).report.dropped == 1
+
+
 def halved(h: Tensor) -> Tensor:
     return ((h @ weight).tanh() * (h @ weight).cos()).sin()
 
