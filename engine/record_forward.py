@@ -86,10 +86,12 @@ class _Stopwatch(SeenOperations):  # type: ignore[no-untyped-call]
         if self._accelerated:
             torch.accelerator.synchronize()
         began = self._clock()
-        result = operator(*args, **kwargs)
-        if self._accelerated:
-            torch.accelerator.synchronize()
-        self.seconds.append(self._clock() - began)
+        try:
+            result = operator(*args, **kwargs)
+            if self._accelerated:
+                torch.accelerator.synchronize()
+        finally:
+            self.seconds.append(self._clock() - began)
         return result
 
 

@@ -134,31 +134,34 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         if leaves_empty(operator):
             self._empty.add(number)
         self._called.append(self._names.operation(operator))
+        makes: list[tuple[int, int]] = []
+        seconds = 0.0
         began = perf_counter()
-        result = operator(*args, **kwargs)
-        seconds = perf_counter() - began
-        makes = []
-        for output, tensor in [(WHOLE, result)] if isinstance(result, Tensor) else _numbered(result):
-            found = storage_of(tensor)
-            if found is None or computes_itself(tensor):
-                self._faults.setdefault(number, f"{operator} gives a tensor that is not dense")
-            elif found.address not in self._known:
-                made = self._add(tensor, number, output)
-                makes.append((made.number, output))
-        self._operations.append(
-            ForwardOperation(
-                number,
-                str(operator),
-                tuple(reads),
-                tuple(makes),
-                tuple(dict.fromkeys(each.number for each in writes)),
-                is_random(operator),
-                torch.is_grad_enabled(),
-                seconds,
-                None,
-                None,
+        try:  # one that raises an error is an operation, too: the forward may go on
+            result = operator(*args, **kwargs)
+            seconds = perf_counter() - began
+            for output, tensor in [(WHOLE, result)] if isinstance(result, Tensor) else _numbered(result):
+                found = storage_of(tensor)
+                if found is None or computes_itself(tensor):
+                    self._faults.setdefault(number, f"{operator} gives a tensor that is not dense")
+                elif found.address not in self._known:
+                    made = self._add(tensor, number, output)
+                    makes.append((made.number, output))
+        finally:
+            self._operations.append(
+                ForwardOperation(
+                    number,
+                    str(operator),
+                    tuple(reads),
+                    tuple(makes),
+                    tuple(dict.fromkeys(each.number for each in writes)),
+                    is_random(operator),
+                    torch.is_grad_enabled(),
+                    seconds,
+                    None,
+                    None,
+                )
             )
-        )
         return result
 
     def _storage(self, tensor: Tensor) -> _Storage | None:

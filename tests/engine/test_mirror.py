@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -872,6 +873,18 @@ def test_the_model_is_known_by_its_parameters_where_a_forward_differs() -> None:
 
 
 # Exceptions.
+
+
+def test_a_forward_that_catches_an_operations_error_is_mirrored_like_any_other() -> None:
+    def make_loss() -> Tensor:
+        h = (x @ weight).tanh()
+        with suppress(RuntimeError):
+            h = h.view(7, 7)
+        return h.exp().sum()
+
+    plan = plan_all(make_loss)
+    for _ in range(2):
+        assert agrees(make_loss, [weight], plan).report.dropped == 2
 
 
 @pytest.mark.parametrize("times", range(4))
