@@ -51,6 +51,7 @@ SELECTIVE = "selective checkpoint"
 COMPILED = "torch.compile, half the budget"
 WITHIN = f"th.mirror, {percent_text(OVERHEAD)} overhead"
 BELOW = "th.mirror, below checkpoint"
+HALF = "th.mirror, half the peak"
 
 PRODUCTS = tuple(
     getattr(torch.ops.aten, name).default
@@ -64,7 +65,6 @@ PRODUCTS = tuple(
 
 _COMPILED_BUDGET = 0.5
 _BELOW = 0.98  # of the peak under checkpoints, for the mirror that is to need less
-_WITHOUT_BLOCKS = 0.5  # of the peak without anything, where there are no blocks
 _ALIKE = 0.005
 
 StudySize = Literal["small", "desk", "full"]
@@ -295,7 +295,8 @@ def mirror_study(
     """Steps a model without anything, under checkpoints, compiled, and mirrored: memory, time, and the same gradients.
 
     Memory is measured once. Times are of whole steps, forward and backward, taken in turns. The second plan for
-    mirroring is asked for a peak 2 % below that of checkpoints per block, at the lowest price.
+    mirroring is asked for a peak 2 % below that of checkpoints per block, without blocks for half the peak, at the
+    lowest price.
 
     Args:
         name: a workload.
@@ -344,10 +345,9 @@ def mirror_study(
         refused |= dict.fromkeys((BLOCKS, SELECTIVE), "no module of this model repeats.")
     if compiled:
         measure(_Way(COMPILED, partial(_compiled, model, torch.compile(model.forward))))
-    below: int | float = _WITHOUT_BLOCKS
+    asked: list[tuple[str, int | float | None]] = [(WITHIN, None), (HALF, 0.5)]
     if (blocks := next((way for way in ways if way.name == BLOCKS), None)) is not None:
-        below = int(_BELOW * blocks.peak_bytes)
-    asked: Sequence[tuple[str, int | float | None]] = ((WITHIN, None), (BELOW, below))
+        asked[1] = BELOW, int(_BELOW * blocks.peak_bytes)
     for mirrored, budget in asked:
         tell(f"{found.name}: planning for {mirrored}")
         with bench.as_before():

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..engine.mirror_study import BELOW, BLOCKS, COMPILED, NOTHING, SELECTIVE, WITHIN, MirrorStudy, Theme
+from ..engine.mirror_study import BELOW, BLOCKS, COMPILED, HALF, NOTHING, SELECTIVE, WITHIN, MirrorStudy, Theme
 from ..engine.sizes import size_text
 from .figure_page import studies_page
 from .memory_figures import Drawing, escaped
@@ -21,8 +21,16 @@ _NAMES = 204  # pixels to the right of the plot, for the names of the points
 _NAME = 17  # pixels of one
 _MARGIN = 0.12  # of the axes, around the points
 _LEAST = 20.0  # percent that the upright axis has: less is no difference to be drawn as one
-_COLOURS = {NOTHING: "ink3", BLOCKS: "saved", SELECTIVE: "held", COMPILED: "pgrad", WITHIN: "accent", BELOW: "accent"}
-_SYMBOLS = {WITHIN: ("circle-open", "○"), BELOW: ("circle", "●")}
+_COLOURS = {
+    NOTHING: "ink3",
+    BLOCKS: "saved",
+    SELECTIVE: "held",
+    COMPILED: "pgrad",
+    WITHIN: "accent",
+    BELOW: "accent",
+    HALF: "accent",
+}
+_SYMBOLS = {WITHIN: ("circle-open", "○"), BELOW: ("circle", "●"), HALF: ("circle", "●")}
 _DIAMOND = ("diamond", "◆")
 _RIGHT = ("peak", "change", "predicted", "time", "over nothing", "predicted time")
 _WORDS = {
@@ -30,7 +38,8 @@ _WORDS = {
     SELECTIVE: "the same with create_selective_checkpoint_contexts: products, convolutions and attention are saved",
     COMPILED: "torch.compile with torch._functorch.config.activation_memory_budget = 0.5",
     WITHIN: "the lowest peak that this much more time pays for",
-    BELOW: "at the lowest price a peak 2 % below that of checkpoints per block; without blocks, half of the peak",
+    BELOW: "at the lowest price a peak 2 % below that of checkpoints per block",
+    HALF: "at the lowest price half of the peak, where no block repeats",
     "peak": "the highest level of forward and backward: all bytes asked for since just before, and not yet freed",
     "predicted": "the peak of the backward by the plan, and how far it is off what was measured",
     "time": "the median of whole steps, forward and backward, with recording and replays in them",
