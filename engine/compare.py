@@ -43,7 +43,6 @@ MIRRORED = ", mirrored"
 """What the names of rows end in whose forward ran by a plan; a number may follow."""
 
 _WORTH_A_REASON = 0.01  # of a peak
-_RESHAPES = {"ReshapeAliasBackward0": "ViewBackward0"}  # where a dispatch mode sees it, reshape() leaves the latter
 _Signature = tuple[tuple[object, ...], tuple[Edge, ...]]
 
 
@@ -592,7 +591,9 @@ def _is_for(plan: MirrorPlan, timeline: Timeline) -> bool:
 
 
 def _signature(drawn: Graph) -> _Signature:
-    return tuple((_RESHAPES.get(task.name, task.name), task.inputs) for task in drawn.tasks), drawn.edges
+    from .simulate import kind_of
+
+    return tuple((kind_of(task), task.inputs) for task in drawn.tasks), drawn.edges
 
 
 def _assert_same_graph(expected: _Signature, drawn: Graph, policy: str) -> None:

@@ -17,7 +17,6 @@ FOR_REPLAY = "for a replay"
 """The slot of what a node keeps though its own formula does not read it: a replay of what it dropped does."""
 
 _UNKNOWN = Maker(None, None, None)
-_RESHAPES = {"ViewBackward0", "ReshapeAliasBackward0"}
 _STATE_BYTES = 5_056  # of the CPU's generator (torch.get_rng_state)
 _PRODUCTS = ("mm", "mv", "dot", "linear", "convolution", "attention", "einsum", "rnn", "lstm", "gru")  # in aten's names
 
@@ -58,19 +57,14 @@ class MirrorStorage:
 def footprints_for(program: ForwardProgram, measured: Footprints) -> Footprints:
     """The footprints of a run of the recorded forward, `th.profile(...).footprints`, as those of the recorded graph.
 
-    Where a dispatch mode sees a forward, as it is recorded or mirrored, reshape() leaves another node that does the
-    same as the one without.
-
     Raises:
         ValueError: they are another graph's.
     """
-    tasks = tuple(
-        replace(task, name=recorded.name) if {task.name, recorded.name} <= _RESHAPES else task
-        for task, recorded in zip(measured.graph.tasks, program.graph.tasks, strict=False)
-    )
-    renamed = replace(measured.graph, tasks=(*tasks, *measured.graph.tasks[len(tasks) :]))
-    if (other := difference(program.graph, renamed)) is not None:
-        raise ValueError(f"the footprints are not those of the forward that was recorded: {other}")
+    if (other := difference(program.graph, measured.graph)) is not None:
+        raise ValueError(
+            f"the footprints are not those of the forward that was recorded: {other}. A forward has to run the same "
+            "operations on the same sizes each time"
+        )
     return replace(measured, graph=program.graph)
 
 

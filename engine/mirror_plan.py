@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..inspector.forward_program import ForwardProgram, ForwardStorage
+from ..inspector.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
 from ..inspector.graph_file import Table
 from ..inspector.json_columns import ColumnWriter, Section, read_section
+from ..inspector.operators import allocates_only
 from .graph_order import GraphOrder
 from .policies import Policy
 from .sizes import size_text
@@ -146,7 +147,7 @@ class MirrorPlan:
                     _FATES[storage.number in dropped, saved],
                     places.get(made_by, -1),
                     storage.output,
-                    program.operations[made_by].name,
+                    _filled_by(program, storage).name,
                     program.operations[made_by].module,
                     storage.saved_by,
                     tuple(each for each in program.inputs_of(storage.number) if _is_made(program.storages[each])),
@@ -240,6 +241,12 @@ _FATES: dict[tuple[bool, bool], Fate] = {
     (False, False): "newly kept",
 }
 """By whether it is dropped, and whether a node saves it."""
+
+
+def _filled_by(program: ForwardProgram, storage: ForwardStorage) -> ForwardOperation:
+    """The operation whose result a storage is known by: a dropout's mask not by the `empty_like` that allocates it."""
+    operations = [program.operations[number] for number in storage.program]
+    return next((each for each in operations if not allocates_only(each.name)), operations[0])
 
 
 def _is_made(storage: ForwardStorage) -> bool:

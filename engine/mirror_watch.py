@@ -178,6 +178,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         self._known: dict[int, tuple[FollowedStorage | None, Bytes]] = {}
         self._written: list[tuple[Bytes, Tensor | None]] = []  # by the operation before
         self._originals: dict[Bytes, tuple[torch.UntypedStorage, list[View]]] = {}  # to compare with
+        self._others_leaves: dict[int, FollowedStorage] = {}  # by address, as those of the planned model
         self._doubt: str | None = None  # how the forward differs, while it may be another model's
         myself = weakref.ref(self)  # nodes keep the hooks, so these must keep nothing
         self.hooks = saved_tensors_hooks(partial(_pack, myself), partial(_unpack, myself))
@@ -347,8 +348,9 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
             state.leaves.update(leaves)
         elif not leaves.keys().isdisjoint(state.leaves):
             self.is_planned_model = True
-        elif self.is_planned_model is None:
+        else:
             self.is_planned_model = False
+            self._others_leaves.update(leaves)
         self._decide()
 
     def _meet(self, operator: Operator, args: tuple[Any, ...]) -> None:
@@ -406,6 +408,9 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         """The forward is over: what was never made again is, once, and nothing more is expected of it."""
         self.note_versions()
         self._decide(last=True)
+        if not self.differs and self.place == len(self._state.operators):  # so the model may be another of its kind
+            self._state.leaves.update(self._others_leaves)
+        self._others_leaves.clear()
         if not self.differs and self.place:
             self._state.matched = True
             self._tally.forwards += 1

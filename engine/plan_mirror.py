@@ -75,7 +75,8 @@ def plan_mirror(
     once, and the peak is lower by that: plain and mirrored.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element.
+        make_loss: runs the forward and returns the loss, one element. It is called some twenty times, and has to run
+            the same operations on the same sizes each time: with one batch, not with the next of a loader.
         budget: the peak that is wanted, at the lowest price: bytes, or a share of the peak without mirroring, 0.5 for
             half. None: the lowest peak that `overhead` pays for.
         overhead: how much longer a step may take, replays and recording, as a share: 0.06 for 6 %. None: 6 % without a
@@ -124,7 +125,7 @@ class _Asked:
                 )
             if not (budget > 0 if isinstance(budget, int) else 0 < budget <= 1):
                 raise ValueError(
-                    f"budget is a whole number of bytes, or a share from 0 to 1 of the peak, not {budget!r}"
+                    f"budget is a whole number of bytes above 0, or a share of the peak, as 0.5, not {budget!r}"
                 )
         if overhead is not None and not (isinstance(overhead, int | float) and 0 <= overhead < math.inf):
             raise ValueError(f"overhead is a share of a step's time, 0.06 for 6 %, not {overhead!r}")
@@ -307,7 +308,7 @@ def _planned(
         memory, order_name = _in_best_order(memory, found.dropped, footprints)
         found = replace(found, mirrored=memory.mirrored(found.dropped))
     met = tried.met and (goal.peak_bytes is None or found.mirrored.peak_bytes <= goal.peak_bytes)
-    return _result(runs, goal, memory, found, tried.extra, left_alone, order_name, solver, met)
+    return _result(runs, asked, goal, memory, found, tried.extra, left_alone, order_name, solver, met)
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +425,7 @@ def _in_best_order(
 
 def _result(
     runs: _Runs,
+    asked: _Asked,
     goal: Goal,
     memory: MirroredMemory,
     found: Found,
@@ -452,7 +454,7 @@ def _result(
         plain=memory.plain,
         timeline=timeline,
         left_alone=left_alone,
-        notes=tuple(_notes(runs, goal, found, left_alone)),
+        notes=tuple(_notes(runs, asked, goal, found, left_alone)),
         order=memory.plain.order,
         order_name=order_name,
         met=met,
@@ -465,10 +467,12 @@ def _result(
     )
 
 
-def _notes(runs: _Runs, goal: Goal, found: Found, left_alone: str | None) -> Iterator[str]:
+def _notes(runs: _Runs, asked: _Asked, goal: Goal, found: Found, left_alone: str | None) -> Iterator[str]:
     peak = found.mirrored.peak_bytes
     if goal.peak_bytes is not None and peak > goal.peak_bytes:
         lowest = "; this is the lowest peak that was found" if left_alone is None else ""
+        if lowest and asked.overhead < math.inf:
+            lowest += f" for {percent_text(asked.overhead)} of a step's time"
         yield f"The budget of {size_text(goal.peak_bytes)} is not reached{lowest}."
     if found.interrupted:
         yield f"The search was interrupted after {found.seconds:.1f} s; this is the best until then."

@@ -36,7 +36,9 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
     only their operators are, if they run as such.
     """
     if not callable(make_loss):
-        raise TypeError(f"record_forward takes a function that makes the loss, not a {type(make_loss).__name__}")
+        raise TypeError(
+            f"make_loss is a function that runs the forward and returns the loss, not a {type(make_loss).__name__}"
+        )
     if not isinstance(repetitions, int) or repetitions < 1:
         raise ValueError(
             f"repetitions is how often the forward is timed, a whole number from 1 on, not {repetitions!r}"

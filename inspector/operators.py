@@ -84,6 +84,11 @@ def leaves_empty(operator: Operator) -> bool:
     return operator.namespace == "aten" and _name(operator) in _EMPTY
 
 
+def allocates_only(name: str) -> bool:
+    """The same of an operator's name: `aten.empty_like.default`."""
+    return name.startswith("aten.") and name.split(".")[1] in _EMPTY
+
+
 @cache
 def is_opaque(operator: Operator) -> bool:
     """Whether it is known not to be made for running again (the fused layers of an LSTM)."""

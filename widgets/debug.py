@@ -14,6 +14,8 @@ from ..engine.debug import AnyHistory
 from ..engine.debug import debug as debug_in_python
 from ..engine.direct import Stepper
 from ..engine.group_runner import AnyBatch
+from ..engine.mirror_saves import mirrored_saves
+from ..engine.mirror_tasks import check_fits
 from ..engine.needed import Inputs
 from ..engine.policies import AnyPolicy
 from ..engine.roots import as_outputs
@@ -98,6 +100,8 @@ def debug(
             release=release,
             batch=batch,
         )
+        if mirroring is not None and not shown:
+            check_fits(mirroring, session.graph, mirrored_saves(session.graph))
         keep_graph = isinstance(tensors, HipsTape) or (create_graph if retain_graph is None else retain_graph)
         return _deck(session, policy, keep_graph, create_graph, mirroring) if shown else session
 

@@ -146,7 +146,12 @@ def test_an_order_that_ended_early_is_one_that_parts() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "lstm_lm", "unet", "recommender"])
 def test_float32_and_autocast_have_the_same_tasks_but_for_the_casts_and_agree(name: str) -> None:
-    runs = [workload_run(name), workload_run(name, torch.bfloat16)]
+    try:
+        runs = [workload_run(name), workload_run(name, torch.bfloat16)]
+    except RuntimeError as error:
+        if name == "lstm_lm" and "could not create a primitive descriptor" in str(error):
+            pytest.skip("oneDNN has no LSTM in bfloat16 for this CPU")
+        raise
     difference = th.diff(*runs)
     assert difference.only[0] == () and {task.name for task in difference.only[1]} == {"ToCopyBackward0"}
     assert len(difference.only[1]) == len(runs[1].graph) - len(runs[0].graph) > 0

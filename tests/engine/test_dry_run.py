@@ -22,8 +22,9 @@ from .comparing import compiled_loss
 from .profiled import profiled
 from .sizes import built
 
-# Convolutions, batch norms and recurrent layers on the CPU allocate inside the kernel, which a dry run can't see.
-TOO_LOW = {"unet": 0.17, "resnet50": 0.02, "resnet152": 0.02, "seq2seq": 0.11, "cyclegan": 0.04}
+# Convolutions, batch norms and recurrent layers on the CPU allocate inside the kernel, which a dry run can't see; how
+# much depends on the CPU: without AVX-512 ResNet-50 is 5 % above.
+TOO_LOW = {"unet": 0.17, "resnet50": 0.06, "resnet152": 0.02, "seq2seq": 0.11, "cyclegan": 0.04}
 # What CopySlices keep is not seen, and so taken to be held by the user to the end.
 TOO_HIGH = {"cyclegan": 0.04}
 KINDS = {

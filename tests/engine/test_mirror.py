@@ -872,6 +872,15 @@ def test_the_model_is_known_by_its_parameters_where_a_forward_differs() -> None:
     loss.backward()
 
 
+def test_another_model_of_the_same_kind_is_known_once_it_has_run_as_planned() -> None:
+    plan = plan_all(chain)
+    agrees(chain, [weight], plan)
+    other = parameter(4, 4)
+    agrees(lambda: (x @ other).tanh().exp().sin().sum(), [other], plan)
+    with pytest.warns(UserWarning, match="From there on all is kept"), mirror(plan):
+        (x @ other).sigmoid().sum().backward()
+
+
 # Exceptions.
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import tapehead as th
 from tapehead.engine.graph_order import GraphOrder, graph_digest
@@ -179,3 +180,11 @@ def test_what_is_no_plan_is_refused_in_a_sentence(tmp_path: Path, content: bytes
     (tmp_path / "plan.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"plan\.json is not a plan that this tapehead can load: "):
         MirrorPlan.load(tmp_path / "plan.json")
+
+
+def test_a_dropouts_mask_is_named_by_what_fills_it() -> None:
+    weight = torch.randn(8, 8, requires_grad=True)
+    program = record_forward(lambda: functional.dropout(weight * 2, 0.5).exp().sum(), 1)
+    plan = MirrorPlan.of(program, [each.number for each in program.saved if each.obstacle is None])
+    names = {each.operation for each in plan.storages}
+    assert "aten.bernoulli_.float" in names and not any("empty" in name for name in names)

@@ -263,7 +263,11 @@ def test_names_from_user_code_are_escaped() -> None:
 @pytest.mark.parametrize(
     ("wanted", "error", "said"),
     [
-        ({"budget": 1.5}, ValueError, "budget is a whole number of bytes, or a share from 0 to 1 of the peak, not 1.5"),
+        (
+            {"budget": 1.5},
+            ValueError,
+            "budget is a whole number of bytes above 0, or a share of the peak, as 0.5, not",
+        ),
         ({"budget": 0}, ValueError, "budget is a whole number of bytes"),
         ({"budget": "1 GiB"}, TypeError, "budget is bytes, or a share of the peak without mirroring, not a str"),
         ({"budget": True}, TypeError, "not a bool"),

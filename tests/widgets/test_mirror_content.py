@@ -173,6 +173,23 @@ def test_the_picture_of_a_plan_has_a_sign_at_each_task_that_lets_go(plan: Planne
     assert "makes that again first</text>" in picture
 
 
+def test_a_plain_run_of_a_model_that_reshapes_takes_the_plan_of_its_mirrored_one() -> None:
+    weight = nn.Parameter(torch.randn(64, 64))
+
+    def make_loss() -> Tensor:
+        h = (torch.ones(64, 64) @ weight).tanh().exp().view(8, 8, 64)
+        return h.transpose(0, 1).reshape(64, 64)[:32].reshape(-1).sin().sum()
+
+    plan = th.plan_mirror(make_loss, 1, seconds=0.1, repetitions=1)
+    assert plan.dropped and {"ReshapeAliasBackward0", "ViewBackward0"} & {task.name for task in plan.plain.graph.tasks}
+    run_document(th.profile(make_loss), mirroring=plan)
+
+
+def test_outside_of_a_notebook_a_plan_of_another_forward_is_refused_too(plan: PlannedMirror) -> None:
+    with pytest.raises(ValueError, match="mirroring: the plan's figures are not for this graph"):
+        th.debug(nn.Linear(2, 2)(torch.ones(1, 2)).sum(), mirroring=plan)
+
+
 def test_a_plan_of_another_forward_is_refused(run: Run, plan: PlannedMirror) -> None:
     other = th.backward(nn.Linear(2, 2)(torch.ones(1, 2)).sum())
     with pytest.raises(ValueError, match="mirroring: the plan's figures are not for this graph"):
