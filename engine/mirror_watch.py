@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..inspector.forward_program import WHOLE, overlap
 from ..inspector.marks import tensors_of
-from ..inspector.operators import may_write, moves_storage, traits_of, written_by
+from ..inspector.operators import moves_storage, traits_of, written_by
 from ..inspector.source import is_library
 from ..inspector.torch_internals import (
     FollowedStorage,
@@ -106,7 +106,6 @@ class PlanState:
 
     Attributes:
         operators: what it expects to run.
-        writes: which of them may write into an argument.
         drops: by place among them, what is let go of: (output, number of the storage).
         unverified: the storages that were never made again.
         banned: those that are kept all the same, with the reason.
@@ -117,7 +116,6 @@ class PlanState:
 
     def __init__(self, plan: MirrorPlan) -> None:
         self.operators = [operator_named(name) for name in plan.operations]
-        self.writes = [operator is not None and may_write(operator) for operator in self.operators]
         self.drops: dict[int, list[tuple[int, int]]] = {}
         for each in plan.storages:
             if each.is_dropped:
@@ -187,24 +185,20 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         if self._written:
             self.note_versions()
         state, drops = self._state, None
-        if not torch.is_grad_enabled():  # of custom Functions, or under no_grad: not planned
-            writes = traits_of(operator).may_write
-        else:
+        if torch.is_grad_enabled():  # else it is of a custom Function, or under no_grad: not planned
             if self.place == len(state.operators):
                 self.end()
             if not self.differs and state.operators and operator is state.operators[self.place]:
-                drops, writes = state.drops.get(self.place), state.writes[self.place]
+                drops = state.drops.get(self.place)
                 if not self.is_planned_model:
                     self.note_model(args)
                 self.place += 1
                 self.between = False
-            else:
-                writes = traits_of(operator).may_write
-                if not self.differs:
-                    self._meet(operator, args)
-                elif self._doubt is not None:
-                    self.note_model(args)
-        if writes:
+            elif not self.differs:
+                self._meet(operator, args)
+            elif self._doubt is not None:
+                self.note_model(args)
+        if traits_of(operator).may_write:
             self.writes = True
             self._note_writes(operator, args, kwargs)
         try:
