@@ -15,7 +15,7 @@ from .figure_page import studies_page
 from .glossary import COLUMNS
 from .memory_figures import Drawing, escaped
 from .report_html import cells_html
-from .theme import DARK, FONT, LATER, LIGHT, Colours
+from .theme import DARK, LATER, LIGHT, Colours, figure_style, hover_label
 
 _HEIGHT = 360
 _MOST_POINTS = 52  # of one curve: what one step of an RNN takes together is one of them
@@ -99,16 +99,9 @@ def study_drawing(study: AccumulationStudy, colours: Colours) -> Drawing:
     layout = {
         "height": _HEIGHT,
         "margin": {"l": 70, "r": 12, "t": 16, "b": 46},
-        "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
-        "paper_bgcolor": colours["panel"],
-        "plot_bgcolor": colours["panel"],
+        **figure_style(colours),
         "hovermode": "closest",
-        "hoverlabel": {
-            "align": "left",
-            "bgcolor": colours["panel"],
-            "bordercolor": colours["line2"],
-            "font": {"family": FONT, "size": 11, "color": colours["ink"]},
-        },
+        "hoverlabel": {"align": "left", **hover_label(colours)},
         "legend": {"font": {"color": colours["ink"]}, "tracegroupgap": 0},
         "xaxis": _axis(colours) | {
             "range": [0, 100], "ticksuffix": " %", "showgrid": False,

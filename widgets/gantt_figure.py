@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from ..engine.gantt import Bar, Gantt, Idle, Theme, time_text, time_unit
 from ..engine.storage_words import counted
 from .memory_figures import Drawing, escaped
-from .theme import DARK, FONT, LIGHT, Colours
+from .theme import DARK, LIGHT, Colours, figure_style, hover_label
 
 _MOST_BARS = 1200  # of a row: about as many as a screen has pixels there
 _DEVICES = ("saved", "pgrad", "held", "buffer", "work", "other")  # colours, of devices in order
@@ -68,17 +68,10 @@ def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int |
         "layout": {
             "height": _TOP + plot + _BOTTOM,
             "margin": {"l": 84, "r": _RIGHT, "t": _TOP, "b": _BOTTOM},
-            "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
-            "paper_bgcolor": colours["panel"],
-            "plot_bgcolor": colours["panel"],
+            **figure_style(colours),
             "barmode": "overlay",
             "hovermode": "closest",
-            "hoverlabel": {
-                "align": "left",
-                "bgcolor": colours["panel"],
-                "bordercolor": colours["line2"],
-                "font": {"family": FONT, "size": 11, "color": colours["ink"]},
-            },
+            "hoverlabel": {"align": "left", **hover_label(colours)},
             "xaxis": {
                 "range": [0, last / scale or 1],
                 "title": {"text": f"{unit} since the start of the backward", "standoff": 8},

@@ -16,7 +16,7 @@ from ..engine.peak import PeakGroup, PeakReport
 from ..engine.sizes import share_text, size_text, unit_name, unit_of
 from ..engine.storage_words import StorageWords, module_title
 from ..engine.timeline import Category, Storage, Timeline
-from .theme import CATEGORY_COLOURS, DARK, FONT, LIGHT, Colours
+from .theme import CATEGORY_COLOURS, DARK, LIGHT, Colours, figure_style, hover_label
 
 Drawing = dict[str, Any]
 Theme = Literal["light", "dark"]
@@ -357,16 +357,9 @@ def _layout(colours: Colours, height: int) -> dict[str, Any]:
     }
     return {
         "height": height,
-        "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
-        "paper_bgcolor": colours["panel"],
-        "plot_bgcolor": colours["panel"],
+        **figure_style(colours),
         "hovermode": "x unified",
-        "hoverlabel": {
-            "align": "left",
-            "bgcolor": colours["panel"],
-            "bordercolor": colours["line2"],
-            "font": {"family": FONT, "size": 11, "color": colours["ink"]},
-        },
+        "hoverlabel": {"align": "left", **hover_label(colours)},
         "xaxis": {**axis, "showgrid": False, "unifiedhovertitle": {"text": "after %{x} tasks"}},
         "yaxis": {**axis, "fixedrange": True},
         "showlegend": True,

@@ -13,7 +13,7 @@ from ..engine.sizes import size_text
 from .figure_page import studies_page
 from .memory_figures import Drawing, escaped
 from .report_html import cells_html
-from .theme import DARK, FONT, LATER, LIGHT, Colours
+from .theme import DARK, LATER, LIGHT, Colours, figure_style
 
 _HEIGHT = 320
 _TOP, _BOTTOM = 16, 46  # margins, pixels
@@ -145,9 +145,7 @@ def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:
     layout = {
         "height": _HEIGHT,
         "margin": {"l": 70, "r": _NAMES, "t": _TOP, "b": _BOTTOM},
-        "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
-        "paper_bgcolor": colours["panel"],
-        "plot_bgcolor": colours["panel"],
+        **figure_style(colours),
         "hovermode": "closest",
         "showlegend": False,
         "annotations": names,

@@ -12,7 +12,7 @@ from ..engine.mirror_modules import RIGHT, module_cells, module_sentences
 from ..engine.sizes import size_text, unit_name, unit_of
 from .memory_figures import Drawing, escaped
 from .report_html import cells_html
-from .theme import DARK, FONT, LATER, LIGHT, Colours
+from .theme import DARK, LATER, LIGHT, Colours, figure_style, hover_label
 
 _HEIGHT = 300
 _MOST_POINTS = 1500  # of one line
@@ -72,15 +72,9 @@ def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours) -> Draw
     layout = {
         "height": _HEIGHT,
         "margin": {"l": 64, "r": 24, "t": 44, "b": 46},
-        "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
-        "paper_bgcolor": colours["panel"],
-        "plot_bgcolor": colours["panel"],
+        **figure_style(colours),
         "hovermode": "x unified",
-        "hoverlabel": {
-            "bgcolor": colours["panel"],
-            "bordercolor": colours["line2"],
-            "font": {"family": FONT, "size": 11, "color": colours["ink"]},
-        },
+        "hoverlabel": hover_label(colours),
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": colours["ink2"]}},
         "xaxis": axis
         | {

@@ -15,7 +15,7 @@ from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
 from .memory_figures import Drawing, escaped
 from .report_html import STYLE
-from .theme import DARK, FONT, LATER, LIGHT, Colours
+from .theme import DARK, LATER, LIGHT, Colours, figure_style, hover_label
 
 _COLOURS = ("ink", "accent", "saved", "pgrad", "held", "work", "buffer", "other")  # of policies in order
 _PATTERNS = ("", "/", "x")  # where there are more policies than colours
@@ -123,16 +123,9 @@ def study_drawing(study: OrderStudy, colours: Colours) -> Drawing:
     layout = {
         "height": plot + _TOP + _BOTTOM,
         "margin": {"l": 130, "r": 24, "t": _TOP, "b": _BOTTOM},
-        "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
-        "paper_bgcolor": colours["panel"],
-        "plot_bgcolor": colours["panel"],
+        **figure_style(colours),
         "hovermode": "closest",
-        "hoverlabel": {
-            "align": "left",
-            "bgcolor": colours["panel"],
-            "bordercolor": colours["line2"],
-            "font": {"family": FONT, "size": 11, "color": colours["ink"]},
-        },
+        "hoverlabel": {"align": "left", **hover_label(colours)},
         "barmode": "overlay",
         "showlegend": True,
         "legend": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..engine.timeline import Category
 
@@ -88,3 +89,21 @@ CATEGORY_COLOURS = {
 def variables(colours: Colours) -> str:
     """The colours as CSS variables: `--ink:#1b1d22;...`."""
     return ";".join(f"--{name}:{colour}" for name, colour in colours.items())
+
+
+def figure_style(colours: Colours) -> dict[str, Any]:
+    """What the layouts of all figures of plotly have in common."""
+    return {
+        "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
+        "paper_bgcolor": colours["panel"],
+        "plot_bgcolor": colours["panel"],
+    }
+
+
+def hover_label(colours: Colours) -> dict[str, Any]:
+    """How what is said under the pointer looks."""
+    return {
+        "bgcolor": colours["panel"],
+        "bordercolor": colours["line2"],
+        "font": {"family": FONT, "size": 11, "color": colours["ink"]},
+    }
