@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lab bench conformance upstream
+.PHONY: help demo test full lint lab bench conformance upstream
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,8 +18,13 @@ demo: $(VENV)/dev.stamp ## step the backward of ResNet-50 and of linear50 under 
 
 # One thread per test process: pytest already runs one process per core. `loadfile` keeps the tests of a file in one
 # process, see tests/distribution.py.
-test: lint ## lint, then run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -q
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -q
+
+test: lint ## lint, then run the tests that are not marked slow
+	$(PYTEST) -m "not slow"
+
+full: lint ## lint, then run all tests
+	$(PYTEST)
 
 # mypy wants a folder named like the package; a clone may be called anything.
 lint: $(VENV)/dev.stamp ## ruff, and mypy --strict on the packages and the command line
