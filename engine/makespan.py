@@ -16,7 +16,7 @@ from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic,
 from .problem import Problem
 from .ready_queue import ready_queue
 from .run import Run
-from .schedule import Pending
+from .schedule import allowed
 
 Durations = Sequence[float] | Mapping[int, float] | Run | Sequence[Run] | None
 DeviceOf = Callable[[Task], object] | Mapping[str, object] | None
@@ -170,7 +170,7 @@ def _simulated(
     rows: dict[str, list[Bar]] = {name: [] for name in names}
     running: list[tuple[int, int, int]] = []  # ends, in which place it started, the task
     free = set(names)
-    pending = Pending(graph)
+    pending = allowed(graph)
     ready: dict[int, tuple[int, int | None]] = {}
 
     def arrive(task_ids: Sequence[int], now: int, after: int | None) -> None:

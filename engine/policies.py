@@ -227,10 +227,32 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
         policy: any; one that does not plan is returned as it is.
         problem: the graph, which tasks run, and what is known of their memory.
         ran: those that have run already.
+
+    Raises:
+        PolicyError: `fully_shard` has tasks in this graph, and it is not known ahead what runs before them.
     """
+    if policy is not POLICIES["heap"]:
+        _refuse_stages(policy, problem.graph)
     if not isinstance(policy, Policy) or policy.plan is None:
         return policy
     return following(policy, planned(policy, problem, ran))
+
+
+def _refuse_stages(policy: Policy | Choice, graph: Graph) -> None:
+    from .ready_queue import PolicyError
+    from .stages import POST_BACKWARD, has_stages, unknown_task
+
+    if (task := unknown_task(graph)) is not None:
+        raise PolicyError(
+            f"policy {policy_name(policy)} can't be followed: {graph.describe(task)} is of fully_shard (FSDP2), and "
+            'what has to run before it is not known of this version of torch; policy="heap" is PyTorch\'s own order'
+        )
+    if is_dynamic(policy) and has_stages(graph):
+        raise PolicyError(
+            f"policy {policy_name(policy)} decides while the backward runs, and under fully_shard (FSDP2) what reads a "
+            f"group's parameters has to run before its {POST_BACKWARD}, which only an order planned ahead can promise: "
+            'take "heap" or any other policy that is not dynamic'
+        )
 
 
 def following(policy: Policy, plan: Sequence[int]) -> Policy:

@@ -21,7 +21,8 @@ from .policies import AnyPolicy, Choice, Key, Policy, QueueState, bound, find_po
 from .problem import Problem
 from .ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
 from .run import Run
-from .schedule import Pending, schedule
+from .schedule import allowed, schedule, stages
+from .stages import POST_BACKWARD, stage_edges
 from .storage_words import counted, joined, ordinal
 from .unpack_order import SavedBy, tensor_text
 
@@ -217,7 +218,7 @@ class _Plan:
     def __call__(self, problem: Problem, ran: Sequence[int] = ()) -> list[int]:
         graph, needed = problem.graph, problem.needed
         steps = _running(resolve(graph, self.constraints), needed)
-        if (obstacle := _obstacle(graph, steps)) is not None:
+        if (obstacle := _obstacle(graph, steps, needed)) is not None:
             raise ValueError(obstacle)
         return _scheduled(graph, bound(self.base, problem, ran), steps, needed, ran)
 
@@ -258,7 +259,7 @@ def _scheduled(
         for task_id in step.then:
             holds[task_id] = holds.get(task_id, 0) + 1
     order: list[int] = []
-    pending = Pending(graph, needed)
+    pending = allowed(graph, needed)
     queue: _Keyed | ChoiceQueue
     if isinstance(policy, Policy):
         queue = _Keyed(graph, policy, holds)
@@ -327,10 +328,13 @@ def _among_allowed(choice: Choice, graph: Graph, holds: Mapping[int, int]) -> Ch
     return chosen
 
 
-def _obstacle(graph: Graph, steps: Sequence[Precedence]) -> str | None:
+def _obstacle(graph: Graph, steps: Sequence[Precedence], needed: Collection[int] | None) -> str | None:
     """Why no order meets these precedences, in a sentence; None if one does. O(tasks + edges + places)."""
     tasks = len(graph)
     nexts: list[list[int]] = [[edge.next_task for edge in edges] for edges in graph.out_edges]
+    if (numbers := stages(graph, needed)) is not None:
+        for task, later in stage_edges(numbers, nexts):
+            nexts[task].append(later)
     for number, step in enumerate(steps):  # a precedence is a node of its own, between its two sides
         nexts.append(list(step.then))
         for task_id in step.first:
@@ -392,14 +396,11 @@ def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[in
     describe = graph.describe
     if len(parts) == 1:
         step, path = parts[0]
-        return (
-            f"{step} can't be met: task {path[0]} has to run before task {path[-1]}, since the gradient goes "
-            f"{_path_text(graph, path)}"
-        )
+        return f"{step} can't be met: task {path[0]} has to run before task {path[-1]}, since {_path_text(graph, path)}"
     said = []
     for (_, path), (step, after) in zip(parts, [*parts[1:], parts[0]], strict=True):
         if len(path) > 1:
-            said.append(f"the gradient goes {_path_text(graph, path)}")
+            said.append(_path_text(graph, path))
         said.append(f"constraint {step.number} wants {describe(path[-1])} before {describe(after[0])}")
     if len(said) > _MOST_SAID:
         said = [*said[:_MOST_SAID], "and so on, back to where it began"]
@@ -409,11 +410,19 @@ def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[in
 
 
 def _path_text(graph: Graph, path: Sequence[int]) -> str:
-    if len(path) <= _MOST_STEPS:
-        return " → ".join(map(graph.describe, path))
-    start, end = path[: _MOST_STEPS - 2], path[-1:]
-    more = len(path) - len(start) - len(end)
-    return f"{' → '.join(map(graph.describe, start))} → {more:,} more → {graph.describe(end[0])}"
+    """Why the last task of a path comes after the first."""
+    shown = list(map(graph.describe, path))
+    if len(path) > _MOST_STEPS:
+        start, end = shown[: _MOST_STEPS - 2], shown[-1]
+        shown = [*start, f"{len(path) - len(start) - 1:,} more", end]
+    steps = " → ".join(shown)
+    if all(any(edge.next_task == after for edge in graph.out_edges[task]) for task, after in pairwise(path)):
+        return f"the gradient goes {steps}"
+    reduces = next(task for task in path if graph.tasks[task].name == POST_BACKWARD)
+    return (
+        f"the way is {steps}, and fully_shard reduces gradients in {graph.describe(reduces)}, which every order runs "
+        "after and before what PyTorch's own does"
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -549,7 +558,7 @@ def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], po
     broken.sort(key=lambda each: each.places[1])
     remedy = obstacle = None
     if broken:
-        obstacle = _obstacle(graph, steps)
+        obstacle = _obstacle(graph, steps, needed)
         remedy = constrained(chosen, given) if obstacle is None and not is_dynamic(chosen) else None
     said = f'"{policy}"' if isinstance(policy, str) else "policy"
     return OrderCheck(

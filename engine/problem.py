@@ -8,7 +8,8 @@ from itertools import accumulate
 
 from ..inspector.graph import Graph
 from .footprint import Footprints
-from .schedule import Pending, schedule
+from .schedule import allowed, schedule, stages
+from .stages import stage_edges
 from .timeline import Timeline
 
 _NS_PER_TASK = 5_000  # what the engine and a kernel's launch take, whatever the size
@@ -56,13 +57,16 @@ class Problem:
 
     @cached_property
     def nexts(self) -> list[list[int]]:
-        """By task those that wait for it, each once, in the order of its outputs."""
+        """By task those that wait for it, each once, in the order of its outputs; then those of the stage to come."""
         found = [list(dict.fromkeys(edge.next_task for edge in edges)) for edges in self.graph.out_edges]
         if (runs := self.needed) is not None:
             found = [
                 [task for task in tasks if task in runs] if task_id in runs else []
                 for task_id, tasks in enumerate(found)
             ]
+        if (numbers := stages(self.graph, self.needed)) is not None:
+            for task, later in stage_edges(numbers, found):
+                found[task].append(later)
         return found
 
     @cached_property
@@ -76,7 +80,7 @@ class Problem:
 
     def start(self) -> list[int]:
         """The tasks that are ready at once, in the order in which the engine gets them."""
-        return Pending(self.graph, self.needed).start()
+        return allowed(self.graph, self.needed).start()
 
     @cached_property
     def footprints(self) -> Footprints:

@@ -11,7 +11,7 @@ from .policies import Choice, Key, Policy, QueueState, policy_name
 
 
 class PolicyError(RuntimeError):
-    """A user's policy failed to choose a ready task."""
+    """A policy gives no order, or one that can't be run: a user's failed to choose a ready task, for one."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from ..inspector.graph import Graph
-from .policies import AnyPolicy, Choice, Policy, find_policy, following, planned
+from .policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, following, planned
 from .ready_queue import ready_queue
+from .stages import has_stages, stage_numbers
 
 if TYPE_CHECKING:
     from .footprint import Footprints
     from .problem import Problem
+
+_stages: WeakKeyDictionary[Graph, dict[frozenset[int] | None, list[int]]] = WeakKeyDictionary()
 
 
 def dependencies(graph: Graph) -> list[int]:
@@ -59,6 +63,55 @@ class Pending:
         return ready
 
 
+class _Staged(Pending):
+    """The same where tasks wait for their stage, too (`stages`)."""
+
+    def __init__(self, graph: Graph, needed: Collection[int] | None, stages: Sequence[int]) -> None:
+        super().__init__(graph, needed)
+        self._stages = stages
+        self._stage = 0
+        self._left = [0] * (max(stages, default=0) + 1)
+        self._aside: list[list[int]] = [[] for _ in self._left]
+        for stage in stages:
+            if stage >= 0:
+                self._left[stage] += 1
+
+    def start(self) -> list[int]:
+        return self._among_allowed(super().start())
+
+    def run(self, task_id: int) -> list[int]:
+        self._left[self._stages[task_id]] -= 1
+        return self._among_allowed(super().run(task_id))
+
+    def _among_allowed(self, arrived: list[int]) -> list[int]:
+        """Puts aside what belongs to a later stage, and adds what was put aside for one that begins."""
+        ready: list[int] = []
+        for task_id in arrived:
+            stage = self._stages[task_id]
+            (ready if stage <= self._stage else self._aside[stage]).append(task_id)
+        while not self._left[self._stage] and self._stage + 1 < len(self._left):
+            self._stage += 1
+            ready += self._aside[self._stage]
+        return ready
+
+
+def stages(graph: Graph, needed: Collection[int] | None = None) -> list[int] | None:
+    """By task the stage in which it runs, -1 for those that don't; None where there is one alone."""
+    if not has_stages(graph):
+        return None
+    known = _stages.setdefault(graph, {})
+    runs = None if needed is None else frozenset(needed)
+    if runs not in known:
+        known[runs] = stage_numbers(graph, _chosen(graph, POLICIES["heap"], Pending(graph, needed)))
+    return known[runs]
+
+
+def allowed(graph: Graph, needed: Collection[int] | None = None) -> Pending:
+    """What gets ready, of that what may run: the same but under `fully_shard`, whose stages every order keeps."""
+    numbers = stages(graph, needed)
+    return Pending(graph, needed) if numbers is None else _Staged(graph, needed, numbers)
+
+
 def schedule(
     graph: Graph,
     policy: AnyPolicy,
@@ -91,9 +144,13 @@ def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ())
         if _is_order(graph, plan, needed):
             return list(plan)
         policy = following(policy, plan)
+    return _chosen(graph, policy, allowed(graph, needed), ran)
+
+
+def _chosen(graph: Graph, policy: Policy | Choice, pending: Pending, ran: Sequence[int] = ()) -> list[int]:
+    """All tasks, of the ready ones always that which a policy chooses, after those that `ran`."""
     order: list[int] = []
     queue = ready_queue(graph, policy, order)
-    pending = Pending(graph, needed)
     for task_id in pending.start():
         queue.push(task_id)
     given = iter(ran)
@@ -109,8 +166,8 @@ def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ())
 
 
 def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None) -> bool:
-    """Whether each task is ready in its turn, and none is left."""
-    pending = Pending(graph, needed)
+    """Whether each task may run in its turn, and none is left."""
+    pending = allowed(graph, needed)
     ready = set(pending.start())
     for task_id in order:
         if task_id not in ready:

@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from operator import index, lt
 
 from torch import Tensor
@@ -31,7 +32,7 @@ from .footprint_program import (
 from .layouts import copy_for
 from .listed import with_names
 from .policies import AnyPolicy, Policy, find_policy, is_dynamic, policy_name
-from .schedule import schedule
+from .schedule import schedule, stages
 from .timeline import Category, Listed, Timeline
 
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
@@ -81,6 +82,7 @@ def simulate(
             raise ValueError(f"the footprints are not this graph's: {other}")
         program = compiled(footprints)
         places = _places(graph, order, program.edges)
+        _refuse_other_stages(graph, places)
         keep_graph = footprints.keep_graph if retain_graph is None else retain_graph
         if accumulation == PYTORCHS:
             return _Simulation(graph, footprints, program, keep_graph).run(places)
@@ -143,6 +145,19 @@ def _places(
             why = f"comes before {first}" if place_of[edge.task] >= 0 else f"is in it without {first}"
             raise ValueError(f"not a legal order: {then} {why}, for whose gradient it waits")
     return order
+
+
+def _refuse_other_stages(graph: Graph, order: Sequence[int]) -> None:
+    """An order given by hand keeps `fully_shard`'s stages, too (`engine/stages.py`)."""
+    numbers = stages(graph, frozenset(order))
+    if numbers is None:
+        return
+    for before, after in pairwise(order):
+        if numbers[after] < numbers[before]:
+            raise ValueError(
+                f"not a legal order: {graph.describe(after)} comes after {graph.describe(before)}, and under "
+                "fully_shard, which reduces a group's gradients in a task of its own, it has to run before"
+            )
 
 
 class _Simulation:

@@ -41,6 +41,7 @@ from .input_buffer import BUFFERS, InputBuffer, fits, fitted
 from .needed import Inputs, as_inputs, needed_tasks
 from .roots import as_outputs, given_gradients, root_gradients
 from .runner import BareLoop, Measuring, OnEnd, Runner
+from .stages import has_stages
 from .task_hooks import (
     Gradients,
     hook_name,
@@ -424,6 +425,8 @@ def _refuse_tasks(graph: Graph) -> None:
     for task in graph.tasks:
         if any(meta.shape is None for meta in task.inputs):
             raise cannot(f"check the nested gradients of {graph.describe(task)}")
+    if has_stages(graph):
+        raise cannot("let gradients be reduced where fully_shard (FSDP2) does")
 
 
 def _refuse_surroundings() -> None:
