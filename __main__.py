@@ -219,7 +219,7 @@ def _parser() -> Parser:
     debug.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
     debug.set_defaults(command=_debug)
 
-    diff = commands.add_parser("diff", help="say where two saved runs part, in order and in values")
+    diff = commands.add_parser("diff", help="say where two saved runs part, in order, values and memory")
     diff.add_argument("first", type=Path, metavar="A.tape.json", help="a file that run.save() wrote")
     diff.add_argument("second", type=Path, metavar="B.tape.json", help="another one: of another commit, dtype, device")
     diff.add_argument("--tolerance", type=float, metavar="SHARE", help="relative differences to pass over (by dtype)")

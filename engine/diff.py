@@ -1,10 +1,10 @@
-"""`th.diff`: where two runs part first, in order and in values."""
+"""`th.diff`: where two runs part first, in order, in values and in memory."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ from ..inspector.graph import Graph, Task
 from .aligning import aligned
 from .findings import findings_rich, findings_text
 from .gradient_difference import EQUAL, Apart, apart
+from .memory_difference import MemoryDifference
 from .run import Run
 from .sizes import percent_text
 from .storage_words import joined, ordinal, task_name
@@ -117,6 +118,8 @@ class Difference:
         tasks: the tasks that both have run, in the first run's order; empty where values are not compared.
         only: for each run the tasks that its graph alone has.
         names: what to call the runs.
+        memory: how their memory differs; None where it is not known of both.
+        memory_known: for each run whether its memory was measured or predicted.
     """
 
     graphs: tuple[Graph, Graph]
@@ -127,6 +130,8 @@ class Difference:
     tasks: tuple[TaskDifference, ...]
     only: tuple[tuple[Task, ...], tuple[Task, ...]]
     names: tuple[str, str] = ("run_a", "run_b")
+    memory: MemoryDifference | None = None
+    memory_known: tuple[bool, bool] = (False, False)
 
     @cached_property
     def values(self) -> tuple[ValueDifference, ...]:
@@ -173,13 +178,14 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether order or tasks differ, or what is known of values by more than the tolerance."""
-        return bool(self.first_in_order or self.first_in_values or any(self.only))
+        """Whether order, tasks or peaks differ, or what is known of values by more than the tolerance."""
+        memory = self.memory is not None and self.memory.differs
+        return bool(self.first_in_order or self.first_in_values or any(self.only) or memory)
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """All that is to say, but for the parameters."""
-        return (*self._of_order(), *self._of_values(), *self._of_tasks())
+        return (*self._of_order(), *self._of_values(), *self._of_tasks(), *self._of_memory())
 
     def _of_order(self) -> Iterator[str]:
         first = self.first_in_order
@@ -242,6 +248,16 @@ class Difference:
                 kinds = Counter(map(task_name, tasks))
                 shown = joined([f"{count:,} × {kind}" if count > 1 else kind for kind, count in kinds.most_common()])
                 yield f"Only {name} has {shown}."
+
+    def _of_memory(self) -> Iterator[str]:
+        if self.memory is not None:
+            yield from self.memory.sentences(self.names)
+        elif any(self.memory_known):
+            without = self.names[self.memory_known.index(False)]
+            yield (
+                f"Memory is not compared: that of {without} was not measured. "
+                "th.backward(loss, memory=True) and th.profile(make_loss) do."
+            )
 
     def _count(self) -> str:
         return f"{sum(map(_known, self.tasks)):,} gradients"
@@ -344,7 +360,7 @@ def diff(
     tolerance: float | None = None,
     names: tuple[str, str] = ("run_a", "run_b"),
 ) -> Difference:
-    """Where two runs part first: in order, and in values.
+    """Where two runs part first: in order, in values, and in memory.
 
     For one program under two policies, on CPU and GPU, in float32 and bfloat16, or for the saved traces of two commits
     (`th.load`). Their graphs may differ in some tasks: `aligned` says which belong together.
@@ -361,7 +377,11 @@ def diff(
     tolerance does diverge: resnet50, whose small batches make BatchNorm ill-conditioned (25 %, and 0.5 % without
     oneDNN), mlp_norm, 4,000 tasks deep (92 %), and lstm_cell and unet in float16, where gradients underflow to zero.
 
-    The gradients alone are compared: an error of the forward shows where a task first multiplies with its values.
+    Memory is compared where both have a timeline (`memory=True`, `th.profile`): the peaks, where the levels part, and
+    what is alive at one peak and not at the other.
+
+    Of values the gradients alone are compared: an error of the forward shows where a task first multiplies with its
+    values.
 
     Args:
         run_a, run_b: runs, or their traces.
@@ -380,24 +400,44 @@ def diff(
     if tolerance is not None and not 0 < tolerance < math.inf:
         raise ValueError(f"the tolerance is a relative difference, such as 0.01, not {tolerance!r}")
     graphs = run_a.graph, run_b.graph
-    pairs = aligned(*graphs)
+    traces = [run.trace if isinstance(run, Run) else run for run in (run_a, run_b)]
+    pairs = aligned(*graphs, (_values_of(traces[0]), _values_of(traces[1])))
     order = _first_in_order(graphs, (run_a.order, run_b.order), pairs)
     matched = set(pairs.values())
     only = (
         tuple(task for task in graphs[0].tasks if task.id not in pairs),
         tuple(task for task in graphs[1].tasks if task.id not in matched),
     )
-    traces = [run.trace if isinstance(run, Run) else run for run in (run_a, run_b)]
     bare = replace(graphs[0], nodes=()), replace(graphs[1], nodes=())  # which would keep what is on a `ctx`
+    timelines = [run.timeline if isinstance(run, Run) else None for run in (run_a, run_b)]
+    memory = None
+    if timelines[0] is not None and timelines[1] is not None:
+        memory = MemoryDifference((timelines[0], timelines[1]), pairs)
+    memory_known = timelines[0] is not None, timelines[1] is not None
     first, second = traces
     if first is None or second is None or "off" in (first.level, second.level):
         has_first, has_second = (trace is not None and trace.level != "off" for trace in traces)
-        return Difference(bare, (has_first, has_second), tolerance or 0.0, None, order, (), only, names)
+        measured = has_first, has_second
+        return Difference(bare, measured, tolerance or 0.0, None, order, (), only, names, memory, memory_known)
     coarsest = _coarsest(first, second)
     chosen = math.sqrt(torch.finfo(coarsest).eps) if tolerance is None else tolerance
     with collector_paused():
         tasks = tuple(_Walk(first, second, pairs, chosen).tasks())
-    return Difference(bare, (True, True), chosen, coarsest if tolerance is None else None, order, tasks, only, names)
+    dtype = coarsest if tolerance is None else None
+    return Difference(bare, (True, True), chosen, dtype, order, tasks, only, names, memory, memory_known)
+
+
+def _values_of(trace: Trace | None) -> dict[int, Hashable]:
+    """By task the statistics of what it takes and gives, where all are known."""
+    if trace is None or trace.level == "off":
+        return {}
+    found: dict[int, Hashable] = {}
+    for record in trace:
+        statistics = [each.statistics for each in (*record.inputs, *record.outputs) if each is not None]
+        numbers = [(each.norm, each.mean, each.min, each.max) for each in statistics if each is not None]
+        if len(numbers) == len(statistics):
+            found[record.task.id] = frozenset(Counter(numbers).items())
+    return found
 
 
 def _first_in_order(
@@ -447,7 +487,8 @@ class _Walk:
             if other is None:
                 self._passed[task.id] = max(summands, default=0.0)
                 continue
-            inputs, outputs = (record.inputs, other.inputs), (record.outputs, other.outputs)
+            inputs = record.inputs, other.inputs
+            outputs = record.outputs, self._swapped(task, other.task, other.outputs)
             takes, gives = _aparts(*inputs), self._gives(task, other.task, *outputs)
             self._given[task.id] = gives
             self._passed[task.id] = max((each.share for each in takes if each is not None), default=0.0)
@@ -459,6 +500,21 @@ class _Walk:
             self._small[task.id] = small
             places = record.place, other.place
             yield TaskDifference((task, other.task), places, takes, gives, summands, small, small_inputs)
+
+    def _swapped(self, task: Task, other: Task, outputs: _Gradients) -> _Gradients:
+        """What the second run's task gives, in the order in which the first one's gives it: factors may be swapped."""
+        graphs = self._traces[0].graph, self._traces[1].graph
+        mine, others = graphs[0].out_edges[task.id], graphs[1].out_edges[other.id]
+        number_of = {edge.next_task: edge.output for edge in others}
+        numbers = [number_of.get(self._pairs.get(edge.next_task, -1)) for edge in mine]
+        outputs_of_both = sorted(edge.output for edge in mine)
+        if len(mine) != len(number_of) or sorted(number for number in numbers if number is not None) != outputs_of_both:
+            return outputs  # they lead elsewhere, or to one task twice
+        swapped = list(outputs)
+        for edge, number in zip(mine, numbers, strict=True):
+            if number is not None and max(number, edge.output) < len(outputs):
+                swapped[edge.output] = outputs[number]
+        return tuple(swapped)
 
     def _gives(self, task: Task, other: Task, first: _Gradients, second: _Gradients) -> tuple[Apart | None, ...]:
         """How far apart the outputs are. One that is still to be summed to the shape in which it is taken, which the

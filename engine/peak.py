@@ -86,8 +86,7 @@ class PeakReport:
 
     def title(self, group: PeakGroup) -> str:
         """Where a group was made: `layer1.0, model.py:120`, `12 × blocks.*.mlp, model.py:33 → .grad`."""
-        module = self.module_title(group)
-        return (f"{module}, {group.source.short}" if group.source else module) + (" → .grad" if group.stays else "")
+        return title_of(self.timeline.graph, group)
 
     def module_title(self, group: PeakGroup) -> str:
         """`layer1.0`, `12 × blocks.*.mlp`."""
@@ -222,12 +221,13 @@ def peak_report(
         (timeline.storage(number), timeline.category_at(number, timeline.peak_event, timeline.peak_place))
         for number in timeline.alive()
     ]
-    groups = _groups(timeline, storages)
+    groups = groups_of(timeline, storages)
     found = hints(Peak(timeline, storages, others or {}, trace))
     return PeakReport(timeline, tuple(_answer(timeline, groups, before)), groups, found)
 
 
-def _groups(timeline: Timeline, storages: list[tuple[Storage, Category]]) -> tuple[PeakGroup, ...]:
+def groups_of(timeline: Timeline, storages: list[tuple[Storage, Category]]) -> tuple[PeakGroup, ...]:
+    """Storages by what they were for at the peak, module and source line; the categories with most bytes first."""
     words = StorageWords(timeline)
     since = max(timeline.peak_place, 0)
     found: dict[tuple[Category, bool, str | None, Source | None], list[Storage]] = {}
@@ -265,6 +265,12 @@ def _groups(timeline: Timeline, storages: list[tuple[Storage, Category]]) -> tup
             )
         )
     return tuple(sorted(groups, key=lambda group: (-totals[group.category], group.category, -group.nbytes)))
+
+
+def title_of(graph: Graph, group: PeakGroup) -> str:
+    """Where a group was made, see `PeakReport.title`."""
+    module = _module_title(graph, group)
+    return (f"{module}, {group.source.short}" if group.source else module) + (" → .grad" if group.stays else "")
 
 
 def _module_title(graph: Graph, group: PeakGroup) -> str:

@@ -1,0 +1,177 @@
+"""Where the memory of two runs parts: their peaks, and what is alive at one of them and not at the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from .peak import PeakGroup, groups_of, title_of
+from .sizes import size_text
+from .storage_words import joined, ordinal, was_captured
+from .timeline import Category, Storage, Timeline
+
+_MOST_GROUPS = 3  # in a sentence; all are in `only`
+
+
+@dataclass(frozen=True, slots=True)
+class LevelDifference:
+    """Where two levels of memory part first, in the first run's order.
+
+    Attributes:
+        tasks: the task that both have, by its id in each; None: the backward starts with them.
+        nbytes: the highest level while it ran, or the one at the start.
+    """
+
+    tasks: tuple[int, int] | None
+    nbytes: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryDifference:
+    """How the memory of two runs differs.
+
+    Attributes:
+        timelines: of the two runs, measured or predicted.
+        pairs: by task of the first graph the same one of the second.
+    """
+
+    timelines: tuple[Timeline, Timeline]
+    pairs: Mapping[int, int]
+
+    @property
+    def peaks(self) -> tuple[int, int]:
+        """The two peaks, in bytes."""
+        return self.timelines[0].peak_bytes, self.timelines[1].peak_bytes
+
+    @property
+    def differs(self) -> bool:
+        """Whether the peaks are not the same."""
+        return self.peaks[0] != self.peaks[1]
+
+    @cached_property
+    def first(self) -> LevelDifference | None:
+        """Where the levels part first; None where each task that both have has the same one."""
+        mine, other = self.timelines
+        if mine.start_bytes != other.start_bytes:
+            return LevelDifference(None, (mine.start_bytes, other.start_bytes))
+        for place, task in enumerate(mine.order):
+            twin = self.pairs.get(task)
+            if twin is not None and twin in other.places:
+                levels = mine.task_peaks[place], other.task_peaks[other.places[twin]]
+                if levels[0] != levels[1]:
+                    return LevelDifference((task, twin), levels)
+        return None
+
+    @cached_property
+    def only(self) -> tuple[tuple[PeakGroup, ...], tuple[PeakGroup, ...]]:
+        """For each run what is alive at its peak alone, by category, module and source line, the largest first.
+
+        A storage is alive at both peaks if both have one of its size that the same task made, or that the same tasks
+        save, or else that an operation of this name made in a module of this path, for the same purpose.
+        """
+        known = dict(zip(self.pairs, self.pairs, strict=True)), {other: mine for mine, other in self.pairs.items()}
+        alive = _alive(self.timelines[0], known[0]), _alive(self.timelines[1], known[1])
+        mine, other = alive
+        both = Counter(key for key, _, _ in mine) & Counter(key for key, _, _ in other)
+        first, second = (
+            groups_of(timeline, list(_without(each, both)))
+            for timeline, each in zip(self.timelines, alive, strict=True)
+        )
+        return tuple(sorted(first, key=_size)), tuple(sorted(second, key=_size))
+
+    def sentences(self, names: tuple[str, str]) -> Iterator[str]:
+        """What there is to say, with what the runs are called."""
+        first, second = self.timelines
+        if not self.differs:
+            yield f"The peak of memory is {size_text(self.peaks[0])} in both."
+        else:
+            peaks = [
+                f"{_exactly(nbytes, beside)} in {name}, {_when(timeline)}"
+                for name, timeline, nbytes, beside in zip(
+                    names, self.timelines, self.peaks, self.peaks[::-1], strict=True
+                )
+            ]
+            yield f"The peak of memory is {peaks[0]}, and {peaks[1]}."
+        if first.basis != second.basis:
+            yield f"That of {names[0]} is {_basis(first)}, that of {names[1]} {_basis(second)}."
+        if (parted := self.first) is None:
+            yield "While each task that both have runs, the memory is the same."
+            return
+        levels = f"{_exactly(*parted.nbytes)} in {names[0]}, {_exactly(*parted.nbytes[::-1])} in {names[1]}"
+        if parted.tasks is None:
+            yield f"In memory they part before the first task: {levels}."
+        else:
+            place = ordinal(first.places[parted.tasks[0]] + 1)
+            yield f"In memory they part at the {place} task, {first.graph.describe(parted.tasks[0])}: {levels}."
+        for name, timeline, groups in zip(names, self.timelines, self.only, strict=True):
+            if groups:
+                nbytes = sum(group.nbytes for group in groups)
+                yield f"Alive at the peak of {name} alone are {size_text(nbytes)}: {_listed(timeline, groups)}."
+
+
+_Alive = tuple[Hashable, Storage, Category]
+
+
+def _alive(timeline: Timeline, known: Mapping[int, int]) -> list[_Alive]:
+    """What is alive at the peak, with what tells in both runs which storage it is. `known`: by task the first run's."""
+    found: list[_Alive] = []
+    for number in timeline.alive():
+        storage = timeline.storage(number)
+        if storage.nbytes:
+            category = timeline.category_at(number, timeline.peak_event, timeline.peak_place)
+            found.append(((storage.nbytes, category, _maker(timeline, storage, known)), storage, category))
+    return found
+
+
+def _maker(timeline: Timeline, storage: Storage, known: Mapping[int, int]) -> Hashable:
+    maker = storage.made_by
+    if maker.task is not None:
+        return "task", _known_as(maker.task, known)
+    if saved := timeline.saved.get(storage.number):
+        return "saved", frozenset((_known_as(task, known), slot) for task, slot in saved)
+    return "forward", maker.operation and maker.operation.name, maker.module
+
+
+def _known_as(task: int, known: Mapping[int, int]) -> Hashable:
+    return known.get(task, ("of this run alone", task))
+
+
+def _without(alive: list[_Alive], both: Counter[Hashable]) -> Iterator[tuple[Storage, Category]]:
+    left = both.copy()
+    for key, storage, category in alive:
+        if left[key]:
+            left[key] -= 1
+        else:
+            yield storage, category
+
+
+def _size(group: PeakGroup) -> int:
+    return -group.nbytes
+
+
+def _when(timeline: Timeline) -> str:
+    task = timeline.peak_task
+    if task is None:
+        return "with which the backward starts" if timeline.peak_place < 0 else "as the backward ends"
+    return f"in {timeline.graph.describe(task)}"
+
+
+def _basis(timeline: Timeline) -> str:
+    return timeline.basis if timeline.basis == "measured" else f"predicted ({timeline.basis})"
+
+
+def _exactly(nbytes: int, beside: int) -> str:
+    """A size in bytes where it would read as the other one does."""
+    return size_text(nbytes) if size_text(nbytes) != size_text(beside) else f"{nbytes:,} bytes"
+
+
+def _listed(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> str:
+    captured = was_captured(timeline.graph)
+    said = []
+    for group in groups:
+        what = group.category.plural if len(group.storages) > 1 else group.category.title
+        where = f" of {title_of(timeline.graph, group)}" if captured else f" made by {group.made_by}"
+        said.append(f"{size_text(group.nbytes)} {what}{where}")
+    return joined(said, _MOST_GROUPS)

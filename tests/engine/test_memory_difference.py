@@ -1,0 +1,89 @@
+"""What `th.diff` says of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.__main__ import main
+
+
+class Net(nn.Module):
+    def __init__(self, *, checkpointed: bool) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return x.square().mean()
+
+
+def measured(checkpointed: bool) -> th.Run:
+    torch.manual_seed(0)
+    model, x = Net(checkpointed=checkpointed), torch.randn(256, 16)
+    return th.profile(lambda: model(x), trace="cheap")
+
+
+def test_with_checkpoints_and_without_the_gradients_are_equal_and_memory_is_what_differs(tmp_path: Path) -> None:
+    plain, saving = (th.load(measured(each).save(tmp_path / "run")) for each in (False, True))
+    difference = th.diff(plain, saving, names=("plain", "saving"))
+    memory = difference.memory
+    assert difference.first_unequal is None and memory is not None and difference.differs
+    assert memory.peaks == (plain.peak_bytes, saving.peak_bytes) and memory.peaks[0] > memory.peaks[1]
+    assert memory.first is not None and memory.first.tasks is None, "they start the backward apart"
+    assert plain.timeline is not None and saving.timeline is not None
+    assert memory.first.nbytes == (plain.timeline.start_bytes, saving.timeline.start_bytes)
+    for timeline, groups in zip((plain.timeline, saving.timeline), memory.only, strict=True):
+        alive = set(timeline.alive())
+        assert {storage.number for group in groups for storage in group.storages} <= alive
+    gap = [sum(group.nbytes for group in groups) for groups in memory.only]
+    assert gap[0] - gap[1] == memory.peaks[0] - memory.peaks[1], "what is alive at both is as large in both"
+    said = " ".join(difference.sentences)
+    assert "The peak of memory is " in said and " in plain, in task " in said and "saved activation" in said
+    assert "before the first task" in difference._repr_html_() and "before the first task" in repr(difference)
+
+
+def test_equal_runs_have_one_peak_and_nothing_is_alive_in_one_alone() -> None:
+    first, second = measured(False), measured(False)
+    difference = th.diff(first, second)
+    assert difference.memory is not None and not difference.differs
+    assert difference.memory.first is None and difference.memory.only == ((), ())
+    assert difference.sentences[-1] == "While each task that both have runs, the memory is the same."
+
+
+def test_another_order_holds_other_buffers() -> None:
+    x = torch.randn(64, 16)
+    weights = [torch.randn(16, 16, requires_grad=True) for _ in range(4)]
+    runs = []
+    for policy in ("heap", "bfs"):
+        for weight in weights:
+            weight.grad = None
+        loss = torch.stack([(x @ weight).sum() for weight in weights]).sum()
+        runs.append(th.backward(loss, policy=policy, memory=True))
+    memory = th.diff(*runs).memory
+    assert memory is not None and memory.peaks == (runs[0].peak_bytes, runs[1].peak_bytes)
+    first = memory.first
+    assert first is not None and first.tasks is not None and first.nbytes[0] != first.nbytes[1]
+
+
+def test_where_one_was_not_measured_that_is_said_and_where_none_was_nothing() -> None:
+    loss = torch.ones(2, requires_grad=True).sum()
+    bare = th.backward(loss, retain_graph=True)
+    known = th.backward(loss, retain_graph=True, memory=True)
+    assert "Memory is not compared: that of run_b was not measured." in repr(th.diff(known, bare))
+    assert "emory" not in repr(th.diff(bare, bare))
+
+
+def test_the_command_line_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(measured(each).save(tmp_path / f"{each}.json")) for each in (False, True)]
+    assert main(["diff", paths[0], paths[0]]) == 0
+    assert "The peak of memory is" in capsys.readouterr().out
+    assert main(["diff", *paths]) == 1
+    assert "The peak of memory is" in capsys.readouterr().out
