@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from ..inspector.capture import capture
 from ..inspector.graph import Graph, Task
 from ..inspector.kinds import Kind
 from ..inspector.source import Source
@@ -20,7 +19,7 @@ from .direct import Stepper
 from .findings import findings_rich, findings_text
 from .forward_watch import ForwardFind, ForwardWatch
 from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers
-from .origin import is_bad, number_text
+from .origin import first_bad, is_bad, number_text
 from .policies import Policy
 from .run import Engine
 from .session import NativeSession
@@ -82,8 +81,10 @@ class NanReport:
 def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
     """Finds the first NaN or infinite value of a forward and its backward, and says what made it.
 
-    The forward is watched operation by operation. If the loss comes out finite, its backward runs with a watchpoint on
-    NaN and infinite gradients, which walks back to the values that made them.
+    The forward is watched operation by operation, also in the backwards that it runs and inside of torch.func's
+    transforms. If the loss comes out bad, one of its bad elements is followed back to the first operation that made it
+    so: what `where`, a clamp or a division by infinity has discarded made nothing. If it comes out finite, its backward
+    runs with a watchpoint on NaN and infinite gradients, which walks back to the values that made them.
 
     No .grad changes, no hook stays, and the state of torch's random numbers is put back; what else the forward changes
     (the running statistics of a BatchNorm), it changes. Hooks of tensors and nodes run; those of leaves, which wait for
@@ -93,8 +94,10 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
         make_loss: runs the forward and returns the loss, one element.
         engine: "direct"; what it refuses runs with "native".
 
-    Known limitations: what a compiled region or a scripted module does inside is not looked into, nor a value that went
-    to Python. An infinite value that was written down (`masked_fill(..., -inf)`) is taken to be meant. PyTorch's own
+    Known limitations: a compiled region runs as it was written meanwhile, so what only its kernels make is not seen;
+    nor is a value that went to Python, and of a custom operator, which is not run again, what goes in is taken to reach
+    what comes out. An infinite value that was written down (`masked_fill(..., -inf)`), or -inf in data, is taken to be
+    meant: to blame is what made something else of it. What gave bad values is kept as long as they live. PyTorch's own
     engine does not show what a leaf gets in sum before the leaf's hooks run: "native" says of how many it can't tell.
 
     Raises:
@@ -108,7 +111,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
     watch = ForwardWatch()
     with same_random_numbers(), nothing_reduced(), _modules_called() as called:
         try:
-            with capture(observer=watch):
+            with watch.forward():
                 loss = loss_of(make_loss())
         except Exception as error:
             for find in watch.finds:
@@ -118,7 +121,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
             value, bad = float(loss.real), is_bad(loss)
         graph = graph_of(loss) if loss.requires_grad else None
         if bad or graph is None:
-            return _of_forward(watch.finds, value, bad, graph)
+            return _of_forward(watch, loss, value, bad, graph)
         leaves: dict[int, Tensor] = {}
         if any(task.kind is Kind.CHECKPOINT for task in graph.tasks):  # runs a backward of its own, which accumulates
             leaves = {id(each): each for module in called for each in module.parameters(recurse=False)}
@@ -189,21 +192,23 @@ def _modules_called() -> Iterator[Collection[nn.Module]]:
         handle.remove()
 
 
-def _of_forward(finds: list[ForwardFind], loss: float, bad: bool, graph: Graph | None) -> NanReport:
+def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: bool, graph: Graph | None) -> NanReport:
     bare = None if graph is None else _without_nodes(graph)
+    finds = watch.finds
     if not bad:
         sentences = (f"The loss is {number_text(loss)} and has no graph: no backward can run.", *_passing(finds))
         return NanReport(None, sentences, None, None, None, loss, tuple(finds), None, bare)
-    first = _culprit(finds)
-    if first is None:
+    story = watch.story(result, first_bad(result))
+    if story is None:
         sentences = (f"The loss is {number_text(loss)}, and no operation was seen to make it so.",)
-        return NanReport("forward", sentences, None, None, None, loss, (), None, bare)
-    others = [each for each in finds if each is not first and each.how != "put"]
+        return NanReport("forward", sentences, None, None, None, loss, tuple(finds), None, bare)
+    first = story.maker
     sentences = (
         f"The loss is {number_text(loss)}: {_said(first)}.",
         *_code(first.source),
         *(f"{line[0].upper()}{line[1:]}." for line in first.lines),
-        *(f"Then {_said(each)}." if _after(finds, first, each) else f"Before that, {_said(each)}." for each in others),
+        *(() if story.before is None else (f"Before that, {_said(story.before)}.",)),
+        *(() if story.after is None else (f"Then {_said(story.after)}.",)),
     )
     return NanReport("forward", sentences, first.operation, first.module, first.source, loss, tuple(finds), None, bare)
 
@@ -226,20 +231,6 @@ def _of_backward(finds: list[ForwardFind], loss: float, graph: Graph, stop: Stop
         *_passing(finds),
     )
     return NanReport("backward", sentences, task.name, graph.module(task), task.source, loss, tuple(finds), stop, bare)
-
-
-def _culprit(finds: list[ForwardFind]) -> ForwardFind | None:
-    """What to blame: the first NaN, or, where that came of an infinite value, what made the first of those."""
-    made = [each for each in finds if each.how != "put"]
-    nan = next((each for each in made if each.what == "nan"), None)
-    inf = next((each for each in made if each.what == "inf"), None)
-    if nan is None or (nan.from_infinite and inf is not None and finds.index(inf) < finds.index(nan)):
-        return inf or nan or next(iter(finds), None)
-    return nan
-
-
-def _after(finds: list[ForwardFind], first: ForwardFind, other: ForwardFind) -> bool:
-    return finds.index(other) > finds.index(first)
 
 
 def _passing(finds: list[ForwardFind]) -> Iterator[str]:

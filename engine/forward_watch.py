@@ -1,47 +1,36 @@
-"""Watches a forward for the first values that are NaN or infinite, and what made them."""
+"""Watches a forward for values that are NaN or infinite, and says what made them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Literal
-from weakref import ref
 
 from torch import Tensor
 
-from ..inspector.facts import CallRecord, Facts, Operation
+from ..inspector.capture import capture
 from ..inspector.graph import TensorMeta, module_name
-from ..inspector.marks import tensors_of
 from ..inspector.source import Source
-from ..inspector.torch_internals import unobserved
-from .origin import first_bad, has_element, index_text, is_bad, number_text, value_at, what_is_bad
-from .storage_words import operation_title
-
-What = Literal["nan", "inf"]
-How = Literal["made", "put", "given"]
-
-_PUTS = {
-    *("fill", "fill_", "full", "full_like", "masked_fill", "masked_fill_", "masked_scatter", "new_full", "new_tensor"),
-    *("pad", "scatter", "scatter_", "tensor", "where", "__setitem__", "index_fill", "index_fill_", "as_tensor"),
-    *("from_numpy", "empty", "empty_like", "new_empty"),
-}
-"""Operations which put a value into a tensor that somebody has chosen: an infinite one on purpose, as in a mask."""
+from ..inspector.torch_internals import uncompiled, unobserved
+from .function_calls import BadResult, FunctionCalls, Kept
+from .origin import dense_parts, has_element, index_text, is_bad, number_text, value_at, what_is_bad
+from .value_flow import Chain, How, Link, Step, ValueFlow, What, kept_in
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardFind:
-    """A value of the forward that is the first NaN, or the first infinite one.
+    """An operation of the forward that gave NaN, or infinite values.
 
     Attributes:
         what: which of the two.
         how: "made" by an operation out of finite ones; "put" there as it was written down; "given": it was there before
             the operation, in data or a parameter.
-        operation: what the operation is called.
+        operation: what the operation is called; in a backward inside of the forward the name of its node.
         module: the path of the module that called it; None outside of modules.
         source: the user's line.
         text: what is in the result.
         lines: what is known of what the operation was given.
-        from_infinite: whether a NaN came of an infinite value.
     """
 
     what: What
@@ -51,7 +40,6 @@ class ForwardFind:
     source: Source | None
     text: str
     lines: tuple[str, ...]
-    from_infinite: bool
 
     @property
     def place(self) -> str:
@@ -60,121 +48,177 @@ class ForwardFind:
         return f"{self.operation} ({', '.join(where)})" if where else self.operation
 
 
-class ForwardWatch:
-    """An observer for `capture`, which looks at what each operation gives. It waits for accelerators.
+@dataclass(frozen=True, slots=True)
+class Story:
+    """How a value became NaN or infinite.
 
     Attributes:
-        finds: the first of each kind, in the order in which they came.
+        step: the operation that is to blame.
+        maker: what there is to say of it.
+        before: where the infinite value was put that it could not take.
+        after: what made NaN of the infinite value that it made.
+    """
+
+    step: Step
+    maker: ForwardFind
+    before: ForwardFind | None
+    after: ForwardFind | None
+
+
+class ForwardWatch:
+    """Watches a forward, and if asked what is computed after it.
+
+    Attributes:
+        flow: the operations that gave bad values.
     """
 
     def __init__(self) -> None:
-        self.finds: list[ForwardFind] = []
-        self._known: dict[int, ref[Tensor]] = {}  # by id(): tensors that are bad, as of an operation that was seen
+        self._names = capture()
+        self._calls = FunctionCalls()
+        self.flow = ValueFlow(self._names, self._calls)
 
-    def __call__(self, operation: Operation | CallRecord, result: object, arguments: Sequence[object]) -> None:
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Watches the forward that runs meanwhile."""
+        with ExitStack() as stack:
+            stack.enter_context(uncompiled())
+            stack.enter_context(self._names)
+            stack.callback(self.flow.forward_is_over)
+            stack.enter_context(self._calls)
+            stack.enter_context(self.flow)
+            yield
+
+    @property
+    def finds(self) -> list[ForwardFind]:
+        """The first of each kind, in the order in which they came."""
+        steps = sorted(self.flow.firsts.items(), key=lambda item: item[1].number)
+        return [self.find(step, what, how) for (what, how), step in steps if step.call is None or step.call.bad]
+
+    def story(self, tensor: Tensor, index: tuple[int, ...]) -> Story | None:
+        """How an element of a tensor became NaN or infinite; None where no operation is known to have made it so.
+
+        To blame is what the way began with, or, where that is an infinite value which somebody has chosen (a mask), the
+        first operation that made something else of it.
+        """
         with unobserved():
-            bad = [each for each in tensors_of(result) if is_bad(each)]
-            if not bad:
-                return
-            if isinstance(operation, Operation):
-                self._note(operation, bad, arguments)
-            elif not self.finds:  # a module whose inside nobody sees: scripted or compiled
-                self._add("nan" if _has_nan(bad) else "inf", "made", operation, bad, (), False)
-            for each in bad:
-                self._known[id(each)] = ref(each)
-
-    def _note(self, operation: Operation, bad: list[Tensor], arguments: Sequence[object]) -> None:
-        given = [each for each in tensors_of(tuple(arguments)) if all(each is not own for own in bad)]
-        wrote = [each for each in bad if self._is_known(each)]  # in place, into what was bad before
-        before = [*given, *wrote]
-        had_nan, had_inf = _has_nan(before), _has_inf(before)
-        kinds: tuple[tuple[What, bool, bool], ...] = (
-            ("nan", _has_nan(bad), had_nan),
-            ("inf", _has_inf(bad), had_inf),
-        )
-        for what, has, had in kinds:
-            if not has:
-                continue
-            how: How = "made"
-            if had:
+            chain = self.flow.chain_to(tensor, index)
+            if not chain.links:
+                return None
+            links = chain.links[::-1]
+            how: How = "put" if links[0].step.puts else "made"
+            if chain.given is not None and not links[0].step.puts_number:
                 how = "given"
-                if any(self._is_known(each) for each in before):
-                    continue  # it came from an operation that was seen
-            elif operation_title(operation.name).rsplit(".", 1)[-1] in _PUTS:
-                how = "put"
-            self._add(what, how, operation, bad, arguments, had_inf and not had_nan)
+            first = 0
+            if (meant := _meant(chain, how)) is not None:
+                first = next((number for number, each in enumerate(links) if each.value != meant), 0)
+            maker = links[first]
+            then = next((each for each in links[first + 1 :] if _is_nan(each.value)), None)
+            return Story(
+                maker.step,
+                self._of_link(maker, how if not first else "made"),
+                self._of_link(links[0], how) if first and not _is_one_call(links[0], maker) else None,
+                None
+                if then is None or _is_nan(maker.value) or _is_one_call(then, maker)
+                else self._of_link(then, "made"),
+            )
 
-    def _is_known(self, tensor: Tensor) -> bool:
-        found = self._known.get(id(tensor))
-        return found is not None and found() is tensor
+    def _of_link(self, link: Link, how: How) -> ForwardFind:
+        return self.find(link.step, "nan" if _is_nan(link.value) else "inf", how)
 
-    def _add(
-        self,
-        what: What,
-        how: How,
-        operation: Operation | CallRecord,
-        bad: Sequence[Tensor],
-        arguments: Sequence[object],
-        from_infinite: bool,
-    ) -> None:
-        if any(each.what == what and each.how == how for each in self.finds):
-            return
-        call = operation if isinstance(operation, CallRecord) else operation.call
-        self.finds.append(
-            ForwardFind(
+    def find(self, step: Step, what: What, how: How) -> ForwardFind:
+        """What there is to say of an operation."""
+        with unobserved():
+            operation, node = step.operation, step.node
+            bad = step.call.bad if step.call is not None and node is None else None
+            if bad is not None and step.call is not None:
+                lines = self._arguments(step, bad)
+            else:
+                bad = _results_again(step)
+                kept = {id(each): each.tensor for each in kept_in((step.args, step.kwargs))}
+                lines = [f"an argument ({_meta(each)}){_state(each, bad)}" for each in kept.values()]
+            title = str(step.operator) if step.call is None else step.call.title
+            if node is not None:
+                title = node.name()
+                lines.append("that was in a backward which the forward ran")
+            call = None if operation is None else operation.call
+            return ForwardFind(
                 what,
                 how,
-                operation.module_class.__name__
-                if isinstance(operation, CallRecord)
-                else operation_title(operation.name),
+                title,
                 None if call is None else call.full_path or call.module_class.__name__,
-                None if isinstance(operation, CallRecord) else operation.source,
-                what_is_bad(bad[0]),
-                tuple(_given(operation.facts, arguments, bad)),
-                from_infinite,
+                None if operation is None else operation.source,
+                "NaN or infinite elements" if bad is None else bad.text,
+                tuple(lines),
             )
-        )
+
+    def _arguments(self, step: Step, bad: BadResult) -> list[str]:
+        """What the arguments of the function were like."""
+        lines = []
+        facts = None if step.operation is None else step.operation.facts
+        for label, value, own in (step.call.arguments or ()) if step.call is not None else ():
+            if not isinstance(value, Kept):
+                lines.append(f"{label} was {number_text(value)}")
+                continue
+            tensor, given = value.tensor, None if own is None else own()
+            name = None if facts is None or given is None else facts.leaf_name(given)
+            lines.append(f"{label} ({f'{name}, ' if name else ''}{_meta(tensor)}){_state(tensor, bad)}")
+        return lines
 
 
-def _has_nan(tensors: Sequence[Tensor]) -> bool:
-    return any(is_bad(each) and bool(each.isnan().any()) for each in tensors)
+def _meant(chain: Chain, how: How) -> complex | None:
+    """The infinite value with which a way begins, if somebody has written it there; -inf in data is a mask."""
+    if how == "given" and chain.given is not None:
+        kept, index = chain.given
+        value: complex = dense_parts(kept.tensor)[0][index].item()
+        return value if value == -math.inf and not kept.requires_grad else None
+    value = chain.links[-1].value
+    return value if how == "put" and not _is_nan(value) else None
 
 
-def _has_inf(tensors: Sequence[Tensor]) -> bool:
-    return any(is_bad(each) and bool(each.isinf().any()) for each in tensors)
+def _is_one_call(first: Link, second: Link) -> bool:
+    return first.step.call is not None and first.step.call is second.step.call
 
 
-def _given(facts: Facts, arguments: Sequence[object], bad: Sequence[Tensor]) -> Iterator[str]:
-    """What the arguments were like. What the operation wrote into is not as it was."""
-    for number, argument in enumerate(arguments):
-        if isinstance(argument, int | float) and len(arguments) == 2:
-            yield f"argument {number} was {number_text(argument)}"
-        for each in tensors_of(argument):
-            if all(each is not own for own in bad):
-                name = facts.leaf_name(each)
-                meta = TensorMeta(tuple(each.shape), each.dtype, each.device)
-                yield f"argument {number} ({f'{name}, ' if name else ''}{meta}){_state(each, bad[0])}"
+def _is_nan(value: complex) -> bool:
+    return value != value
 
 
-def _state(given: Tensor, bad: Tensor) -> str:
+def _results_again(step: Step) -> BadResult | None:
+    """What an operation gives, which nobody has looked at more closely when it ran."""
+    try:
+        return BadResult.of(step.results({})) if step.only_computes else None
+    except Exception:  # what its caller has changed since
+        return None
+
+
+def _meta(tensor: Tensor) -> TensorMeta:
+    return TensorMeta(None if tensor.is_nested else tuple(tensor.shape), tensor.dtype, tensor.device)
+
+
+def _state(given: Tensor, bad: BadResult | None) -> str:
     """What was in an argument, and what stood in it at the place of the first bad element."""
-    index = first_bad(bad)
+    for part in dense_parts(given):
+        if is_bad(part):
+            line = _whole_line(part, bad.place) if bad is not None and tuple(part.shape) == bad.shape else ""
+            return f" had {what_is_bad(part)}{line}"
     if not has_element(given) or given.is_complex():
         return ""
-    if is_bad(given):
-        return f" had {what_is_bad(given)}{_whole_line(given, index) if given.shape == bad.shape else ''}"
-    at = value_at(given, index, bad.shape)
+    at = None if bad is None else value_at(given, bad.place, bad.shape)
+    index = () if bad is None else bad.place
     where = "" if at is None else f", and {f'at {index_text(index)} ' if index else ''}it was {number_text(at)}"
     low, high = (number_text(bound.item()) for bound in given.aminmax())
     return f" was finite, from {low} to {high}{where}"
 
 
-def _whole_line(given: Tensor, index: tuple[int, ...]) -> str:
+def _whole_line(given: Tensor, index: Sequence[int]) -> str:
     """Whether all along one dimension is -inf at this place: a softmax over it has nothing left."""
+    place = tuple(index)
+    if given.is_complex():
+        return ""
     for dimension in reversed(range(given.dim())):
-        line = given.movedim(dimension, -1)[index[:dimension] + index[dimension + 1 :]]
+        line = given.movedim(dimension, -1)[place[:dimension] + place[dimension + 1 :]]
         if line.numel() > 1 and bool(line.isneginf().all()):
-            where = [str(place) for place in index]
+            where = [str(each) for each in place]
             where[dimension] = ":"
             return f", and all of [{', '.join(where)}] was -inf"
     return ""

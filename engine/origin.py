@@ -12,9 +12,18 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..inspector.graph import Graph, Task
-from ..inspector.torch_internals import SavedSlot, computes_itself, leaf_of, saved_numbers, saved_slots, storage_of
+from ..inspector.torch_internals import (
+    SavedSlot,
+    computes_itself,
+    is_abstract,
+    leaf_of,
+    saved_numbers,
+    saved_slots,
+    storage_of,
+    stored_values,
+)
 from .conditions import Output
-from .readings import PLAIN
+from .readings import PLAIN, SPARSE
 
 FORMULAS: dict[str, tuple[str, ...]] = {
     "Acos": ("-gradient / sqrt(1 - self²)",),
@@ -157,6 +166,15 @@ def is_bad(tensor: Tensor) -> bool:
     return not bool(total.isfinite()) and not bool(tensor.isfinite().all())
 
 
+def dense_parts(tensor: Tensor) -> list[Tensor]:
+    """What holds its elements: the tensor itself, or the values of a sparse or nested one."""
+    if computes_itself(tensor) or is_abstract(tensor) or tensor.is_quantized:
+        return []
+    if tensor.is_nested or tensor.layout in SPARSE:
+        return [stored_values(tensor)]
+    return [tensor] if tensor.layout is torch.strided else []
+
+
 def what_is_bad(tensor: Tensor | None) -> str:
     """`NaN in 3 of 64 elements, first at [0, 2]`; `-inf at [3]`; `NaN` of a scalar."""
     if tensor is None or not has_element(tensor):
@@ -179,7 +197,8 @@ def first_bad(tensor: Tensor) -> tuple[int, ...]:
 def has_element(tensor: Tensor) -> bool:
     """Whether there are values that can be looked at."""
     return (
-        tensor.layout is torch.strided
+        not is_abstract(tensor)
+        and tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_quantized
         and tensor.device.type != "meta"
@@ -254,7 +273,7 @@ def _factor(value: object) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def value_at(tensor: Tensor, index: tuple[int, ...], shape: torch.Size) -> object | None:
+def value_at(tensor: Tensor, index: tuple[int, ...], shape: tuple[int, ...]) -> object | None:
     """The element that stands at this index of a tensor of `shape`, if the tensor is of it or broadcasts to it."""
     if not has_element(tensor) and (
         tensor.layout is not torch.strided or not tensor.numel() or tensor.dtype.is_complex

@@ -18,7 +18,7 @@ Need = Literal["finite", "inf", "zero", "norm"]
 """What is asked: whether all is finite; whether an element is infinite also where another one is NaN; whether all is
 zero; the 2-norm."""
 
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """What torch can sum as it is; float8 it can't."""
 
@@ -44,6 +44,8 @@ def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
     A sum that is finite says that all elements are: one pass at the speed of the memory. Only what is not is looked at
     more closely, also because sums overflow: those of 16-bit gradients, and of large numbers.
     """
+    if gradient.is_nested and not computes_itself(gradient):
+        gradient = stored_values(gradient)
     plain = type(gradient) is Tensor and gradient.layout is torch.strided and gradient.dtype in PLAIN
     if not plain or gradient.is_meta:
         return _read_exotic(gradient)
@@ -183,7 +185,7 @@ def _plain_values(gradient: Tensor) -> Tensor | None:
     """The elements as a tensor of which norms can be taken; None where there are none to look at."""
     if gradient.is_nested or gradient.is_quantized or gradient.device.type == "meta" or computes_itself(gradient):
         return None
-    if gradient.layout in _SPARSE:
+    if gradient.layout in SPARSE:
         gradient = stored_values(gradient)
     elif gradient.layout is not torch.strided:
         return None

@@ -87,6 +87,11 @@ def hooks_noted(node: Node) -> tuple[HookNote, ...]:
     return tuple(notes_on(node).get(_HOOKS, ()))
 
 
+def operation_of(node: Node) -> Operation | None:
+    """The operation whose result this node made, if a capture saw it."""
+    return notes_on(node).get(_MARK)
+
+
 def made_during(facts: Facts, node: Node) -> bool:
     """Whether the node was made in the capture that wrote `facts`, or in one inside or around it meanwhile."""
     operation = notes_on(node).get(_MARK)

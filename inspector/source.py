@@ -11,11 +11,13 @@ from typing import Protocol
 
 import torch
 
-# The engine's ready models stand for the user's code; but th.mirror calls the user's operations on their way.
+# The engine's ready models stand for the user's code; but th.mirror and th.find_nan call the user's operations on their
+# way.
+_ENGINE = Path(__file__).parent.parent / "engine"
 _LIBRARY_FOLDERS = (
     str(Path(torch.__file__).parent) + os.sep,
     str(Path(__file__).parent) + os.sep,
-    str(Path(__file__).parent.parent / "engine" / "mirror"),
+    *(str(_ENGINE / name) for name in ("mirror", "value_flow.py", "function_calls.py")),
     "<frozen",
 )
 
@@ -64,5 +66,5 @@ def first_user_line(frames: Iterable[Frame]) -> Source | None:
 
 
 def is_library(filename: str) -> bool:
-    """Whether a frame's file belongs to torch, to the capture or to th.mirror, and so is not the user's line."""
+    """Whether a frame's file belongs to torch or to what calls the user's operations, and so is not the user's line."""
     return filename.startswith(_LIBRARY_FOLDERS)

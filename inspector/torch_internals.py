@@ -297,6 +297,11 @@ def is_generated(function: type[Function]) -> bool:
     return function.__module__ == "torch._library.autograd"
 
 
+def is_operator(function: object) -> bool:
+    """Whether it is one operator of `torch.ops`, with a schema."""
+    return isinstance(function, OpOverload)
+
+
 def schema_names(function: object) -> tuple[str, ...] | None:
     """What an operator of `torch.ops` calls its arguments; None for anything else."""
     if isinstance(function, OpOverloadPacket):
@@ -695,7 +700,8 @@ def _graph_task_id() -> int:
     return _real_graph_task_id() if stand_in is None or stand_in.number is None else stand_in.number
 
 
-def _current_node() -> Node | None:
+def current_node() -> Node | None:
+    """The node whose backward this thread runs, in a backward of PyTorch's engine or of our own."""
     stand_in = _thread.stand_in()
     return _real_current_node() if stand_in is None else stand_in.node
 
@@ -749,7 +755,7 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
     try:
         with _standing_lock:
             _standing.append(stand_in)
-            _answer(_graph_task_id, _current_node, _will_execute, _execution_order, _engine)
+            _answer(_graph_task_id, current_node, _will_execute, _execution_order, _engine)
         _thread.answering.append(stand_in)
         run_engine([_thread.edge], [_thread.one], keep_graph, create_graph, accumulate=True)
     finally:
@@ -991,6 +997,12 @@ def functorch_is_active() -> bool:
 def without_torch_function() -> AbstractContextManager[Any]:
     """A context in which tensor subclasses and function modes are not asked what they think of it."""
     return torch._C.DisableTorchFunction()
+
+
+def is_abstract(tensor: Tensor) -> bool:
+    """Whether it has no elements that could be read: it stands for another tensor inside a transform of torch.func, or
+    for zeros of which there are no bytes (in forward mode)."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor())
 
 
 def stored_values(tensor: Tensor) -> Tensor:
@@ -1603,6 +1615,56 @@ class SeenOperations(TorchDispatchMode):
 
 
 keep_compiler_out(SeenOperations.__torch_dispatch__)
+
+
+class EveryOperation(TorchDispatchMode):
+    """While it is open, shows `run` each operation that computes in this thread: of forwards and of backwards, below
+    autograd, autocast and the transforms of torch.func.
+
+    Of tensors that compute in their own way (DTensor, jagged ones) it sees what they do with the tensors inside. What
+    is no ATen operation but made of such (flex_attention) it sees as one.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in InFloat64
+
+    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Is to give what `operator(*args, **kwargs)` does."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(each.__torch_dispatch__ is not Tensor.__torch_dispatch__ for each in types if issubclass(each, Tensor)):
+            return NotImplemented  # then torch asks the tensors, with this mode still open
+        views = getattr(operator, "is_view", False) and operator is not _LIFT  # which gives what torch.tensor has made
+        if views or getattr(operator, "namespace", "") == "profiler":
+            return operator(*args, **(kwargs or {}))
+        return self.run(operator, args, kwargs or {})
+
+
+keep_compiler_out(EveryOperation.__torch_dispatch__)
+
+
+def is_lift(operator: object) -> bool:
+    """Whether it hands over a tensor that was filled with Python's or NumPy's numbers, which no operation shows."""
+    return operator is _LIFT
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Meanwhile what torch.compile wraps runs as it was written. It stays compiled for later, as it would not under a
+    dispatch mode alone, and no compilation is made for this run."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
 
 # What `with` does for a mode and for hooks, in less time: between large kernels each line of Python takes microseconds.
 open_mode: Callable[[TorchDispatchMode], None] = torch._C._push_on_torch_dispatch_stack
