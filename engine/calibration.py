@@ -87,7 +87,9 @@ class _Reader:
             self._limits["the backward which was measured left tasks out (inputs=), and what only these need"] = None
         for place, turn in enumerate(self.lives.turns):
             if turn.visit.opaque:
-                self._limit(turn, "gets or gives a tensor without bytes of its own to look at (sparse, or a subclass)")
+                self._limit(turn, "gets or gives a tensor without bytes of its own to look at (nested, or a subclass)")
+            elif any(seen is not None and seen.stored >= 0 for seen in (*turn.visit.inputs, *turn.visit.outputs)):
+                self._limit(turn, "gets or gives a sparse gradient, of which what it stores is counted as one block")
             elif graph.tasks[turn.visit.task].kind is Kind.COMPILED:
                 self._limit(turn, "is a compiled region, which may free what it gets and keeps while it runs")
             tasks[turn.visit.task] = self._footprint(place, turn)
@@ -165,12 +167,14 @@ class _Reader:
     def _footprint(self, place: int, turn: Turn) -> Footprint | None:
         lives = self.lives
         leaf = self.measured.graph.tasks[turn.visit.task].is_leaf
+        grad = turn.visit.grad
+        grows = leaf and self.leaves[turn.visit.task].has_grad and grad is not None and grad.stored >= 0
         trace: list[int] = []
         blocks: dict[int, int] = {}  # by storage
         sizes: list[int] = []
         for row in range(lives.first + turn.summed, lives.first + turn.ended):
             number = lives.numbers[row]
-            if number < 0 or (leaf and number == turn.grad):
+            if number < 0 or (leaf and number == turn.grad and not grows):
                 continue
             if lives.births[number] == row:
                 blocks[number] = len(sizes)
@@ -209,7 +213,7 @@ class _Reader:
         return self._footprints.setdefault(footprint, footprint)
 
     def _layout(self, seen: Seen) -> Layout:
-        key = (seen.shape, seen.strides, seen.itemsize)
+        key = (seen.shape, seen.strides, seen.itemsize, seen.stored)
         found = self._layouts.get(key)
         if found is None:
             found = self._layouts[key] = seen.layout

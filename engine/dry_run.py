@@ -174,6 +174,7 @@ class _DryRun:
         self._hooks = TensorHooks(graph.nodes)
         self._more_limits: list[str] = []
         self._facts: list[object | None] = []
+        self._sparse_grads: dict[int, Layout] = {}  # by the leaf's task
 
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
         graph = self._graph
@@ -182,6 +183,11 @@ class _DryRun:
         try:
             states = {
                 task_id: LeafState(_layout_of(leaf), grads[task_id] is not None) for task_id, leaf in leaves.items()
+            }
+            self._sparse_grads = {
+                task_id: layout_of(grad)
+                for task_id, grad in grads.items()
+                if grad is not None and grad.layout is torch.sparse_coo
             }
             tasks = self._ask(order, states)
         finally:
@@ -219,7 +225,7 @@ class _DryRun:
         with self._operations:
             for task_id in order:
                 if task_id in leaves:
-                    footprints[task_id] = self._copies(waiting[task_id][0], leaves[task_id])
+                    footprints[task_id] = self._accumulated(task_id, waiting[task_id][0], leaves[task_id])
                     continue
                 answer = self._answer(graph.tasks[task_id], waiting[task_id])
                 footprints[task_id] = self._retaining(task_id, answer.footprint, waiting[task_id])
@@ -229,9 +235,15 @@ class _DryRun:
                         self._add(waiting, edge.next_task, edge.input, gradient)
         return footprints
 
-    def _copies(self, gradient: _Gradient | None, leaf: LeafState) -> Footprint | None:
-        """What an AccumulateGrad takes, while it copies what can't be the .grad itself, besides the copy."""
-        if gradient is None or leaf.has_grad or suits(gradient.layout, leaf.layout):
+    def _accumulated(self, task_id: int, gradient: _Gradient | None, leaf: LeafState) -> Footprint | None:
+        """What an AccumulateGrad takes besides the .grad that it makes: what a copy takes meanwhile, or the new bytes
+        of a sparse .grad, to which nothing is added in place."""
+        if gradient is None:
+            return None
+        before = self._sparse_grads.get(task_id)
+        if before is not None and self._counts(gradient.device):
+            return Footprint((0,), (sum_of(before, gradient.layout).nbytes,), (), (gradient.layout,), ((0, -1),))
+        if leaf.has_grad or suits(gradient.layout, leaf.layout):
             return None
         scratch = self._scratch(gradient, copy_for(gradient.layout, leaf.layout))
         return Footprint((0, ~0), (scratch,), (), (gradient.layout,)) if scratch else None
@@ -352,8 +364,9 @@ class _DryRun:
             if gradient is not None and gradient.layout is torch.strided and not fits(gradient, takes):
                 outputs[edge.output] = fitted(gradient, takes, self._graph, edge)
         gradient = None
+        stored = [self._stored(task, output) for output in outputs]  # may be seen here first
         events = tuple(operations.events)  # what dies later is what the next tasks get
-        origins = tuple(self._origins(task, given, outputs))
+        origins = tuple(self._origins(given, outputs, stored))
         kept: set[int] = set()
         if task.kind in APPLIED:
             alive = {event for event in events if event >= 0 and ~event not in events}
@@ -372,19 +385,25 @@ class _DryRun:
             tuple(None if each is None else _Gradient(_layout_of(each), each.dtype, each.device) for each in outputs),
         )
 
-    def _origins(self, task: Task, given: list[Tensor | None], outputs: list[Tensor | None]) -> Iterator[Output | None]:
+    def _stored(self, task: Task, output: Tensor | None) -> Tensor | None:
+        """The tensor whose storage an output is on: of a sparse one its values."""
+        if output is None or output.layout is torch.strided:
+            return output
+        self._limit("tasks that give sparse gradients", task.id)
+        return stored_values(output)
+
+    def _origins(
+        self, given: list[Tensor | None], outputs: list[Tensor | None], stored: list[Tensor | None]
+    ) -> Iterator[Output | None]:
         storages = [None if each is None else storage_of(each) for each in given]
         numbers: dict[int, int] = {}  # of a task's own blocks, the first output on each
-        for position, output in enumerate(outputs):
-            if output is None:
+        for position, (whole, output) in enumerate(zip(outputs, stored, strict=True)):
+            if whole is None or output is None:
                 yield None
                 continue
-            if output.layout is not torch.strided:
-                self._limit("tasks that give sparse gradients", task.id)
-                output = stored_values(output)
-            layout, keeps_base = _layout_of(output), is_view(output)
-            same = next((number for number, each in enumerate(given) if each is output), -1)
-            before = next((number for number, each in enumerate(outputs[:position]) if each is output), -1)
+            layout, keeps_base = _layout_of(whole), is_view(output)
+            same = next((number for number, each in enumerate(given) if each is whole), -1)
+            before = next((number for number, each in enumerate(outputs[:position]) if each is whole), -1)
             block = self._operations.number(output)
             if same >= 0:
                 yield Output("input", same, layout, keeps_base)
@@ -534,6 +553,6 @@ def _is_scalar(meta: TensorMeta) -> bool:
 
 
 def _layout_of(tensor: Tensor) -> Layout:
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
         return contiguous(() if tensor.is_nested else tensor.shape, tensor.element_size())
     return layout_of(tensor)

@@ -14,17 +14,19 @@ Origin = Literal["input", "view", "output", "output view", "block", "outside"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shape and strides of a dense tensor, as far as they decide whether memory is shared or copied.
+    """Shape and strides of a tensor, as far as they decide whether memory is shared or copied.
 
     Attributes:
         dense: its elements fill its span without gaps or overlaps (c10: is_non_overlapping_and_dense).
-        nbytes: what a dense copy of it takes.
+        nbytes: what a dense copy of it takes; of a sparse one a copy of what it stores, indices included.
+        sparse: it is a COO tensor; its strides say nothing.
     """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dense: bool
     nbytes: int
+    sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)

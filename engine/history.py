@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from ..inspector.graph import Edge, Graph
-from ..inspector.torch_internals import storage_of, version_of
+from ..inspector.torch_internals import storage_of, stored_bytes, version_of
 from .input_buffer import InputBuffer, Waiting
 
 BUDGET_BYTES = 1 << 30
@@ -323,7 +323,7 @@ def _copied(entry: Ran) -> int:
 def nbytes_of(tensor: Tensor) -> int:
     """Bytes of its elements; of a sparse tensor those that are stored, and of their indices."""
     if tensor.layout is torch.sparse_coo:
-        return tensor._indices().nbytes + tensor._values().nbytes
+        return stored_bytes(tensor)
     if tensor.layout is torch.sparse_csr:
         return tensor.crow_indices().nbytes + tensor.col_indices().nbytes + tensor.values().nbytes
     return tensor.nbytes

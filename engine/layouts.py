@@ -7,8 +7,10 @@ from dataclasses import replace
 from math import prod
 from threading import Lock
 
+import torch
 from torch import Tensor
 
+from ..inspector.torch_internals import stored_bytes
 from .footprint import Layout
 
 
@@ -26,9 +28,16 @@ def contiguous(shape: Sequence[int], itemsize: int) -> Layout:
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """The layout of a strided tensor."""
+    """The layout of a strided tensor, or of a COO one."""
+    if tensor.layout is torch.sparse_coo:
+        return sparse(tensor.shape, stored_bytes(tensor))
     shape, strides = tuple(tensor.shape), tensor.stride()
     return Layout(shape, strides, is_dense(shape, strides), tensor.numel() * tensor.element_size())
+
+
+def sparse(shape: Sequence[int], nbytes: int) -> Layout:
+    """The layout of a COO tensor which stores so many bytes: nothing is added to it in place."""
+    return replace(contiguous(shape, 1), dense=False, nbytes=nbytes, sparse=True)
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -58,6 +67,8 @@ def is_contiguous(layout: Layout) -> bool:
 
 def suits(gradient: Layout, leaf: Layout) -> bool:
     """Whether such a gradient may be the .grad of such a leaf (grad_layout_contract.h, obeys_layout_contract)."""
+    if gradient.sparse:
+        return True
     if not leaf.dense or gradient.shape != leaf.shape:
         return is_contiguous(gradient)
     expanded = any(size == 1 and stride == 0 for size, stride in zip(gradient.shape, gradient.strides, strict=True))
@@ -66,6 +77,8 @@ def suits(gradient: Layout, leaf: Layout) -> bool:
 
 def copy_for(gradient: Layout, leaf: Layout) -> Layout:
     """The layout of the copy that becomes .grad where the gradient itself does not (clone_obey_contract)."""
+    if gradient.sparse:
+        return gradient
     if gradient.shape == leaf.shape and leaf.dense:
         return replace(leaf, nbytes=gradient.nbytes)
     return replace(contiguous(gradient.shape, 1), nbytes=gradient.nbytes)
@@ -84,7 +97,14 @@ def scratch_of_copy(source: Layout, copy: Layout) -> int:
 
 
 def sum_of(one: Layout, other: Layout) -> Layout:
-    """The layout of a sum in a new block (TensorIterator.cpp, fast_set_up and reorder_dimensions)."""
+    """The layout of a sum in a new block (TensorIterator.cpp, fast_set_up and reorder_dimensions).
+
+    Of two sparse tensors it stores what both do, side by side.
+    """
+    if one.sparse and other.sparse:
+        return replace(one, nbytes=one.nbytes + other.nbytes)
+    if one.sparse or other.sparse:
+        return replace(contiguous(one.shape, 1), nbytes=(other if one.sparse else one).nbytes)
     if one.shape != other.shape:
         return one if one.nbytes >= other.nbytes else other
     if is_contiguous(one) and is_contiguous(other):
@@ -167,4 +187,6 @@ class Layouts:
     def differ(self, one: int, other: int) -> bool:
         """Whether shapes differ, or strides that matter."""
         first, second = self._layouts[one], self._layouts[other]
+        if first.sparse or second.sparse:
+            return first != second
         return first.shape != second.shape or not same_strides(first, second)

@@ -21,17 +21,20 @@ from ..inspector.torch_internals import (
     identity_of,
     is_view,
     leaf_of,
+    stored_bytes,
+    stored_values,
     unobserved,
 )
 from .allocator import AllocatorRecorder
 from .footprint import Layout
-from .layouts import is_dense
+from .layouts import is_dense, sparse
 
 
 class Seen(NamedTuple):
     """A tensor at a moment, as numbers alone: looking keeps nothing alive.
 
-    `identity` is the tensor's (its TensorImpl), `address` that of its storage's bytes; both may be another's later.
+    `identity` is the tensor's (its TensorImpl), `address` that of its storage's bytes; both may be another's later. Of
+    a COO tensor the address is that of its values, and `stored` what it stores in bytes.
     """
 
     identity: int
@@ -40,9 +43,12 @@ class Seen(NamedTuple):
     strides: tuple[int, ...]
     itemsize: int
     is_view: bool
+    stored: int = -1
 
     @property
     def layout(self) -> Layout:
+        if self.stored >= 0:
+            return sparse(self.shape, self.stored)
         nbytes = self.itemsize
         for size in self.shape:
             nbytes *= size
@@ -50,13 +56,18 @@ class Seen(NamedTuple):
 
 
 def look(tensor: Tensor | None) -> Seen | None:
-    """The tensor as numbers; None for one without bytes of its own (sparse, nested, wrapper subclasses).
+    """The tensor as numbers; None for one without bytes of its own (compressed sparse, nested, wrapper subclasses).
 
     Its storage is not asked for: the Python object of one that is made so holds it from then on, and the engine, which
     adds in place only to what nobody else holds, would make copies.
     """
-    if tensor is None or tensor.layout is not torch.strided or tensor.is_nested:
+    if tensor is None or tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
         return None
+    if tensor.layout is torch.sparse_coo:
+        values = look(stored_values(tensor))
+        return values and values._replace(
+            identity=identity_of(tensor), shape=tensor.shape, strides=(), stored=stored_bytes(tensor)
+        )
     itemsize = tensor.element_size()
     try:
         address = tensor.data_ptr()

@@ -1010,6 +1010,11 @@ def stored_values(tensor: Tensor) -> Tensor:
     return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
+def stored_bytes(tensor: Tensor) -> int:
+    """What a COO tensor stores: its elements and their indices."""
+    return sum(each.numel() * each.element_size() for each in (tensor._indices(), tensor._values()))
+
+
 def computes_itself(tensor: Tensor) -> bool:
     """Whether it is of a subclass that runs operations in its own way (`__torch_dispatch__`: DTensor, FakeTensor)."""
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__

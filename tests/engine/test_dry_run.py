@@ -254,6 +254,23 @@ def test_sparse_gradients_are_an_estimate() -> None:
     assert embedding.weight.grad is None
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_sparse_embedding_used_twice_peaks_as_is_measured(steps: int) -> None:
+    """Where two sparse gradients meet, and where one meets a sparse .grad, what is stored stands side by side."""
+    embedding = nn.Embedding(50, 8, sparse=True)
+    some, more = torch.arange(5), torch.arange(3)
+
+    def make_loss() -> Tensor:
+        return embedding(some).sum() + embedding(more).sum()
+
+    for _ in range(steps - 1):
+        make_loss().backward()
+    predicted = th.simulate(th.graph(make_loss()), "heap")
+    run = th.profile(make_loss)
+    assert predicted.peak_bytes == run.timeline.peak_bytes
+    assert th.simulate(run.graph, "bfs", run.footprints).peak_bytes == run.timeline.peak_bytes
+
+
 def test_nested_tensors_are_an_estimate() -> None:
     x = torch.randn(4, 8, requires_grad=True)
     nested = torch.nested.as_nested_tensor([x, x[:2]], layout=torch.strided)
