@@ -41,6 +41,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("name", "rows", "goals"),
     [("capture", 2, 2), ("stepping", 9, 4), ("drawing", 8, 8), ("walking", 1, 1), ("tracing", 11, 1), ("memory", 7, 6)],
 )
+@pytest.mark.slow
 def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: str, rows: int, goals: int) -> None:
     found = list(benchmarks.BENCHMARKS[name](benchmarks.Effort(repetitions=1, tiny=True)))
     assert len(found) == rows
@@ -48,6 +49,7 @@ def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: s
     assert all(len(row.values) == 1 and row.values[0] > 0 for row in found)
 
 
+@pytest.mark.slow
 def test_watching_is_measured_beside_anomaly_mode(benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     anomaly, native, *others = benchmarks.BENCHMARKS["watching"](benchmarks.Effort(repetitions=1, tiny=True))
@@ -56,6 +58,7 @@ def test_watching_is_measured_beside_anomaly_mode(benchmarks: ModuleType, monkey
     assert len(others) == 4 and all(len(row.values) == 1 for row in (anomaly, native, *others))
 
 
+@pytest.mark.slow
 def test_predictions_are_held_against_measurements(benchmarks: ModuleType) -> None:
     workload, programs = benchmarks.BENCHMARKS["prediction"](benchmarks.Effort(repetitions=1, tiny=True))
     assert workload.what.startswith("linear50: 3.002 to 51.002 MiB")
@@ -63,6 +66,7 @@ def test_predictions_are_held_against_measurements(benchmarks: ModuleType) -> No
     assert programs.outcome.startswith("8 of 8 peaks equal to the byte")
 
 
+@pytest.mark.slow
 def test_orders_are_compared_by_time_by_peak_and_on_two_devices_by_makespan(benchmarks: ModuleType) -> None:
     rows = {row.what: row for row in benchmarks.BENCHMARKS["orders"](benchmarks.Effort(repetitions=1, tiny=True))}
     peak = rows["linear50: peak, bfs / heap"]
@@ -74,6 +78,7 @@ def test_orders_are_compared_by_time_by_peak_and_on_two_devices_by_makespan(benc
     assert len(rows) == 10 and sum(row.goal is not None for row in rows.values()) == 3
 
 
+@pytest.mark.slow
 def test_planning_is_timed_as_graphs_grow_and_auto_is_held_against_heap(benchmarks: ModuleType) -> None:
     *found, linear50, din = benchmarks.BENCHMARKS["planning"](benchmarks.Effort(repetitions=1, tiny=True))
     assert sum("grows with the number of tasks to the power of " in (row.outcome or "") for row in found) == 2
@@ -83,6 +88,7 @@ def test_planning_is_timed_as_graphs_grow_and_auto_is_held_against_heap(benchmar
     assert din.measured < 0.9 and "lower bound" in din.what
 
 
+@pytest.mark.slow
 def test_each_rule_of_accumulation_is_held_against_the_gradient_by_hand(benchmarks: ModuleType, tmp_path: Path) -> None:
     effort = benchmarks.Effort(repetitions=1, tiny=True, folder=tmp_path / "pages")
     rows = {row.what: row for row in benchmarks.BENCHMARKS["accumulation"](effort)}
@@ -99,6 +105,7 @@ def test_each_rule_of_accumulation_is_held_against_the_gradient_by_hand(benchmar
     assert "fan_out, float64" in page and "<script src" not in page and "<link" not in page
 
 
+@pytest.mark.slow
 def test_products_as_one_are_timed_and_counted_beside_each_by_itself(
     benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +124,7 @@ def test_products_as_one_are_timed_and_counted_beside_each_by_itself(
         assert row.outcome == "no CUDA here"
 
 
+@pytest.mark.slow
 def test_mirroring_is_held_against_checkpoints_and_its_predictions(
     benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

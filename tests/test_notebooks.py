@@ -105,7 +105,14 @@ assert plan.left_alone is None and alone.left_alone is not None
 }
 """What the words of a tour say of its numbers, asked in its kernel when all has run."""
 
+QUICK = ("01_first_look", "10_orders_and_traces")
+
 each_tour = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+each_tour_some_slow = pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem in QUICK else pytest.mark.slow) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 
 
 def outputs_of(notebook: NotebookNode) -> list[list[NotebookNode]]:
@@ -140,7 +147,7 @@ def test_there_are_tours() -> None:
     assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, len(NOTEBOOKS) + 1)]
 
 
-@each_tour
+@each_tour_some_slow
 def test_a_tour_runs_and_shows_what_is_committed(path: Path) -> None:
     committed = nbformat.read(path, as_version=4)
     notebook = nbformat.read(path, as_version=4)

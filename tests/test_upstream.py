@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tapehead
 
 TESTS = """
@@ -34,6 +36,7 @@ def test_ends_the_process():
 """
 
 
+@pytest.mark.slow
 def test_tests_that_pass_only_without_are_unexplained_until_they_are_known(tmp_path: Path) -> None:
     file = tmp_path / "test_autograd.py"
     file.write_text(TESTS)

@@ -29,8 +29,8 @@ def study() -> MirrorStudy:
     return replace(found, rows=(*found.rows, *more))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1600, 1000, 600])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("width", [1600, pytest.param(1000, marks=pytest.mark.slow), 600])
 def test_names_of_points_lie_on_nothing_and_are_not_cut(
     browser: Browser, study: MirrorStudy, tmp_path: Path, scheme: str, width: int
 ) -> None:

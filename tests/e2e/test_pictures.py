@@ -41,8 +41,14 @@ def open_picture(browser: Browser, svg: str, scheme: Literal["light", "dark"] = 
     return page, trouble
 
 
+QUICK = ("resnet50", "lstm_cell", "unet", "recommender", "ensemble")
+
+
 @pytest.mark.parametrize("fold", ["repeats", "none", 0])
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "mlp_norm"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in WORKLOADS if name != "mlp_norm"],
+)
 def test_every_label_fits_its_box(browser: Browser, name: str, fold: Fold) -> None:
     page, trouble = open_picture(browser, graph_of(name).to_svg(fold=fold))
     assert page.locator("[data-task], .th-card").count() > 0

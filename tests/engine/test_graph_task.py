@@ -77,11 +77,12 @@ def test_a_backward_inside_gets_the_engines_own_answers() -> None:
         seen = []
         y = torch.ones(2, requires_grad=True)
         node = get_gradient_edge(y).node
-        y.register_hook(
+        hook = y.register_hook(
             lambda gradient: seen.extend([torch._C._current_graph_task_id(), torch._C._will_engine_execute_node(node)])
         )
         with torch.enable_grad():
             (y * 2).sum().backward()
+        hook.remove()  # its node holds it, and it its node
         assert not torch._C._will_engine_execute_node(node), "asked of the outer one"
         return seen
 
