@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell
+from nbformat.v4 import new_code_cell, new_notebook
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 FIGURE = "application/vnd.plotly.v1+json"
@@ -145,6 +146,19 @@ def figures(notebook: NotebookNode) -> list[dict[str, object]]:
 
 def test_there_are_tours() -> None:
     assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, len(NOTEBOOKS) + 1)]
+
+
+def test_the_readmes_first_cells_run_as_they_stand_and_nothing_is_warned_of() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    begin = text.index("Two cells of a notebook")
+    cells = re.findall(r"```python\n(.*?)```", text[begin : text.index("The cell runs as always")], re.DOTALL)
+    then = "deck = _; deck.run(); assert deck.status == 'finished' and model[0].weight.grad is not None"
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in (*cells, then)])
+    NotebookClient(notebook, kernel_name="python3").execute()
+    opened, shown_deck, _ = outputs_of(notebook)
+    assert not opened
+    assert any(DECK in output.get("data", {}) for output in shown_deck)
+    assert not any(output.output_type == "stream" for output in shown_deck), "a warning"
 
 
 @each_tour_some_slow

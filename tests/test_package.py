@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,3 +193,17 @@ def test_the_readme_links_to_files_that_are_there_and_has_no_blanks() -> None:
     assert files and all((ROOT / file).is_file() for file in files)
     assert all(link[1:] in headings for link in links if link.startswith("#"))
     assert "@@" not in text
+
+
+def test_the_notebook_extra_names_all_that_a_tour_needs() -> None:
+    """Also what the tours need without a word of theirs: numpy, without which torch begins with a warning."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    imported = set()
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        lines = [line for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
+        imported |= {found[1] for line in lines if (found := re.match(r"\s*(?:import|from)\s+(\w+)", line))}
+    of_ipykernel = {"IPython"}
+    imported -= {*sys.stdlib_module_names, "tapehead", "torch", *of_ipykernel}
+    assert {"pandas", "plotly"} <= imported <= set(extras["notebook"])
+    assert {"numpy", *extras["mirror"], *extras["hips"], *extras["figures"]} <= set(extras["notebook"])

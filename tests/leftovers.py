@@ -1,0 +1,77 @@
+"""What a test may leave behind by which others fail, depending on which ran before: each test is held to leave none."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.nn.modules import module as nn_module
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from tapehead.engine.hook_watch import HookWatch
+from tapehead.inspector.torch_internals import hooks_registered, pins_open
+
+_GRACE_S = 5.0  # for threads that are about to end
+
+
+class Leftovers:
+    """The state of the process and of this thread before a test, to be compared with that after it."""
+
+    def __init__(self) -> None:
+        self._modes = dict(_modes())
+        self._threads = set(threading.enumerate())
+        self._hooks = hooks_registered()
+
+    def sentences(self) -> list[str]:
+        """What is otherwise now."""
+        found = [
+            f"{name} was {self._modes[name]}, and is {now}" for name, now in _modes() if now != self._modes.get(name)
+        ]
+        for thread in set(threading.enumerate()) - self._threads:
+            if thread.name.startswith("tapehead"):  # servers and kernels that several tests share have others
+                thread.join(_GRACE_S)
+                if thread.is_alive():
+                    found.append(f"the thread {thread.name!r} still runs")
+        if hooks_registered() != self._hooks and _any_hooks():
+            found.append("hooks of tensors or nodes are left, which others find: hold handles, and remove them")
+            gc.freeze()  # out of the sight of the tests that follow
+        return found
+
+
+def _any_hooks() -> bool:
+    if not HookWatch(()).registered():
+        return False
+    gc.collect()
+    return HookWatch(()).registered()
+
+
+def _modes() -> Iterator[tuple[str, Any]]:
+    yield "grad mode", torch.is_grad_enabled()
+    yield "inference mode", torch.is_inference_mode_enabled()
+    yield "anomaly mode", torch.is_anomaly_enabled()
+    yield "autocast", torch.is_autocast_enabled("cpu")
+    yield "the default dtype", torch.get_default_dtype()
+    yield "the number of torch's threads", torch.get_num_threads()
+    yield "deterministic algorithms", torch.are_deterministic_algorithms_enabled()
+    yield "dispatch modes", len(_get_current_dispatch_mode_stack())
+    yield "function modes", torch._C._len_torch_function_stack()
+    yield "hooks on saved tensors", torch._C._autograd._top_saved_tensors_default_hooks(False)
+    yield "pinned sequence numbers", pins_open()
+    yield "torch.autograd.backward", torch.autograd.backward
+    yield "Tensor.backward", torch.Tensor.backward
+    yield "the engine", Variable._execution_engine
+    yield "the number of the backward", torch._C._current_graph_task_id
+    yield "Module.__call__", torch.nn.Module.__call__
+    for name, hooks in vars(nn_module).items():
+        if name.startswith("_global_") and isinstance(hooks, dict):
+            yield name, len(hooks)
+    yield "a tracer", sys.gettrace()
+    yield "the handler of Ctrl-C", signal.getsignal(signal.SIGINT)
+    yield "the folder", os.getcwd()
