@@ -27,7 +27,7 @@ from .findings import findings_rich, findings_text
 from .groups import GroupRules, Groups, groups
 from .hints import Hint
 from .machine import Machine, this_machine
-from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers
+from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before
 from .measured_device import device_of
 from .not_counted import not_counted
 from .peak import peak_report
@@ -219,7 +219,7 @@ def advise(
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be at least 1, not {rounds}")
     tell = progress or (lambda said: None)
-    with _all_put_back(model):
+    with sharding_as_before(), _all_put_back(model):
         return _advise(make_loss, model, rounds, tell)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
@@ -18,7 +18,7 @@ from ..inspector.graph import Edge, Graph, Task
 from ..inspector.walk import graph
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .backward import backward
-from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers
+from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before
 from .mirror import mirror
 from .mirror_plan import MirrorPlan
 from .not_counted import NotCounted, not_counted
@@ -397,12 +397,6 @@ def compare(
         NotImplementedError: this memory can't be recorded; or other rules are compared on a graph which the direct
             engine refuses, or with a queue per device.
     """
-    from .dry_run import dry_run
-    from .problem import Problem
-    from .profile import profile
-    from .simulate import simulate
-    from .timing import time_backward, time_stepped, turns
-
     tell = progress or (lambda said: None)
     if not callable(make_loss):
         raise TypeError(
@@ -417,7 +411,26 @@ def compare(
     stepped = rules != [PYTORCHS]
     if stepped and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
+    with sharding_as_before():
+        return _compared(make_loss, named, rules, plans, repetitions, queues, tell)
 
+
+def _compared(
+    make_loss: MakeLoss,
+    named: Mapping[str, Policy | Choice],
+    rules: Sequence[Accumulation],
+    plans: Mapping[str, MirrorPlan | None],
+    repetitions: int,
+    queues: Queues,
+    tell: Callable[[str], object],
+) -> Comparison:
+    from .dry_run import dry_run
+    from .problem import Problem
+    from .profile import profile
+    from .simulate import simulate
+    from .timing import time_backward, time_stepped, turns
+
+    stepped = rules != [PYTORCHS]
     tell("warming up")
     with same_random_numbers(), capture():
         loss = loss_of(make_loss())

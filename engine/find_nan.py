@@ -18,7 +18,8 @@ from ..inspector.walk import graph as graph_of
 from .direct import Stepper
 from .findings import findings_rich, findings_text
 from .forward_watch import ForwardFind, ForwardWatch
-from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers
+from .has_to_end import is_sharded
+from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers, sharding_as_before
 from .origin import first_bad, is_bad, number_text
 from .policies import Policy
 from .run import Engine
@@ -109,7 +110,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
             f"make_loss must be a function that runs the forward and returns the loss, not a {type(make_loss).__name__}"
         )
     watch = ForwardWatch()
-    with same_random_numbers(), nothing_reduced(), _modules_called() as called:
+    with same_random_numbers(), sharding_as_before(), nothing_reduced(), _modules_called() as called:
         try:
             with watch.forward():
                 loss = loss_of(make_loss())
@@ -141,7 +142,7 @@ def _run_backward(loss: Tensor, engine: Engine) -> tuple[Graph, Stop | None, int
     """
     with _session(loss, engine) as session:
         session.watch("nan", "inf", synchronize=True)
-        if any(task.is_leaf for task in session.graph.tasks):
+        if not is_sharded(session.graph) and any(task.is_leaf for task in session.graph.tasks):
             session.break_at("kind:AccumulateGrad")
         if session.current is not None and not session.current.is_leaf:
             session.run()

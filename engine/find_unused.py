@@ -19,7 +19,7 @@ from ..inspector.source import Source
 from ..inspector.torch_internals import keep_compiler_out
 from ..inspector.walk import graph
 from .findings import findings_rich, findings_text
-from .make_loss import MakeLoss, loss_of, nothing_reduced, same_random_numbers
+from .make_loss import MakeLoss, loss_of, nothing_reduced, same_random_numbers, sharding_as_before
 from .storage_words import counted, joined, operation_title, ordinal
 from .zero_gradients import Arrived, Origin, arrived_at
 
@@ -223,7 +223,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
     names: dict[Tensor, list[str]] = {}
     for name, each in model.named_parameters(remove_duplicate=False):
         names.setdefault(each, []).append(name)
-    with same_random_numbers():
+    with same_random_numbers(), sharding_as_before():
         with nothing_reduced(), follow(model, names) as flow:
             loss = loss_of(make_loss())
             ends = [step for step, _ in flow.steps_of(Taken.now(loss))]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import get_ident
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import scatter_kwargs
 
 from ..inspector.hips_tape import HipsTape
+from ..inspector.torch_internals import Sharding, is_fully_sharded
 
 MakeLoss = Callable[[], Tensor]
 
@@ -76,7 +79,55 @@ def nothing_reduced() -> Iterator[None]:
         return self.module(*inputs, **kwargs)
 
     DistributedDataParallel.forward = forward  # type: ignore[method-assign]
+    token = _is_reduced.set(False)
     try:
         yield
     finally:
+        _is_reduced.reset(token)
         DistributedDataParallel.forward = original  # type: ignore[method-assign]
+
+
+_is_reduced: ContextVar[bool] = ContextVar("is_reduced", default=True)
+
+
+def is_reduced() -> bool:
+    """Whether DistributedDataParallel prepares reductions in its forward: it does but in `nothing_reduced`."""
+    return _is_reduced.get()
+
+
+@contextmanager
+def sharding_as_before() -> Iterator[None]:
+    """What `fully_shard` (FSDP2) has gathered, accumulated and put into .grad is afterwards what it was before.
+
+    Around a forward and what is run of its backward. Without a backward FSDP2 would go on with what it has gathered,
+    and not see what the optimizer does to the shards.
+    """
+    sharding, ended = Sharding(), False
+    try:
+        yield
+        ended = True
+    finally:
+        sharding.put_back(gather=ended)
+
+
+@contextmanager
+def nothing_sharded(verb: str) -> Iterator[None]:
+    """Refuses a module of `fully_shard` (FSDP2) as it is called, before it gathers anything.
+
+    Raises:
+        NotImplementedError: from the call.
+    """
+    thread = get_ident()
+
+    def refuse(module: nn.Module, arguments: object) -> None:
+        if get_ident() == thread and is_fully_sharded(module):
+            raise NotImplementedError(
+                f"{verb} runs operations of the forward again by themselves, and {type(module).__name__} is under "
+                f"fully_shard (FSDP2), which has freed its parameters by then; take the model without fully_shard"
+            )
+
+    handle = register_module_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()

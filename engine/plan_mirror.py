@@ -19,7 +19,7 @@ from ..inspector.torch_internals import keep_compiler_out
 from ..inspector.walk import graph
 from .footprint import Footprints
 from .graph_order import GraphOrder, graph_digest
-from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers
+from .make_loss import MakeLoss, loss_of, nothing_reduced, nothing_sharded, own_gradients, same_random_numbers
 from .mirror import mirror
 from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror_plan import MirrorPlan, MirrorPrediction
@@ -103,7 +103,7 @@ def plan_mirror(
     chosen = None if policy == "auto" else find_policy(policy)
     if chosen is not None and is_dynamic(chosen):
         raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")
-    with nothing_reduced():
+    with nothing_reduced(), nothing_sharded("th.plan_mirror"):
         runs = _Runs(make_loss, repetitions)
         try:
             return _planned(runs, asked, solver, float(seconds), chosen, progress)

@@ -14,7 +14,7 @@ from ..inspector.forward_program import ForwardProgram
 from ..inspector.forward_recorder import ForwardRecorder
 from ..inspector.torch_internals import Operator, SeenOperations, keep_compiler_out
 from ..inspector.walk import graph
-from .make_loss import MakeLoss, loss_of, nothing_reduced, same_random_numbers
+from .make_loss import MakeLoss, loss_of, nothing_reduced, nothing_sharded, same_random_numbers
 
 
 def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
@@ -43,7 +43,7 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
         raise ValueError(
             f"repetitions is how often the forward is timed, a whole number from 1 on, not {repetitions!r}"
         )
-    with nothing_reduced():
+    with nothing_reduced(), nothing_sharded("recording a forward"):
         names = capture()
         recorder = ForwardRecorder(names)
         try:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..inspector.graph import Graph, Outputs, Task
 from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sort_queue_again
 from .edits import as_gradients, check_edit
+from .has_to_end import has_to_end
 from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
 from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
@@ -35,6 +36,7 @@ from .verbs import Verbs
 
 _NEVER = -1  # where to stop: nowhere
 _NEXT = -2  # before whichever task comes next
+_TO_THE_END_S = 60.0  # what a backward that nobody looks at any more may take
 
 
 class _Abandoned(BaseException):
@@ -56,6 +58,7 @@ class _Worker(Watch):
         begun: whether its thread was seen to run.
         gradients: at a stop the input buffer of the task to come, after the hooks that run before it.
         reports: None at each stop; at the end a tuple with what was raised, or nothing.
+        has_to_end: whether it runs to its end even if it is abandoned, once begun.
     """
 
     def __init__(self, call: Call, state: ThreadState, plan: Plan, recorder: Recorder | None, stops: Stops) -> None:
@@ -74,6 +77,7 @@ class _Worker(Watch):
         self._state = state
         self._edited: tuple[Tensor | None, ...] | None = None
         self.abandoned = False
+        self.has_to_end = has_to_end(plan.graph)
         self._go: SimpleQueue[None] = SimpleQueue()
         context = contextvars.copy_context()
         self._thread = Thread(target=context.run, args=(self._main,), name="tapehead backward", daemon=True)
@@ -107,10 +111,19 @@ class _Worker(Watch):
         self._edited = self.gradients = gradients
 
     def abandon(self) -> None:
-        """Ends the run before the next task, at the latest. Does not wait; may be called from anywhere."""
+        """Ends the run before the next task, at the latest, or lets it run to its end if it has to.
+
+        Does not wait; may be called from anywhere.
+        """
         self.abandoned = True
         self.until = _NEXT
         self._go.put(None)
+
+    def forget(self) -> None:
+        """The same for a session that was let go. What has to end is waited for: the next step needs what it frees."""
+        self.abandon()
+        if self.has_to_end:
+            self.join(_TO_THE_END_S)
 
     def report(self) -> tuple[BaseException, ...] | None:
         """Waits for the next report.
@@ -204,7 +217,7 @@ class _Worker(Watch):
 
     def _stop(self, task_id: int, gradients: Gradients) -> Gradients:
         if self.abandoned:
-            raise _Abandoned
+            return self._abandoned_before(gradients)
         self.take(task_id)
         self.gradients = gradients
         self._stop_clock()
@@ -213,7 +226,7 @@ class _Worker(Watch):
         self._start_clock()
         gradients, self.gradients = self.gradients, None
         if self.abandoned:
-            raise _Abandoned
+            return self._abandoned_before(gradients)
         self.stay_last()
         if self.pin.disturbed:  # by another backward, while this one stood still
             self.pin.take_back()
@@ -221,6 +234,11 @@ class _Worker(Watch):
         if self.sort_again:
             self.sort_again = False
             sort_queue_again(len(self.ready) - 1)
+        return gradients
+
+    def _abandoned_before(self, gradients: Gradients) -> Gradients:
+        if not self.has_to_end:
+            raise _Abandoned
         return gradients
 
 
@@ -283,8 +301,8 @@ class NativeSession(Verbs):
 
     Known limitations. A profiler of the calling thread would not see the backward: refused. A `threading.local` of the
     user's is the session's thread's own in hooks. Warnings point to that thread. After a session that was closed before
-    its end, gradients which have been accumulated stay, callbacks for the end of the backward have not run, and
-    DistributedDataParallel waits for the gradients that have not come.
+    its end, gradients which have been accumulated stay, and callbacks for the end of the backward have not run; but
+    `close` says what runs to its end.
 
     Args:
         tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
@@ -324,7 +342,7 @@ class NativeSession(Verbs):
         self._over: str | None = None
         self._ended = False
         self._under_way: dict[str, list[str]] = {}  # what runs now, by the one key "verb": only one can put it in
-        self._finalizer = finalize(self, self._worker.abandon)
+        self._finalizer = finalize(self, self._worker.forget)
         self._finalizer.atexit = False  # _end_all also waits
 
     def __repr__(self) -> str:
@@ -518,7 +536,9 @@ class NativeSession(Verbs):
     def close(self) -> None:
         """Ends the session: the task that runs is the last. Lets the graph's nodes go. Does nothing a second time.
 
-        From a hook it does not wait for the end.
+        Under fully_shard (FSDP2), FullyShardedDataParallel and DistributedDataParallel a backward that has begun runs
+        to its end: the other ranks wait for it, and later steps for what happens there. From a hook it does not wait
+        for the end.
         """
         self._over = self._over or "closed"
         self._worker.abandon()

@@ -1775,3 +1775,127 @@ def activation_memory_budget(share: float) -> Iterator[None]:
 
     with config.patch(activation_memory_budget=share):
         yield
+
+
+class ShardedParameter(NamedTuple):
+    """A parameter under `fully_shard`: its name below the outermost sharded module, this rank's shard, which is what
+    the user's optimizer has, and the leaf of the graph, which is gathered for the forward; None before the first."""
+
+    name: str | None
+    shard: Tensor
+    gathered: Tensor | None
+
+
+def sharded_parameters() -> list[ShardedParameter]:
+    """All parameters under `fully_shard` (FSDP2) in this process."""
+    return [
+        ShardedParameter(each._param_fqn, each.sharded_param, getattr(each, "_unsharded_param", None))
+        for state in _sharded_states()
+        for group in _groups_of(state)
+        for each in group.fsdp_params
+    ]
+
+
+def is_flat_parameter(leaf: Tensor) -> bool:
+    """Whether `FullyShardedDataParallel` (FSDP1) has made the leaf of the parameters of a module."""
+    package = sys.modules.get("torch.distributed.fsdp._flat_param")
+    return package is not None and isinstance(leaf, package.FlatParameter)
+
+
+def is_fully_sharded(module: torch.nn.Module) -> bool:
+    """Whether `fully_shard` manages the module."""
+    package = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
+    return package is not None and package._get_module_fsdp_state(module) is not None
+
+
+def _sharded_states() -> list[Any]:
+    """What `fully_shard` keeps of each of its modules, in the order in which they were made."""
+    package = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
+    if package is None:
+        return []
+    modules = list(sys.modules["torch.distributed._composable_state"]._module_state_mapping)
+    found = {id(state): state for module in modules if (state := package._get_module_fsdp_state(module)) is not None}
+    return list(found.values())
+
+
+def _groups_of(state: Any) -> list[Any]:
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]  # torch < 2.13
+
+
+class Sharding:
+    """What `fully_shard` keeps of a step under way, all modules' of this process: to be put back after a step of ours.
+
+    Until then gradients that were there are copies, so that a backward adds to these, and no hook hears of them.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Any, str, Any]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._gathered: dict[int, Any] = {}
+        for state in _sharded_states():
+            order = _order_of(state)
+            self._lists.append((order, list(order)))
+            self._keep(state._state_ctx, "iter_forward_root", "post_backward_final_callback_queued")
+            self._keep(state, "_training_state")
+            for group in _groups_of(state):
+                self._gathered[id(group)] = group._sharded_state
+                self._lists.append((group._post_forward_indices, list(group._post_forward_indices)))
+                self._keep(group, "_training_state", "_partial_reduce_output")
+                for each in group.fsdp_params:
+                    self._keep(each, "unsharded_accumulated_grad")
+                    for leaf in _leaves_of(each):
+                        self._keep(leaf, "grad", "_post_accumulate_grad_hooks")
+                        leaf._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+
+    def _keep(self, of: Any, *names: str) -> None:
+        for name in names:
+            value = getattr(of, name)
+            self._kept.append((of, name, value))
+            if isinstance(value, Tensor):
+                setattr(of, name, value.detach().clone())
+
+    def put_back(self, gather: bool) -> None:
+        """All is as before. `gather`: also what was gathered, which waits for the other ranks; else it is freed."""
+        for state in _sharded_states():
+            state._state_ctx.iter_forward_root = None
+            state._state_ctx.post_backward_final_callback_queued = False
+            _order_of(state).clear()
+            for group in _groups_of(state):
+                self._put_back_group(group, gather)
+            state._training_state = type(state._training_state).IDLE
+        for of, name, value in self._kept:
+            setattr(of, name, value)
+        for found, before in self._lists:
+            found[:] = before
+
+    def _put_back_group(self, group: Any, gather: bool) -> None:
+        kinds = type(group._sharded_state)
+        before = self._gathered.get(id(group), kinds.SHARDED)
+        group._training_state = type(group._training_state).IDLE
+        group._post_forward_indices.clear()
+        group._partial_reduce_output = None
+        group.wait_for_unshard()  # of what was fetched ahead
+        if before is kinds.SHARDED or not gather:
+            group._to_sharded()
+        elif group._sharded_state is not before:
+            group.unshard()
+            group.wait_for_unshard()
+            if before is kinds.SHARDED_POST_FORWARD:
+                group._to_sharded_post_forward()
+        for each in group.fsdp_params:
+            each.unsharded_accumulated_grad = None
+            for leaf in _leaves_of(each):
+                leaf.grad = None
+
+
+def _order_of(state: Any) -> list[Any]:
+    """The groups in the order of the forward, in which the backward fetches them ahead; none before the first."""
+    found: list[Any] = getattr(state._comm_ctx, "post_forward_order", [])
+    return found
+
+
+def _leaves_of(parameter: Any) -> list[Tensor]:
+    """A parameter's shard, and the leaf of the graph once there has been a forward."""
+    return [parameter.sharded_param, *([parameter._unsharded_param] if hasattr(parameter, "_unsharded_param") else [])]
