@@ -246,19 +246,35 @@ def other_rule(peak: Peak) -> Iterator[Hint]:
 
 
 def held_gradients(peak: Peak) -> Iterator[Hint]:
-    """Gradients that a hook, a list that it fills, or retain_grad() holds."""
-    held = peak.of(Category.HELD)
-    if held:
-        graph = peak.timeline.graph
-        tasks = {keeper.task for storage in held for keeper in storage.kept_by if keeper.kind == "buffer"}
-        tasks |= {storage.made_by.task for storage in held}
-        by = dict.fromkeys(each for task in tasks if task is not None for each in holders(graph, graph.tasks[task]))
-        yield Hint(
-            sum(storage.nbytes for storage in held),
-            f"{_count(held, 'gradient')} made by {peak.words.made_by(held)} {_is(held)} held by a hook or retain_grad()"
-            f"{f': {_listed(list(by))}' if by else ''}",
-            "keep of a gradient what you need, a norm or a copy on the CPU; call retain_grad() only while you look",
-        )
+    """Gradients that a hook, a list that it fills, or retain_grad() holds; and what a leaf's hooks made and keep."""
+    graph = peak.timeline.graph
+    of_leaves: list[Storage] = []
+    others: list[Storage] = []
+    for storage in peak.of(Category.HELD):
+        maker = _maker(peak, storage)
+        if maker is not None and maker.is_leaf:
+            of_leaves.append(storage)
+        elif maker is None or not peak.words.may_be_grad(storage) or _holders(graph, [storage]):
+            others.append(storage)
+    for held, noun, advice in (
+        (others, "gradient", "keep of a gradient what you need, a norm or a copy on the CPU"),
+        (of_leaves, "tensor", "an optimizer that steps in a hook keeps its state; of a gradient keep what you need"),
+    ):
+        if held:
+            by = _holders(graph, held)
+            yield Hint(
+                sum(storage.nbytes for storage in held),
+                f"{_count(held, noun)} made by {peak.words.made_by(held)} {_is(held)} held by a hook or retain_grad()"
+                f"{f': {_listed(by)}' if by else ''}",
+                f"{advice}; call retain_grad() only while you look",
+            )
+
+
+def _holders(graph: Graph, held: Sequence[Storage]) -> list[str]:
+    """The hooks that may hold these, where any are known."""
+    tasks = {keeper.task for storage in held for keeper in storage.kept_by if keeper.kind == "buffer"}
+    tasks |= {storage.made_by.task for storage in held}
+    return list(dict.fromkeys(each for task in tasks if task is not None for each in holders(graph, graph.tasks[task])))
 
 
 def _listed(hooks: Sequence[str]) -> str:

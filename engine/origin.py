@@ -245,8 +245,11 @@ def _is_the_value(formula: str, values: Mapping[str, object], result: Tensor) ->
         return False
     if any(values.get(name, 2.0) != 2.0 for name in ("ord", "p")):  # of norms only the 2-norm's is written down
         return False
+    result = result.cpu()
     for dtype in (result.dtype, torch.complex128 if result.is_complex() else torch.float64):  # kernels compute in wider
-        numbers = {name: torch.tensor(value, dtype=dtype) for name, value in values.items() if name in _NAMES}
+        numbers = {
+            name: torch.tensor(value, dtype=dtype, device="cpu") for name, value in values.items() if name in _NAMES
+        }
         value = eval(formula.replace("²", "**2").replace("³", "**3"), {"__builtins__": {}, **_FUNCTIONS}, numbers)
         if bool(torch.isclose(value.to(result.dtype), result, equal_nan=True)):
             return True
@@ -337,7 +340,17 @@ class _ForwardWalk:
         if maker is None or maker not in self._ids:
             yield self._from_outside(slot)
             return
-        first, value, clean = self._earliest(maker, slot.tensor)
+        first, value, clean, outside = self._earliest(maker, slot.tensor)
+        if outside is not None:
+            node, given = outside
+            task = graph.tasks[self._ids[node]]
+            code = code_of(task)
+            yield (
+                f"the earliest bad value that can still be seen went into {graph.describe(task)} in the forward as "
+                f"`{given.name}`, which has {what_is_bad(given.tensor)}{f': {code}' if code else ''}"
+            )
+            yield self._from_outside(given)
+            return
         task = graph.tasks[self._ids[first]]
         code = code_of(task)
         described = f"{graph.describe(task)}{f': {code}' if code else ''}"
@@ -345,10 +358,10 @@ class _ForwardWalk:
             yield f"{task.parameter or 'a leaf'} itself has {what_is_bad(value)}"
         elif first is keeper:
             yield "this task's own operation made it in the forward" + ("" if clean else "; nobody keeps what went in")
-        elif first is maker:
-            yield f"it was made in the forward by {described}"
         else:
-            yield f"the earliest bad value that can still be seen was made in the forward by {described}"
+            unknown = "" if clean else "; nobody keeps what went in, which may have been bad"
+            what = "it" if first is maker else "the earliest bad value that can still be seen"
+            yield f"{what} was made in the forward by {described}{unknown}"
         for name, each in clean:
             index = first_bad(value)
             at = value_at(each, index, value.shape)
@@ -368,8 +381,11 @@ class _ForwardWalk:
         task_id = self._ids[node]
         return -1 if self._graph.tasks[task_id].is_leaf else task_id
 
-    def _earliest(self, maker: Node, bad: Tensor) -> tuple[Node, Tensor, list[tuple[str, Tensor]]]:
-        """The earliest operation whose visible result is bad, that result, and what is seen to have gone into it."""
+    def _earliest(
+        self, maker: Node, bad: Tensor
+    ) -> tuple[Node, Tensor, list[tuple[str, Tensor]], tuple[Node, SavedSlot] | None]:
+        """The earliest operation whose visible result is bad, that result, and what is seen to have gone into it; and
+        what went into one of those on the way was bad already, and made by none of them."""
         first, value = maker, bad
         stack, seen = [maker], {maker}
         while stack:
@@ -391,7 +407,17 @@ class _ForwardWalk:
             for slot in saved_slots(first)
             if slot.maker is not first and has_element(slot.tensor) and not is_bad(slot.tensor)
         ]
-        return first, value, clean
+        return first, value, clean, self._from_before(first, seen)
+
+    def _from_before(self, first: Node, on_the_way: Collection[Node]) -> tuple[Node, SavedSlot] | None:
+        """The earliest operation, not after `first`, that was given a bad value which no operation of the graph made."""
+        for node in sorted(on_the_way, key=self._place):
+            if self._place(node) > self._place(first):
+                break
+            for slot in saved_slots(node):
+                if (slot.maker is None or slot.maker not in self._ids) and is_bad(slot.tensor):
+                    return node, slot
+        return None
 
     def _results(self, node: Node) -> list[Tensor]:
         """The values of this operation's result that nodes keep; of a leaf itself."""

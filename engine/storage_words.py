@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..inspector.graph import Graph, Task, module_name
+from ..inspector.kinds import Kind
 from .timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Keeper, Storage, Timeline
 
 MADE_IN_FORWARD = "made in the forward"
@@ -192,11 +193,22 @@ class StorageWords:
             which = "nodes" if len(tasks) > 1 else "node"
             sentences.append(f"held by the {which} of {joined(self._named(tasks))}{how_long}")
         if user:
-            who = "your code or a hook" if category is Category.HELD else "your code"
+            who = self._holder(storages) if category is Category.HELD else "your code"
             sentences.append(f"held by {who}" + (f" ({user:,} of them)" if user < len(storages) else ""))
         if backward:
             sentences.append("held by the call of backward() until its end")
         return "; ".join(sentences) or _UNKNOWN_KEEPER.get(category, "not known")
+
+    def may_be_grad(self, storage: Storage) -> bool:
+        """Whether the user's code made it inside of a task, where a backward of its own writes a .grad: a reentrant
+        checkpoint's, or that of a custom Function."""
+        task = storage.made_by.task
+        return task is not None and self._tasks[task].kind in (Kind.CHECKPOINT, Kind.FUNCTION)
+
+    def _holder(self, storages: Sequence[Storage]) -> str:
+        """Who may hold what no task waits for and no leaf of the graph has as .grad."""
+        inside = any(self.may_be_grad(storage) for storage in storages)
+        return "your code, a hook or a .grad that was written inside" if inside else "your code or a hook"
 
     def _how_long(self, slot: str) -> str:
         """Why a node keeps something although it has run, or never runs."""
@@ -246,7 +258,7 @@ class StorageWords:
             return f"{it} {stays} as .grad"
         if any(number in self._timeline.held for number in numbers):
             holds = [number for number in numbers if number in self._timeline.held]
-            who = "your code or a hook" if all(each.category is Category.HELD for each in storages) else "your code"
+            who = self._holder(storages) if all(each.category is Category.HELD for each in storages) else "your code"
             return f"{who} holds " + ("it" if len(numbers) == 1 else "them" if holds == numbers else "some of them")
         if any(storage.category is Category.SAVED for storage in storages):
             them = "it" if len(storages) == 1 else "them"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.hints import Hint
@@ -342,3 +344,54 @@ def test_sizes_are_written_as_people_read_them() -> None:
     assert [share_text(part, 1000) for part in (0, 1, 9, 11, 520, 1000)] == [
         *("0 %", "under 1 %", "under 1 %", "1 %", "52 %", "100 %")
     ]
+
+
+class OwnBackward(torch.autograd.Function):
+    """Computes again in the backward, and runs a backward there."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.Module, x: Tensor) -> Tensor:
+        ctx.layer, ctx.x = layer, x.detach()
+        with torch.no_grad():
+            found: Tensor = layer(x)
+            return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None]:
+        with torch.enable_grad():
+            x = ctx.x.requires_grad_()
+            ctx.layer(x).backward(gradient)
+        return None, x.grad
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_grad_that_is_written_inside_of_a_task_is_held_by_no_hook(own: bool, again: bool) -> None:
+    layers, x = nn.ModuleList(nn.Linear(100, 100) for _ in range(3)), leaf(4, 100)
+
+    def make_loss() -> Tensor:
+        h = x * 1
+        for layer in layers:
+            h = OwnBackward.apply(layer, h) if own else checkpoint(layer, h, use_reentrant=True)
+        return h.square().sum()
+
+    for _ in range(1 + again):
+        found = hints(make_loss)
+    assert not any("hook or retain_grad()" in hint.fact for hint in found)
+    x.grad = None
+    timeline = th.profile(make_loss).timeline
+    assert timeline is not None and "held by your code or a hook" not in repr(peak_report(timeline))
+
+
+def test_what_an_optimizer_keeps_that_steps_in_a_hook_is_no_gradient() -> None:
+    layer, x = nn.Linear(200, 200), leaf(4, 200)
+    optimizer = torch.optim.Adam(layer.parameters())
+
+    def step(parameter: Tensor) -> None:
+        optimizer.step()
+        parameter.grad = None
+
+    layer.weight.register_post_accumulate_grad_hook(step)
+    hint = only(hints(lambda: layer(x).square().sum()), "held by a hook")
+    assert re.match(r"\d+ tensors made by AccumulateGrad", hint.fact)
+    assert "An optimizer that steps in a hook keeps its state" in str(hint)

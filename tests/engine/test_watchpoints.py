@@ -957,3 +957,34 @@ def test_a_nan_is_told_where_it_begins_and_not_at_all_that_follows(engine: Engin
                 told.append(session.graph.tasks[session.stopped.task].short_name)
         assert told == ["Sqrt", "Mul"] or told == ["Mul", "Sqrt"]
         assert watchpoint.hits == 2
+
+
+@both
+def test_the_walk_goes_on_to_data_that_was_bad_before_the_forward(engine: Engine) -> None:
+    data, x = torch.tensor([1.0, math.nan]), torch.ones(2, requires_grad=True)
+    stop = found(engine, lambda: (x * data).exp().tanh().nansum(), "nan")
+    (went, whose) = stop.lines[-2:]
+    assert went.startswith("the earliest bad value that can still be seen went into task 0 MulBackward0")
+    assert "in the forward as `other`, which has NaN in 1 of 2 elements, first at [1]" in went
+    assert whose.startswith("no operation of this graph made it: it is data")
+    stop = found(engine, lambda: ((x + data).sin() * (x * 2)).nansum(), "nan")
+    assert "AddBackward0" in stop.lines[-1] and "nobody keeps what went in" in stop.lines[-1]
+
+
+class Elsewhere(Tensor):
+    """Stands for a tensor of a device which the CPU's can't be compared with."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.isclose:
+            raise RuntimeError("Expected all tensors to be on the same device")
+        found = super().__torch_function__(function, types, args, kwargs or {})
+        return found.as_subclass(Tensor) if function is Tensor.cpu else found
+
+
+def test_a_formula_is_computed_where_its_result_can_be_compared() -> None:
+    values = {"gradient": 1.0, "result": 0.0}
+    result = torch.tensor(math.inf).as_subclass(Elsewhere)
+    assert _is_the_value("gradient / (2 * result)", values, result)
+    with torch.device("meta"):  # a default device
+        assert _is_the_value("gradient / (2 * result)", values, torch.tensor(math.inf, device="cpu"))
