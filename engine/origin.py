@@ -410,7 +410,7 @@ class _ForwardWalk:
         return first, value, clean, self._from_before(first, seen)
 
     def _from_before(self, first: Node, on_the_way: Collection[Node]) -> tuple[Node, SavedSlot] | None:
-        """The earliest operation, not after `first`, that was given a bad value which no operation of the graph made."""
+        """The earliest operation, not after `first`, that was given a bad value which none of the graph made."""
         for node in sorted(on_the_way, key=self._place):
             if self._place(node) > self._place(first):
                 break
