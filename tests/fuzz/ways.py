@@ -1,0 +1,154 @@
+"""The ways in which tapehead may run a step of a program, each of which must do what PyTorch does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mirroring import everything
+from programs import random_policy
+from recipe import Forward, World
+from torch import Tensor
+
+import tapehead as th
+from tapehead.engine.direct import Stepper
+from tapehead.engine.record_forward import record_forward
+
+POLICIES = ("heap", "heap", "bfs", "dfs", "lpmf", "list", "postorder", "liu", "random")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a step is run.
+
+    Attributes:
+        name: which of WAYS.
+        policy: in which order.
+    """
+
+    name: str
+    policy: str
+
+    @classmethod
+    def of(cls, seed: int) -> Way:
+        chance = random.Random(~seed)
+        return cls(chance.choice(list(WAYS)), chance.choice(POLICIES))
+
+    @property
+    def is_pytorchs(self) -> bool:
+        """Whether the order is PyTorch's, and gradients must be equal to the bit."""
+        return self.policy == "heap"
+
+    def run(self, world: World) -> Forward:
+        seed = world.recipe.seed
+        policy = random_policy(seed) if self.policy == "random" else self.policy
+        return WAYS[self.name](world, policy, random.Random(seed + 2))
+
+
+def plain(world: World) -> Forward:
+    """PyTorch's own."""
+    forward = world.forward()
+    torch.autograd.backward(forward.roots, forward.gradients, **forward.options)
+    return forward
+
+
+def native(world: World, policy: Any, chance: random.Random) -> Forward:
+    forward = world.forward()
+    th.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
+    return forward
+
+
+def direct(world: World, policy: Any, chance: random.Random) -> Forward:
+    forward = world.forward()
+    th.backward(forward.roots, forward.gradients, policy=policy, engine="direct", **forward.options)
+    return forward
+
+
+def stepped(world: World, policy: Any, chance: random.Random) -> Forward:
+    """A session with a history, that is left for another policy, goes on and runs to its end."""
+    forward = world.forward()
+    with Stepper(forward.roots, forward.gradients, policy=policy, history=True, **forward.options) as session:
+        for _ in range(chance.randint(0, 5)):
+            if session.left:
+                session.step()
+        session.run()
+    return forward
+
+
+def taken_back(world: World, policy: Any, chance: random.Random) -> Forward:
+    """What ran is taken back to the start, from branches too, and runs anew: hooks are told twice."""
+    forward = world.forward()
+    with Stepper(forward.roots, forward.gradients, policy="bfs", history=True, **forward.options) as session:
+        before = len(world.log)
+        for _ in range(chance.randint(1, 3)):
+            for _ in range(chance.randint(1, 9)):
+                if session.left:
+                    session.step(chance.choice(session.ready))
+            if session.order:
+                session.back(chance.randint(1, len(session.order)))
+        if session.order:
+            session.back(len(session.order))
+        del world.log[before:]
+        session.policy = policy
+        session.run()
+    return forward
+
+
+def stepped_natively(world: World, policy: Any, chance: random.Random) -> Forward:
+    forward = world.forward()
+    with th.NativeSession(forward.roots, forward.gradients, policy=policy, **forward.options) as session:
+        for _ in range(chance.randint(0, 5)):
+            if session.left:
+                session.step()
+        session.run()
+    return forward
+
+
+def predicted(world: World, policy: Any, chance: random.Random) -> Forward:
+    """What is asked for predictions alone changes nothing of the backward that follows."""
+    forward = world.forward()
+    graph = th.graph(forward.roots)
+    th.simulate(graph, "bfs")
+    th.plan(graph, ["heap", "bfs"])
+    th.groups(graph)
+    th.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
+    return forward
+
+
+def mirrored(world: World, policy: Any, chance: random.Random) -> Forward:
+    """All that may be is let go of in the forward and made again."""
+    state, buffers = torch.get_rng_state(), [each.clone() for each in world.modules.buffers()]
+    found: list[Forward] = []
+
+    def make_loss() -> Tensor:
+        found[:] = [world.forward()]
+        return found[0].roots[0]
+
+    log = len(world.log)
+    plan = everything(record_forward(make_loss, 1))
+    del world.log[log:]
+    world.close()
+    torch.set_rng_state(state)
+    for leaf in (*found[0].leaves,):
+        leaf.grad = None
+    for each, value in zip(world.modules.buffers(), buffers, strict=True):
+        each.copy_(value)
+    with th.mirror(plan):
+        make_loss()
+    forward = found[0]
+    th.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
+    return forward
+
+
+WAYS: dict[str, Callable[[World, Any, random.Random], Forward]] = {
+    "native": native,
+    "direct": direct,
+    "stepped": stepped,
+    "taken back": taken_back,
+    "stepped natively": stepped_natively,
+    "predicted": predicted,
+    "mirrored": mirrored,
+}
