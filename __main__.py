@@ -54,8 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(why: object) -> int:
-    print(f"tapehead: {why}", file=sys.stderr)
+    print(f"tapehead: {_in_words(why) if isinstance(why, OSError) else why}", file=sys.stderr)
     return 2
+
+
+def _in_words(error: OSError) -> str:
+    """What the system says of a file, without its number."""
+    if error.filename is None:
+        return error.strerror or str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file {error.filename}"
+    if isinstance(error, IsADirectoryError):
+        return f"{error.filename} is a folder, not a file"
+    if isinstance(error, PermissionError):
+        return f"{error.filename} may not be read or written by you"
+    return f"{error.filename}: {error.strerror}"
 
 
 def _parser() -> Parser:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
+from ..inspector.bounded_file import content_of, path_of
 from ..inspector.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
 from ..inspector.graph_file import Table
 from ..inspector.json_columns import ColumnWriter, Section, read_section
@@ -225,13 +226,12 @@ class MirrorPlan:
             ValueError: the file is no saved plan, is cut off, was written by a newer tapehead, or contradicts itself.
             OSError: it can't be read.
         """
-        path = Path(path)
+        path = path_of(path, "MirrorPlan.load")
         try:
-            if path.stat().st_size > _LARGEST:
-                raise ValueError(f"has {size_text(path.stat().st_size)}, more than any plan needs")
-            return _read(read_section(path.read_text(encoding="ascii")))
-        except ValueError as error:
-            raise ValueError(f"{path} is not a plan that this tapehead can load: {error}") from None
+            return _read(read_section(content_of(path, _LARGEST, "which is more than any plan needs")))
+        except (ValueError, MemoryError) as error:
+            why = str(error) or "there is too little memory for it"
+            raise ValueError(f"{path} is not a plan that this tapehead can load: {why}") from None
 
 
 _FATES: dict[tuple[bool, bool], Fate] = {

@@ -214,7 +214,7 @@ def _categories(section: Section) -> list[Category]:
     try:
         return [Category[_FORMER.get(name, name).upper()] for name in section.texts("categories")]
     except KeyError as error:
-        raise section.wrong("categories", f"has one which this version does not know: {error}") from None
+        raise section.wrong("categories", f"has one which this version does not know: {error!s:.80}") from None
 
 
 def _changes(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import os
-import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -15,6 +14,7 @@ from typing import IO, Any, get_args
 
 import torch
 
+from ..inspector.bounded_file import content_of, path_of
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph
 from ..inspector.graph_file import meta_fields, meta_of, read_graph, write_graph
@@ -35,8 +35,7 @@ VERSION = 1
 
 _LARGE = 2**20  # bytes; what is larger is compressed
 _LARGEST = 2**30  # bytes that a file may unpack to: a task with histograms takes some 400, and a million should fit
-_PIECE = 2**20  # bytes that are read at once
-_GZIP = b"\x1f\x8b"
+_WHY = "which is more than a million tasks need"
 _MOST = 2**63
 _NUMBERS = ("low", "high", "mean", "norm")
 _LAYOUTS = {name: found for name, found in vars(torch).items() if isinstance(found, torch.layout)}
@@ -88,12 +87,13 @@ def load(path: str | Path) -> Run:
         ValueError: the file is no saved run, is cut off, was written by a newer tapehead, or contradicts itself.
         OSError: it can't be read.
     """
-    path = Path(path)
+    path = path_of(path, "th.load")
     try:
         with collector_paused():
-            return _read_run(read_section(_text(path)))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a run that this tapehead can load: {error}") from None
+            return _read_run(read_section(content_of(path, _LARGEST, _WHY)))
+    except (ValueError, MemoryError) as error:
+        why = str(error) or "there is too little memory for it"
+        raise ValueError(f"{path} is not a run that this tapehead can load: {why}") from None
 
 
 class _Out:
@@ -120,26 +120,6 @@ class _Out:
             self._large.close()
         elif self._small is not None:
             self._file.write(self._small.getbuffer())
-
-
-def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        packed = file.read(2) == _GZIP
-        file.seek(0)
-        try:
-            return _all_of(gzip.GzipFile(fileobj=file) if packed else file).decode("utf-8")
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"the compressed data are damaged or cut off ({error})") from None
-
-
-def _all_of(file: IO[bytes] | gzip.GzipFile) -> bytearray:
-    """What can be read, piece by piece: to ask for the most that is allowed would take that much memory."""
-    content = bytearray()
-    while piece := file.read(_PIECE):
-        content += piece
-        if len(content) > _LARGEST:
-            raise ValueError(f"it unpacks to more than {_LARGEST} bytes, which is more than a million tasks need")
-    return content
 
 
 def _write_run(writer: ColumnWriter, run: Run) -> None:
@@ -366,8 +346,14 @@ def _check_rows(section: Section, graph: Graph, columns: Columns, forms: Sequenc
 
 def _terms(section: Section, places: int, arrivals: int) -> tuple[Term, ...]:
     terms: list[Term] = []
+    rows = section.rows("terms")
+    if not rows:
+        raise section.wrong("terms", "is empty")
+    keyed_terms = sum(isinstance(row, list) and row[-1:] == [True] for row in rows)
+    if section.count("key") > arrivals * keyed_terms:
+        raise section.wrong("terms", "don't fit the keys")
     ranks = section.integers("key", _MOST)
-    for row in section.rows("terms"):
+    for row in rows:
         match row:
             case [int(begins), str(policy), (None | str()) as rule, bool(keyed)]:
                 low = terms[-1].begins + 1 if terms else 0
@@ -377,8 +363,8 @@ def _terms(section: Section, places: int, arrivals: int) -> tuple[Term, ...]:
                 ranks = ranks[arrivals * keyed :]
             case _:
                 raise section.wrong("terms", f"has an entry that is no term: {row!r:.80}")
-    if not terms or ranks:
-        raise section.wrong("terms", "don't fit the keys" if terms else "is empty")
+    if ranks:
+        raise section.wrong("terms", "don't fit the keys")
     return tuple(terms)
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .facts import Operation
 
 _MOST = 2**31 - 1
+_MOST_TASKS = 2**22  # Python's objects for them take some two hundred bytes each, a file as little as twelve
+_MOST_EDGES = 2**23
 _MOST_OUTPUTS = 1_000_000  # of one node; a number beyond is a mistake, and would cost memory
 _EXACT = 2**53  # from here on JavaScript has no integers
 _DTYPES = {name: found for name, found in vars(torch).items() if isinstance(found, torch.dtype)}
@@ -218,6 +220,8 @@ def _parameters(section: Section, tasks: int) -> dict[int, str]:
 
 
 def _sequence_numbers(section: Section, count: int) -> list[int]:
+    if (entries := section.count("sequence_nr")) not in (-1, count):
+        raise section.wrong("sequence_nr", f"has {entries} entries, not {count}")
     found = section.rows("sequence_nr")
     if len(found) != count:
         raise section.wrong("sequence_nr", f"has {len(found)} entries, not {count}")
@@ -234,10 +238,12 @@ def _tasks(section: Section, input_lists: list[tuple[TensorMeta, ...]], calls: i
     try:
         kinds = [Kind(kind) for kind in section.texts("kinds")]
     except ValueError as error:
-        raise section.wrong("kinds", f"has a kind which this version does not know: {error}") from None
+        raise section.wrong("kinds", f"has a kind which this version does not know: {error!s:.80}") from None
     operations = read_operations(section)
     name = section.integers("name", len(names))
     count = len(name)
+    if count > _MOST_TASKS:
+        raise section.wrong("name", f"is of {count:,} tasks, where {_MOST_TASKS:,} are the most that is read")
     parameters = _parameters(section, count)
     columns = zip(
         name,
@@ -266,6 +272,8 @@ def _tasks(section: Section, input_lists: list[tuple[TensorMeta, ...]], calls: i
 def _edges(section: Section, tasks: tuple[Task, ...]) -> tuple[Edge, ...]:
     from_task = section.integers("edge_task", len(tasks))
     count = len(from_task)
+    if count > _MOST_EDGES:
+        raise section.wrong("edge_task", f"is of {count:,} edges, where {_MOST_EDGES:,} are the most that is read")
     columns = (
         from_task,
         section.integers("edge_output", _MOST_OUTPUTS, length=count),

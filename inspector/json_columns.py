@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+from .json_scan import Content, Entries, Span, count_of, entries_of, pieces_of, value_of
+
 _CHUNK = 16_384  # entries that become text at once
-_DEEPEST = 3  # objects in objects that are read entry by entry
-_SPACE = re.compile(r"[ \t\r\n]*")
+_MOST_ENTRIES = 2**26  # of a column
+_MOST_IN_I = 2**31  # numbers below fit the type code "i"
+_LONGEST = 2**25  # characters of what is no column of numbers; Python's objects take up to twelve times as much
 _NO_NUMBER = {"inf": math.inf, "-inf": -math.inf, None: math.nan}
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_decoder = json.JSONDecoder()
 
 
 class ColumnWriter:
@@ -69,18 +70,28 @@ def _in_words(number: float) -> str | None:
 class Section:
     """An object of a file that nobody vouches for. Each method gives an entry, or a ValueError that says what is wrong.
 
-    `where` is how errors name the section: "graph".
+    An entry is made when it is asked for: what nobody asks for takes no memory.
+
+    Args:
+        content: the text of the file.
+        entries: where each entry is in it.
+        where: how errors name the section: "graph".
     """
 
-    def __init__(self, entries: dict[str, Any], where: str) -> None:
+    def __init__(self, content: Content, entries: Entries, where: str) -> None:
+        self._content = content
         self._entries = entries
         self._where = where
 
     def __contains__(self, key: str) -> bool:
-        return self._entries.get(key) is not None
+        found = self._entries.get(key)
+        return found is not None and not (isinstance(found, Span) and self._text_of(found) == b"null")
 
     def section(self, key: str) -> Section:
-        return Section(self._typed(key, dict, "an object"), f"{self._where}.{key}" if self._where else key)
+        found = self._entry(key)
+        if isinstance(found, Span):
+            raise self.wrong(key, "is not an object")
+        return Section(self._content, found, f"{self._where}.{key}" if self._where else key)
 
     def text(self, key: str) -> str:
         found: str = self._typed(key, str, "a text")
@@ -96,49 +107,66 @@ class Section:
     def number(self, key: str, low: int = 0, high: int = 2**63) -> int:
         found: int = self._typed(key, int, "a whole number")
         if not low <= found < high:
-            raise ValueError(f"{self._name(key)} is {found}, which is not from {low} to {high - 1}")
+            raise self.wrong(key, f"is {found!r:.80}, which is not from {low} to {high - 1}")
         return found
 
     def rows(self, key: str) -> list[Any]:
         """A list of anything, which the caller looks at."""
-        found = self._entry(key)
-        if isinstance(found, array):
-            return found.tolist()
-        if not isinstance(found, list):
-            raise ValueError(f"{self._name(key)} is not a list")
+        found: list[Any] = self._typed(key, list, "a list")
         return found
+
+    def count(self, key: str) -> int:
+        """How many entries a list of numbers and texts has, before any is made; -1 where it is no list."""
+        found = self._entry(key)
+        is_list = isinstance(found, Span) and self._content[found.start] == ord("[")
+        return count_of(self._content, found) if isinstance(found, Span) and is_list else -1
 
     def texts(self, key: str) -> list[str]:
         found = self.rows(key)
         if not all(isinstance(entry, str) for entry in found):
-            raise ValueError(f"{self._name(key)} has an entry that is no text")
+            raise self.wrong(key, "has an entry that is no text")
         return found
 
     def integers(
         self, key: str, high: int, *, low: int = 0, length: int | None = None, distinct: bool = False, code: str = "i"
     ) -> array[int]:
-        """A column of integers from `low` to below `high`, as an array of this type code."""
-        found = self._entry(key)
-        if isinstance(found, list) and not found:
-            found = array("q")
-        if not isinstance(found, array):
-            raise ValueError(f"{self._name(key)} is not a list of whole numbers")
-        if length is not None and len(found) != length:
-            raise ValueError(f"{self._name(key)} has {len(found)} entries, not {length}")
-        if found and not (low <= min(found) and max(found) < high):
-            raise ValueError(f"{self._name(key)} has entries from {min(found)} to {max(found)}, not below {high}")
-        if distinct and len(set(found)) != len(found):
-            raise ValueError(f"{self._name(key)} has an entry twice")
-        return array(code, found)
+        """A column of integers from `low` to below `high`, as an array of this type code, or of one with room."""
+        found = array("q" if high > _MOST_IN_I else code)
+        for piece in self._pieces(key, length, "whole numbers"):
+            if any(type(each) is not int for each in piece):
+                raise self.wrong(key, "is not a list of whole numbers")
+            if not low <= min(piece) <= max(piece) < high:
+                ends = f"{min(piece)!r:.40} to {max(piece)!r:.40}"
+                raise self.wrong(key, f"has entries from {ends}, not from {low} to below {high}")
+            found.extend(piece)
+        if distinct and has_twice(found, low, high):
+            raise self.wrong(key, "has an entry twice")
+        return found
 
     def floats(self, key: str, length: int) -> array[float]:
-        found = self._entry(key)
-        if not isinstance(found, list | array) or len(found) != length:
-            raise ValueError(f"{self._name(key)} is not a list of {length} numbers")
+        found = array("d")
         try:
-            return array("d", (_NO_NUMBER[each] if each is None or isinstance(each, str) else each for each in found))
+            for piece in self._pieces(key, length, "numbers"):
+                found.extend(_NO_NUMBER[each] if each is None or isinstance(each, str) else each for each in piece)
         except (TypeError, KeyError, OverflowError) as error:
-            raise ValueError(f"{self._name(key)} has an entry that is no number: {error}") from None
+            raise self.wrong(key, f"has an entry that is no number: {error!s:.80}") from None
+        return found
+
+    def _pieces(self, key: str, length: int | None, of_what: str) -> Iterator[list[Any]]:
+        """The entries of a column, piece by piece."""
+        span = self._entry(key)
+        if not isinstance(span, Span) or self._content[span.start] != ord("["):
+            raise self.wrong(key, f"is not a list of {of_what}")
+        count = count_of(self._content, span)
+        if length is not None and count != length:
+            raise self.wrong(key, f"has {count} entries, not {length}")
+        if count > _MOST_ENTRIES:
+            raise self.wrong(key, f"has {count} entries, where {_MOST_ENTRIES} are the most that is read")
+        if count:
+            try:
+                yield from pieces_of(self._content, span)
+            except (ValueError, RecursionError):
+                raise self.wrong(key, f"is not a list of {of_what}") from None
 
     def wrong(self, key: str, reason: str) -> ValueError:
         """The error for an entry which the caller found to be wrong."""
@@ -147,71 +175,49 @@ class Section:
     def _name(self, key: str) -> str:
         return f'"{self._where}.{key}"' if self._where else f'"{key}"'
 
-    def _entry(self, key: str) -> Any:
+    def _entry(self, key: str) -> Span | Entries:
         if key not in self._entries:
-            raise ValueError(f"{self._name(key)} is missing")
+            raise self.wrong(key, "is missing")
         return self._entries[key]
 
+    def _text_of(self, span: Span) -> Content:
+        """The text of a short value, such as null."""
+        return self._content[span.start : min(span.end, span.start + 5)]
+
     def _typed(self, key: str, kind: type, called: str) -> Any:
-        found = self._entry(key)
+        span = self._entry(key)
+        if not isinstance(span, Span):
+            raise self.wrong(key, f"is not {called}")
+        size = span.end - span.start
+        if size > _LONGEST:
+            raise self.wrong(key, f"takes {size} characters, where {_LONGEST} are the most that is read")
+        try:
+            found = value_of(self._content, span)
+        except ValueError as error:
+            raise self.wrong(key, f"is no JSON: {error!s:.80}") from None
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
-            raise ValueError(f"{self._name(key)} is not {called}")
+            raise self.wrong(key, f"is not {called}")
         return found
 
 
-def read_section(text: str) -> Section:
-    """Reads a JSON object. Lists of integers become arrays one by one, of 8 bytes an entry instead of 40.
+def has_twice(numbers: array[int], low: int, high: int) -> bool:
+    """Whether one of these numbers, from `low` to below `high`, is there more than once."""
+    if len(numbers) > high - low:
+        return True
+    if high - low > 64 * len(numbers):
+        return len(set(numbers)) != len(numbers)
+    seen = bytearray(high - low)
+    for each in numbers:
+        seen[each - low] = True
+    return sum(seen) != len(numbers)
+
+
+def read_section(content: str | Content) -> Section:
+    """Reads a JSON object, as far as saying where its entries are.
 
     Raises:
         ValueError: it is no JSON object, or cut off.
     """
-    try:
-        entries, end = _object(text, _skip(text, 0), 1)
-    except (json.JSONDecodeError, IndexError, RecursionError) as error:
-        raise ValueError(f"is no JSON object, or is cut off: {error}") from None
-    if _skip(text, end) != len(text):
-        raise ValueError(f"goes on after its end, at character {end}")
-    return Section(entries, "")
-
-
-def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
-    """The object that begins at this character, and the character behind it."""
-    found: dict[str, Any] = {}
-    at = _skip(text, _expect(text, at, "{"))
-    if text[at] == "}":
-        return found, at + 1
-    while True:
-        key, at = _decoder.raw_decode(text, at)
-        if not isinstance(key, str):
-            raise json.JSONDecodeError("a name is expected", text, at)
-        at = _skip(text, _expect(text, _skip(text, at), ":"))
-        if text[at] == "{" and depth < _DEEPEST:
-            found[key], at = _object(text, at, depth + 1)
-        else:
-            value, at = _decoder.raw_decode(text, at)
-            found[key] = _packed(value)
-        at = _skip(text, at)
-        if text[at] == "}":
-            return found, at + 1
-        at = _skip(text, _expect(text, at, ","))
-
-
-def _packed(value: Any) -> Any:
-    if isinstance(value, list) and value and type(value[0]) is int:
-        try:
-            return array("q", value)
-        except (TypeError, OverflowError):
-            return value
-    return value
-
-
-def _expect(text: str, at: int, character: str) -> int:
-    if text[at] != character:
-        raise json.JSONDecodeError(f"{character} is expected", text, at)
-    return at + 1
-
-
-def _skip(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    assert space is not None
-    return space.end()
+    if isinstance(content, str):
+        content = content.encode("utf-8", "surrogatepass")
+    return Section(content, entries_of(content), "")

@@ -475,3 +475,12 @@ def test_debug_tells_what_a_users_function_does_wrong(script: Path, capsys: pyte
     assert "number() returned a value of type int" in assert_refused(["debug", f"{script}:number"], capsys)
     assert main(["debug", f"{script}:without_grad"]) == 1
     assert "element 0 of tensors does not require grad" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["view", "--no-open"], ["diff"]])
+def test_a_file_that_is_missing_or_a_folder_is_said_to_be_in_words(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, said in ((tmp_path / "none.json", "there is no file {}"), (tmp_path, "{} is a folder, not a file")):
+        assert main([*command, *[str(path)] * (2 if command == ["diff"] else 1)]) == 2
+        assert capsys.readouterr().err == f"tapehead: {said.format(path)}\n"

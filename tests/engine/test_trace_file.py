@@ -7,9 +7,11 @@ import gzip
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +336,96 @@ def test_whatever_is_changed_in_a_file_it_is_refused_or_can_be_looked_at(saved: 
         assert repr(record)
         for name in FIELDS:
             getattr(record, name)
+
+
+MEBIBYTES = 3
+
+
+@pytest.mark.parametrize(
+    ("where", "filler"),
+    [
+        (("unknown",), "0,"),
+        (("unknown",), '"a",'),
+        (("unknown",), "[],"),
+        (("trace", "unknown"), "0.5,"),
+        (("order",), "0,"),
+        (("graph", "name"), "0,"),
+        (("graph", "names"), '"a",'),
+        (("graph", "calls"), "0,"),
+        (("graph", "calls"), "[],"),
+        (("graph", "sequence_nr"), "0,"),
+        (("trace", "key"), "0,"),
+        (("trace", "labels"), '["",null],'),
+        (("trace", "statistics", "low"), "0.5,"),
+        (("trace", "statistics", "bins"), "0,"),
+        (("policy",), ""),
+    ],
+)
+def test_whatever_a_large_file_is_full_of_it_takes_three_times_its_size(
+    where: tuple[str, ...], filler: str, saved: tuple[Path, Any], tmp_path: Path
+) -> None:
+    content = copy.deepcopy(saved[1])
+    inner = content
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = "here"
+    count = MEBIBYTES * 2**20 // max(len(filler), 1)
+    full = f"[{(filler * count).rstrip(',')}]" if filler else f'"{"x" * count}"'
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps(content).replace('"here"', full))
+    tracemalloc.start()
+    try:
+        with suppress(ValueError):
+            th.load(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < (3 * MEBIBYTES + 24) * 2**20
+
+
+def test_a_key_that_nobody_asks_for_is_passed_over(saved: tuple[Path, Any], tmp_path: Path) -> None:
+    path = tmp_path / "newer.json"
+    path.write_text(json.dumps({"unknown": [{"a": ["]", '"', "\\"]}, 1e5], **saved[1]}))
+    assert_same(th.load(saved[0]), th.load(path))
+    for broken in ("[1, {]}", "[1, 2", '"', "tru", "", "[[]]]"):
+        path.write_text('{"unknown": ' + broken + ', "format": "tapehead.trace"}')
+        with pytest.raises(ValueError, match="is no JSON object, or is cut off"):
+            th.load(path)
+
+
+@pytest.mark.parametrize("number", [2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**400])
+def test_a_rank_may_be_any_number_that_a_column_can_hold(number: int, tmp_path: Path) -> None:
+    path = captured_run("off", policy="heap").save(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    assert content["trace"]["key"], "heap has keys"
+    content["trace"]["key"][0] = number
+    path.write_text(json.dumps(content))
+    if number < 2**63:
+        assert th.load(path).queue_lengths
+    else:
+        with pytest.raises(ValueError, match='"trace.key" has entries from'):
+            th.load(path)
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, 10**4000, [["x" * 5000]], {"x" * 5000: 0}, [10**4000]])
+def test_a_refusal_does_not_repeat_what_is_long(value: Any, saved: tuple[Path, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    todo: list[tuple[Any, Any]] = [(saved[1], key) for key in saved[1]]
+    for section in ("graph", "trace"):
+        todo += [(saved[1][section], key) for key in saved[1][section]]
+    todo += [(saved[1]["trace"]["statistics"], key) for key in saved[1]["trace"]["statistics"]]
+    for inner, key in todo:
+        before = inner[key]
+        for changed in [value, *([[value, *before[1:]]] if isinstance(before, list) else [])]:
+            inner[key] = changed
+            path.write_text(json.dumps(saved[1]))
+            said = ""
+            try:
+                th.load(path)
+            except ValueError as refused:
+                said = str(refused).replace(str(path), "")
+            assert "x" * 101 not in said and not re.search(r"\d{101}", said) and len(said) < 400
+        inner[key] = before
 
 
 def test_columns_of_any_length_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
