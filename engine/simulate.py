@@ -81,7 +81,7 @@ def simulate(
         elif (other := difference(graph, footprints.graph)) is not None:
             raise ValueError(f"the footprints are not this graph's: {other}")
         program = compiled(footprints)
-        places = _places(graph, order, program.edges)
+        places = _places(graph, order, footprints, program.edges)
         _refuse_other_stages(graph, places)
         keep_graph = footprints.keep_graph if retain_graph is None else retain_graph
         if accumulation == PYTORCHS:
@@ -116,14 +116,14 @@ def difference(graph: Graph, other: Graph) -> str | None:
 
 
 def _places(
-    graph: Graph, order: AnyPolicy | Sequence[int], edges: tuple[Sequence[int], Sequence[int]]
+    graph: Graph, order: AnyPolicy | Sequence[int], footprints: Footprints, edges: tuple[Sequence[int], Sequence[int]]
 ) -> Sequence[int]:
     """The ids of the tasks in their order, which is legal."""
     if isinstance(order, str | Policy) or callable(order):
         policy = find_policy(order)
         if is_dynamic(policy):
             raise ValueError(f"policy {policy_name(policy)} decides while the backward runs; give an order instead")
-        return schedule(graph, policy)
+        return schedule(graph, policy, footprints=footprints)
     order = tuple(order)
     if set(map(type, order)) - {int}:
         order = tuple(graph.task(index(each) if hasattr(each, "__index__") else each).id for each in order)

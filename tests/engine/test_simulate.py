@@ -467,3 +467,17 @@ def test_a_large_graph() -> None:
     assert timeline.peak_bytes == (len(graph) + 2) * 1024
     assert timeline.end_bytes == 0
     assert kilobytes(timeline)[1:-1] == [[1, -1, -1]] * (len(graph) - 2)
+
+
+@pytest.mark.parametrize("policy", sorted({*th.POLICIES} - {"comm_first"}))
+def test_any_policy_is_simulated_from_a_run_whose_nodes_are_freed(policy: str) -> None:
+    def make_loss() -> Tensor:
+        torch.manual_seed(0)
+        x = torch.randn(16, 16, requires_grad=True)
+        return ((x.exp() @ x).tanh() * x.sin()).sum() + (x.cos() * x).sum()
+
+    run = th.profile(make_loss)
+    found = th.simulate(run.graph, policy, run.footprints)
+    fresh = th.graph(make_loss())
+    again = th.simulate(fresh, policy, run.footprints)
+    assert found.order == again.order and found.peak_bytes == again.peak_bytes
