@@ -96,9 +96,13 @@ def _instead(given: object) -> str:
     return ": pass its .graph" if isinstance(getattr(given, "graph", None), Graph) else ""
 
 
+_WATCHED = {"ReshapeAliasBackward0": "ViewBackward0", "CtcLossBackward1": "CtcLossBackward0"}
+"""What reshape() and the CTC loss leave otherwise where a mode sees them, or does not."""
+
+
 def kind_of(task: Task) -> str:
-    """A task's name; one for the two that reshape() leaves, with a mode that sees the forward and without."""
-    return "ViewBackward0" if task.name == "ReshapeAliasBackward0" else task.name
+    """A task's name; one for the two that an operation leaves, with a mode that sees the forward and without."""
+    return _WATCHED.get(task.name, task.name)
 
 
 def difference(graph: Graph, other: Graph) -> str | None:

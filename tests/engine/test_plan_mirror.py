@@ -282,3 +282,25 @@ def test_what_makes_no_sense_is_refused(wanted: dict[str, object], error: type[E
 
     with pytest.raises(error, match=said):
         planned(make_loss, **wanted)
+
+
+def test_around_a_ctc_loss_the_rest_is_mirrored() -> None:
+    """Where a mode sees it, PyTorch computes it by another overload, which leaves another node."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 20))
+    x, targets = torch.randn(50, 8, 32), torch.randint(1, 20, (8, 10))
+    lengths = torch.full((8,), 50), torch.full((8,), 10)
+
+    def make_loss() -> Tensor:
+        return functional.ctc_loss(model(x).log_softmax(-1), targets, *lengths)
+
+    plan = th.plan_mirror(make_loss, 0.9, seconds=1.0)
+    assert plan.met and plan.left_alone is None
+    make_loss().backward()
+    expected = [each.grad for each in model.parameters()]
+    model.zero_grad()
+    with th.mirror(plan) as mirrored:
+        loss = make_loss()
+    loss.backward()
+    assert mirrored.report.dropped > 0
+    assert all(torch.equal(each.grad, other) for each, other in zip(model.parameters(), expected, strict=True))
