@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
+from ..inspector.opened import Opened
 from .mirror_calls import followed
 from .mirror_plan import MirrorPlan, PlannedStorage
 from .mirror_watch import MirrorTally, MirrorWatch, banned_sentence, state_of
@@ -98,23 +101,18 @@ class mirror:
         self.plan = plan
         self._idle = not plan.dropped
         self._tally = MirrorTally()
-        self._watch: MirrorWatch | None = None  # while it is open
-        self._opened = ExitStack()
+        self._opened: Opened | None = None
 
     def __repr__(self) -> str:
         return f"<mirror: {self.plan}>"
 
     def __enter__(self) -> mirror:
-        if self._watch is not None:
+        if self._opened is not None:
             raise RuntimeError("this mirror is open already; make another one with th.mirror(plan)")
         if self._idle:
             return self
         watch, contexts = followed(state_of(self.plan), self._tally)
-        with ExitStack() as stack:
-            for each in contexts:
-                stack.enter_context(each)
-            self._opened = stack.pop_all()
-        self._watch = watch
+        self._opened = Opened(self, partial(_enter, contexts, watch))
         return self
 
     def __exit__(
@@ -122,12 +120,9 @@ class mirror:
     ) -> None:
         if self._idle:
             return
-        watch, self._watch = self._watch, None
-        assert watch is not None, "it was not entered"
-        try:
-            self._opened.__exit__(kind, error, traceback)
-        finally:
-            watch.close(raised=error is not None)
+        opened, self._opened = self._opened, None
+        assert opened is not None, "it was not entered"
+        opened.close(kind, error, traceback)
 
     @property
     def report(self) -> MirrorReport:
@@ -144,3 +139,9 @@ class mirror:
             state.banned_storages(state.banned),
             tuple(tally.notes),
         )
+
+
+def _enter(contexts: Iterable[AbstractContextManager[object]], watch: MirrorWatch, stack: ExitStack) -> None:
+    stack.push(lambda kind, error, traceback: watch.close(raised=error is not None))
+    for each in contexts:
+        stack.enter_context(each)

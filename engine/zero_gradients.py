@@ -62,8 +62,9 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
     try:
         watch.open()
         if any(task.kind is Kind.CHECKPOINT for task in graph.tasks):
-            with own_gradients(leaves):
-                for leaf in leaves:
+            written = list({id(leaf): leaf for leaf in (*leaves, *graph.leaves.values())}.values())
+            with own_gradients(written):
+                for leaf in written:
                     leaf.grad = None
                 torch_backward(loss)
                 found = [counts.state(leaf.grad) for leaf in leaves]

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from .facts import CallRecord, Facts, Operation
 from .kept_inputs import KeptInputs, keep_inputs
 from .marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, note_hook, tensors_of, unmarked_nodes
+from .opened import Opened
 from .tape import Tape
 from .torch_internals import (
     AroundApply,
@@ -26,6 +27,7 @@ from .torch_internals import (
     base_of,
     capture_traceback,
     is_generated,
+    leave_function_mode,
     sequence_nr,
 )
 
@@ -63,7 +65,7 @@ class capture:
         self._module = module
         self._observer = observer
         self._keep_inputs = keep_inputs
-        self._exits = ExitStack()
+        self._opened: Opened | None = None
         self._recording: tuple[_CallWatcher, Tape] | None = None  # while it is open
 
     def __enter__(self) -> Tape:
@@ -71,14 +73,8 @@ class capture:
             raise RuntimeError("this capture is open already; make another one with th.capture()")
         facts = Facts()
         tape = Tape(facts)
-        with ExitStack() as stack:
-            calls = _CallWatcher(facts, self._module, self._observer)
-            for handle in calls.register():
-                stack.callback(handle.remove)
-            stack.enter_context(_OperationWatcher(calls, self._observer, self._keep_inputs))
-            stack.enter_context(around_function_apply(_around_apply(calls, self._observer, self._keep_inputs)))
-            stack.push(tape.note_error)
-            self._exits = stack.pop_all()
+        calls = _CallWatcher(facts, self._module, self._observer)
+        self._opened = Opened(self, partial(_put_in_place, calls, tape, self._observer, self._keep_inputs))
         self._recording = calls, tape
         return tape
 
@@ -86,7 +82,9 @@ class capture:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._recording = None
-        self._exits.__exit__(kind, error, traceback)
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close(kind, error, traceback)
 
     def operation(self, function: Callable[..., Any]) -> Operation:
         """What this open capture would write down of a call of this function here and now."""
@@ -107,6 +105,16 @@ class capture:
         calls, tape = self._recording
         if not calls.running:
             tape.restart(calls.renew())
+
+
+def _put_in_place(calls: _CallWatcher, tape: Tape, observer: Observer | None, keep: bool, stack: ExitStack) -> None:
+    for handle in calls.register():
+        stack.callback(handle.remove)
+    watcher = _OperationWatcher(calls, observer, keep)
+    watcher.__enter__()  # type: ignore[no-untyped-call]
+    stack.callback(leave_function_mode, watcher)
+    stack.enter_context(around_function_apply(_around_apply(calls, observer, keep)))
+    stack.push(tape.note_error)
 
 
 class _CallWatcher:

@@ -34,7 +34,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.autograd.variable import Variable
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_map_only, tree_map_only_
 from torch.utils.hooks import RemovableHandle
@@ -263,6 +263,18 @@ AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callab
 _around_apply: list[AroundApply] = []
 _apply_lock = threading.Lock()
 _original_apply = Function.__dict__["apply"]
+
+
+def leave_function_mode(mode: TorchFunctionMode) -> None:
+    """Takes a mode off this thread's stack, wherever in it that is; if it is not there, nothing happens."""
+    above: list[TorchFunctionMode] = []
+    while any(each is mode for each in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
+        top = _pop_mode()  # type: ignore[no-untyped-call]
+        if top is mode:
+            break
+        above.append(top)
+    for each in reversed(above):
+        _push_mode(each)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

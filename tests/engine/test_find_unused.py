@@ -739,3 +739,14 @@ def test_the_report_is_a_data_frame_a_table_in_a_terminal_and_escaped_html() -> 
     with console.capture() as capture:
         console.print(report)
     assert "path cut" in capture.get() and report.sentences[0] in capture.get()
+
+
+def test_with_a_reentrant_checkpoint_no_grad_of_an_input_or_a_parameter_changes() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    x = torch.randn(3, 4, requires_grad=True)
+    checkpointed = torch.utils.checkpoint.checkpoint
+    for grad in (None, torch.ones(3, 4)):
+        x.grad = grad
+        th.find_unused(lambda: checkpointed(model, x, use_reentrant=True).sum() + x.sum(), model)
+        assert x.grad is grad and (grad is None or torch.equal(grad, torch.ones(3, 4)))
+        assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import gc
+import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -745,3 +749,57 @@ def test_keeping_inputs_changes_no_gradient_and_no_error() -> None:
         y.sum().backward()
     assert torch.equal(gradient, torch.full((2,), 12.0))
     assert_nothing_left_behind()
+
+
+def in_place() -> tuple[int, int, int, object]:
+    """What captures put in place: global hooks, modes, and `Function.apply`."""
+    return (
+        len(nn.modules.module._global_forward_pre_hooks),
+        len(nn.modules.module._global_forward_hooks),
+        len(torch.overrides._get_current_function_mode_stack()),
+        getattr(torch.autograd.Function.__dict__["apply"], "__func__", None),
+    )
+
+
+def test_a_capture_that_is_forgotten_takes_all_away() -> None:
+    before = in_place()
+    forgotten = th.capture()
+    forgotten.__enter__()
+    assert in_place() != before
+    del forgotten
+    gc.collect()
+    assert in_place() == before
+    with th.capture():  # one that was opened meanwhile stays
+        inside = in_place()
+        forgotten = th.capture()
+        forgotten.__enter__()
+        with th.capture():
+            del forgotten
+            gc.collect()
+        assert in_place() == inside
+        loss = nn.Linear(2, 1)(torch.ones(1, 2)).sum()
+    assert in_place() == before and any(task.call is not None for task in th.graph(loss).tasks)
+
+
+@pytest.mark.parametrize("line", range(12))
+def test_an_interrupt_on_the_way_into_a_capture_leaves_nothing(line: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = in_place()
+    calls = 0
+
+    def interrupted(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal calls
+        if "/inspector/" in frame.f_code.co_filename or "nn/modules/module" in frame.f_code.co_filename:
+            calls += event == "call"
+            if calls == 2 * line + 2:
+                calls += 1
+                signal.raise_signal(signal.SIGINT)
+        return None
+
+    sys.setprofile(interrupted)
+    try:
+        with suppress(KeyboardInterrupt), th.capture():
+            pass
+    finally:
+        sys.setprofile(None)
+    gc.collect()
+    assert in_place() == before

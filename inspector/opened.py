@@ -1,0 +1,63 @@
+"""What a `with` block of ours has put in place: taken away as the block ends, is interrupted on its way in, or is
+forgotten."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType, TracebackType
+from weakref import finalize
+
+
+class Opened:
+    """Contexts that are open on behalf of an object.
+
+    Args:
+        owner: the object; when it is collected, what is still open is closed.
+        enter: enters the contexts into the stack that it is given. Ctrl-C waits until it is through, and then closes
+            them. It must not refer to the owner, nor may they.
+    """
+
+    def __init__(self, owner: object, enter: Callable[[ExitStack], None]) -> None:
+        self._stack = ExitStack()
+        self._forgotten = finalize(owner, _abandon, self._stack)
+        self._forgotten.atexit = False
+        try:
+            with _interrupts_wait():
+                enter(self._stack)
+        except BaseException:
+            self._forgotten()
+            raise
+
+    def close(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes the contexts, which are told of the exception. Ctrl-C waits until it is through."""
+        with _interrupts_wait():
+            self._stack.__exit__(kind, error, traceback)
+        self._forgotten.detach()
+
+
+def _abandon(stack: ExitStack) -> None:
+    """Closes the contexts as a generator's are that nobody goes on with: what they were open for did not come about."""
+    abandoned = GeneratorExit()
+    stack.__exit__(GeneratorExit, abandoned, None)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Meanwhile Ctrl-C is noted, and comes at the end. Only the main thread gets any."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    noted: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: noted.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            before(*noted[-1])
