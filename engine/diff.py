@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ..inspector.arguments import expect_number
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Task
 from .aligning import aligned
@@ -397,6 +398,8 @@ def diff(
                 f"th.diff takes two runs or traces, not a {type(run).__name__}: what th.backward returns, "
                 "`session.result()`, or th.load(path) of a saved one"
             )
+    if tolerance is not None:
+        expect_number(tolerance, int | float, "tolerance", "a relative difference, such as 0.01")
     if tolerance is not None and not 0 < tolerance < math.inf:
         raise ValueError(f"the tolerance is a relative difference, such as 0.01, not {tolerance!r}")
     graphs = run_a.graph, run_b.graph

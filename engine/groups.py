@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..inspector.arguments import expect_number
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Fold, Graph, Outputs, Task, Theme
 from ..inspector.outlines import Outline, letters
@@ -53,6 +54,7 @@ class GroupRules:
 
     def __post_init__(self) -> None:
         for name, least in (("min_fusion_size", 2), ("how_many_is_many", 2), ("largest_side_numel", 0)):
+            expect_number(getattr(self, name), int, name, "a whole number")
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be {least} at least")
 

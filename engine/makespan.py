@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from statistics import median
 from typing import overload
 
+from ..inspector.arguments import expect
 from ..inspector.graph import Graph, Outputs, Task
 from ..inspector.walk import graph as graph_of
 from .gantt import Bar, Gantt, MakespanReport
@@ -73,6 +74,12 @@ def makespan(
         TypeError: the loss, a policy or a time is something else.
         PolicyError: a policy of the user's own chose a task that was not ready on that device.
     """
+    if policies is not None:
+        expect(policies, Iterable, "policies", 'a list of policies, such as ("bfs", "dfs", "heap")')
+    if isinstance(durations, str) or not isinstance(durations, Iterable | Run | None):
+        raise TypeError(
+            f"durations is a {type(durations).__name__}; expected nanoseconds by the ids of tasks, a Run, or several"
+        )
     graph = of if isinstance(of, Graph) else graph_of(of)
     chosen = [find_policy(each) for each in ([policy] if policies is None else policies)]
     names = [policy_name(each) for each in chosen]

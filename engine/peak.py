@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..inspector.arguments import expect
 from ..inspector.graph import Graph
 from ..inspector.source import Source
 from .hints import Hint, Peak, hints
@@ -216,7 +217,11 @@ def peak_report(
         others: what is known of the peak in bytes under other policies, by name: hints mention it.
         before: what is known of what was there before the forward.
         trace: the record of it, or of another backward of the same graph, if its statistics are to be told of.
+
+    Raises:
+        TypeError: `timeline` is none.
     """
+    expect(timeline, Timeline, "timeline", "a Timeline: `run.timeline`, or what th.simulate returns")
     storages = [
         (timeline.storage(number), timeline.category_at(number, timeline.peak_event, timeline.peak_place))
         for number in timeline.alive()

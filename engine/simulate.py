@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from operator import index, lt
@@ -12,6 +12,7 @@ from operator import index, lt
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from ..inspector.arguments import expect
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Task
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
@@ -71,6 +72,7 @@ def simulate(
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"th.simulate takes a graph, not a {type(graph).__name__}{_instead(graph)}")
+    expect(order, Iterable | Callable | Policy, "order", "a policy, or the ids of all tasks as they are to run")
     accumulation = Accumulation(accumulate, release)
     if footprints is not None and not isinstance(footprints, Footprints):
         kind = type(footprints).__name__

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 
+from ..inspector.arguments import expect_number
 from ..inspector.graph import Graph, Task, TensorMeta
 from .batches import Batch, Batches
 from .buckets import Bucket, Reduction, reductions
@@ -76,6 +77,7 @@ class Trace:
         return f"<Trace of {len(self)} of {len(self.graph)} tasks under {self.policy}, statistics {self.level}>"
 
     def __getitem__(self, place: int) -> TaskRecord:
+        expect_number(place, int, "place", "where a task is in the order; `trace.of(task)` finds a task's")
         if not -len(self) <= place < len(self):
             raise IndexError(f"there is no record {place}: {len(self)} tasks were recorded")
         return TaskRecord(self, place % len(self))

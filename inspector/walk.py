@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from .arguments import expect
 from .collector import collector_paused
 from .facts import CallRecord, Facts, Operation
 from .graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
@@ -35,6 +36,8 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
         RuntimeError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
         TypeError: an output is no tensor.
     """
+    if names is not None:
+        expect(names, torch.nn.Module | Mapping, "names", "a module, or a mapping of names to tensors")
     if isinstance(outputs, HipsTape):
         return outputs.graph
     roots = root_edges(outputs)

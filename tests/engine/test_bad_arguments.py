@@ -1,0 +1,53 @@
+"""What is no argument is refused in a sentence that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import tapehead as th
+
+
+def loss() -> Tensor:
+    return (torch.ones(3, requires_grad=True) * 2).sum()
+
+
+def run() -> th.Run:
+    return th.backward(loss(), trace="cheap")
+
+
+CALLS: list[tuple[str, Callable[[object], object]]] = [
+    ("names", lambda bad: th.graph(loss(), names=bad)),
+    ("order", lambda bad: th.simulate(th.graph(loss()), bad)),
+    ("durations", lambda bad: th.makespan(loss(), durations=bad)),
+    ("policies", lambda bad: th.makespan(loss(), policies=bad)),
+    ("policies", lambda bad: th.compare(loss, bad)),
+    ("min_fusion_size", lambda bad: th.GroupRules(min_fusion_size=bad)),
+    ("how_many_is_many", lambda bad: th.GroupRules(how_many_is_many=bad)),
+    ("timeline", lambda bad: th.peak_report(bad)),
+    ("place", lambda bad: run().trace[bad]),
+    ("tolerance", lambda bad: th.diff(run(), run(), tolerance=bad)),
+    ("th.load", lambda bad: th.load(bad)),
+    ("MirrorPlan.load", lambda bad: th.MirrorPlan.load(bad)),
+]
+MAY_BE = {("durations", None), ("names", None), ("policies", None), ("tolerance", None)}
+
+
+@pytest.mark.parametrize("bad", [None, object(), 0.5j, 1.5])
+@pytest.mark.parametrize(("name", "call"), CALLS)
+def test_an_argument_of_another_type_is_named(name: str, call: Callable[[object], object], bad: object) -> None:
+    if (name, bad) in MAY_BE or (name == "tolerance" and bad == 1.5):
+        return
+    with pytest.raises((TypeError, ValueError), match=name) as refused:
+        call(bad)
+    assert refused.traceback[-1].frame.code.path.parent.name in ("engine", "inspector")  # not from inside torch
+
+
+def test_texts_that_are_no_such_thing_are_named() -> None:
+    for name, call in CALLS:
+        if name in ("names", "durations", "min_fusion_size", "timeline", "place", "tolerance"):
+            with pytest.raises(TypeError, match=f"{name} is a str; expected "):
+                call("x")
