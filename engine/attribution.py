@@ -104,9 +104,9 @@ class Lives:
 
     def place_of(self, row: int) -> int:
         """The place of the task to which a row belongs; -1 before, `len(turns)` after the last one's end."""
-        if not self.turns or row < self.first + self.turns[0].begin:
+        if row < self.first + (self.turns[0].begin if self.turns else 0):
             return -1
-        if row >= self.first + self.turns[-1].end:
+        if not self.turns or row >= self.first + self.turns[-1].end:
             return len(self.turns)
         return bisect_right(self.turns, row - self.first, key=lambda turn: turn.begin) - 1
 

@@ -509,3 +509,13 @@ def test_gradients_on_cuda_and_across_devices(engine: Engine) -> None:
         found = gradients_of(leaves, lambda: runs.append(th.backward(loss(), policy=policy, engine=engine)))
         assert_equal(found, expected, bitwise=False)
         assert runs[0].order == runs[0].planned
+
+
+@pytest.mark.parametrize("engine", ["native", "direct"])
+def test_the_memory_of_a_backward_that_reaches_no_input_is_what_the_forward_left(
+    engine: Engine,
+) -> None:
+    x, other = torch.ones(100, requires_grad=True), torch.ones(1, requires_grad=True)
+    run = th.backward((x * 2).sum(), memory=True, inputs=[other], engine=engine)
+    assert run.order == () and run.timeline is not None and run.timeline.peak_bytes <= 16
+    assert x.grad is None and other.grad is None
