@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Literal, TypeVar, overload
 
 from torch import Tensor
 
 from ..inspector.graph import Outputs
 from ..inspector.hips_tape import HipsTape, not_native
+from ..inspector.spent import first_over
+from ..inspector.torch_internals import FREED
 from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices
 from .direct import Stepper
@@ -112,6 +114,7 @@ def debug(
     Raises:
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
             another accumulation than its own, or batch=.
+        RuntimeError: a backward has freed the graph.
     """
     check_choices(engine, trace)
     check_batch(batch, engine)
@@ -119,7 +122,9 @@ def debug(
     if engine == "direct":
         history = False if history == "auto" else history
         given = tensors, grad_tensors, retain_graph, create_graph, inputs
-        return Stepper(*given, policy=policy, trace=trace, history=history, accumulation=accumulation, batch=batch)
+        return unused(
+            Stepper(*given, policy=policy, trace=trace, history=history, accumulation=accumulation, batch=batch)
+        )
     if isinstance(tensors, HipsTape):
         raise not_native()
     accumulation.check_native()
@@ -127,4 +132,22 @@ def debug(
         raise NotImplementedError(
             "PyTorch's engine can't take back a task that has run, so it has no history; use engine=\"direct\""
         )
-    return NativeSession(tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, trace=trace)
+    return unused(NativeSession(tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, trace=trace))
+
+
+S = TypeVar("S", Stepper, NativeSession)
+
+
+def unused(session: S) -> S:
+    """The session, if no backward has run through its graph. Else closes it, and says so before anything runs.
+
+    Raises:
+        RuntimeError: PyTorch's sentence, and where the graph has been freed.
+    """
+    graph, needed = session.graph, session.needed
+    over = first_over(node for task_id, node in enumerate(graph.nodes) if needed is None or task_id in needed)
+    if over is None:
+        return session
+    session.close()
+    where = graph.describe(graph.nodes.index(over))
+    raise RuntimeError(f"{FREED} A backward has run through {where}; compute the loss again, then th.debug(loss)")

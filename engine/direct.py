@@ -375,9 +375,11 @@ class Stepper(Rewinding):
                 )
             body()
             if ends and not len(self._queue):
+                if not self.order and self._given:
+                    self._runner.pass_by()
                 if self._runner.memory is not None:
                     self._runner.memory.over()
-                self._runner.finish()
+                self._runner.finish(again=self._history is not None)
                 self._let_go_at_end()
 
         started_ns = time.perf_counter_ns()

@@ -19,6 +19,7 @@ from ..inspector.torch_internals import (
     run_as_backward,
     run_engine,
 )
+from .hook_state import HookState
 
 
 class GraphTask:
@@ -34,7 +35,7 @@ class GraphTask:
         keep_graph, create_graph: as the engine has them.
 
     Attributes:
-        number: of the backward, once it has begun.
+        number, first_number: of the backward, once it has begun: the present one, and the one before any `reopen`.
         node: the one that runs.
         accumulated_inside: whether user code ran a backward of its own meanwhile, which added to .grad.
     """
@@ -47,6 +48,7 @@ class GraphTask:
         create_graph: bool,
     ) -> None:
         self.number: int | None = None
+        self.first_number: int | None = None
         self.node: Node | None = None
         self.keep_graph = keep_graph
         self.create_graph = create_graph
@@ -58,6 +60,7 @@ class GraphTask:
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._finished = False
+        self._end: HookState | None = None  # what the callbacks changed
         self.accumulated_inside = False
 
     @cached_property
@@ -80,7 +83,7 @@ class GraphTask:
 
     @property
     def callbacks_left(self) -> int:
-        """How many callbacks wait for the end of the backward."""
+        """How many callbacks tasks have left for the end of the backward."""
         return len(self._callbacks)
 
     def reopen(self, callbacks: int, another: bool) -> None:
@@ -95,6 +98,7 @@ class GraphTask:
         """Is called by the engine."""
         if self.number is None:
             self.number = real_graph_task_id()
+            self.first_number = self.number if self.first_number is None else self.first_number
         body, self._body = self._body, None
         assert body is not None
         try:
@@ -113,6 +117,8 @@ class GraphTask:
                 run_as_backward(self, self.keep_graph, self.create_graph)
         finally:
             self._body = self._order = None
+            if self._end is not None:
+                self._end.end()
             error, self._error = self._error, None
         if error is not None:
             try:
@@ -125,12 +131,25 @@ class GraphTask:
         only_cpu = all(device.type == "cpu" for device in self._graph.devices)
         return nullcontext() if only_cpu else torch.autograd.set_multithreading_enabled(False)
 
-    def finish(self) -> None:
-        """Leaves the callbacks to the run which is under way: the engine calls them at its end, and theirs."""
-        for callback in self._callbacks:
-            queue_engine_callback(callback)
-        self._callbacks.clear()
+    def finish(self, again: bool) -> None:
+        """Leaves the callbacks to the run which is under way: the engine calls them at its end, and theirs.
+
+        Args:
+            again: the end may be reached once more, with the same callbacks.
+        """
+        if not self._finished:
+            self._end = HookState(self._callbacks) if again else None
+            for callback in self._callbacks:
+                queue_engine_callback(callback)
+        if not again:
+            self._callbacks.clear()
         self._finished = True
+
+    def undo_end(self) -> None:
+        """A task is going to be taken back: what callbacks for the end keep in Python is as before they ran."""
+        if self._end is not None:
+            self._end.undo()
+            self._end = None
 
     def run_tensor_hooks(self, node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Runs the hooks of the tensors that `node` made (`Tensor.register_hook`, then `retain_grad`).

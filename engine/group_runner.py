@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..inspector.graph import Edge, Graph
+from ..inspector.spent import is_spent
 from ..inspector.torch_internals import (
     call_node,
     free_saved,
@@ -251,6 +252,9 @@ class GroupRunner:
         """Why these tasks have to run by themselves. Runs the hooks of tensors if there is no other reason."""
         if torch.is_anomaly_enabled():
             return f"anomaly mode looks at what {self._graph.describe(task_ids[0])} gives"
+        spent = next((task_id for task_id in task_ids if is_spent(self._graph.nodes[task_id])), None)
+        if spent is not None:
+            return f"another session has run {self._graph.describe(spent)}"
         trees = [tree for task_id in task_ids for tree in self._trees.get(task_id, {}).values()]
         quiet = no_hooks(look=bool(trees))
         why = self._hooked(task_ids, trees) if not quiet else self._retained(trees)

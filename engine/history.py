@@ -14,6 +14,7 @@ from torch.utils.weak import TensorWeakRef
 
 from ..inspector.graph import Edge, Graph
 from ..inspector.torch_internals import storage_of, stored_bytes, version_of
+from .hook_state import HookState
 from .input_buffer import InputBuffer, Waiting
 
 BUDGET_BYTES = 1 << 30
@@ -137,6 +138,7 @@ class Ran:
         grads: the .grad of its leaf, and of what it had to `retain_grad`.
         random: the states of the random generators, where it drew from them.
         packed: whether `saved_tensors_hooks` give what it saved: checkpoints recompute once in each backward.
+        kept: what its hooks, or its Function, changed of what they keep in Python.
         version, values: of its leaf; the values where hooks might change them unseen.
     """
 
@@ -151,6 +153,7 @@ class Ran:
     grads: list[_Grad] = field(default_factory=list)
     random: RandomStates | None = None
     packed: bool = False
+    kept: HookState | None = None
     version: int = -1
     values: Tensor | None = None
 

@@ -13,6 +13,9 @@ from torch.autograd.graph import Node
 
 from ..inspector.torch_internals import hooks_registered, is_own, without_torch_function
 
+Registry = OrderedDict[int, object]
+"""Hooks by the numbers of their handles."""
+
 
 class HookWatch:
     """Looks once for Python hooks on the nodes and tensors of a graph, and notices later ones.
@@ -29,12 +32,12 @@ class HookWatch:
         self._found = gc.get_freeze_count() > 0
         self._tensors: list[ref[Tensor]] = []  # of these nodes; only they can be told to retain their gradient
         tensors = subclasses(Tensor)
-        registries: list[OrderedDict[int, object]] = []
+        registries: list[Registry] = []
         with without_torch_function():
             for found in gc.get_objects():
                 kind = type(found)
                 if kind is OrderedDict:
-                    if found and not is_own(found) and all(type(key) is int for key in found):
+                    if _has_hooks(found):
                         registries.append(found)
                 elif kind in tensors and node_of(found) in of_graph:
                     self._tensors.append(ref(found))
@@ -67,23 +70,46 @@ def no_hooks(look: bool) -> bool:
     return registered == _none_of
 
 
-def _belong_to_modules(registries: list[OrderedDict[int, object]]) -> bool:
-    """Whether Python objects hold all of these: hooks of modules and optimizers. Those of nodes are held by C++ alone,
-    or by a tensor or the node."""
-    if not registries:
-        return True
-    held: set[int] = set()
-    for holder in gc.get_referrers(*registries):
-        if holder is not registries and not isinstance(holder, Tensor | Node | FrameType):
-            held.update(map(id, gc.get_referents(holder)))
+def _belong_to_modules(registries: list[Registry]) -> bool:
+    held = _held_by_objects(registries)
     return all(id(registry) in held for registry in registries)
 
 
-def tensors_of(nodes: Collection[Node]) -> list[ref[Tensor]]:
-    """The tensors which these nodes made, as far as Python has them. Looks through all objects of the process."""
+def _held_by_objects(registries: list[Registry]) -> set[int]:
+    """By id those of the dicts that Python objects hold, and other things: hooks of modules and optimizers. Those of
+    nodes are held by C++ alone, or by a tensor or the node."""
+    held: set[int] = set()
+    for holder in gc.get_referrers(*registries) if registries else ():
+        if holder is not registries and not isinstance(holder, Tensor | Node | FrameType):
+            held.update(map(id, gc.get_referents(holder)))
+    return held
+
+
+def _has_hooks(found: Registry) -> bool:
+    return bool(found) and not is_own(found) and all(type(key) is int for key in found)
+
+
+def tensors_and_hooks(nodes: Collection[Node]) -> tuple[list[ref[Tensor]], list[Registry]]:
+    """The tensors which these nodes made, as far as Python has them, and all that looks like hooks of anything. Looks
+    through all objects of the process."""
     of_graph, kinds = frozenset(nodes), subclasses(Tensor)
+    tensors: list[ref[Tensor]] = []
+    hooks: list[Registry] = []
     with without_torch_function():
-        return [ref(each) for each in gc.get_objects() if type(each) in kinds and node_of(each) in of_graph]
+        for found in gc.get_objects():
+            kind = type(found)
+            if kind is OrderedDict:
+                if _has_hooks(found):
+                    hooks.append(found)
+            elif kind in kinds and node_of(found) in of_graph:
+                tensors.append(ref(found))
+    return tensors, hooks
+
+
+def of_tensors(hooks: list[Registry]) -> list[ref[Registry]]:
+    """Those of tensors and nodes."""
+    held = _held_by_objects(hooks)
+    return [ref(each) for each in hooks if id(each) not in held]
 
 
 def node_of(tensor: Tensor) -> Node | None:

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Outputs
+from ..inspector.spent import is_spent
 from ..inspector.torch_internals import (
     FREED,
     Pin,
@@ -143,7 +144,7 @@ class Plan:
     def of(call: Call, policy: Policy | Choice) -> Plan:
         graph = call.graph()
         needed = call.needed(graph)
-        if first_freed(graph.nodes) is None:
+        if first_freed(graph.nodes) is None and not any(map(is_spent, graph.nodes)):
             policy = bound(policy, Problem(graph, None, needed, keep_graph=call.keep_graph, names_hooks=False))
         elif not isinstance(policy, Policy) or policy.plan is not None:
             policy = POLICIES["heap"]  # for PyTorch's own error
@@ -181,7 +182,8 @@ def run_native(
         watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))
     if not _is_engines_own(policy):
         pin = plan.pin() if watch is None else watch.pin
-    freed = first_freed(graph.nodes[task_id] for task_id in plan.order)
+    nodes = [graph.nodes[task_id] for task_id in plan.order]
+    freed = first_freed(nodes) or next(filter(is_spent, nodes), None)
 
     def timed() -> int:
         with watch or nullcontext():
@@ -239,7 +241,7 @@ def one_queue(plan: Plan) -> AbstractContextManager[object]:
 def _explain(error: Exception, graph: Graph, freed: Node | None) -> None:
     """Says which task raised, where that is certain although nobody watched."""
     node = running_function(error)
-    if freed is not None and str(error).startswith(_FREED) and called_by_engine(error) is None:
+    if freed is not None and str(error).startswith(_FREED) and (is_spent(freed) or called_by_engine(error) is None):
         node = freed  # the first task that can raise this
     if node in graph.nodes:
         error.add_note(f"tapehead: raised in {graph.describe(graph.nodes.index(node))}")

@@ -98,13 +98,13 @@ class Rewinding(Verbs):
     def back(self, count: int = 1) -> Task | None:
         """Takes so many tasks back. Returns the current task.
 
-        Gradients, .grad of leaves, the queue, the policy, the trace and torch's random numbers are then as they were.
-        What was edited before the task that is now the current one stays edited (`restore` undoes that); later edits
-        are undone.
+        Gradients, .grad of leaves, the queue, the policy, the trace and torch's random numbers are then as they were,
+        and so is what hooks and custom Functions keep in Python (`HookState`): each call of a hook finds what it found
+        before. What was edited before the task that is now the current one stays edited (`restore` undoes that); later
+        edits are undone. Callbacks for the end of the backward run at each end.
 
-        Known limitations. What hooks and custom Functions did besides stays done, and is done again when their tasks
-        run again; a `register_multi_grad_hook` counts these calls, too. A callback for the end of the backward that has
-        run runs again only if its task does.
+        Known limitations. What hooks and custom Functions did besides (printed, wrote) stays done, and is done again
+        when their tasks run again.
 
         Raises:
             ValueError: not so many tasks can be taken back.
@@ -239,8 +239,10 @@ class Rewinding(Verbs):
             entry.random = None
         for grad in entry.grads:
             grad.leave()
+        self._runner.end(entry)
         history = self._kept_while_running()
         history.end(entry)
+        self._runner.spend(self.graph.tasks[entry.task])
         why = self._runner.why_not_back(entry)
         if why is not None:
             self._free_ran()
@@ -287,6 +289,7 @@ class Rewinding(Verbs):
     def _rewind_to(self, position: int, history: History, lost: bool) -> None:
         packed = False
         self.stops.taken_back(self.order[position:])
+        self._runner.undo_end()
         callbacks = self._runner.callbacks_left
         while len(self.order) > position:
             entry = self._take_back(lost)
@@ -315,9 +318,12 @@ class Rewinding(Verbs):
             if not lost:
                 self._buffers[edit.task].put(edit.waited)
         entry = history.take_last()
+        self._runner.unspend(self.graph.tasks[entry.task])
         self._branches.take_back(position, entry, self.graph.tasks[entry.task].is_leaf)
         for grad in reversed(entry.grads):
             grad.put_back()
+        if entry.kept is not None:
+            entry.kept.undo()
         if entry.random is not None:
             set_random_states(entry.random)
         del self._order[position]
@@ -349,13 +355,18 @@ class Rewinding(Verbs):
         self._missing[:] = history.first_missing
         ran = list(history.ran)
         history.clear()
+        for entry in reversed(ran):
+            if entry.kept is not None:
+                entry.kept.undo()
         now = random_states(self.graph.devices)
+        callbacks = self._runner.callbacks_left
         on_hook, self._runner.on_hook = self._runner.on_hook, None  # the trace has them
         try:
             self._inside(lambda: self._run_again(history, ran))
         finally:
             if self._over is None:
                 self._runner.on_hook = on_hook
+                self._runner.reopen(callbacks, another=False)  # they were left once
             set_random_states(now)
 
     def _run_again(self, history: History, ran: Sequence[Ran]) -> None:
@@ -366,8 +377,15 @@ class Rewinding(Verbs):
             buffer = self._buffers.pop(entry.task)
             entry.gradients = Waited(buffer.waiting())
             task = self.graph.tasks[entry.task]
-            if not task.is_leaf:
-                before = [(grad.tensor, grad.tensor.grad) for grad in entry.grads]
+            if task.is_leaf:
+                if entry.kept is not None:
+                    entry.kept.redo()
+            else:
+                before = [(kept.tensor, kept.tensor.grad) for kept in entry.grads]
+                for kept in entry.grads:
+                    kept.tensor.grad = kept.grad
+                self._runner.unspend(task)
+                self._runner.begin(entry)
                 outputs = self._runner.run(task, buffer.take(), hooks=True)
                 for tensor, grad in before:  # told to retain_grad: it would be added to a second time
                     tensor.grad = grad
@@ -375,6 +393,8 @@ class Rewinding(Verbs):
                 entry.counts.clear()
                 for edge in self.graph.out_edges[entry.task]:
                     self._add(edge, outputs, entry)
+                self._runner.end(entry)
+                self._runner.spend(task)
             history.end(entry)
         self._edit_again(history.edits_at(history.reach + len(ran)))
 
@@ -484,8 +504,11 @@ class Rewinding(Verbs):
     def _free_ran(self) -> None:
         """Lets the nodes that ran free what they saved, which the history has kept."""
         if self._history is not None and not self._keep_graph:
-            for entry in self._history.ran:
-                self._runner.free(self.graph.tasks[entry.task])
+            tasks = [self.graph.tasks[entry.task] for entry in self._history.ran]
+            for task in tasks:
+                self._runner.unspend(task)
+            for task in tasks:
+                self._runner.free(task)
 
 
 def _intact(kept: Referenced | None) -> bool:

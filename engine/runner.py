@@ -105,7 +105,15 @@ class Runner(Protocol):
 
     @abstractmethod
     def free(self, task: Task) -> None:
-        """Lets a node that has run free what it saved, where it has not. To be called `inside`."""
+        """Lets a node that has run free what it saved, where it has not; what can't be freed stays spent. To be called
+        `inside`."""
+
+    def spend(self, task: Task) -> None:
+        """A task has run whose node keeps what it saved for going back: to everybody else it is freed, where it would
+        have been."""
+
+    def unspend(self, task: Task) -> None:
+        """The task has been taken back: anybody may run it again."""
 
     @abstractmethod
     def leaf(self, task_id: int) -> HasGrad:
@@ -132,8 +140,16 @@ class Runner(Protocol):
         """Calls something as tasks are run. `order` gives all tasks in the order in which they ran or are going to."""
         body()
 
-    def finish(self) -> None:
-        """The last task has run: the callbacks for the end of the backward are due. To be called `inside`."""
+    def pass_by(self) -> None:
+        """No task of the backward was to run, for `inputs=` are not reached: what happens to the root all the same. To
+        be called `inside`."""
+
+    def finish(self, again: bool) -> None:
+        """The last task has run: the callbacks for the end of the backward are due. To be called `inside`.
+
+        Args:
+            again: tasks may be taken back, and the end be reached again.
+        """
 
     def rest(self) -> None:
         """No task runs now."""
@@ -143,15 +159,21 @@ class Runner(Protocol):
 
     @property
     def callbacks_left(self) -> int:
-        """How many callbacks wait for the end of the backward."""
+        """How many callbacks tasks have left for the end of the backward."""
         return 0
 
     def begin(self, entry: Ran) -> None:
         """A task is going to run that may be taken back: notes what it may change besides gradients."""
 
+    def end(self, entry: Ran) -> None:
+        """It has run: notes what its code changed."""
+
     def why_not_back(self, entry: Ran) -> str | None:
         """Why a task that has run can't be taken back; None: it can."""
         return None
+
+    def undo_end(self) -> None:
+        """Tasks are going to be taken back: what was done after the last one is undone first."""
 
     def reopen(self, callbacks: int, another: bool) -> None:
         """Tasks have been taken back: so many callbacks had been left by then. In a checkpoint's eyes what follows is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Self
@@ -10,24 +10,30 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
 from ..inspector.graph import Edge, Graph, Outputs, Task, TensorMeta
 from ..inspector.kinds import Kind
+from ..inspector.spent import SpentNodes, is_spent
 from ..inspector.torch_internals import (
+    FREED,
     call_node,
     compiled_autograd_is_on,
     free_function,
     free_saved,
     function_is_freed,
+    function_of,
     functorch_is_active,
     gradient_dtype,
     hides_saved,
+    hook_dicts,
     leaf_of,
     node_hooks,
     packed_by_user,
     post_accumulate_hooks,
     saved_variables,
+    unpacking,
     version_of,
 )
 from ..inspector.walk import graph as graph_of
@@ -36,7 +42,8 @@ from .accumulation import Accumulate
 from .anomaly import check_nan, warn_of_forward
 from .graph_task import GraphTask
 from .history import Ran
-from .hook_watch import HookWatch, node_of, tensors_of
+from .hook_state import HookState
+from .hook_watch import HookWatch, Registry, node_of, of_tensors, tensors_and_hooks
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
 from .needed import Inputs, as_inputs, needed_tasks
 from .roots import as_outputs, given_gradients, root_gradients
@@ -91,6 +98,8 @@ class TaskRunner(Runner):
         self.frees = not keep_graph
         self.roots = list(roots)
         self.hooked: dict[int, tuple[tuple[str, str], ...]] = {}
+        self._spent = SpentNodes()
+        self._other_hooks: list[ref[Registry]] = []  # of tensors, which may be gone: torch lists no hooks of those
 
     @classmethod
     def of(
@@ -156,6 +165,8 @@ class TaskRunner(Runner):
     ) -> list[Tensor | None]:
         node = self.graph_task.node = self._graph.nodes[task.id]
         on_hook = self.on_hook
+        if is_spent(node):
+            raise RuntimeError(FREED)
         if task.kind is Kind.ACCUMULATE_GRAD:
             self._accumulate(task, node, gradients, hooks)
             if on_end is not None:
@@ -199,7 +210,16 @@ class TaskRunner(Runner):
                 free_function(node)
             else:
                 free_saved(saved)
+                if hidden and not free:
+                    self._spent.add(node)
         return outputs
+
+    def spend(self, task: Task) -> None:
+        if not (self.keep_graph or task.is_leaf):
+            self._spent.add(self._graph.nodes[task.id])
+
+    def unspend(self, task: Task) -> None:
+        self._spent.remove(self._graph.nodes[task.id])
 
     def free(self, task: Task) -> None:
         node = self._graph.nodes[task.id]
@@ -208,7 +228,10 @@ class TaskRunner(Runner):
         elif task.kind is Kind.COPY_SLICES and not self.watch.possible():
             self._outputs_by_engine(task, node, [None] * len(task.inputs), free=True)
         elif not task.is_leaf:
-            free_saved(saved_variables(node))
+            saved = saved_variables(node)
+            free_saved(saved)
+            if hides_saved(node) or packed_by_user(saved):
+                self._spent.add(node)
 
     def run_bare(self, loop: BareLoop, last: Container[int], watch: HookWatch) -> None:
         """All in one loop: on small tasks the calls between its parts would cost as much as the tasks themselves."""
@@ -222,7 +245,7 @@ class TaskRunner(Runner):
             kind, node = kinds[task_id], graph.nodes[task_id]
             leaf = kind is Kind.ACCUMULATE_GRAD
             saved = [] if leaf or keep_graph or kind in APPLIED else saved_variables(node)
-            if kind in _SPECIAL or packed_by_user(saved) or torch.is_anomaly_enabled():
+            if kind in _SPECIAL or packed_by_user(saved) or is_spent(node) or torch.is_anomaly_enabled():
                 loop._execute(task_id, hooks=False)
                 continue
             queue.remove(task_id)
@@ -267,8 +290,21 @@ class TaskRunner(Runner):
     def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
         self.graph_task.run(body, order)
 
-    def finish(self) -> None:
-        self.graph_task.finish()
+    def pass_by(self) -> None:
+        """The engine looks at a root that is the only one before it finds that nothing is needed (engine.cpp,
+        evaluate_function): hooks of its tensor run, and its gradient is retained."""
+        if self.needed or self.needed is None or len(self.roots) != 1:
+            return
+        (root,), (gradient,) = self.graph.roots, self.roots
+        task, node = self.graph.tasks[root.task], self.graph.nodes[root.task]
+        gradients = [gradient if number == root.input else None for number in range(len(task.inputs))]
+        if task.is_leaf:
+            run_leaf_hooks(node, gradients, self.on_hook)
+        else:
+            run_tensor_hooks(self.graph_task, node, gradients, self.on_hook)
+
+    def finish(self, again: bool) -> None:
+        self.graph_task.finish(again)
 
     def rest(self) -> None:
         self.graph_task.node = None
@@ -287,7 +323,30 @@ class TaskRunner(Runner):
             entry.version = version_of(leaf)
             entry.values = leaf.detach().clone() if post_accumulate_hooks(leaf) else None
         entry.packed = packed_by_user(saved_variables(self.graph.nodes[entry.task]))
+        entry.kept = HookState(self._code_of(self.graph.tasks[entry.task]))
         self.graph_task.accumulated_inside = False
+
+    def end(self, entry: Ran) -> None:
+        if entry.kept is not None and not entry.kept.end():
+            entry.kept = None if entry.kept.spoiled is None else entry.kept
+
+    def _code_of(self, task: Task) -> Iterator[Any]:
+        """What a task may call: hooks, its Function, what unpacks its saved tensors."""
+        node = self.graph.nodes[task.id]
+        yield from self._hooks_of(task)
+        if isinstance(node, BackwardCFunction):
+            yield vars(node)
+            yield function_of(node).backward
+        yield from unpacking(node)
+        yield from filter(None, [each() for each in self._other_hooks])
+
+    def _hooks_of(self, task: Task) -> Iterator[dict[int, Any]]:
+        """The hooks that torch lists."""
+        node = self.graph.nodes[task.id]
+        yield from hook_dicts(node)
+        if task.is_leaf:
+            leaf = leaf_of(node)
+            yield from filter(None, (leaf._backward_hooks, leaf._post_accumulate_grad_hooks))
 
     def why_not_back(self, entry: Ran) -> str | None:
         task, node = self.graph.tasks[entry.task], self.graph.nodes[entry.task]
@@ -295,6 +354,8 @@ class TaskRunner(Runner):
             return "is a compiled region, which runs once: it gives away the memory of what it saved"
         if self.graph_task.accumulated_inside:
             return "ran a backward of its own, which added to .grad"
+        if entry.kept is not None and entry.kept.spoiled is not None:
+            return entry.kept.spoiled
         if task.is_leaf:
             leaf, values = leaf_of(node), entry.values
             entry.values = None
@@ -305,13 +366,20 @@ class TaskRunner(Runner):
             return "has freed what it saved by itself"
         return None
 
+    def undo_end(self) -> None:
+        self.graph_task.undo_end()
+
     def reopen(self, callbacks: int, another: bool) -> None:
         self.graph_task.reopen(callbacks, another)
 
     def retaining(self) -> dict[int, list[ref[Tensor]]]:
         ids: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(self.graph.nodes)}
+        tensors, hooks = tensors_and_hooks(self.graph.nodes)
+        here = {id(each) for task in self.graph.tasks for each in self._hooks_of(task)} if hooks else ()
+        hooks[:] = [each for each in hooks if id(each) not in here]  # no other list may hold them
+        self._other_hooks = of_tensors(hooks)
         found: dict[int, list[ref[Tensor]]] = {}
-        for each in tensors_of(self.graph.nodes):
+        for each in tensors:
             tensor = each()
             if tensor is not None and (task_id := ids.get(node_of(tensor))) is not None:
                 found.setdefault(task_id, []).append(each)

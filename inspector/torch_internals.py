@@ -30,7 +30,7 @@ from torch._C._profiler import CapturedTraceback, gather_traceback, symbolize_tr
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction, Function
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, register_multi_grad_hook
 from torch.autograd.variable import Variable
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
@@ -574,6 +574,18 @@ def node_hooks(node: Node) -> tuple[Hooks, Hooks]:
     return _hooks_of(own(node.register_prehook(_no_hook))), _hooks_of(own(node.register_hook(_no_hook)))
 
 
+def hook_dicts(node: Node) -> list[dict[int, Any]]:
+    """The dicts in which those hooks stand, by the numbers of their handles; those that have any."""
+    found = []
+    for register in (node.register_prehook, node.register_hook):
+        handle = own(register(_no_hook))
+        hooks: dict[int, Any] | None = handle.hooks_dict_ref()
+        handle.remove()
+        if hooks:
+            found.append(hooks)
+    return found
+
+
 def _no_hook(*args: Any) -> None:
     """Is taken away at once, and does no harm where an interrupt prevents that."""
 
@@ -583,7 +595,7 @@ def _hooks_of(handle: RemovableHandle) -> Hooks:
         hooks = handle.hooks_dict_ref()
     finally:
         handle.remove()
-    return list(hooks.values()) if hooks else []
+    return [hook for hook in hooks.values() if hook is not refuse_spent] if hooks else []
 
 
 _own_handles = itertools.count(1)  # counts without a lock
@@ -660,6 +672,7 @@ class StandIn(Protocol):
     """A backward of our own, which answers in the engine's place what user code asks about the one under way."""
 
     number: int | None
+    first_number: int | None  # before it was said to be another backward
     node: Node | None
     limited: bool  # by inputs=
     accumulated_inside: bool  # user code ran a backward inside, which added to .grad
@@ -696,8 +709,9 @@ def _run_body(gradients: tuple[Tensor | None, ...]) -> tuple[None]:
 
 
 def is_own(hooks: Mapping[int, Any]) -> bool:
-    """Whether these are the hooks of the leaf from which we start the engine."""
-    return all(getattr(hook, "__code__", None) == _run_body.__code__ for hook in hooks.values())  # reloaded, too
+    """Whether all of these are ours: of the leaf from which we start the engine, or of a node that is spent."""
+    codes = _run_body.__code__, refuse_spent.__code__  # equal once the module has been reloaded, too
+    return all(getattr(hook, "__code__", None) in codes for hook in hooks.values())
 
 
 _real_graph_task_id = torch._C._current_graph_task_id
@@ -709,7 +723,14 @@ _real_engine = Variable._execution_engine
 
 def _graph_task_id() -> int:
     stand_in = _thread.stand_in()
-    return _real_graph_task_id() if stand_in is None or stand_in.number is None else stand_in.number
+    if stand_in is None or stand_in.number is None:
+        return _real_graph_task_id()
+    counts = sys._getframe(1).f_globals.get("__name__") == _MULTI_GRAD_HOOKS
+    return stand_in.first_number if counts and stand_in.first_number is not None else stand_in.number
+
+
+_MULTI_GRAD_HOOKS = register_multi_grad_hook.__module__
+"""Hooks on several tensors count within one backward, also where checkpoints are told that it is another one."""
 
 
 def current_node() -> Node | None:
@@ -913,6 +934,11 @@ def _freed(packed: int) -> Tensor:
     raise RuntimeError(FREED)
 
 
+def refuse_spent(*gradients: Any) -> None:
+    """The pre-hook of a node that has run and still keeps what it saved: see `SpentNodes`."""
+    raise RuntimeError(FREED)
+
+
 def saved_variables(node: Node) -> list[Any]:
     """What a C++ node keeps, as torch's SavedTensor objects. Empty for a node that hides it: see `hides_saved`."""
     found: list[Any] = []
@@ -953,6 +979,19 @@ def packed_by_user(saved: Sequence[Any]) -> bool:
     return False
 
 
+def unpacking(node: Node) -> Iterator[object]:
+    """What `saved_tensors_hooks` unpack a node's tensors with: the hooks, and what they packed. Runs none."""
+    if not isinstance(node, BackwardCFunction):
+        saved = saved_variables(node)
+    else:
+        saved = () if function_is_freed(node) else node._raw_saved_tensors
+    for each in saved:
+        hook = None if each is None else each.unpack_hook
+        if hook is not None and hook is not _freed:
+            yield hook
+            yield each.data
+
+
 def is_packed(node: Node) -> bool:
     """`packed_by_user` of all that a C++ or custom Function's node keeps."""
     if isinstance(node, BackwardCFunction):
@@ -967,6 +1006,21 @@ def hides_saved(node: Node) -> bool:
     """Whether Python can't see what the node keeps: the one inside a CopySlices, and C++ nodes of extensions."""
     kind = type(node)
     return kind.__name__ in ("CopySlices", "CppFunction")
+
+
+def holds_saved(node: Node) -> bool:
+    """Whether a node keeps a tensor that a backward would free, so that a second one would raise there. Of what hides
+    it that is taken for granted. Runs no hook."""
+    if hides_saved(node):
+        return True
+    if isinstance(node, BackwardCFunction):
+        return not function_is_freed(node) and any(each is not None for each in node._raw_saved_tensors)
+    return any(each.unpack_hook not in (None, _freed) or _is_there(each) for each in saved_variables(node))
+
+
+def _is_there(saved: Any) -> bool:
+    """Of a tensor without hooks: whether there is one. An optional one may never have been."""
+    return saved.unpack_hook is None and saved.data is not None
 
 
 def free_function(node: Node) -> None:
@@ -1101,12 +1155,18 @@ def first_freed(nodes: Iterable[Node]) -> Node | None:
                 raw = getattr(node, slot)
                 if type(raw) is tuple and not raw:
                     continue
+                if any(each is not None and each.unpack_hook is _freed for each in _all_of(raw)):
+                    return node
                 if type(raw) is tuple or raw.unpack_hook is not None or raw.data is not None:
                     return None
                 getattr(node, f"_saved_{slot.removeprefix('_raw_saved_')}")  # None, of one that was never there
         except RuntimeError:
             return node
     return None
+
+
+def _all_of(raw: Any) -> tuple[Any, ...]:
+    return raw if type(raw) is tuple else (raw,)
 
 
 def sort_queue_again(waiting: int) -> None:

@@ -24,8 +24,9 @@ from ..engine.accumulation import Accumulate, Accumulation, Release
 from ..engine.policies import POLICIES
 from ..engine.storage_words import joined
 from ..inspector.capture import capture
+from ..inspector.spent import first_over
 from ..inspector.tape import Tape
-from ..inspector.torch_internals import first_freed, warm_up_fakes
+from ..inspector.torch_internals import warm_up_fakes
 from .debug import debug, in_notebook
 from .magic_verbs import VERBS, Told, complete_verb, policy_of
 
@@ -357,7 +358,7 @@ def _is_freed(loss: Tensor) -> bool:
     found = [] if loss.grad_fn is None else [loss.grad_fn]
     seen = set(found)
     for node in found:
-        if first_freed([node]) is not None:
+        if first_over([node]) is not None:
             return True
         nexts = [each for each, _ in node.next_functions if each is not None and each not in seen]
         if len(found) < _NEAR:

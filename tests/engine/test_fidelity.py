@@ -280,6 +280,21 @@ def only_some_inputs(backward: Backward, log: Log) -> object:
 
 
 @program
+def hooks_of_roots_from_which_no_input_is_reached(backward, log):
+    other = leaf()
+    for make in (lambda x: x.exp().sum(), lambda x: x):
+        for count in (1, 2):
+            x = torch.ones((), requires_grad=True)
+            root = make(x)
+            root.register_hook(lambda gradient: log.append(gradient.tolist()))
+            root.retain_grad()
+            if root.grad_fn is not None:
+                root.grad_fn.register_prehook(lambda gradients: log.append("not this one"))
+            backward([root] * count, inputs=[other])
+            log.append((x.grad, root.grad))
+
+
+@program
 def inputs_that_are_not_there(backward: Backward, log: Log) -> object:
     x, other = leaf(), leaf()
     backward(x.sum(), inputs=[other])

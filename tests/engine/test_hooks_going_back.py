@@ -1,0 +1,311 @@
+"""Going back with every kind of hook: each call finds what it would have found, and gradients are PyTorch's."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from tapehead.engine.direct import Stepper
+
+Calls = list[tuple[str, Any]]
+Program = Callable[[Tensor, Calls], Tensor]
+"""Takes a leaf and where its hooks write down what they are called with."""
+
+
+def noted(gradients: Any) -> Any:
+    if isinstance(gradients, Tensor):
+        return gradients.tolist()
+    return [noted(each) for each in gradients] if isinstance(gradients, tuple | list) else gradients
+
+
+def queue(callback: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def module_hooks(w: Tensor, calls: Calls) -> Tensor:
+    inner, outer = nn.Tanh(), nn.Sequential(nn.Identity(), nn.Tanh())
+
+    def after(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        calls.append((type(module).__name__, noted((inputs, outputs))))
+        return tuple(each * 10 for each in inputs)
+
+    def before(module: nn.Module, outputs: Any) -> Any:
+        calls.append(("before", noted(outputs)))
+        return tuple(each * 3 for each in outputs)
+
+    for module in (inner, outer, outer[1]):
+        module.register_full_backward_hook(after)
+        module.register_full_backward_pre_hook(before)
+    return (outer(inner(w * 2)) * w).sum()
+
+
+def tensor_hooks(w: Tensor, calls: Calls) -> Tensor:
+    def hook(gradient: Tensor) -> Tensor:
+        calls.append(("tensor", noted(gradient)))
+        return gradient * len(calls)
+
+    hidden = w.sin()
+    for tensor in (w, hidden):
+        tensor.register_hook(hook)
+    hidden.register_hook(hook)
+    return (hidden.exp() + hidden * w).sum()
+
+
+def node_hooks(w: Tensor, calls: Calls) -> Tensor:
+    state = SimpleNamespace(count=0)
+
+    def before(gradients: Any) -> Any:
+        state.count += 1
+        calls.append(("pre", noted(gradients)))
+        return tuple(each * state.count for each in gradients)
+
+    def after(inputs: Any, outputs: Any) -> Any:
+        calls.append(("post", noted((inputs, outputs))))
+        return tuple(None if each is None else each + state.count for each in inputs)
+
+    hidden = w.sin()
+    for node in (hidden.grad_fn, hidden.exp().grad_fn):
+        node.register_prehook(before)
+        node.register_hook(after)
+    return (hidden.exp() + hidden).sum()
+
+
+def several_all(w: Tensor, calls: Calls) -> Tensor:
+    hidden, other = w.sin(), w.cos()
+    register_multi_grad_hook((hidden, other, w), lambda grads: calls.append(("all", noted(grads))))
+    return (hidden * other + other).sum()
+
+
+def several_any(w: Tensor, calls: Calls) -> Tensor:
+    hidden, other = w.sin(), w.cos()
+    register_multi_grad_hook((hidden, other, w), lambda grad: calls.append(("any", noted(grad))), mode="any")
+    return (hidden * other + other).sum()
+
+
+def several_and_checkpoints(w: Tensor, calls: Calls) -> Tensor:
+    hidden = checkpoint(torch.sin, w, use_reentrant=False)
+    other = checkpoint(torch.cos, hidden, use_reentrant=False)
+    register_multi_grad_hook((hidden, other, w), lambda grads: calls.append(("all", noted(grads))))
+    register_multi_grad_hook((hidden, other), lambda grad: calls.append(("any", noted(grad))), mode="any")
+    return (hidden * other).sum()
+
+
+def callbacks(w: Tensor, calls: Calls) -> Tensor:
+    def hook(gradient: Tensor) -> None:
+        calls.append(("queues", noted(gradient)))
+        queue(lambda: calls.append(("end", None)))
+
+    hidden = w.sin()
+    hidden.register_hook(hook)
+    w.register_hook(hook)
+    hidden.exp().register_hook(hook)
+    return (hidden.exp() * hidden).sum()
+
+
+def leaf_hooks(w: Tensor, calls: Calls) -> Tensor:
+    totals: dict[str, list[float]] = defaultdict(list)
+
+    def accumulated(leaf: Tensor) -> None:
+        totals["norm"].append(leaf.grad.norm().item())
+        calls.append(("accumulated", noted(leaf.grad)))
+        leaf.grad = leaf.grad * len(totals["norm"])
+
+    w.register_post_accumulate_grad_hook(accumulated)
+    return (w.sin() * w).sum()
+
+
+def retained(w: Tensor, calls: Calls) -> Tensor:
+    hidden = w.sin()
+    hidden.retain_grad()
+    hidden.register_hook(lambda gradient: calls.append(("retained", hidden.grad is None)))
+    return (hidden * hidden.exp()).sum()
+
+
+def once(w: Tensor, calls: Calls) -> Tensor:
+    hidden = w.sin()
+
+    def hook(gradient: Tensor) -> Tensor:
+        handle.remove()
+        calls.append(("once", noted(gradient)))
+        return gradient * 2
+
+    handle = hidden.register_hook(hook)
+    hidden.register_hook(lambda gradient: gradient + 1)
+    return hidden.exp().sum()
+
+
+def packed_on_a_stack(w: Tensor, calls: Calls) -> Tensor:
+    stack: deque[Tensor] = deque()
+
+    def unpack(number: int) -> Tensor:
+        calls.append(("unpack", number))
+        return stack.pop()
+
+    with saved_tensors_hooks(lambda tensor: (stack.append(tensor), len(stack))[1], unpack):
+        return w.sin().exp().tanh().sum()
+
+
+class Counting(torch.autograd.Function):
+    """Its backward uses up what its context has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, calls: Calls) -> Tensor:
+        ctx.factors, ctx.count, ctx.calls = [2.0, 3.0], 0, calls
+        ctx.seen = {"first": True}
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.count += 1
+        ctx.calls.append(("function", (ctx.count, noted(gradient))))
+        first = ctx.seen.pop("first", False)
+        return gradient * ctx.factors.pop() * ctx.count * (1 if first else -1), None
+
+
+def function_state(w: Tensor, calls: Calls) -> Tensor:
+    return (Counting.apply(w.sin(), calls) * Counting.apply(w, calls)).sum()
+
+
+class Keeper(nn.Module):
+    """A module whose own method is a hook."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self.calls, self.count, self.by_sign = calls, 0, Counter[bool]()
+
+    def hook(self, scale: float, gradient: Tensor) -> Tensor:
+        self.count += 1
+        self.by_sign[bool(gradient.sum() > 0)] += 1
+        self.calls.append(("method", (self.count, dict(self.by_sign))))
+        return gradient * self.count * scale
+
+
+def methods(w: Tensor, calls: Calls) -> Tensor:
+    keeper = Keeper(calls)
+    hidden = w.sin()
+    hidden.register_hook(functools.partial(keeper.hook, 0.5))
+    w.register_hook(functools.partial(keeper.hook, 2.0))
+    return (hidden * w).sum()
+
+
+COUNT = 0
+
+
+def counted_globally(gradient: Tensor) -> Tensor:
+    global COUNT
+    COUNT += 1
+    return gradient * COUNT
+
+
+def globals_by_name(w: Tensor, calls: Calls) -> Tensor:
+    global COUNT
+    COUNT = 0
+    hidden = w.sin()
+    for tensor in (hidden, w):
+        tensor.register_hook(counted_globally)
+        tensor.register_hook(lambda gradient: calls.append(("global", noted(gradient))))
+    return (hidden * w).sum()
+
+
+PROGRAMS = [
+    module_hooks,
+    tensor_hooks,
+    node_hooks,
+    several_all,
+    several_any,
+    several_and_checkpoints,
+    callbacks,
+    leaf_hooks,
+    retained,
+    once,
+    packed_on_a_stack,
+    function_state,
+    methods,
+    globals_by_name,
+]
+
+
+def plain_run(program: Program) -> tuple[Tensor, Calls]:
+    w, calls = torch.linspace(0.1, 1, 3, requires_grad=True), []
+    program(w, calls).backward()
+    return w.grad, calls
+
+
+@pytest.mark.parametrize("budget", [1 << 30, 0])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_going_back_between_every_two_tasks_changes_no_gradient_and_no_call(program: Program, budget: int) -> None:
+    expected, calls_expected = plain_run(program)
+    count = len(Stepper(program(torch.ones(3, requires_grad=True), [])).graph)
+    w, calls = torch.linspace(0.1, 1, 3, requires_grad=True), []
+    session = Stepper(program(w, calls), history=budget)
+    marks = []
+    for stop in range(1, count + 1):
+        marks.append(list(calls))
+        session.step()
+        session.back()
+        assert calls == marks[-1], f"before task {stop}: what hooks keep is as it was"
+        session.step()
+    for back in range(1, count + 1):
+        session.back(back)
+        assert calls == marks[-back], f"{back} from the end: what hooks keep is as it was"
+        session.run()
+        assert torch.equal(w.grad, expected), f"{back} from the end"
+        assert calls == calls_expected, f"{back} from the end"
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_wandering_through_a_session_changes_no_gradient_and_no_call(program: Program) -> None:
+    expected, calls_expected = plain_run(program)
+    for seed in range(5):
+        w, calls = torch.linspace(0.1, 1, 3, requires_grad=True), []
+        session = Stepper(program(w, calls), history=random.Random(seed).choice([0, 300, 1 << 30]))
+        chance = random.Random(seed)
+        for _ in range(12):
+            if session.order and chance.random() < 0.4:
+                session.back(chance.randint(1, len(session.order)))
+            elif session.left and chance.random() < 0.8:
+                session.step(chance.choice(session.ready))
+            else:
+                session.goto(branch=chance.choice(session.branches).number)
+        if session.order:
+            session.back(len(session.order))
+        assert calls == []
+        session.run()
+        assert torch.equal(w.grad, expected)
+        assert calls == calls_expected
+
+
+def test_a_tensor_that_a_hook_changed_in_place_is_not_put_back_but_told() -> None:
+    w = torch.ones(3, requires_grad=True)
+    total = torch.zeros(3)
+
+    def add(gradient: Tensor) -> None:
+        total.add_(gradient)
+
+    hidden = w * 2
+    hidden.register_hook(add)
+    session = Stepper(hidden.sum(), history=True)
+    session.run()
+    with pytest.raises(ValueError, match=r"had `.*add` \(test_hooks_going_back.py:\d+\) change `total`, a tensor"):
+        session.back(2)
+
+
+def test_what_the_user_has_changed_since_stays_as_he_left_it() -> None:
+    w, calls = torch.ones(3, requires_grad=True), []
+    hidden = w * 2
+    hidden.register_hook(lambda gradient: calls.append("hook"))
+    session = Stepper(hidden.sum(), history=True)
+    session.run()
+    calls.append("mine")
+    session.back(3)
+    assert calls == ["hook", "mine"]
