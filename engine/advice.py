@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ..inspector.capture import capture
 from ..inspector.graph import Graph
-from ..inspector.torch_internals import keep_compiler_out, version_of
+from ..inspector.torch_internals import keep_compiler_out, version_of, watching_modules
 from ..inspector.walk import graph
 from .backward import backward
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change
@@ -419,12 +419,10 @@ def _all_put_back(model: nn.Module | None) -> Iterator[None]:
 
     if model is not None:
         save(model)
-    handle = nn.modules.module.register_module_forward_pre_hook(save)
     try:
-        with _same_randomness():
+        with watching_modules(save), _same_randomness():
             yield
     finally:
-        handle.remove()
         with torch.no_grad():
             for module, buffers in saved.items():
                 if not isinstance(module, torch.jit.ScriptModule):  # which has no dict of its own, and binds no other

@@ -32,6 +32,7 @@ from ..inspector.torch_internals import (
     sequence_nr,
     storage_of,
     version_of,
+    watching_modules,
     without_torch_function,
 )
 from .combination import Combination, combination_of
@@ -192,9 +193,7 @@ class CallLog:
                 if call.module is module:
                     return
 
-        with ExitStack() as stack:
-            stack.callback(nn.modules.module.register_module_forward_pre_hook(entered).remove)
-            stack.callback(nn.modules.module.register_module_forward_hook(left, always_call=True).remove)
+        with watching_modules(entered, left):
             yield
 
 

@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ..inspector.graph import Graph, Task
 from ..inspector.kinds import Kind
 from ..inspector.source import Source
-from ..inspector.torch_internals import keep_compiler_out, unobserved
+from ..inspector.torch_internals import keep_compiler_out, unobserved, watching_modules
 from ..inspector.walk import graph as graph_of
 from .direct import Stepper
 from .findings import findings_rich, findings_text
@@ -186,11 +186,8 @@ def _modules_called() -> Iterator[Collection[nn.Module]]:
         if not is_dynamo_compiling():
             called[module] = None
 
-    handle = nn.modules.module.register_module_forward_pre_hook(note)
-    try:
+    with watching_modules(note):
         yield called.keys()
-    finally:
-        handle.remove()
 
 
 def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: bool, graph: Graph | None) -> NanReport:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
+from ..inspector.forward_recorder import COMPILED, INSTEAD
 from ..inspector.opened import Opened
+from ..inspector.torch_internals import compiled_code_refused
 from .mirror_calls import followed
 from .mirror_plan import MirrorPlan, PlannedStorage
 from .mirror_watch import MirrorTally, MirrorWatch, banned_sentence, state_of
@@ -82,17 +84,17 @@ class mirror:
     Raises:
         TypeError: it is given no plan.
         ValueError: in the forward: it is not the one that was planned for.
+        NotImplementedError: in the forward: it calls what torch.compile has compiled.
 
     The first forward under a plan is followed operation by operation; later blocks look into those calls alone in which
     the plan has something to do. So open a block for each forward: more than one in a block take longer.
 
-    Known limitations: only the thread that opens it is mirrored. What torch.compile has compiled runs uncompiled in the
-    block, as under any mode. torch.func.grad and its like refuse to run, as under any `saved_tensors_hooks`; hooks
-    which the user opens around the block pack nothing of it. An nn.MultiheadAttention or nn.TransformerEncoder that
-    would take its fast path, in eval mode and without gradients, takes the other one, as under any TorchFunctionMode:
-    what it gives differs by rounding. What PyTorch does not count as modified is not noticed between forward and
-    backward: tensors changed through .data, running statistics of a batch-norm that ran in eval mode and then trains;
-    nor are other settings for the precision of products.
+    Known limitations: only the thread that opens it is mirrored. torch.func.grad and its like refuse to run, as under
+    any `saved_tensors_hooks`; hooks which the user opens around the block pack nothing of it. An nn.MultiheadAttention
+    or nn.TransformerEncoder that would take its fast path, in eval mode and without gradients, takes the other one, as
+    under any TorchFunctionMode: what it gives differs by rounding. What PyTorch does not count as modified is not
+    noticed between forward and backward: tensors changed through .data, running statistics of a batch-norm that ran in
+    eval mode and then trains; nor are other settings for the precision of products.
     """
 
     def __init__(self, plan: MirrorPlan) -> None:
@@ -143,5 +145,6 @@ class mirror:
 
 def _enter(contexts: Iterable[AbstractContextManager[object]], watch: MirrorWatch, stack: ExitStack) -> None:
     stack.push(lambda kind, error, traceback: watch.close(raised=error is not None))
+    stack.enter_context(compiled_code_refused(f"{COMPILED}, so it can't be mirrored: {INSTEAD}"))
     for each in contexts:
         stack.enter_context(each)

@@ -93,6 +93,7 @@ def plan_mirror(
         TypeError, ValueError: make_loss is no function, or gave no loss; a number is out of range; the solver is
             unknown; or the policy decides while the backward runs.
         ModuleNotFoundError: solver="milp" without scipy.
+        NotImplementedError: the forward calls what torch.compile has compiled.
         RuntimeError: what forward and backward raise.
     """
     asked = _Asked(budget, overhead)

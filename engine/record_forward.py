@@ -31,9 +31,9 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
     Raises:
         TypeError, ValueError: make_loss is no function, or gave no loss; repetitions is no number from 1 on.
         RuntimeError: the loss has no graph; and what the forward raises.
+        NotImplementedError: it calls what torch.compile has compiled.
 
-    Known limitations: what other threads compute is not seen, and counts as there before; of torch.compile's regions
-    only their operators are, if they run as such.
+    Known limitations: what other threads compute is not seen, and counts as there before.
     """
     if not callable(make_loss):
         raise TypeError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from threading import get_ident
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from .facts import CallRecord, Facts, Operation
 from .kept_inputs import KeptInputs, keep_inputs
@@ -27,8 +26,9 @@ from .torch_internals import (
     base_of,
     capture_traceback,
     is_generated,
-    leave_function_mode,
     sequence_nr,
+    watching_functions,
+    watching_modules,
 )
 
 Paths = dict[nn.Module, str]
@@ -53,8 +53,8 @@ class capture:
             does, not when a backward has run. Other objects than tensors, numbers and texts are not kept alive.
 
     Known limitations: another thread's forward is not seen (open a capture there), nor a custom Function whose `apply`
-    was put into a variable before. A compiled region is one node with the module call around it; each capture makes
-    torch.compile compile a module once more, until its limit.
+    was put into a variable before. A compiled region is one node with the module call around it. What other threads
+    call of torch.compile's meanwhile is compiled once more.
     """
 
     def __init__(
@@ -108,11 +108,8 @@ class capture:
 
 
 def _put_in_place(calls: _CallWatcher, tape: Tape, observer: Observer | None, keep: bool, stack: ExitStack) -> None:
-    for handle in calls.register():
-        stack.callback(handle.remove)
-    watcher = _OperationWatcher(calls, observer, keep)
-    watcher.__enter__()  # type: ignore[no-untyped-call]
-    stack.callback(leave_function_mode, watcher)
+    stack.enter_context(watching_modules(calls.entered, calls.left))
+    stack.enter_context(watching_functions(_OperationWatcher(calls, observer, keep)))
     stack.enter_context(around_function_apply(_around_apply(calls, observer, keep)))
     stack.push(tape.note_error)
 
@@ -158,11 +155,7 @@ class _CallWatcher:
         """The newest operation gave this. It lives no longer for being noted."""
         self._last_result = ref(result) if isinstance(result, Tensor) else None
 
-    def register(self) -> Iterator[RemovableHandle]:
-        yield nn.modules.module.register_module_forward_pre_hook(self._entered)
-        yield nn.modules.module.register_module_forward_hook(self._left, always_call=True)
-
-    def _entered(self, module: nn.Module, args: object) -> None:
+    def entered(self, module: nn.Module, args: object) -> None:
         if is_dynamo_compiling() or get_ident() != self._thread:
             return
         root = self._running[-1][2] if self._running else self._root_of(module)
@@ -173,7 +166,7 @@ class _CallWatcher:
         self.current = call = CallRecord(self.facts, root[0], path, type(module), self.current, index)
         self._running.append((module, call, root, sequence_nr()))
 
-    def _left(self, module: nn.Module, args: object, result: object) -> None:
+    def left(self, module: nn.Module, args: object, result: object) -> None:
         if is_dynamo_compiling() or get_ident() != self._thread:
             return
         while self._running:  # a call that an exception left may still be on top

@@ -38,6 +38,8 @@ from .torch_internals import (
     number_of,
     sequence_nr,
     storage_of,
+    watching_functions,
+    watching_modules,
     without_torch_function,
 )
 
@@ -198,11 +200,10 @@ def follow(
     with ExitStack() as stack:
         watched = capture(module, observe)
         stack.enter_context(watched)
-        hook = nn.modules.module.register_module_forward_pre_hook(called)
-        stack.callback(hook.remove)
+        stack.enter_context(watching_modules(called))
         follower = _Follower(flow, watched, newest)
         stack.enter_context(around_function_apply(follower.around_apply))
-        stack.enter_context(follower)
+        stack.enter_context(watching_functions(follower))
         yield flow
 
 

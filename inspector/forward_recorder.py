@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
@@ -36,6 +37,7 @@ from .torch_internals import (
     SeenOperations,
     Storage,
     View,
+    compiled_code_refused,
     computes_itself,
     detached,
     hides_saved,
@@ -54,6 +56,14 @@ class _Packed:
         self.tensor = detached(tensor)
         self.reading = reading
         self.sequence_nr = sequence_nr() - 1  # of the newest node, which mostly is the one that saves
+
+
+COMPILED = "is compiled by torch.compile, which chooses itself what it saves and what it makes again"
+INSTEAD = (
+    "plan and mirror the model that was given to torch.compile; or do both under "
+    'torch.compiler.set_stance("force_eager"), where it runs uncompiled. Compiled code saves less with '
+    "torch._functorch.config.activation_memory_budget"
+)
 
 
 class _Storage:
@@ -94,8 +104,10 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         self._packed: list[weakref.ref[_Packed]] = []
         self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # what was written, and a copy
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
+        self._refuses = ExitStack()
 
     def __enter__(self) -> Self:
+        self._refuses.enter_context(compiled_code_refused(f"{COMPILED}, so no plan can be made of it: {INSTEAD}"))
         self._hooks.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -105,6 +117,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(kind, error, traceback)
+        self._refuses.close()
 
     def restore(self) -> None:
         """Writes back what the forward found."""
