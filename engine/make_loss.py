@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import scatter_kwargs
 
 from ..inspector.hips_tape import HipsTape
-from ..inspector.torch_internals import Sharding, is_fully_sharded
+from ..inspector.torch_internals import Sharding, is_fully_sharded, watching_modules
 
 MakeLoss = Callable[[], Tensor]
 
@@ -126,8 +125,5 @@ def nothing_sharded(verb: str) -> Iterator[None]:
                 f"fully_shard (FSDP2), which has freed its parameters by then; take the model without fully_shard"
             )
 
-    handle = register_module_forward_pre_hook(refuse)
-    try:
+    with watching_modules(refuse):
         yield
-    finally:
-        handle.remove()

@@ -142,7 +142,7 @@ class Facts:
         paths = {}
         before = len(self._leaves)
         for path, part in module.named_modules():
-            path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")  # what torch.compile wraps a module in
+            path = ".".join(each for each in path.split(".") if each != "_orig_mod")  # what torch.compile wraps one in
             paths[part] = path
             for name, parameter in part._parameters.items():
                 if parameter is not None:
