@@ -2,6 +2,7 @@
 
 from .engine.accumulation import Accumulation
 from .engine.advice import Advice, advise
+from .engine.agreement import wait_for_ranks
 from .engine.backward import backward
 from .engine.batches import Batch, Batches, Fallback
 from .engine.compare import Comparison, compare
@@ -112,4 +113,5 @@ __all__ = [
     "statistics",
     "uninstall",
     "unpack_order",
+    "wait_for_ranks",
 ]

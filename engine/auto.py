@@ -6,27 +6,45 @@ import warnings
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from threading import local
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ..inspector.collector import collector_paused
-from ..inspector.torch_internals import input_metadata, leaf_of, sequence_nr
+from ..inspector.torch_internals import input_metadata, is_packed, leaf_of, sequence_nr
+from .hook_watch import no_hooks
 from .lower_bound import lower_bound
-from .plan import PORTFOLIO, planned_order
+from .plan import PORTFOLIO, PlannedOrder, planned_order
 from .plans import Kept, fingerprint
-from .policies import find_policy
+from .policies import POLICIES, Policy, find_policy, following
 from .problem import Problem
 
 _MANY = 2_000  # tasks, of more of which only the quickest planners are asked, and no bound: to plan them takes a second
 _QUICK = ("heap", "dfs", "bfs", "lpmf", "list")
 _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
+_ESTIMATE = "what decides is an estimate"
 _LOOKED_AT = 256  # nodes that make the shape of a graph which is not walked
 
-_plans: Kept[tuple[int, ...] | None] = Kept()  # None: PyTorch's own order
+_plans: Kept[_Taken] = Kept()
 _left_alone: Kept[None] = Kept()  # the looks of backwards for which that is the plan
 _ordered: Kept[None] = Kept()  # those of backwards for which another one is
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Whose order is taken.
+
+    Attributes:
+        policy: its name.
+        order: None: PyTorch's own.
+        why: why PyTorch's own is kept where another might have a lower peak.
+    """
+
+    policy: str
+    order: tuple[int, ...] | None = None
+    why: str = ""
 
 
 class _Look:
@@ -51,20 +69,55 @@ def auto_order(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
 
     For more than 2,000 tasks it is that of HEAP, DFS, BFS, lpmf and list, which take less time to plan.
 
+    PyTorch's own is also kept where the prediction is an estimate in what decides: where memory that outlives a task is
+    not known (`Footprints.unsure`), or where something has hooks. What a kernel takes for itself is no reason: it runs
+    in each order.
+
     A training loop plans once (`plans.fingerprint`).
     """
-    found = _plans.of(fingerprint(problem), lambda: _best(problem))
-    if _thread.looks and _thread.looks[-1].own is None:
-        _thread.looks[-1].own = found is None
-    order: Sequence[int] = problem.heap_order if found is None else found
+    return _ordered_by(_taken(problem), problem, ran)
+
+
+def auto_choice(problem: Problem, ran: Sequence[int] = ()) -> Policy:
+    """The policy "auto" in this graph: it says whose order it took."""
+    taken, auto = _taken(problem), POLICIES["auto"]
+    own = taken.order is None and not ran
+    chosen = POLICIES["heap"] if own else following(auto, _ordered_by(taken, problem, ran))
+    title = f"took {taken.policy}: {find_policy(taken.policy).title}"  # type: ignore[union-attr]
+    return replace(chosen, name=auto.name, title=title, took=taken.policy, note=taken.why)
+
+
+def _ordered_by(taken: _Taken, problem: Problem, ran: Sequence[int]) -> list[int]:
+    order: Sequence[int] = problem.heap_order if taken.order is None else taken.order
     gone = set(ran)
     return [*ran, *(task for task in order if task not in gone)]
 
 
-def _best(problem: Problem) -> tuple[int, ...] | None:
-    """The best order; None if that is PyTorch's own."""
+def _taken(problem: Problem) -> _Taken:
+    basis = problem.footprints.basis if problem.given else "dry run"
+    key = fingerprint(problem), basis, no_hooks(look=True), any(map(is_packed, problem.graph.nodes))
+    found = _plans.of(key, lambda: _best(problem))
+    if _thread.looks and _thread.looks[-1].own is None:
+        _thread.looks[-1].own = found.order is None
+    return found
+
+
+def _unsure(problem: Problem) -> str:
+    """Why the order can't be decided on by this prediction; "" if it can."""
+    footprints = problem.footprints
+    if footprints.unsure:
+        return footprints.unsure[0]
+    if footprints.basis == "dry run" and not no_hooks(look=True):
+        return "there may be hooks in this backward, and what these hold or let go of is not known"
+    return ""
+
+
+def _best(problem: Problem) -> _Taken:
+    """What to take."""
     with collector_paused():
         try:
+            if len(problem.tasks) > 1 and (unsure := _unsure(problem)):
+                return _Taken("heap", why=f"{_ESTIMATE}: {unsure}")
             many = len(problem.tasks) > _MANY
             heap, *others = (find_policy(name) for name in (_QUICK if many else PORTFOLIO))
             best = own = planned_order(problem, heap)
@@ -73,12 +126,19 @@ def _best(problem: Problem) -> tuple[int, ...] | None:
                 if best.peak_bytes <= bound:
                     break
                 row = planned_order(problem, policy)
-                if row.peak_bytes < min(best.peak_bytes, own.peak_bytes * (1 - _WORTH_IT)):
+                if row.peak_bytes < min(best.peak_bytes, own.peak_bytes * (1 - _WORTH_IT)) and _is_sure(
+                    problem, row, own
+                ):
                     best = row
         except Exception as error:  # whatever a node's own code raises on fake tensors: training goes on
             warnings.warn(f'policy "auto" keeps PyTorch\'s own order for this graph: {error}', stacklevel=2)
-            return None
-    return None if best is own else best.order
+            return _Taken("heap", why=f"no order could be planned: {error}")
+    return _Taken("heap") if best is own else _Taken(best.policy, best.order)
+
+
+def _is_sure(problem: Problem, row: PlannedOrder, own: PlannedOrder) -> bool:
+    """Whether the peak is lower even if each gradient that comes in another layout is copied for good."""
+    return row.peak_bytes + problem.timeline(row.order).unsure_bytes < own.peak_bytes
 
 
 _thread = _Thread()

@@ -22,7 +22,7 @@ from .holding import HoldingChoiceQueue, HoldingQueue, planned_order
 from .input_buffer import InputBuffer, Waiting
 from .measurement import Measurement
 from .needed import Inputs
-from .policies import AnyPolicy, Choice, Policy, find_policy, policy_name
+from .policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_name, policy_name
 from .ready_queue import PolicyError, ReadyTask, ready_queue
 from .recorder import Recorder
 from .rewinding import Rewinding
@@ -253,7 +253,7 @@ class Stepper(Rewinding):
         order = tuple(self.order)
         return Run(
             self.graph,
-            self.policy,
+            order_name(self._policy),
             "direct",
             order,
             order,
@@ -261,6 +261,7 @@ class Stepper(Rewinding):
             self.trace,
             accumulation=self.accumulation,
             batches=self.batches,
+            note=note_on(self._policy),
         )
 
     def run_to(self, task: Task | ReadyTask | int) -> Task | None:

@@ -60,10 +60,11 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     a leaf doesn't count, nor what the caller holds of the inputs and targets. What nodes made and variables still hold
     counts, too; it is found among what Python's garbage collector tracks. So does a root, if only its edge is at hand.
 
-    Known limitations: what CopySlices and custom C++ nodes keep is not known of. What a kernel allocates for itself
-    while it runs, as convolutions do, can't be seen, but for the few cases of `FakeKernels`: a measured run has it. So
-    the first of `Footprints.limits` is always `WORKSPACE`; the others name tasks of which still less is known. The
-    first dry run of a process takes two seconds more, in which torch loads what fake tensors need.
+    Known limitations: what custom C++ nodes keep is not known of, nor what a CopySlices keeps and no other node. What a
+    kernel allocates for itself while it runs, as convolutions do, can't be seen, but for the few cases of
+    `FakeKernels`: a measured run has it. So the first of `Footprints.limits` is always `WORKSPACE`; the others name
+    tasks of which still less is known. The first dry run of a process takes two seconds more, in which torch loads what
+    fake tensors need.
 
     Args:
         graph: the graph. The caller gives the gradients of roots that are no scalars.
@@ -117,6 +118,10 @@ _TAKES_MORE = {
     "BinaryCrossEntropy": "formulas with a step in place where there are values",
 }
 """By what a node's name has in it: of what a dry run is known to say too little, or too much."""
+
+
+_INSIDE = "self"
+"""As which the node inside a CopySlices keeps what it needs, as far as can be told."""
 
 
 class _Gradient(NamedTuple):
@@ -175,6 +180,8 @@ class _DryRun:
         self._more_limits: list[str] = []
         self._facts: list[object | None] = []
         self._sparse_grads: dict[int, Layout] = {}  # by the leaf's task
+        self._hidden: dict[int, list[int]] = {}  # by address the tasks which keep that storage and don't show it
+        self._found_out: set[int] = set()  # of which of these that is all they keep
 
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
         graph = self._graph
@@ -210,6 +217,11 @@ class _DryRun:
                 WORKSPACE,
                 *(_sentence(graph, what, task_ids) for what, task_ids in self._limits.items()),
                 *self._more_limits,
+            ),
+            unsure=tuple(
+                _sentence(graph, what, task_ids)
+                for what, task_ids in self._limits.items()
+                if what not in _TAKES_MORE.values()
             ),
         )
 
@@ -358,6 +370,8 @@ class _DryRun:
                 vars(node).update(before)
         else:
             outputs = list(call_node(node, given))
+            if task.kind is Kind.COPY_SLICES:
+                self._find_out(task.id)
         for edge in self._graph.out_edges[task.id]:
             gradient = outputs[edge.output]
             takes = self._takes[edge.next_task][edge.input]
@@ -384,6 +398,16 @@ class _DryRun:
             ),
             tuple(None if each is None else _Gradient(_layout_of(each), each.dtype, each.device) for each in outputs),
         )
+
+    def _find_out(self, task_id: int) -> None:
+        """What the node inside a CopySlices keeps its formula needs: it was just given it, if anything."""
+        given = self._operations.given
+        for address in given:
+            self._hidden.setdefault(address, []).append(task_id)
+        leaves = map(storage_of, self._graph.leaves.values())
+        known = {*self._addresses.values(), *(storage.address for storage in leaves if storage is not None)}
+        if known.issuperset(given):
+            self._found_out.add(task_id)
 
     def _stored(self, task: Task, output: Tensor | None) -> Tensor | None:
         """The tensor whose storage an output is on: of a sparse one its values."""
@@ -443,7 +467,7 @@ class _DryRun:
                     shown.add(root.task)
             yield StartStorage(
                 found[0].storage_bytes or 0,
-                tuple((saved.task, saved.slot) for saved in found),
+                (*((saved.task, saved.slot) for saved in found), *self._keepers_of(found[0].storage)),
                 held,
                 self._maker(min(makers) if makers else None, {saved.task for saved in found}),
             )
@@ -456,8 +480,13 @@ class _DryRun:
             if root.task not in shown and not graph.tasks[root.task].is_leaf and self._counts(meta.device):
                 yield StartStorage(meta.nbytes or 0, (), True, self._maker(root.task, set()))
         for task, node in zip(graph.tasks, graph.nodes, strict=True):
-            if self._packed[task.id] or hides_saved(node):
+            if self._packed[task.id] or (hides_saved(node) and task.id not in self._found_out):
                 self._limit("nodes that hide what they keep from the forward", task.id)
+
+    def _keepers_of(self, storage: int | None) -> list[tuple[int, str]]:
+        """The tasks that keep a saved storage and don't show it."""
+        address = None if storage is None else self._addresses[storage]
+        return [] if address is None else [(task_id, _INSIDE) for task_id in self._hidden.get(address, ())]
 
     def _maker(self, made_by: int | None, savers: set[int]) -> Maker:
         """What made a saved storage: the task whose node did, or the operation whose nodes alone save it."""

@@ -112,6 +112,8 @@ class Footprints:
         roots: per root of the graph the layout of its gradient; None: a gradient that was there before counts nothing.
         keep_graph: the backward frees nothing that is saved (`retain_graph=True`).
         limits: sentences on what makes any prediction from this an estimate.
+        unsure: those of them that are about memory which outlives a task, so that which order needs least is not sure
+            either. What a kernel takes while it runs, it takes in every order.
     """
 
     graph: Graph
@@ -123,3 +125,4 @@ class Footprints:
     roots: tuple[Layout | None, ...]
     keep_graph: bool = False
     limits: tuple[str, ...] = field(default=())
+    unsure: tuple[str, ...] = field(default=())

@@ -37,11 +37,12 @@ from ..inspector.torch_internals import (
     torch_backward,
 )
 from ..inspector.walk import graph as graph_of
+from .agreement import in_group, why_not
 from .live_numbers import LiveNumbers
 from .measurement import Measurement
 from .memory_watch import MemoryWatch
 from .needed import Inputs, inputs_tuple, needed_tasks
-from .policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, policy_name
+from .policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, note_on, order_name, policy_name
 from .problem import Problem
 from .ready_queue import sort_key
 from .recorder import Recorder
@@ -151,6 +152,25 @@ class Plan:
         order = [] if is_dynamic(policy) else schedule(graph, policy, needed)
         return Plan(graph, policy, needed, order, frozenset(map(str, graph.devices)))
 
+    def agreed(self) -> Plan:
+        """The plan, if all ranks of the process group run this order, or there are no others; else PyTorch's order.
+
+        Raises:
+            RuntimeError: what the other ranks run is not known.
+        """
+        if self.policy is POLICIES["heap"] or not in_group():
+            return self
+        own = schedule(self.graph, "heap", self.needed)
+        if is_dynamic(self.policy):
+            why_not(self.graph, self.needed, None)
+            why: str | None = "it picks as the backward runs, so that ranks can't agree on its order before"
+        else:
+            why = why_not(self.graph, self.needed, None if self.order == own else self.order)
+        if why is None or self.order == own:
+            return self
+        policy = replace(POLICIES["heap"], name=f"{policy_name(self.policy)}: heap", note=why)
+        return replace(self, policy=policy, order=own)
+
     def pin(self) -> Pin:
         nodes = self.graph.nodes
         return Pin([nodes[task_id] for task_id in self.order], lambda: max(queue_lengths(self.graph, self.order)))
@@ -168,6 +188,7 @@ def run_native(
     Nothing is hooked into the graph unless a trace or a measurement of memory is wanted, or the order can't be known
     without looking: under a dynamic policy, and with one queue per device.
     """
+    plan = plan.agreed()
     graph, policy = plan.graph, plan.policy
     dynamic = is_dynamic(policy)
     several = queues == "per device" and len(plan.devices) > 1
@@ -215,7 +236,7 @@ def run_native(
     order = tuple(plan.order if watch is None else watch.order)
     planned = order if dynamic else tuple(plan.order)
     record = None if watch is None or watch.recorder is None else watch.recorder.trace()
-    run = Run(graph, policy_name(policy), "native", order, planned, elapsed_ns, trace=record)
+    run = Run(graph, order_name(policy), "native", order, planned, elapsed_ns, trace=record, note=note_on(policy))
     if measurement is None:
         return run
     timeline, footprints = measurement.results()
@@ -230,7 +251,8 @@ _DISTURBED = (
 
 def _is_engines_own(policy: Policy | Choice) -> bool:
     """Whether the engine follows this policy by itself. Elsewhere its order of equal numbers is not known."""
-    return policy is POLICIES["heap"] and sys.platform == "linux" and not pins_open()
+    key = policy.key if isinstance(policy, Policy) and policy.plan is None else None
+    return key is POLICIES["heap"].key and sys.platform == "linux" and not pins_open()
 
 
 def one_queue(plan: Plan) -> AbstractContextManager[object]:

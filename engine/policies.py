@@ -48,6 +48,9 @@ class Policy:
             from a `Problem` and the tasks that have run already, with which the order starts. There are no keys then:
             in a graph, a task's place in the plan is its key.
         keeps: whether a plan holds for every graph of the same kind (`plans.fingerprint`): a training loop plans once.
+        choose: for a policy that takes one of several others' orders: gives one that goes by it, from what `plan` gets.
+        took: whose order that is.
+        note: why, or why it is not the order that was asked for.
     """
 
     name: str
@@ -57,6 +60,9 @@ class Policy:
     dynamic: bool = False
     plan: Planner | None = field(default=None, repr=False)
     keeps: bool = field(default=False, repr=False)
+    choose: Callable[[Problem, Sequence[int]], Policy] | None = field(default=None, repr=False)
+    took: str = field(default="", repr=False)
+    note: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,12 @@ def _auto(problem: Problem, ran: Sequence[int]) -> list[int]:
     from .auto import auto_order
 
     return auto_order(problem, ran)
+
+
+def _auto_choice(problem: Problem, ran: Sequence[int]) -> Policy:
+    from .auto import auto_choice
+
+    return auto_choice(problem, ran)
 
 
 def _seconds(text: str) -> float:
@@ -165,7 +177,7 @@ POLICIES = {
         _bfs_width("8"),
         Policy("critical_path", "what most time of work still waits for first", plan=planners.critical_path),
         _comm_first(""),
-        Policy("auto", "the least predicted peak of several policies", plan=_auto),
+        Policy("auto", "the least predicted peak of several policies", plan=_auto, choose=_auto_choice),
         _search("10"),
         _optimal("10"),
     )
@@ -235,6 +247,8 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
         _refuse_stages(policy, problem.graph)
     if not isinstance(policy, Policy) or policy.plan is None:
         return policy
+    if policy.choose is not None:
+        return policy.choose(problem, ran)
     return following(policy, planned(policy, problem, ran))
 
 
@@ -265,6 +279,7 @@ def following(policy: Policy, plan: Sequence[int]) -> Policy:
     return replace(
         policy,
         plan=None,
+        choose=None,
         key=lambda task, arrival: (place_of(task), arrival),
         label=lambda task, arrival: f"{place_of(task) + 1}.",
     )
@@ -283,6 +298,17 @@ def planned(policy: Policy, problem: Problem, ran: Sequence[int] = ()) -> Sequen
 def policy_name(policy: Policy | Choice) -> str:
     """What to call it in tables."""
     return policy.name if isinstance(policy, Policy) else getattr(policy, "__name__", type(policy).__name__)
+
+
+def order_name(policy: Policy | Choice) -> str:
+    """The policy, and whose order it took: "auto: lpmf"."""
+    took = policy.took if isinstance(policy, Policy) else ""
+    return f"{policy_name(policy)}: {took}" if took else policy_name(policy)
+
+
+def note_on(policy: Policy | Choice) -> str:
+    """Why it took that order; "" where there is nothing to say."""
+    return policy.note if isinstance(policy, Policy) else ""
 
 
 def names_in_turn(policies: Iterable[Policy | Choice]) -> str:

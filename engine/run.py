@@ -30,7 +30,7 @@ class Run:
 
     Attributes:
         graph: the graph that was run.
-        policy: the policy's name.
+        policy: the policy's name; with whose order was run, where that is another's: "auto: lpmf", "bfs: heap".
         engine: "native" or "direct".
         order: the ids of the tasks in the order in which they were executed.
         planned: the policy's order. Equal to `order` unless a task that `inputs=` makes needless was left out.
@@ -40,6 +40,7 @@ class Run:
         footprints: what the measurement teaches about other orders, for `simulate`.
         accumulation: how gradients were summed, and when they were let go.
         batches: what ran as one, and what did not and why; None without `batch=`.
+        note: why it is that order: why "auto" kept PyTorch's own, or the ranks of a process group did.
     """
 
     graph: Graph
@@ -53,12 +54,14 @@ class Run:
     footprints: Footprints | None = None
     accumulation: Accumulation = PYTORCHS
     batches: Batches | None = None
+    note: str = ""
 
     def __repr__(self) -> str:
         peak = "" if self.timeline is None else f", peak {size_text(self.timeline.peak_bytes)}"
         saved = f", {self.batches.launches_saved:,} launches saved" if self.batches else ""
+        note = f" ({self.note})" if self.note else ""
         return (
-            f"<Run of {len(self.order)} tasks under {self.accumulation.of(self.policy)}, {self.engine} engine: "
+            f"<Run of {len(self.order)} tasks under {self.accumulation.of(self.policy)}{note}, {self.engine} engine: "
             f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}{saved}>"
         )
 

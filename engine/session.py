@@ -18,12 +18,13 @@ from torch import Tensor
 
 from ..inspector.graph import Graph, Outputs, Task
 from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sort_queue_again
+from .agreement import in_group
 from .edits import as_gradients, check_edit
 from .has_to_end import has_to_end
 from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
-from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
-from .ready_queue import ReadyTask
+from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
+from .ready_queue import PolicyError, ReadyTask
 from .recorder import Recorder
 from .run import Run
 from .schedule import Pending, schedule
@@ -333,7 +334,7 @@ class NativeSession(Verbs):
                 f"a native session runs in a thread of its own, which can't be given {error}; use "
                 'th.debug(..., engine="direct") or th.backward'
             ) from None
-        plan = Plan.of(call, chosen)
+        plan = Plan.of(call, chosen).agreed()
         self.graph: Graph = plan.graph
         self._needed, self._planned = plan.needed, plan.order
         recorder = None if trace is None else Recorder(self.graph, plan.policy, trace)
@@ -462,7 +463,9 @@ class NativeSession(Verbs):
         worker = self._worker
         order = tuple(worker.order)
         planned = tuple(self._planned) or order
-        return Run(self.graph, self.policy, "native", order, planned, worker.elapsed_ns, trace=self.trace)
+        policy = worker.policy
+        name, note = order_name(policy), note_on(policy)
+        return Run(self.graph, name, "native", order, planned, worker.elapsed_ns, trace=self.trace, note=note)
 
     @_one_at_a_time
     def run_to(self, task: Task | ReadyTask | int) -> Task | None:
@@ -515,6 +518,11 @@ class NativeSession(Verbs):
         ran = worker.order if worker.taken is None else [*worker.order, worker.taken]
         chosen = self._bound(find_policy(policy), ran)
         planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, self._needed, ran)
+        if planned != self._planned and in_group():
+            raise PolicyError(
+                f"policy {policy_name(chosen)} can't take over here: in a process group all ranks run one order, on "
+                "which they agree before it begins; open the session under this policy, on every rank"
+            )
         waiting = worker.upcoming()
         worker.follow(chosen, planned)
         if worker.recorder is not None:

@@ -202,6 +202,7 @@ class _Simulation:
         self._grads: dict[int, int] = {}
         self._hooked: set[int] = set()  # tensors that hooks hold
         self._drifted: list[int] = []
+        self._drifted_bytes = 0
         self._unknown: list[int] = []
         self._too_late: list[int] = []
         self._partly: list[int] = []
@@ -390,6 +391,7 @@ class _Simulation:
             estimates=(*self._footprints.limits, *self._estimates()),
             accumulation=self.accumulation,
             listed=tuple(self._listed),
+            unsure_bytes=self._drifted_bytes,
         )
         if self.accumulation != PYTORCHS:
             found = with_names(found)
@@ -468,6 +470,7 @@ class _Simulation:
             self._unknown.append(task_id)
         elif layout < 0 or self._layouts.differ(found, layout):
             self._drifted.append(task_id)
+            self._drifted_bytes += self._layouts.nbytes[found]
 
     def _estimates(self) -> Iterator[str]:
         if self._freed_unseen:

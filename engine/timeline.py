@@ -192,6 +192,7 @@ class Timeline:
         device: whose memory it is, "cpu" or "cuda:0".
         basis: "measured" on PyTorch's engine; predicted from one "calibrated" run, or from a "dry run" without any.
         estimates: why a prediction is an estimate only, in sentences. Empty: none is known.
+        unsure_bytes: of a prediction, the gradients that come in another layout than was seen, and may be copied.
         events: one number each: `n` for the birth of storage n, `~n` for its death.
         starts: the index of the first event of each place, and the end of the last one. Events before belong to the
             forward, events after to what backward() does at its end.
@@ -233,6 +234,7 @@ class Timeline:
     blocks: BlockLevels | None = None
     accumulation: Accumulation = PYTORCHS
     listed: Sequence[Listed] = ()
+    unsure_bytes: int = 0
 
     def __repr__(self) -> str:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"

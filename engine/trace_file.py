@@ -45,7 +45,7 @@ def save(run: Run, path: str | Path) -> Path:
     """Writes one JSON object, ASCII, as gzip if it is larger than a MiB, whatever the file is called:
 
     - `format`, `version`: "tapehead.trace" and 1. A reader that finds a higher version should refuse it.
-    - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`.
+    - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`; `note`, too, or null.
     - `accumulate`, `release`: as in `Accumulation`; missing where they are PyTorch's.
     - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null where it is the same.
     - `graph`: see `inspector/graph_file.py`.
@@ -128,6 +128,7 @@ def _write_run(writer: ColumnWriter, run: Run) -> None:
         writer.value("version", VERSION)
         writer.value("torch", torch.__version__)
         writer.value("policy", run.policy)
+        writer.value("note", run.note or None)
         writer.value("engine", run.engine)
         writer.value("elapsed_ns", run.elapsed_ns)
         write_accumulation(writer, run.accumulation)
@@ -231,6 +232,7 @@ def _read_run(section: Section) -> Run:
     planned = section.integers("planned", len(graph), distinct=True) if "planned" in section else order
     engine: Engine = section.one_of("engine", get_args(Engine))
     policy = section.text("policy")
+    note = section.text("note") if "note" in section else ""
     elapsed_ns = section.number("elapsed_ns")
     batches = _read_batches(section.section("batches"), len(graph)) if "batches" in section else None
     trace = _read_trace(section.section("trace"), graph, order, batches) if "trace" in section else None
@@ -247,6 +249,7 @@ def _read_run(section: Section) -> Run:
         timeline,
         accumulation=accumulation,
         batches=batches,
+        note=note,
     )
 
 

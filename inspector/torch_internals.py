@@ -1556,6 +1556,37 @@ def reductions_are_delayed(wrapper: DistributedDataParallel) -> bool:
     return wrapper.static_graph and not wrapper._static_graph_delay_allreduce_enqueued
 
 
+def world() -> Any | None:
+    """The default process group; None where there is none, or no other rank in it. A "fake" one has none either."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    group: Any = torch.distributed.distributed_c10d._get_default_group()
+    return None if group.size() < 2 or torch.distributed.get_backend(group) == "fake" else group
+
+
+def world_store() -> Any | None:
+    """The store through which the ranks of the default process group found each other; None: it has none (MPI)."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def part_of(store: Any, prefix: str) -> Any:
+    """A store whose keys are those of another one under a prefix."""
+    distributed: Any = torch.distributed
+    return distributed.PrefixStore(prefix, store)
+
+
+def collectives_issued() -> list[tuple[int, int]]:
+    """Of each process group of this rank its size, and how many collectives this rank has begun in it; sorted."""
+    found = []
+    groups: list[Any] = list(torch.distributed.distributed_c10d._world.pg_map)
+    for group in groups:
+        try:
+            found.append((group.size(), group._get_sequence_number_for_group()))
+        except RuntimeError:  # of a backend that doesn't count
+            found.append((group.size(), -1))
+    return sorted(found)
+
+
 class AllocationEvents(NamedTuple):
     """What the CPU's allocator did in one thread.
 
@@ -1747,11 +1778,13 @@ class FakeOperations(TorchDispatchMode):
     Attributes:
         events: births and deaths of storages: `n` and `~n`, counted from 0.
         nbytes: the size of each.
+        given: by address the storages of real tensors that operations got: somebody kept them.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
+        self.given: dict[int, Storage] = {}
         self.events: list[int] = []
         self.nbytes: list[int] = []
         # An operation which torch can't fake would else run, on zeros.
@@ -1777,7 +1810,7 @@ class FakeOperations(TorchDispatchMode):
     def start(self) -> None:
         """Forgets what was noted."""
         self.events, self.nbytes = [], []
-        for known in (self._watched, self._users, self._numbers, self._outside):
+        for known in (self.given, self._watched, self._users, self._numbers, self._outside):
             known.clear()
 
     def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -1797,7 +1830,11 @@ class FakeOperations(TorchDispatchMode):
         return result
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else self._take(self._mode.from_tensor(tensor))
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if (storage := storage_of(tensor)) is not None:
+            self.given[storage.address] = storage
+        return self._take(self._mode.from_tensor(tensor))
 
     def _take(self, tensor: Tensor) -> Tensor:
         storage = storage_of(tensor)
