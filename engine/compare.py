@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from ..inspector.arguments import expect, expect_number
 from ..inspector.capture import capture
 from ..inspector.graph import Edge, Graph, Task
 from ..inspector.walk import graph
@@ -403,6 +404,9 @@ def compare(
             "make_loss must be a function that runs the forward and returns the loss, not a "
             f"{type(make_loss).__name__}: each policy needs a fresh forward, as in `th.compare(lambda: model(x).sum())`"
         )
+    expect_number(repetitions, int, "repetitions", "how often each policy is timed, a whole number")
+    for name, ways in (("accumulate", accumulate), ("release", release)):
+        expect(ways, Iterable, name, "one way, or a list of them")
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, not {repetitions}")
     named = chosen_policies(policies)

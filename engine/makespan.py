@@ -80,6 +80,8 @@ def makespan(
         raise TypeError(
             f"durations is a {type(durations).__name__}; expected nanoseconds by the ids of tasks, a Run, or several"
         )
+    if device_of is not None and not callable(device_of):
+        expect(device_of, Mapping, "device_of", "a function of the task, or devices by name of what runs there")
     graph = of if isinstance(of, Graph) else graph_of(of)
     chosen = [find_policy(each) for each in ([policy] if policies is None else policies)]
     names = [policy_name(each) for each in chosen]

@@ -25,6 +25,9 @@ CALLS: list[tuple[str, Callable[[object], object]]] = [
     ("durations", lambda bad: th.makespan(loss(), durations=bad)),
     ("policies", lambda bad: th.makespan(loss(), policies=bad)),
     ("policies", lambda bad: th.compare(loss, bad)),
+    ("repetitions", lambda bad: th.compare(loss, "heap", repetitions=bad)),
+    ("accumulate", lambda bad: th.compare(loss, "heap", accumulate=bad)),
+    ("device_of", lambda bad: th.makespan(loss(), device_of=bad)),
     ("min_fusion_size", lambda bad: th.GroupRules(min_fusion_size=bad)),
     ("how_many_is_many", lambda bad: th.GroupRules(how_many_is_many=bad)),
     ("timeline", lambda bad: th.peak_report(bad)),
@@ -33,7 +36,7 @@ CALLS: list[tuple[str, Callable[[object], object]]] = [
     ("th.load", lambda bad: th.load(bad)),
     ("MirrorPlan.load", lambda bad: th.MirrorPlan.load(bad)),
 ]
-MAY_BE = {("durations", None), ("names", None), ("policies", None), ("tolerance", None)}
+MAY_BE = {("device_of", None), ("durations", None), ("names", None), ("policies", None), ("tolerance", None)}
 
 
 @pytest.mark.parametrize("bad", [None, object(), 0.5j, 1.5])
