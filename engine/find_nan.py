@@ -20,7 +20,7 @@ from .findings import findings_rich, findings_text
 from .forward_watch import ForwardFind, ForwardWatch
 from .has_to_end import is_sharded
 from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers, sharding_as_before
-from .origin import first_bad, is_bad, number_text
+from .origin import dense_parts, first_bad, is_bad, number_text
 from .policies import Policy
 from .run import Engine
 from .session import NativeSession
@@ -84,8 +84,9 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
 
     The forward is watched operation by operation, also in the backwards that it runs and inside of torch.func's
     transforms. If the loss comes out bad, one of its bad elements is followed back to the first operation that made it
-    so: what `where`, a clamp or a division by infinity has discarded made nothing. If it comes out finite, its backward
-    runs with a watchpoint on NaN and infinite gradients, which walks back to the values that made them.
+    so: what `where`, a clamp or a division by infinity has discarded is not to blame. If it comes out finite, its
+    backward runs to the end with a watchpoint on NaN and infinite gradients, which walks back to the values that made
+    them, and what first gave one that is in a leaf's gradient is named; if none is, what first gave one at all.
 
     No .grad changes, no hook stays, and the state of torch's random numbers is put back; what else the forward changes
     (the running statistics of a BatchNorm), it changes. Hooks of tensors and nodes run; those of leaves, which wait for
@@ -128,31 +129,68 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
             leaves = {id(each): each for module in called for each in module.parameters(recurse=False)}
             leaves.update((id(leaf), leaf) for leaf in graph.leaves.values())
         with own_gradients(list(leaves.values())):
-            graph, stop, sums = _run_backward(loss, engine)
-    return _of_backward(watch.finds, value, graph, stop, sums)
+            backward = _run_backward(watch, loss, engine)
+    return _of_backward(watch.finds, value, backward)
 
 
 keep_compiler_out(find_nan)
 
 
-def _run_backward(loss: Tensor, engine: Engine) -> tuple[Graph, Stop | None, int]:
-    """Runs all tasks but the leaves', or up to the first bad gradient, and looks at what waits for the leaves.
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """What was found in a backward.
 
-    Returns also of how many leaves nobody sees what waits: PyTorch's engine keeps the sums to itself.
+    Attributes:
+        stop: what first gave what is bad in a leaf's gradient; where no leaf's is bad, what first gave a bad one.
+        maker: the operation of the forward that had made it.
+        harmless: what was bad and got into no leaf's gradient.
+        sums: of how many leaves nobody sees what waits: PyTorch's engine keeps the sums to itself.
     """
-    with _session(loss, engine) as session:
+
+    graph: Graph
+    stop: Stop | None
+    maker: ForwardFind | None
+    harmless: tuple[Stop, ...]
+    sums: int
+
+
+def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backward:
+    """Runs all tasks but the leaves', and looks at what waits for those."""
+    with watch.flow, _session(loss, engine) as session:
         session.watch("nan", "inf", synchronize=True)
-        if not is_sharded(session.graph) and any(task.is_leaf for task in session.graph.tasks):
+        whole = is_sharded(session.graph)  # its leaves' hooks end the step
+        if not whole and any(task.is_leaf for task in session.graph.tasks):
             session.break_at("kind:AccumulateGrad")
-        if session.current is not None and not session.current.is_leaf:
+        stops: list[Stop] = []
+        while session.current is not None and (whole or not session.current.is_leaf):
             session.run()
-        stop = session.stopped
-        if stop is not None and stop.why == "watchpoint":
-            return session.graph, stop, 0
-        leaves = [task for task in session.graph.tasks if task.is_leaf]
-        if isinstance(session, NativeSession):
-            return session.graph, None, sum(len(session.graph.in_edges[task.id]) > 1 for task in leaves)
-        return session.graph, _bad_at_leaves(session, leaves), 0
+            if session.stopped is not None and session.stopped.why == "watchpoint":
+                stops.append(session.stopped)
+        graph, reaching = session.graph, session.stops.reaching_leaves()
+        reached = [stop for stop in stops if stop.task in reaching or graph.tasks[stop.task or 0].is_leaf]
+        harmless = tuple(stop for stop in stops if stop not in reached)
+        leaves = [task for task in graph.tasks if task.is_leaf]
+        if isinstance(session, NativeSession) or whole:
+            sums = 0 if whole else sum(len(graph.in_edges[task.id]) > 1 for task in leaves)
+            return _Backward(graph, next(iter([*reached, *harmless]), None), None, harmless, sums)
+        task_id, maker = _maker_at_leaves(watch, session, leaves)
+        stop = next((stop for stop in reached if stop.task == task_id), reached[0] if reached else None)
+        stop = stop or _bad_at_leaves(session, leaves) or next(iter(harmless), None)
+        return _Backward(graph, stop, maker, harmless, 0)
+
+
+def _maker_at_leaves(
+    watch: ForwardWatch, session: Stepper, leaves: Sequence[Task]
+) -> tuple[int | None, ForwardFind | None]:
+    """See `ForwardWatch.maker_of_gradient`: of the first bad element that waits for a leaf."""
+    with unobserved():
+        for task in leaves:
+            for waiting in session.waiting(task):
+                for part in [] if waiting is None else dense_parts(waiting):
+                    if is_bad(part):
+                        ids = {node: number for number, node in enumerate(session.graph.nodes)}
+                        return watch.maker_of_gradient(part, first_bad(part), ids)
+    return None, None
 
 
 def _bad_at_leaves(session: Stepper, leaves: Sequence[Task]) -> Stop | None:
@@ -211,7 +249,8 @@ def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: bool, gra
     return NanReport("forward", sentences, first.operation, first.module, first.source, loss, tuple(finds), None, bare)
 
 
-def _of_backward(finds: list[ForwardFind], loss: float, graph: Graph, stop: Stop | None, sums: int) -> NanReport:
+def _of_backward(finds: list[ForwardFind], loss: float, found: _Backward) -> NanReport:
+    graph, stop, sums = found.graph, found.stop, found.sums
     bare = _without_nodes(graph)
     if stop is None or stop.task is None:
         said = f"The loss is {number_text(loss)}, and all gradients of its {len(graph)} tasks are finite"
@@ -222,10 +261,17 @@ def _of_backward(finds: list[ForwardFind], loss: float, graph: Graph, stop: Stop
             )
         return NanReport(None, (f"{said}.", *_passing(finds)), None, None, None, loss, tuple(finds), stop, bare)
     task = graph.tasks[stop.task]
-    _, _, found = stop.text.partition(": ")
+    _, _, gave = stop.text.partition(": ")
     sentences = (
-        f"The loss is {number_text(loss)}; in the backward, {found}.",
+        f"The loss is {number_text(loss)}; in the backward, {gave}.",
         *(f"{line[0].upper()}{line[1:]}." for line in stop.lines),
+        *([] if found.maker is None else [f"It came of the forward: there {_said(found.maker)}."]),
+        *(["It got into no leaf's gradient: what came after it has discarded it."] if stop in found.harmless else []),
+        *(
+            f"Also {each.text.partition(': ')[2]}, which got into no leaf's gradient."
+            for each in found.harmless
+            if each is not stop
+        ),
         *_passing(finds),
     )
     return NanReport("backward", sentences, task.name, graph.module(task), task.source, loss, tuple(finds), stop, bare)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from ..inspector.capture import capture
 from ..inspector.graph import TensorMeta, module_name
@@ -122,6 +123,21 @@ class ForwardWatch:
                 else self._of_link(then, "made"),
             )
 
+    def maker_of_gradient(
+        self, gradient: Tensor, place: tuple[int, ...], tasks: Mapping[Node, int]
+    ) -> tuple[int | None, ForwardFind | None]:
+        """How an element of a gradient became NaN or infinite: the task that first had it, and the operation of the
+        forward from whose result it had it. None for what is not known, or not so."""
+        with unobserved():
+            chain = self.flow.chain_to(gradient, place)
+            found = [
+                tasks.get(each.step.node) for each in chain.links if each.step.operation is None and each.step.node
+            ]
+            if not chain.links or chain.links[-1].step.operation is None:
+                return (found[-1] if found else None), None
+            how: How = "put" if chain.links[-1].step.puts else "made" if chain.given is None else "given"
+            return (found[-1] if found else None), self._of_link(chain.links[-1], how)
+
     def _of_link(self, link: Link, how: How) -> ForwardFind:
         return self.find(link.step, "nan" if _is_nan(link.value) else "inf", how)
 
@@ -161,6 +177,8 @@ class ForwardWatch:
                 continue
             tensor, given = value.tensor, None if own is None else own()
             name = None if facts is None or given is None else facts.leaf_name(given)
+            if name is None and facts is not None:
+                name = facts.name_below(tensor)
             lines.append(f"{label} ({f'{name}, ' if name else ''}{_meta(tensor)}){_state(tensor, bad)}")
         return lines
 

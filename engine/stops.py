@@ -51,6 +51,7 @@ class Stops:
         self._found: Stop | None = None
         self._late = LateReadings()
         self._bad: dict[int, bool] = {}  # by task: whether it gave a gradient that is not finite
+        self._bad_outputs: set[tuple[int, int]] = set()  # of those that were looked at in time
         self._told: dict[int, set[tuple[int, int]]] = {}  # by task: watchpoints that held of one of its outputs
         self._judged: dict[int, _Judged] = {}  # by leaf: what was last looked at on its way there
         self._got: dict[int, bool] = {}  # by leaf: whether a gradient came
@@ -192,6 +193,17 @@ class Stops:
                     return self._say_missing(each, missing)
         return None
 
+    def reaching_leaves(self) -> frozenset[int]:
+        """The ids of tasks that gave gradients which are not finite, of which such ones came to a leaf in the end."""
+        stack = [task.id for task in self._graph.tasks if task.is_leaf]
+        found: set[int] = set()
+        while stack:
+            for edge in self._graph.in_edges[stack.pop()]:
+                if (edge.task, edge.output) in self._bad_outputs and edge.task not in found:
+                    found.add(edge.task)
+                    stack.append(edge.task)
+        return frozenset(found)
+
     def taken_back(self, task_ids: Collection[int]) -> None:
         """These tasks have not run after all: the session went back."""
         self._late.forget()
@@ -269,6 +281,8 @@ class Stops:
             read = elements
             if needs != _NORM:
                 self._bad[task_id] = self._bad.get(task_id, False) or read.nan or read.inf
+                if read.nan or read.inf:
+                    self._bad_outputs.add((task_id, output.number))
         for watchpoint in watching:
             for condition in watchpoint.conditions.of_gradients:
                 if not all(term.holds is None or term.holds(read) for term in condition):

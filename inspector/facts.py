@@ -14,7 +14,7 @@ from torch.overrides import resolve_name
 
 from .kept_inputs import KeptInputs, writes_first_argument
 from .source import Source, first_user_line
-from .torch_internals import Traceback, frames_of, sequence_nr
+from .torch_internals import Traceback, frames_of, sequence_nr, storage_of
 
 _alive: WeakSet[Facts] = WeakSet()
 
@@ -159,6 +159,15 @@ class Facts:
         if found is None or found[0]() is not leaf:
             return None
         return self.full_path(found[1], found[2])
+
+    def name_below(self, view: Tensor) -> str | None:
+        """The name of a parameter of which this is a view."""
+        storage = storage_of(view)
+        for reference, root, name in self._leaves.values() if storage is not None else ():
+            leaf = reference()
+            if leaf is not None and storage_of(leaf) == storage:
+                return self.full_path(root, name)
+        return None
 
     def full_path(self, root: int, path: str) -> str:
         """The path below outermost module `root`, which is named only where several have parameters or it has none."""

@@ -327,3 +327,39 @@ def test_a_broadcast_sum_that_overflows_on_its_way_to_a_leaf_is_found(engine: En
     x = torch.zeros(4, dtype=torch.float16)
     report = th.find_nan(lambda: ((x + bias) * 40000.0).float().sum(), engine=engine)
     assert report.where == "backward" and "AddBackward0" in report.sentences[0]
+
+
+@both
+def test_a_bad_gradient_that_is_discarded_is_not_blamed_for_one_that_is_not(engine: Engine) -> None:
+    x, y = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+
+    def discarded() -> Tensor:
+        return torch.where(x > 0, x, 0.0).sqrt().sum()
+
+    def reaching() -> Tensor:
+        return y.reciprocal().reciprocal().nansum()
+
+    for make_loss in (lambda: reaching() + discarded(), lambda: discarded() + reaching()):
+        report = th.find_nan(make_loss, engine=engine)
+        assert report.where == "backward" and report.operation == "ReciprocalBackward0", repr(report)
+        assert any(
+            each.startswith("Also task ") and "SqrtBackward0" in each and "which got into no leaf's gradient" in each
+            for each in report.sentences
+        )
+    report = th.find_nan(discarded, engine=engine)
+    assert report.operation == "SqrtBackward0" and "It got into no leaf's gradient" in repr(report)
+    discarded().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_a_bad_gradient_is_followed_to_the_operation_of_the_forward_that_made_it() -> None:
+    x = torch.full((3,), 0.5, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        harmless = torch.where(x > 0, x, (x * 0).log())
+        return (x * (x * 0).reciprocal().detach()).nan_to_num().mul(0).sum() + harmless.sum()
+
+    report = th.find_nan(make_loss)
+    assert report.where == "backward" and "gradient * other = 0 * inf = NaN" in repr(report)
+    (came,) = [each for each in report.sentences if each.startswith("It came of the forward: there ")]
+    assert "there reciprocal (" in came and "made inf in 3 of 3 elements" in came

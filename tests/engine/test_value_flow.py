@@ -162,6 +162,25 @@ def test_tensors_given_by_keyword_are_looked_at() -> None:
     assert any("Argument attn_mask (4×4 float32 cpu) had NaN in 1 of 16" in each for each in report.sentences)
 
 
+def test_a_view_of_a_bad_parameter_is_named_after_it() -> None:
+    model = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        model.weight[1, 2] = math.nan
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.inner.weight.T
+
+    report = th.find_nan(lambda: Product()(torch.ones(2, 3)).sum())
+    assert report.operation == "matmul" and "Argument 1 (inner.weight, 3×3 float32 cpu) had NaN in 1 of 9" in repr(
+        report
+    )
+
+
 def test_a_backward_inside_of_the_forward_is_looked_into() -> None:
     leaf = torch.zeros(3, requires_grad=True)
 
