@@ -222,6 +222,7 @@ def _parser() -> Parser:
         "--release", choices=get_args(Release), default="eager", help="when consumed gradients are let go (eager)"
     )
     debug.add_argument("--skip", type=int, default=0, metavar="N", help="let the first N backwards run by themselves")
+    debug.add_argument("--rank", type=int, default=0, metavar="N", help="which rank has the prompt (torchrun); 0")
     debug.add_argument("--keep-inputs", action="store_true", help="keep what `check` needs: takes memory")
     debug.add_argument(
         "-c", "--command", action="append", default=[], dest="commands", help="give this to the prompt, as if typed"
@@ -611,6 +612,7 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
             options.keep_inputs,
             options.batch,
             accumulation,
+            options.rank,
         )
         debugger.prompt.ask_for(options.breaks, options.watch)
         if of_function:

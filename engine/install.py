@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..inspector.torch_internals import redirect_backward, torch_backward
+from .agreement import in_group
 from .backward import backward, check_choices
 from .native import Queues
 from .policies import POLICIES, AnyPolicy, find_policy, policy_name
@@ -109,7 +110,7 @@ class Installation:
     def _may_leave_alone(self) -> bool:
         """Whether nobody looks at the runs, so that one in PyTorch's own order need not be ours."""
         plain = self.engine == "native" and self._trace is None and self._queues == "one" and self._on_run is None
-        return plain and self._policy is POLICIES["auto"]
+        return plain and self._policy is POLICIES["auto"] and not in_group()  # whose ranks are told of each
 
     def _ordered(
         self,
@@ -160,7 +161,8 @@ def install(
     That holds for `Tensor.backward` and `torch.autograd.backward` in all threads of the process, also for those inside
     another backward (reentrant checkpoints, hooks); they still return None. `torch.autograd.grad` stays as it is, and
     an explicit `th.backward` keeps its own policy. Of several installations the latest that is left is in force. Where
-    several processes train together (DDP), each must install the same policy.
+    several processes train together, each must install the same policy: another order than PyTorch's is run only if all
+    ranks run it (`th.wait_for_ranks`).
 
     Args:
         policy, engine, trace, queues: as for `th.backward`.

@@ -235,6 +235,7 @@ class Verbs(Closing):
     def _about(self, task: AnyTask | None) -> Task:
         about = self.current if task is None else self._task(task)
         if about is None:
+            self._check_open()
             raise RuntimeError(f"no task is left: all {len(self.order)} have run")
         return about
 

@@ -16,13 +16,13 @@ from torch.autograd.graph import GradientEdge
 from ..engine.accumulation import PYTORCHS, Accumulation
 from ..engine.debug import debug
 from ..engine.group_runner import AnyBatch
-from ..engine.native import Call
-from ..engine.policies import AnyPolicy
+from ..engine.native import Call, Plan, run_native
+from ..engine.policies import AnyPolicy, find_policy
 from ..engine.run import Engine
 from ..engine.statistics import Level
 from ..engine.stop import Stop
 from ..inspector.capture import capture
-from ..inspector.torch_internals import pins_open, redirect_backward
+from ..inspector.torch_internals import pins_open, redirect_backward, world
 from .prompt import GROUPS, Prompt
 from .prompt_names import Names, users_frame
 from .prompt_stops import read_break, read_watch
@@ -160,6 +160,7 @@ class EveryBackward:
         engine: "direct" or "native"; None: direct, and native for what the direct engine refuses.
         policy: of each session.
         skip: how many backwards run by themselves first.
+        rank: which rank of a process group has the prompt; the others' backwards run by themselves, in the same order.
         commands: for the first prompt.
         keep_inputs: what forward operations are given is kept, which `check` needs.
         batch: what the direct engine runs as one, as for `th.debug`.
@@ -175,8 +176,11 @@ class EveryBackward:
         keep_inputs: bool = False,
         batch: AnyBatch = None,
         accumulation: Accumulation = PYTORCHS,
+        rank: int = 0,
     ) -> None:
         self._accumulation = accumulation
+        self._rank = rank
+        self._told = False
         self.prompt = ScriptPrompt(commands)
         self._batch = batch
         self._engine = engine
@@ -236,11 +240,30 @@ class EveryBackward:
         try:
             if self._count <= self._skip or self.prompt.detached:
                 call.run()
+            elif self._is_others():
+                run_native(call, Plan.of(call, find_policy(self._policy)))
             else:
                 self._debug(call)
         finally:
             self._inside = False
             self._capture.renew()
+
+    def _is_others(self) -> bool:
+        """Whether another rank has the prompt. Says what that means, once."""
+        group = world()
+        if group is None:
+            return False
+        here = group.rank() == self._rank
+        if not self._told and here:
+            say(
+                f"rank {self._rank} of {group.size()} has the prompt. The others wait for it in their collectives, "
+                "no longer than the timeout of their group: init_process_group(timeout=...) sets it",
+                style="yellow",
+            )
+        elif not self._told:
+            say(f"rank {group.rank()} runs without a prompt; rank {self._rank} has it (--rank)", style="dim")
+        self._told = True
+        return not here
 
     def _debug(self, call: Call) -> None:
         try:

@@ -606,7 +606,7 @@ class Prompt(Cmd):
             return self._task(text)
         current = self.session.current
         if current is None:
-            raise ValueError("all tasks have run, so none is the current one; name one, as #12")
+            raise ValueError(f"{tables.ended_text(self.session)}, so none is the current one; name one, as #12")
         return current
 
     def _looked_at(self, text: str) -> Task:

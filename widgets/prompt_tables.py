@@ -51,11 +51,19 @@ def stop_view(stop: Stop) -> Group:
     return Group(plain(stop.text, "bold yellow"), *(plain(f"  {line}") for line in stop.lines))
 
 
+def ended_text(session: Session) -> str:
+    """Why there is no task to come: all have run, or the session is over, by an error or by hand."""
+    ran, left = len(session.order), session.left
+    if session.over is None or not left:
+        return f"all {ran} tasks have run"
+    return f"the session is over ({session.over}): {ran} of {ran + left} tasks have run"
+
+
 def place_view(session: Session) -> Group:
     """Where the session stands, in three lines: the task to come, the user's code that made it, what waits."""
     task = session.current
     if task is None:
-        return Group(plain(f"  all {len(session.order)} tasks have run", "dim"))
+        return Group(plain(f"  {ended_text(session)}", "dim"))
     lines = [plain(f"> {session.graph.describe(task)}", "bold")]
     code = _code(task.source)
     if code:

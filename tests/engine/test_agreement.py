@@ -208,3 +208,48 @@ def test_a_limit_is_a_time() -> None:
     for wrong in (-1, float("nan"), float("inf"), "soon"):
         with pytest.raises(ValueError, match="a number from 0 on"):
             th.wait_for_ranks(wrong)  # type: ignore[arg-type]
+
+
+DEBUGGED = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+x = torch.ones(3, requires_grad=True)
+(x * 2).exp().sum().backward()
+dist.all_reduce(x.grad)
+print("rank", dist.get_rank(), x.grad[0].item(), flush=True)
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("prompted", [0, 1])
+def test_of_several_ranks_one_has_the_prompt(tmp_path: Path, prompted: int) -> None:
+    script = tmp_path / "step.py"
+    script.write_text(DEBUGGED)
+    commands = tmp_path / "commands"
+    commands.write_text("step\ncontinue\n")
+    started = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tapehead",
+                "debug",
+                "--rank",
+                str(prompted),
+                str(script),
+                f"file://{tmp_path}/store",
+                str(rank),
+            ],
+            stdin=commands.open(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in started]
+    for rank, text in enumerate(said):
+        assert ("(tapehead)" in text) == (rank == prompted), text
+        assert f"rank {rank} 29.5" in text
+    assert "timeout" in said[prompted] and "runs without a prompt" in said[1 - prompted]
