@@ -17,12 +17,13 @@ from weakref import finalize
 from torch import Tensor
 
 from ..inspector.graph import Graph, Outputs, Task
-from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sort_queue_again
+from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sequence_nr, sort_queue_again
 from .agreement import in_group
 from .edits import as_gradients, check_edit
 from .has_to_end import has_to_end
 from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
+from .numbering import Numbering
 from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
 from .ready_queue import PolicyError, ReadyTask
 from .recorder import Recorder
@@ -59,6 +60,7 @@ class _Worker(Watch):
         begun: whether its thread was seen to run.
         gradients: at a stop the input buffer of the task to come, after the hooks that run before it.
         reports: None at each stop; at the end a tuple with what was raised, or nothing.
+        numbering: numbers what it makes, with create_graph.
         has_to_end: whether it runs to its end even if it is abandoned, once begun.
     """
 
@@ -70,6 +72,7 @@ class _Worker(Watch):
         self.until = _NEVER
         self.stop_asked = False
         self.begun = False
+        self.numbering = Numbering() if call.create_graph else None
         self.gradients: Gradients | None = None
         self.sort_again = False
         self.reports: SimpleQueue[tuple[BaseException, ...] | None] = SimpleQueue()
@@ -98,9 +101,13 @@ class _Worker(Watch):
         return ran_ns if since_ns is None else ran_ns + time.perf_counter_ns() - since_ns
 
     def _start_clock(self) -> None:
+        if self.numbering is not None:
+            self.numbering.begin = sequence_nr()
         self._clock = (self.elapsed_ns, time.perf_counter_ns())
 
     def _stop_clock(self) -> None:
+        if self.numbering is not None:
+            self.numbering.end = sequence_nr()
         self._clock = (self.elapsed_ns, None)
 
     def go_on(self) -> None:
@@ -339,6 +346,8 @@ class NativeSession(Verbs):
         self._needed, self._planned = plan.needed, plan.order
         recorder = None if trace is None else Recorder(self.graph, plan.policy, trace)
         self.stops = Stops(self.graph, plan.needed, None if recorder is None else recorder.trace)
+        given = (grad_tensors,) if isinstance(grad_tensors, Tensor) else call.grad_tensors or ()
+        self._given: tuple[Tensor | None, ...] = tuple(given) if create_graph else ()
         self._worker = _Worker(call, state, plan, recorder, self.stops)
         self._over: str | None = None
         self._ended = False
@@ -552,6 +561,7 @@ class NativeSession(Verbs):
         self._worker.abandon()
         self._worker.join()
         self.graph = replace(self.graph, nodes=())
+        self._given = ()
         if not self._worker.is_current_thread:
             self._worker.let_go()
 
@@ -591,6 +601,7 @@ class NativeSession(Verbs):
         """Lets the engine run until it stops, or ends."""
         worker = self._worker
         worker.until, worker.stopped = until, None
+        before = sequence_nr()
         try:
             if worker.begun:
                 worker.go_on()
@@ -604,8 +615,12 @@ class NativeSession(Verbs):
             self._over = f"{type(interrupt).__name__} while it ran"
             self.close()
             raise
+        if worker.numbering is not None:
+            worker.numbering.went_on(before)
         if report is None:
             return
+        if worker.numbering is not None and not report and not worker.abandoned:
+            worker.numbering.number(self.graph, self._given)
         if worker.abandoned:
             self.close()
         if report:

@@ -807,6 +807,19 @@ def _set_numbers(nodes: Sequence[Node], numbers: Sequence[int]) -> None:
         node._set_sequence_nr(number)  # type: ignore[attr-defined]
 
 
+def set_number(node: Node, number: int) -> None:
+    """Gives a node that nobody has pinned another sequence number."""
+    _set_numbers([node], [number])
+
+
+def make_numbers(count: int) -> None:
+    """Uses up so many sequence numbers of this thread."""
+    with unobserved(), torch.enable_grad():
+        leaf = torch.zeros((), requires_grad=True, device="cpu")
+        for _ in range(count):
+            leaf.view(())
+
+
 def settle_queue() -> None:
     """After a backward in a hook, which may have disturbed those around it: puts the engine's queue in order."""
     around = [pin for pin in tuple(_pins) if pin.thread == threading.get_ident()]

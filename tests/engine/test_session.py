@@ -842,3 +842,30 @@ def test_the_time_that_it_ran_leaves_stops_out_and_grows_while_it_runs() -> None
     assert stopped < seen[0] < ended < stopped + time.perf_counter_ns() - began
     time.sleep(0.01)
     assert session.result().elapsed_ns == ended
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_second_derivatives_are_added_in_pytorchs_order(seed: int) -> None:
+    """A new thread counts its nodes from zero: they would be taken for older than the forward's."""
+
+    def second(backward: Callable[[Tensor], object]) -> tuple[Tensor, ...]:
+        torch.manual_seed(seed)
+        chance = random.Random(seed)
+        leaves = [torch.randn(4, dtype=torch.double, requires_grad=True) for _ in range(3)]
+        values = list(leaves)
+        for _ in range(12):
+            one, other = chance.choice(values), chance.choice(values)
+            made = one * other, one.sin() + other, one.exp() * 0.1, (one * other).tanh(), one / (other * other + 1)
+            values.append(chance.choice(made))
+        backward(sum(each.sum() for each in values))
+        squares = sum((leaf.grad * leaf.grad).sin().sum() for leaf in leaves)
+        return torch.autograd.grad(squares + sum((each * each).sum() for each in values), leaves)
+
+    def stepped(loss: Tensor) -> None:
+        session = th.NativeSession(loss, create_graph=True)
+        session.step()
+        assert (torch.ones(1, requires_grad=True) * 2).grad_fn is not None, "made while it stands still"
+        session.run()
+
+    expected = second(lambda loss: loss.backward(create_graph=True))
+    assert all(map(torch.equal, second(stepped), expected))
