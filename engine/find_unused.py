@@ -16,7 +16,11 @@ from ..inspector.facts import Operation
 from ..inspector.graph import Graph, module_name
 from ..inspector.kinds import Kind
 from ..inspector.source import Source
-from ..inspector.torch_internals import keep_compiler_out
+from ..inspector.torch_internals import (
+    is_fully_sharded,
+    keep_compiler_out,
+    sharded_parameters,
+)
 from ..inspector.walk import graph
 from .findings import findings_rich, findings_text
 from .make_loss import MakeLoss, loss_of, nothing_reduced, same_random_numbers, sharding_as_before
@@ -97,12 +101,14 @@ class UnusedReport:
         count: how many of the model's parameters require gradients; shared ones count once.
         frozen: the names of those that do not (`requires_grad=False`), and are not looked for.
         graph: the loss's graph without its nodes; None where it has none.
+        is_sharded: whether parameters of the model are under `fully_shard` (FSDP2).
     """
 
     parameters: tuple[UnusedParameter, ...]
     count: int
     frozen: tuple[str, ...]
     graph: Graph | None
+    is_sharded: bool = False
 
     def __len__(self) -> int:
         return len(self.parameters)
@@ -146,6 +152,12 @@ class UnusedReport:
             yield "The loss has no graph at all: a backward from it raises."
         elif unreached := [each for each in self.parameters if each.why not in ("no gradient", "zero gradient")]:
             which = "the one" if len(unreached) == 1 else f"the {len(unreached):,}"
+            if self.is_sharded:
+                yield (
+                    f"With {which} outside of the graph, fully_shard reduces the others alone: all ranks have to leave "
+                    "out the same ones, or model.set_reduce_scatter_unused_params(True) lets each take part with zeros."
+                )
+                return
             yield (
                 f"With {which} outside of the graph, DistributedDataParallel needs find_unused_parameters=True: "
                 "without, its next forward raises."
@@ -220,9 +232,10 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         )
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be the module whose parameters are meant, not a {type(model).__name__}")
+    gathered = _gathered(model)
     names: dict[Tensor, list[str]] = {}
     for name, each in model.named_parameters(remove_duplicate=False):
-        names.setdefault(each, []).append(name)
+        names.setdefault(gathered.get(id(each), each), []).append(name)
     with same_random_numbers(), sharding_as_before():
         with nothing_reduced(), follow(model, names) as flow:
             loss = loss_of(make_loss())
@@ -246,10 +259,33 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         else:
             found.append(paths.story(number, told) or modules.never_used(told))
     frozen = tuple(names[parameter][0] for parameter in flow.parameters if not parameter.requires_grad)
-    return UnusedReport(tuple(found), len(wanted), frozen, drawn and replace(drawn, nodes=()))
+    return UnusedReport(
+        tuple(found),
+        len(wanted),
+        frozen,
+        drawn and replace(drawn, nodes=()),
+        any(map(is_fully_sharded, model.modules())),
+    )
 
 
 keep_compiler_out(find_unused)
+
+
+def _gathered(model: nn.Module) -> dict[int, Tensor]:
+    """By the `id` of each shard of `fully_shard` (FSDP2) in the model the leaf that the graph has.
+
+    Raises:
+        NotImplementedError: there has been no forward yet, which makes them.
+    """
+    own = set(map(id, model.parameters()))
+    found = {id(each.shard): each.gathered for each in sharded_parameters() if id(each.shard) in own}
+    if None in found.values():
+        raise NotImplementedError(
+            "fully_shard makes the parameters that a graph has in the model's first forward; run one before "
+            "th.find_unused"
+        )
+    return {shard: leaf for shard, leaf in found.items() if leaf is not None}
+
 
 _Told = tuple[str, tuple[str, ...], tuple[int, ...] | None]
 """Name, other names and shape of a parameter."""

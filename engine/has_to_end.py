@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..inspector.graph import Graph
-from ..inspector.torch_internals import is_flat_parameter, sharded_parameters
+from ..inspector.torch_internals import flat_names, sharded_parameters
 from .buckets import buckets_of
 from .make_loss import is_reduced
 from .stages import has_stages
@@ -22,4 +22,4 @@ def is_sharded(graph: Graph) -> bool:
     """Whether it is one of `fully_shard` or FullyShardedDataParallel."""
     gathered = {id(each.gathered) for each in sharded_parameters()}
     leaves = graph.leaves.values()
-    return has_stages(graph) or any(id(leaf) in gathered or is_flat_parameter(leaf) for leaf in leaves)
+    return has_stages(graph) or any(id(leaf) in gathered or flat_names(leaf) for leaf in leaves)

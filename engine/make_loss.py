@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from threading import get_ident
 from typing import Any
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import scatter_kwargs
 
 from ..inspector.hips_tape import HipsTape
-from ..inspector.torch_internals import Sharding, is_fully_sharded, watching_modules
+from ..inspector.torch_internals import Sharding, flattens, is_flattened, is_fully_sharded, watching_modules
 
 MakeLoss = Callable[[], Tensor]
 
@@ -100,10 +100,14 @@ def sharding_as_before() -> Iterator[None]:
 
     Around a forward and what is run of its backward. Without a backward FSDP2 would go on with what it has gathered,
     and not see what the optimizer does to the shards.
+
+    Raises:
+        NotImplementedError: a module of FullyShardedDataParallel (FSDP1) is called, of which that is not known.
     """
     sharding, ended = Sharding(), False
     try:
-        yield
+        with _refusing(is_flattened, _FSDP1) if flattens() else nullcontext():
+            yield
         ended = True
     finally:
         sharding.put_back(gather=ended)
@@ -111,19 +115,32 @@ def sharding_as_before() -> Iterator[None]:
 
 @contextmanager
 def nothing_sharded(verb: str) -> Iterator[None]:
-    """Refuses a module of `fully_shard` (FSDP2) as it is called, before it gathers anything.
+    """Refuses a module of FSDP, of either kind, as it is called, before it gathers anything.
 
     Raises:
         NotImplementedError: from the call.
     """
+    sentence = (
+        f"{verb} runs operations of the forward again by themselves, and {{name}} is under fully_shard (FSDP2), which "
+        "has freed its parameters by then; take the model without fully_shard"
+    )
+    with _refusing(is_flattened, _FSDP1), _refusing(is_fully_sharded, sentence):
+        yield
+
+
+_FSDP1 = (
+    "FullyShardedDataParallel keeps its gradients in flat parameters of its own, and a forward that is not a step of "
+    "the training would change them; take the model without it, or under fully_shard (FSDP2)"
+)
+
+
+@contextmanager
+def _refusing(refused: Callable[[nn.Module], bool], sentence: str) -> Iterator[None]:
     thread = get_ident()
 
     def refuse(module: nn.Module, arguments: object) -> None:
-        if get_ident() == thread and is_fully_sharded(module):
-            raise NotImplementedError(
-                f"{verb} runs operations of the forward again by themselves, and {type(module).__name__} is under "
-                f"fully_shard (FSDP2), which has freed its parameters by then; take the model without fully_shard"
-            )
+        if get_ident() == thread and refused(module):
+            raise NotImplementedError(sentence.format(name=type(module).__name__))
 
     with watching_modules(refuse):
         yield

@@ -2182,10 +2182,25 @@ def sharded_parameters() -> list[ShardedParameter]:
     ]
 
 
-def is_flat_parameter(leaf: Tensor) -> bool:
-    """Whether `FullyShardedDataParallel` (FSDP1) has made the leaf of the parameters of a module."""
+def flat_names(leaf: Tensor) -> tuple[str, ...]:
+    """The names of the parameters of which `FullyShardedDataParallel` (FSDP1) has made the leaf, below the module that
+    it wraps; none for any other leaf."""
     package = sys.modules.get("torch.distributed.fsdp._flat_param")
-    return package is not None and isinstance(leaf, package.FlatParameter)
+    if package is None or not isinstance(leaf, package.FlatParameter):
+        return ()
+    return tuple(leaf._fqns)
+
+
+def flattens() -> bool:
+    """Whether `FullyShardedDataParallel` (FSDP1) may be at work: its module is loaded, and ranks have met."""
+    loaded = "torch.distributed.fsdp.fully_sharded_data_parallel" in sys.modules
+    return loaded and torch.distributed.is_initialized()
+
+
+def is_flattened(module: torch.nn.Module) -> bool:
+    """Whether it is a `FullyShardedDataParallel` (FSDP1)."""
+    package = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    return package is not None and isinstance(module, package.FullyShardedDataParallel)
 
 
 def is_fully_sharded(module: torch.nn.Module) -> bool:

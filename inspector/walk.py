@@ -15,6 +15,7 @@ from .graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task,
 from .hips_tape import HipsTape, refuse_parts
 from .kinds import Kind, kind_of
 from .marks import operations_of
+from .sharded_names import through_sharding
 from .torch_internals import input_metadata, leaf_of, notes_on, number_of
 
 _DEEP = 10_000  # tasks
@@ -148,7 +149,7 @@ def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | 
     ids = _number(found, kinds)
     operations = operations_of(found, ids) if Facts.alive() else {}
     calls = _Calls()
-    leaf_name = _leaf_namer(names, operations)
+    leaf_name = through_sharding(_leaf_namer(names, operations))
     metas: dict[object, TensorMeta] = {}
     tasks = []
     edges = []

@@ -18,7 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
@@ -68,10 +70,19 @@ class Training:
 
     def __init__(self, options: dict[str, Any]) -> None:
         torch.manual_seed(0)
-        self.model = Net()
+        self.net = self.model = Net()
         self.accumulates = options.pop("accumulates", False)
-        self.model.skips = options.pop("skips", False)
-        self.model.checkpoints = options.pop("checkpoints", False)
+        self.net.skips = options.pop("skips", False)
+        self.net.checkpoints = options.pop("checkpoints", False)
+        if (wrapper := options.pop("wrapper", None)) is None:
+            self._shard(options)
+        else:
+            self.model = wrapper(self.net)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.batches = torch.Generator().manual_seed(dist.get_rank())
+        self.batch = torch.zeros(4, 6)
+
+    def _shard(self, options: dict[str, Any]) -> None:
         root_alone = options.pop("root_alone", False)
         ranks = dist.get_world_size()
         shape, names = ((1, ranks), ("replicate", "shard")) if options.pop("hybrid", False) else ((ranks,), ("shard",))
@@ -79,9 +90,6 @@ class Training:
         for block in () if root_alone else (*self.model.blocks, self.model.spare):
             fully_shard(block, mesh=mesh, **options)
         fully_shard(self.model, mesh=mesh, **options)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.batches = torch.Generator().manual_seed(dist.get_rank())
-        self.batch = torch.zeros(4, 6)
 
     def loss(self) -> Tensor:
         loss: Tensor = self.model(self.batch).square().mean()
@@ -89,20 +97,32 @@ class Training:
 
     def steps(self, backward: Callable[[Training], object]) -> Iterator[list[Any]]:
         """After each step's backward the gradients. All but the last step's are `backward`'s, which is PyTorch's."""
-        assert isinstance(self.model, FSDPModule)
         for step in range(STEPS):
             for micro_step in range(1 + self.accumulates):
                 self.batch = torch.randn(4, 6, generator=self.batches)
                 if self.accumulates:
+                    assert isinstance(self.model, FSDPModule)
                     self.model.set_requires_gradient_sync(micro_step == 1)
                 if step < STEPS - 1:
                     backward(self)
                 else:
                     self.loss().backward()
             grads = [each.grad for each in self.model.parameters()]
-            yield [None if each is None else each.to_local().flatten().tolist() for each in grads]  # type: ignore[attr-defined]
+            yield [None if each is None else local(each).flatten().tolist() for each in grads]
             self.optimizer.step()
             self.optimizer.zero_grad()
+
+
+def local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def flat(use_orig_params: bool, net: Net) -> nn.Module:
+    """FSDP1, which makes one parameter of those of a block."""
+    options: dict[str, Any] = {"use_orig_params": use_orig_params, "device_id": torch.device("cpu")}
+    for number, block in enumerate(net.blocks):
+        net.blocks[number] = FullyShardedDataParallel(block, **options)
+    return FullyShardedDataParallel(net, **options)
 
 
 def plain(training: Training) -> None:
@@ -122,8 +142,13 @@ def stepped(training: Training) -> None:
     with th.debug(training.loss(), policy="bfs", engine="native") as session:
         while session.current is not None:
             session.step()
-            if len(session.order) == 9:
-                session.policy = "dfs"
+
+
+def switched(training: Training) -> None:
+    """Refused, and the session that this closes runs to its end."""
+    with th.debug(training.loss(), policy="bfs", engine="native") as session:
+        session.step()
+        session.policy = "dfs"
 
 
 def closed(after: int, training: Training) -> None:
@@ -165,13 +190,44 @@ def on_graph(verb: Callable[[Tensor], object], training: Training) -> None:
 
 
 def nan(training: Training) -> None:
-    model = training.model
+    model = training.net
     model.breaks = True
     try:
         assert th.find_nan(training.loss)
     finally:
         model.breaks = False
         training.loss().backward()
+
+
+def unused(training: Training) -> None:
+    model = training.model
+    training.loss()  # the first makes the parameters that a graph has
+    skips, model.skips = model.skips, True
+    try:
+        report = th.find_unused(training.loss, model)
+    finally:
+        model.skips = skips
+        training.loss().backward()
+    assert report.names == tuple(name for name, _ in model.named_parameters() if name.startswith("spare.")), report
+    assert {each.why for each in report} == {"never used"}, report
+    assert "spare (FSDPBlock) was never called" in str(report) or "spare (Block) was never called" in str(report), (
+        report
+    )
+    assert "fully_shard reduces the others alone" in report.sentences[-1], report
+
+
+def named(training: Training) -> None:
+    """Leaves have the names of the model's parameters, with a capture, with the model's own, and with neither."""
+    spared = ("spare.",) if training.model.skips else ()
+    names = [name for name, _ in training.model.named_parameters() if not name.startswith(spared)]
+    with th.capture():
+        loss = training.loss()
+    for graph in (th.graph(loss), th.graph(loss, training.model)):
+        assert sorted(str(task.parameter) for task in graph.tasks if task.is_leaf) == sorted(names)
+    loss.backward()
+    loss = training.loss()
+    assert sorted(str(task.parameter) for task in th.graph(loss).tasks if task.is_leaf) == sorted(names)
+    (loss * 0).backward()
 
 
 def simulated(loss: Tensor) -> None:
@@ -211,13 +267,20 @@ VERBS: dict[str, Callable[[Training], object]] = {
     "traced": partial(under, "dfs", trace="full"),
     **{f"policy {policy}": partial(redirected, policy) for policy in ("heap", "bfs", "auto")},
     "stepped": stepped,
+    "switched": switched,
     **{f"closed after {count}": partial(closed, count) for count in (1, 20, 45)},
     "dropped": dropped,
     "nan": nan,
+    "unused": unused,
+    "named": named,
     **{f"{name} before": partial(before, verb) for name, verb in OWN.items()},
     **{f"{name} between": partial(between, verb) for name, verb in OWN.items() if name != "forward"},
     **{name: partial(on_graph, verb) for name, verb in ON_GRAPH.items()},
 }
+ELSEWHERE = [
+    name for name in VERBS if name not in ("named", "unused", "find_unused before", "against a stage", "dynamic")
+]
+"""What can be asked of models that are not under `fully_shard`."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "accumulated": {"accumulates": True},
@@ -226,6 +289,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "left out": {"skips": True},
     "checkpointed": {"checkpoints": True},
     "hybrid": {"hybrid": True},
+    "flat": {"wrapper": partial(flat, False)},
+    "flat, of the user's parameters": {"wrapper": partial(flat, True)},
+    "in buckets": {"wrapper": DistributedDataParallel},
     "mixed": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
 }
 
@@ -254,7 +320,7 @@ def trained(options: dict[str, Any], verb: Callable[[Training], object]) -> dict
         return {"steps": [], "refused": refusals, "error": "".join(traceback.format_exception(error))[-3000:]}
 
 
-PLAIN_INSIDE = {nan} | {
+PLAIN_INSIDE = {nan, unused} | {
     verb for verb in VERBS.values() if isinstance(verb, partial) and verb.func in (before, between, on_graph)
 }
 
@@ -264,6 +330,7 @@ def main() -> None:
     asked: dict[str, list[str]] = json.loads(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=LIMIT)
+    th.wait_for_ranks(LIMIT.total_seconds())
     results: dict[str, Any] = {}
     for variant, names in asked.items():
         found = results[variant] = {"plain": trained(VARIANTS[variant], plain)}

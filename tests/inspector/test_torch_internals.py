@@ -525,3 +525,10 @@ def test_operators_are_found_by_the_name_that_they_say() -> None:
         assert internals.operator_named(str(operator)) is operator
     assert internals.operator_named("aten.none_such.default") is None
     assert internals.operator_named("aten.mul") is None
+
+
+def test_a_process_without_fsdp_has_no_sharded_parameters() -> None:
+    assert internals.sharded_parameters() == []
+    assert not internals.is_fully_sharded(torch.nn.Linear(2, 2))
+    assert not internals.is_flattened(torch.nn.Linear(2, 2))
+    assert internals.flat_names(torch.ones(2)) == ()
