@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -19,9 +20,10 @@ from ..inspector.torch_internals import (
     attributes_of,
     call_node,
     first_freed,
+    function_of,
+    hidden_functions,
     hides_saved,
     hooks_registered,
-    is_fake,
     is_view,
     leaf_hooks,
     node_hooks,
@@ -31,6 +33,7 @@ from ..inspector.torch_internals import (
     saved_facts,
     saved_slots,
     saved_variables,
+    saves_subclass,
     storage_of,
     storage_owned_alone,
     stored_values,
@@ -42,7 +45,7 @@ from .input_buffer import fits, fitted
 from .layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from .measured_device import device_of
 from .schedule import schedule
-from .task_runner import APPLIED, by_edge, takes_of
+from .task_runner import APPLIED, takes_of
 from .tensor_hooks import TensorHooks
 from .timeline import Maker
 
@@ -50,17 +53,19 @@ from .timeline import Maker
 def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hooks: bool = True) -> Footprints:
     """Finds out what the tasks of a graph would do with memory. No backward runs.
 
-    Each node is called once, as the engine calls it and in an order of the engine's, on fake tensors: they have shapes
-    and strides, and no bytes. Nothing is allocated, computed or freed, no .grad and no random number generator changes,
-    and no hook runs. A custom Function's own Python code does run, on fake tensors. Meanwhile each leaf's .grad is
-    looked at and put aside: no other thread may use the leaves, or run a backward to them.
+    Each C++ node of PyTorch's own is called once, as the engine calls it and in an order of the engine's, on fake
+    tensors: they have shapes and strides, and no bytes. Nothing is allocated, computed or freed, no .grad and no random
+    number generator changes. Code of the user's doesn't run: no hook, no backward of a custom Function, in Python or in
+    C++, no tensor subclass's operations. Nobody can see from outside whether such code writes, counts or communicates.
+    What these tasks do is assumed (each gradient is a new block), but for the Functions of `PASSING`.
 
     What is alive before is known from `Graph.saved`. Of what a node saves, a storage counts as made since just before
     the forward if the tensor has a `grad_fn` in this graph, or if nothing but nodes holds it: a dropout mask, say. So
     a leaf doesn't count, nor what the caller holds of the inputs and targets. What nodes made and variables still hold
     counts, too; it is found among what Python's garbage collector tracks. So does a root, if only its edge is at hand.
 
-    Known limitations: what custom C++ nodes keep is not known of, nor what a CopySlices keeps and no other node. What a
+    Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they do (`th.profile`).
+    What custom C++ nodes keep is not known of, nor what a CopySlices keeps and no other node. What a
     kernel allocates for itself while it runs, as convolutions do, can't be seen, but for the few cases of
     `FakeKernels`: a measured run has it. So the first of `Footprints.limits` is always `WORKSPACE`; the others name
     tasks of which still less is known. The first dry run of a process takes two seconds more, in which torch loads what
@@ -119,6 +124,20 @@ _TAKES_MORE = {
 }
 """By what a node's name has in it: of what a dry run is known to say too little, or too much."""
 
+PASSING = {
+    "torch.nn.modules._functions.BackwardHookFunction": None,
+    "torch.distributed.fsdp._fully_shard._fsdp_state.RegisterPreBackwardFunction": "what FSDP gathers in the backward",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.RegisterPostBackwardFunction": (
+        "what FSDP reduces and frees in the backward"
+    ),
+    "torch.distributed.tensor._api._ToTorchTensor": "what DTensors send and receive in the backward",
+    "torch.distributed.tensor._api._FromTorchTensor": "what DTensors send and receive in the backward",
+    "torch.nn.parallel.distributed._DDPSink": "what DistributedDataParallel reduces in the backward",
+}
+"""torch's own Functions that give each gradient on as it comes, and what else they do, of which nothing is known."""
+
+_NOT_CALLED = "custom Functions, whose code is not called"
+
 
 _INSIDE = "self"
 """As which the node inside a CopySlices keeps what it needs, as far as can be told."""
@@ -173,9 +192,12 @@ class _DryRun:
         self._limits: dict[str, list[int]] = {}
         self._saved = graph.saved  # looks who holds what, so before anything here does
         self._addresses = self._addresses_of_saved()
-        saved = map(saved_variables, graph.nodes)
-        self._packed = [packed_by_user(each) for each in saved]
+        self._packed, self._saves_subclass = [], []
+        for each in map(saved_variables, graph.nodes):
+            self._packed.append(packed_by_user(each))
+            self._saves_subclass.append(saves_subclass(each))
         self._any_packed = any(self._packed)
+        self._functions_in_slices = hidden_functions(graph.nodes)
         self._hooks = TensorHooks(graph.nodes)
         self._more_limits: list[str] = []
         self._facts: list[object | None] = []
@@ -186,21 +208,14 @@ class _DryRun:
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
         graph = self._graph
         leaves = graph.leaves
+        states = {task_id: LeafState(_layout_of(leaf), leaf.grad is not None) for task_id, leaf in leaves.items()}
         grads = {task_id: leaf.grad for task_id, leaf in leaves.items()}
-        try:
-            states = {
-                task_id: LeafState(_layout_of(leaf), grads[task_id] is not None) for task_id, leaf in leaves.items()
-            }
-            self._sparse_grads = {
-                task_id: layout_of(grad)
-                for task_id, grad in grads.items()
-                if grad is not None and grad.layout is torch.sparse_coo
-            }
-            tasks = self._ask(order, states)
-        finally:
-            for task_id, leaf in leaves.items():  # a custom Function may have set one; other threads' are real
-                if is_fake(leaf.grad):
-                    leaf.grad = grads[task_id]
+        self._sparse_grads = {
+            task_id: layout_of(grad)
+            for task_id, grad in grads.items()
+            if grad is not None and grad.layout is torch.sparse_coo
+        }
+        tasks = self._ask(order, states)
         roots = [graph.tasks[root.task].inputs[root.input] for root in graph.roots]
         start = tuple(self._start())
         if names_hooks:
@@ -300,6 +315,8 @@ class _DryRun:
     def _answer(self, task: Task, inputs: list[_Gradient | None]) -> _Answer:
         """What a task does with these inputs; of equal nodes only the first is asked."""
         node = self._graph.nodes[task.id]
+        if task.kind in APPLIED and (answer := self._passed_on(task, node, inputs)) is not None:
+            return answer
         refused = self._refused(task, node)
         for part, what in _TAKES_MORE.items():
             if part in task.name and task.kind is Kind.CPP:
@@ -309,9 +326,8 @@ class _DryRun:
             answer = None if key is None else self._answers.get(key)
             try:
                 answer = answer or self._call(task, node, inputs)
-            except Exception as error:  # of a user's code, or of an operation that can't do without values
-                what = "custom Functions" if task.kind in APPLIED else "nodes"
-                refused = f"{what} that can't run without values ({type(error).__name__})"
+            except Exception as error:  # of an operation that can't do without values
+                refused = f"nodes that can't run without values ({type(error).__name__})"
             else:
                 if key is not None:
                     self._answers[key] = answer
@@ -324,13 +340,22 @@ class _DryRun:
         return _Answer(footprint, tuple(gradients))
 
     def _refused(self, task: Task, node: Node) -> str | None:
-        """Why a node must not be called, if so: it would run hooks, a forward, or the whole of a compiled region."""
+        """Why a node must not be called, if so: it would run code of the user's, or the whole of a compiled region."""
         if self._packed[task.id] or (self._any_packed and hides_saved(node)):
             return "nodes whose saved tensors were packed by saved_tensors_hooks (a checkpoint, save_on_cpu)"
         if task.kind is Kind.CHECKPOINT:
             return "reentrant checkpoints"
         if task.kind is Kind.COMPILED:
             return "compiled regions"
+        if task.kind in APPLIED:
+            return _NOT_CALLED
+        if self._saves_subclass[task.id]:
+            return "nodes that saved tensors of a subclass, whose code is not called"
+        if hides_saved(node):
+            if task.kind is not Kind.COPY_SLICES:
+                return "C++ nodes that are not PyTorch's own, or that it compiled, whose code is not called"
+            if node in self._functions_in_slices or gc.get_freeze_count():  # what is frozen can't be looked for
+                return _NOT_CALLED
         edges = self._graph.out_edges[task.id]
         metas = [*task.inputs, *(self._takes[edge.next_task][edge.input] for edge in edges)]
         return "nested tensors" if any(meta.shape is None for meta in metas) else None
@@ -352,26 +377,13 @@ class _DryRun:
     def _call(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> _Answer:
         operations = self._operations
         operations.start()
-        operations.formula = task.kind not in APPLIED
         given: list[Tensor | None] = [
             None if each is None else operations.tensor(each.layout.shape, each.layout.strides, each.dtype, each.device)
             for each in inputs
         ]
-        if task.kind in APPLIED:  # as its set_materialize_grads is by default (python_function.cpp)
-            for number, meta in enumerate(task.inputs):
-                if given[number] is None:
-                    given[number] = torch.zeros(meta.shape or (), dtype=meta.dtype, device=meta.device)
-            before = dict(vars(node))
-            try:
-                outputs = list(by_edge(task, node, call_node(node, given)))
-            finally:  # what it puts on its ctx has no bytes
-                after = dict(vars(node))
-                vars(node).clear()
-                vars(node).update(before)
-        else:
-            outputs = list(call_node(node, given))
-            if task.kind is Kind.COPY_SLICES:
-                self._find_out(task.id)
+        outputs = list(call_node(node, given))
+        if task.kind is Kind.COPY_SLICES:
+            self._find_out(task.id)
         for edge in self._graph.out_edges[task.id]:
             gradient = outputs[edge.output]
             takes = self._takes[edge.next_task][edge.input]
@@ -381,20 +393,12 @@ class _DryRun:
         stored = [self._stored(task, output) for output in outputs]  # may be seen here first
         events = tuple(operations.events)  # what dies later is what the next tasks get
         origins = tuple(self._origins(given, outputs, stored))
-        kept: set[int] = set()
-        if task.kind in APPLIED:
-            alive = {event for event in events if event >= 0 and ~event not in events}
-            kept = alive - {each.number for each in origins if each is not None and each.origin == "block"}
-            del after
-        if kept:
-            self._limit("custom Functions that go on holding what they make", task.id)
         return _Answer(
             Footprint(
                 events,
                 tuple(operations.nbytes),
                 origins,
                 tuple(None if each is None else each.layout for each in inputs),
-                tuple((block, -1) for block in sorted(kept)),
             ),
             tuple(None if each is None else _Gradient(_layout_of(each), each.dtype, each.device) for each in outputs),
         )
@@ -408,6 +412,27 @@ class _DryRun:
         known = {*self._addresses.values(), *(storage.address for storage in leaves if storage is not None)}
         if known.issuperset(given):
             self._found_out.add(task_id)
+
+    def _passed_on(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> _Answer | None:
+        """What a Function of `PASSING` does; None for others, and where it would make gradients that did not come."""
+        function = function_of(node)  # type: ignore[arg-type]
+        name = f"{function.__module__}.{function.__qualname__}"
+        edges = self._graph.out_edges[task.id]
+        if name not in PASSING or any(edge.output >= len(inputs) or inputs[edge.output] is None for edge in edges):
+            return None
+        if (what := PASSING[name]) is not None:
+            self._limit(what, task.id)
+        outputs: list[Output | None] = [None] * len(node.next_functions)
+        gradients: list[_Gradient | None] = [None] * len(outputs)
+        for edge in edges:
+            given, takes = inputs[edge.output], _assumed(self._takes[edge.next_task][edge.input])
+            assert given is not None
+            same = given.layout.shape == takes.layout.shape  # else a DTensor of which this is one rank's part
+            gradients[edge.output] = given if same else takes
+            layout = (given if same else takes).layout
+            outputs[edge.output] = Output("input" if same else "view", edge.output, layout, keeps_base=False)
+        layouts = tuple(None if each is None else each.layout for each in inputs)
+        return _Answer(Footprint((), (), tuple(outputs), layouts), tuple(gradients))
 
     def _stored(self, task: Task, output: Tensor | None) -> Tensor | None:
         """The tensor whose storage an output is on: of a sparse one its values."""

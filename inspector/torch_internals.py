@@ -7,13 +7,14 @@ there.
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import os
 import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from itertools import islice
@@ -926,20 +927,20 @@ class _NoClones(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def retains_any(nodes: Sequence[Node]) -> bool:
     """Whether a tensor that one of these nodes made is told to retain its gradient (`Tensor.retain_grad`).
 
-    torch lists no such tensors. The nodes are shown zeros, as roots and wanted inputs of a run of the engine, which
-    executes none of them; it would call hooks of tensors, too: only for where there are none.
+    torch lists no such tensors. Each node is shown zeros, as root and wanted input of a run of the engine of its own,
+    which executes nothing: with several at once those between two of them would run. It would call hooks of tensors,
+    too: only for where there are none.
     """
-    edges, zeros = [], []
-    for node in nodes:
-        for number, (shape, dtype, device) in enumerate(input_metadata(node)):
-            if shape is not None:
-                edges.append(GradientEdge(node, number))
-                zeros.append(torch.zeros((), dtype=dtype, device=device).expand(shape))
-    if not edges:
-        return False
     try:
         with _NoClones():  # type: ignore[no-untyped-call]
-            run_engine(edges, zeros, True, False, edges)
+            for node in nodes:
+                edges, zeros = [], []
+                for number, (shape, dtype, device) in enumerate(input_metadata(node)):
+                    if shape is not None:
+                        edges.append(GradientEdge(node, number))
+                        zeros.append(torch.zeros((), dtype=dtype, device=device).expand(shape))
+                if edges:
+                    run_engine(edges, zeros, True, False, edges)
     except _Retains:
         return True
     return False
@@ -1267,6 +1268,47 @@ def unpacking(node: Node) -> Iterator[object]:
         if hook is not None and hook is not _freed:
             yield hook
             yield each.data
+
+
+def saves_subclass(saved: Sequence[Any]) -> bool:
+    """Whether one of these is a tensor that runs operations in its own way (see `computes_itself`)."""
+    for each in saved:
+        if each.unpack_hook is None and type(each.data) not in _PLAIN and isinstance(each.data, Tensor):
+            return computes_itself(each.data)
+    return False
+
+
+_PLAIN = Tensor, torch.nn.Parameter, type(None)
+
+
+def hidden_functions(nodes: Collection[Node]) -> dict[Node, BackwardCFunction]:
+    """By CopySlices among these the node of the custom Function that wrote the slices in place, and is hidden in it.
+
+    They are found among what Python's garbage collector tracks. The CopySlices has their edges, but that the first one
+    leads to what the tensor was before, and theirs leads there through views.
+    """
+    slices = {node: node.next_functions for node in nodes if type(node).__name__ == "CopySlices"}
+    if not slices:
+        return {}
+    functions = [each for each in gc.get_objects() if issubclass(type(each), BackwardCFunction)]
+    return {
+        node: function
+        for node, (base, *others) in slices.items()
+        for function in functions
+        if list(function.next_functions[1:]) == others and _leads(function.next_functions[:1], base[0])
+    }
+
+
+_MOST_VIEWS = 64  # one of the other
+
+
+def _leads(edges: Sequence[tuple[Node | None, int]], to: Node | None) -> bool:
+    """Whether the first edges lead to a node."""
+    for _ in range(_MOST_VIEWS):
+        if not edges or edges[0][0] is to:
+            break
+        edges = () if edges[0][0] is None else edges[0][0].next_functions
+    return bool(edges) and edges[0][0] is to
 
 
 def is_packed(node: Node) -> bool:
@@ -1909,11 +1951,6 @@ keep_compiler_out(InFloat64.__torch_dispatch__)
 def in_float64(tensor: Tensor) -> Tensor:
     """A copy without a graph; of whole numbers and truth values as they are."""
     return tensor.detach().to(_DOUBLE.get(tensor.dtype, tensor.dtype), copy=True)
-
-
-def is_fake(tensor: Tensor | None) -> bool:
-    """Whether it has a shape and no bytes: what a dry run makes."""
-    return isinstance(tensor, FakeTensor)
 
 
 def saved_facts(node: Node) -> tuple[Any, ...] | None:

@@ -426,6 +426,34 @@ def test_retained_gradients_are_filled_once():
     torch.testing.assert_close(grads[1], grads[0])
 
 
+class Noted(torch.autograd.Function):
+    called = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Noted.called += 1
+        return gradient * 2
+
+
+def test_to_ask_whether_gradients_are_retained_runs_nothing():
+    Noted.called = 0
+    x = torch.randn(3, requires_grad=True)
+    first, second = (y := Noted.apply(x)), y.exp()
+    third = Noted.apply(second)
+    last = third.sum()
+    nodes = [each.grad_fn for each in (last, first, third, second)]
+    assert not retains_any(nodes) and not Noted.called
+    first.retain_grad()
+    assert retains_any(nodes) and not Noted.called
+    assert first.grad is None and x.grad is None
+    last.backward()
+    assert Noted.called == 2
+
+
 def test_between_a_tree_and_its_sum_a_retained_gradient_is_seen():
     weight = torch.randn(3, 3, requires_grad=True)
     turned = [weight.t() for _ in range(5)]
