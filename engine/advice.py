@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 from time import perf_counter_ns
@@ -13,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from ..inspector.capture import capture
 from ..inspector.graph import Graph
-from ..inspector.torch_internals import keep_compiler_out, version_of, watching_modules
+from ..inspector.torch_internals import keep_compiler_out
 from ..inspector.walk import graph
+from .as_found import AsFound
 from .backward import backward
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change
 from .ensemble_change import Change, changes
@@ -27,7 +24,7 @@ from .findings import findings_rich, findings_text
 from .groups import GroupRules, Groups, groups
 from .hints import Hint
 from .machine import Machine, this_machine
-from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before
+from .make_loss import MakeLoss, loss_of
 from .measured_device import device_of
 from .not_counted import not_counted
 from .peak import peak_report
@@ -194,8 +191,8 @@ def advise(
       gradients; and measured beside them. It may gain nothing: large products fill the machine one by one (#59905).
 
     Runs the program some ten times, and each change for about a second. Afterwards .grad, buffers, hooks and the state
-    of random numbers (torch's, Python's, NumPy's) are what they were; what else the program changes, such as parameters
-    where a hook takes the optimizer's step, it changes at each run.
+    of random numbers (torch's, Python's, NumPy's) are what they were, as are all tensors that the program writes, such
+    as parameters where a hook takes the optimizer's step (see `AsFound`).
 
     Args:
         make_loss: runs the forward and returns the loss, one element; it has to do the same each time.
@@ -219,36 +216,44 @@ def advise(
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be at least 1, not {rounds}")
     tell = progress or (lambda said: None)
-    with sharding_as_before(), _all_put_back(model):
-        return _advise(make_loss, model, rounds, tell)
+    with AsFound() as world:
+        return _advise(world, make_loss, model, rounds, tell)
 
 
 keep_compiler_out(advise)
 
 
-def _advise(make_loss: MakeLoss, model: nn.Module | None, rounds: int | None, tell: Callable[[str], object]) -> Advice:
+def _advise(
+    world: AsFound,
+    make_loss: MakeLoss,
+    model: nn.Module | None,
+    rounds: int | None,
+    tell: Callable[[str], object],
+) -> Advice:
     tell("the program")
+    world.watch(make_loss)
     log = CallLog()
-    with _same_randomness(), capture(model), log.watched():
+    with world.run(), capture(model), log.watched():
         loss = loss_of(make_loss())
     drawn = graph(loss, model)
     leaves = list(drawn.leaves.values())
     together = groups(drawn, GroupRules(min_fusion_size=2))
 
     def run_backward(of: Tensor) -> None:
-        with own_gradients(leaves), same_random_numbers():
+        with world.run(leaves):
             backward(of)
 
-    with _same_randomness():
+    with world.run(leaves):
         found, refused = find_ensembles(make_loss, log, drawn, model, run_backward)
-    with own_gradients(leaves), same_random_numbers():
-        counted_zeros = backward(loss, trace="cheap").trace
+    with world.run(leaves):
+        counted_zeros = backward(loss_of(make_loss()), trace="cheap").trace
     device = device_of(drawn)
     drawn = replace(drawn, nodes=())
     del loss, log, leaves[:]
     tell("its memory")
-    leaves += _leaves_of(make_loss)
-    with own_gradients(leaves), _same_randomness():
+    with world.run():
+        leaves += graph(loss_of(make_loss())).leaves.values()
+    with world.run(leaves):
         for leaf in leaves:
             leaf.grad = None  # as the members are measured, and as zero_grad() leaves it
         run = profile(make_loss)
@@ -262,7 +267,7 @@ def _advise(make_loss: MakeLoss, model: nn.Module | None, rounds: int | None, te
     ]
     del run, report
     tell("its time")
-    forward, back = _times(make_loss, leaves, device)
+    forward, back = _times(world, make_loss, leaves, device)
     step = forward.middle + back.middle
     tried = []
     for ensemble in found:
@@ -358,16 +363,13 @@ def _speedup(item: Item) -> float:
     return item.trial.speedup if item.trial is not None and item.trial.after is not None else 0.0
 
 
-def _leaves_of(make_loss: MakeLoss) -> list[Tensor]:
-    with _same_randomness():
-        return list(graph(loss_of(make_loss())).leaves.values())
-
-
-def _times(make_loss: MakeLoss, leaves: Sequence[Tensor], device: torch.device) -> tuple[Spread, Spread]:
+def _times(
+    world: AsFound, make_loss: MakeLoss, leaves: Sequence[Tensor], device: torch.device
+) -> tuple[Spread, Spread]:
     """Nanoseconds of forwards and of backwards."""
     times: list[tuple[int, int]] = []
     for _ in range(_STEPS):
-        with own_gradients(leaves), _same_randomness():
+        with world.run(leaves):
             _wait(device)
             started = perf_counter_ns()
             loss = make_loss()
@@ -384,58 +386,6 @@ def _times(make_loss: MakeLoss, leaves: Sequence[Tensor], device: torch.device) 
 def _wait(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-
-
-@contextmanager
-def _same_randomness() -> Iterator[None]:
-    """The state of random numbers, torch's, Python's and NumPy's, is afterwards what it was before."""
-    numpy = sys.modules.get("numpy")
-    before, numpys = random.getstate(), None if numpy is None else numpy.random.get_state()
-    try:
-        with same_random_numbers():
-            yield
-    finally:
-        random.setstate(before)
-        if numpy is not None and numpys is not None:
-            numpy.random.set_state(numpys)
-
-
-@contextmanager
-def _all_put_back(model: nn.Module | None) -> Iterator[None]:
-    """Buffers of the model, and of each module that is called and those in it, are afterwards what they were before."""
-    saved: dict[nn.Module, list[tuple[str, Tensor | None, Tensor | None, int]]] = {}
-
-    def save(module: nn.Module, arguments: object = None) -> None:
-        if is_dynamo_compiling() or module in saved:
-            return
-        for each in module.modules():
-            if each not in saved:
-                saved[each] = [
-                    (name, buffer, None, 0)
-                    if buffer is None
-                    else (name, buffer, buffer.detach().clone(), version_of(buffer))
-                    for name, buffer in each._buffers.items()
-                ]
-
-    if model is not None:
-        save(model)
-    try:
-        with watching_modules(save), _same_randomness():
-            yield
-    finally:
-        with torch.no_grad():
-            for module, buffers in saved.items():
-                if not isinstance(module, torch.jit.ScriptModule):  # which has no dict of its own, and binds no other
-                    module._buffers.clear()
-                    module._buffers.update((name, each) for name, each, _, _ in buffers)
-                for _, each, copy, version in buffers:
-                    if each is not None and copy is not None and (version_of(each) != version or _apart(each, copy)):
-                        each.copy_(copy)
-
-
-def _apart(buffer: Tensor, copy: Tensor) -> bool:
-    """Whether it was written: batch_norm writes its running statistics without counting that as a version."""
-    return buffer.layout is torch.strided and not buffer.is_meta and not torch.equal(buffer, copy)
 
 
 def _cells(item: Item, peak_bytes: int) -> list[str]:

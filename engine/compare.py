@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
@@ -18,8 +18,9 @@ from ..inspector.capture import capture
 from ..inspector.graph import Edge, Graph, Task
 from ..inspector.walk import graph
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from .as_found import AsFound
 from .backward import backward
-from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before
+from .make_loss import MakeLoss, loss_of
 from .mirror import mirror
 from .mirror_plan import MirrorPlan
 from .not_counted import NotCounted, not_counted
@@ -372,11 +373,10 @@ def compare(
 ) -> Comparison:
     """Runs forward and backward under each policy: once to record the memory, which is predicted too, then for time.
 
-    The .grad of all leaves are afterwards what they were before, and so is the state of torch's random numbers, which
-    is the same at the start of each run. What else `make_loss` and its backward change, they change at each run: the
-    running statistics of a BatchNorm, say, or the parameters, where a hook takes the optimizer's step inside of the
-    backward. There are `1 + policies × (1 + repetitions)` runs: one for the prediction, which also pays for what torch
-    sets up once, and for each policy one with memory recorded and `repetitions` without.
+    Each run finds what the first one found, and all is afterwards as it was before: each .grad, random numbers, and
+    the tensors that `make_loss` and its backward write, such as the running statistics of a BatchNorm (see `AsFound`
+    for what can't be put back). There are `2 + policies × (1 + repetitions)` runs: one that shows what is written, one
+    for the prediction, and for each policy one with memory recorded and `repetitions` without.
 
     Args:
         make_loss: runs the forward and returns the loss, one element; it has to build the same graph each time.
@@ -398,7 +398,6 @@ def compare(
         NotImplementedError: this memory can't be recorded; or other rules are compared on a graph which the direct
             engine refuses, or with a queue per device.
     """
-    tell = progress or (lambda said: None)
     if not callable(make_loss):
         raise TypeError(
             "make_loss must be a function that runs the forward and returns the loss, not a "
@@ -412,18 +411,18 @@ def compare(
     named = chosen_policies(policies)
     rules = _chosen_rules(accumulate, release)
     plans = _chosen_plans(mirroring)
-    stepped = rules != [PYTORCHS]
-    if stepped and queues != "one":
+    if rules != [PYTORCHS] and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
-    with sharding_as_before():
-        return _compared(make_loss, named, rules, plans, repetitions, queues, tell)
+    with AsFound() as world:
+        return _compared(world, make_loss, named, rules, plans, repetitions, queues, progress or (lambda said: None))
 
 
 def _compared(
+    world: AsFound,
     make_loss: MakeLoss,
-    named: Mapping[str, Policy | Choice],
-    rules: Sequence[Accumulation],
-    plans: Mapping[str, MirrorPlan | None],
+    named: dict[str, Policy | Choice],
+    rules: list[Accumulation],
+    plans: dict[str, MirrorPlan | None],
     repetitions: int,
     queues: Queues,
     tell: Callable[[str], object],
@@ -436,41 +435,42 @@ def _compared(
 
     stepped = rules != [PYTORCHS]
     tell("warming up")
-    with same_random_numbers(), capture():
-        loss = loss_of(make_loss())
-    drawn = graph(loss)
-    leaves = list(drawn.leaves.values())
-    signature = _signature(drawn)
-    footprints = dry_run(drawn)
-    problem = Problem(drawn, footprints)
-    planned = {name: bound(policy, problem) for name, policy in named.items()}  # once for all runs
-    chosen = {
-        rule.of(name) + suffix: _Chosen(
-            policy, rule, plan, make_loss if plan is None else partial(_run, make_loss, plan)
-        )
-        for name, policy in planned.items()
-        for rule in rules
-        for suffix, plan in plans.items()
-    }
-    dry = {
-        name: simulate(drawn, policy, footprints, accumulate=rule.accumulate, release=rule.release)
-        for name, (policy, rule, plan, _) in chosen.items()
-        if not is_dynamic(policy) and plan is None
-    }
-    predicted = {name: (timeline.peak_bytes, timeline.estimates) for name, timeline in dry.items()}
-    with own_gradients(leaves), same_random_numbers():
+    world.watch(make_loss)
+    with world.run():
+        with capture():
+            loss = loss_of(make_loss())
+        drawn = graph(loss)
+        leaves = list(drawn.leaves.values())
+        signature = _signature(drawn)
+        footprints = dry_run(drawn)
+        problem = Problem(drawn, footprints)
+        planned = {name: bound(policy, problem) for name, policy in named.items()}  # once for all runs
+        chosen = {
+            rule.of(name) + suffix: _Chosen(
+                policy, rule, plan, make_loss if plan is None else partial(_run, make_loss, plan)
+            )
+            for name, policy in planned.items()
+            for rule in rules
+            for suffix, plan in plans.items()
+        }
+        dry = {
+            name: simulate(drawn, policy, footprints, accumulate=rule.accumulate, release=rule.release)
+            for name, (policy, rule, plan, _) in chosen.items()
+            if not is_dynamic(policy) and plan is None
+        }
+        predicted = {name: (timeline.peak_bytes, timeline.estimates) for name, timeline in dry.items()}
         backward(loss)
     del loss, drawn, footprints, problem, dry
     for plan in plans.values():
         if plan is not None:
-            with same_random_numbers():
+            with world.run(leaves):
                 _run(make_loss, plan)  # the first forward under a plan keeps all, to verify it
 
     runs: dict[str, _Measured] = {}
     for name, (policy, rule, plan, forward) in chosen.items():
         tell(f"{name}, its memory")
         engine: Engine = "direct" if stepped else "native"
-        with own_gradients(leaves), same_random_numbers():
+        with world.run(leaves):
             run = profile(forward, policy, engine=engine, accumulate=rule.accumulate, release=rule.release)
         _assert_same_graph(signature, run.graph, name)
         assert run.timeline is not None
@@ -484,7 +484,7 @@ def _compared(
             tell(f"{name}, round {number + 1:,} of {repetitions:,}")
             order = None if is_dynamic(policy) else runs[name].timeline.order
             check = partial(_assert_same_graph, signature, policy=name)
-            with own_gradients(leaves), same_random_numbers():
+            with world.run(leaves):
                 if stepped:
                     taken_ns = time_stepped(forward, policy, rule, check)
                 else:
@@ -628,7 +628,7 @@ def _assert_same_graph(expected: _Signature, drawn: Graph, policy: str) -> None:
         )
     raise ValueError(
         f"make_loss builds another graph each time, so its policies can't be compared: {how}. Fix what changes: the "
-        "data, its sizes, and Python's or NumPy's random numbers"
+        "data, its sizes, and random numbers of generators of its own"
     )
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
+from torch import Tensor
 
 from ..inspector.graph import Graph, Task
-from ..inspector.kinds import Kind
 from ..inspector.source import Source
-from ..inspector.torch_internals import keep_compiler_out, unobserved, watching_modules
+from ..inspector.torch_internals import keep_compiler_out, unobserved
 from ..inspector.walk import graph as graph_of
+from .as_found import AsFound
 from .direct import Stepper
 from .findings import findings_rich, findings_text
 from .forward_watch import ForwardFind, ForwardWatch
 from .has_to_end import is_sharded
-from .make_loss import MakeLoss, loss_of, nothing_reduced, own_gradients, same_random_numbers, sharding_as_before
+from .make_loss import MakeLoss, loss_of, nothing_reduced
 from .origin import dense_parts, first_bad, is_bad, number_text
 from .policies import Policy
 from .run import Engine
@@ -88,8 +86,8 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
     backward runs to the end with a watchpoint on NaN and infinite gradients, which walks back to the values that made
     them, and what first gave one that is in a leaf's gradient is named; if none is, what first gave one at all.
 
-    No .grad changes, no hook stays, and the state of torch's random numbers is put back; what else the forward changes
-    (the running statistics of a BatchNorm), it changes. Hooks of tensors and nodes run; those of leaves, which wait for
+    No .grad changes, no hook stays; random numbers, and the tensors that the program writes (the running statistics of
+    a BatchNorm), are put back: see `AsFound`. Hooks of tensors and nodes run; those of leaves, which wait for
     a .grad, do not, but inside of a reentrant checkpoint. DistributedDataParallel reduces nothing.
 
     Args:
@@ -111,7 +109,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
             f"make_loss must be a function that runs the forward and returns the loss, not a {type(make_loss).__name__}"
         )
     watch = ForwardWatch()
-    with same_random_numbers(), sharding_as_before(), nothing_reduced(), _modules_called() as called:
+    with AsFound() as world, world.watched(), nothing_reduced():
         try:
             with watch.forward():
                 loss = loss_of(make_loss())
@@ -124,12 +122,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
         graph = graph_of(loss) if loss.requires_grad else None
         if bad or graph is None:
             return _of_forward(watch, loss, value, bad, graph)
-        leaves: dict[int, Tensor] = {}
-        if any(task.kind is Kind.CHECKPOINT for task in graph.tasks):  # runs a backward of its own, which accumulates
-            leaves = {id(each): each for module in called for each in module.parameters(recurse=False)}
-            leaves.update((id(leaf), leaf) for leaf in graph.leaves.values())
-        with own_gradients(list(leaves.values())):
-            backward = _run_backward(watch, loss, engine)
+        backward = _run_backward(watch, loss, engine)
     return _of_backward(watch.finds, value, backward)
 
 
@@ -213,19 +206,6 @@ def _session(loss: Tensor, engine: Engine) -> Stepper | NativeSession:
 
 def _leaf_last(task: Task) -> tuple[int, int]:
     return (1, task.id) if task.is_leaf else (0, -task.sequence_nr)
-
-
-@contextmanager
-def _modules_called() -> Iterator[Collection[nn.Module]]:
-    """The modules whose forward is called meanwhile."""
-    called: dict[nn.Module, None] = {}
-
-    def note(module: nn.Module, args: object) -> None:
-        if not is_dynamo_compiling():
-            called[module] = None
-
-    with watching_modules(note):
-        yield called.keys()
 
 
 def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: bool, graph: Graph | None) -> NanReport:

@@ -22,8 +22,9 @@ from ..inspector.torch_internals import (
     sharded_parameters,
 )
 from ..inspector.walk import graph
+from .as_found import AsFound
 from .findings import findings_rich, findings_text
-from .make_loss import MakeLoss, loss_of, nothing_reduced, same_random_numbers, sharding_as_before
+from .make_loss import MakeLoss, loss_of, nothing_reduced
 from .storage_words import counted, joined, operation_title, ordinal
 from .zero_gradients import Arrived, Origin, arrived_at
 
@@ -207,11 +208,11 @@ class UnusedReport:
 def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
     """Finds the parameters that get no gradient from a loss, and for each the place where the path to it ends.
 
-    Follows all that depends on a parameter through one forward, also where gradients don't: past a detach, an argmax,
+    Follows all that depends on a parameter through a forward, also where gradients don't: past a detach, an argmax,
     no_grad. Then it runs a backward of that loss, and looks at what comes to the parameters that are in its graph.
 
-    No .grad changes, and the state of torch's random numbers is put back; what else the forward changes (the running
-    statistics of a BatchNorm), it changes. In the backward hooks of tensors run, those that wait for .grad do not; with
+    No .grad changes; random numbers, and the tensors that the program writes (the running statistics of a BatchNorm),
+    are put back: see `AsFound`. In the backward hooks of tensors run, those that wait for .grad do not; with
     a reentrant checkpoint in the graph they do. DistributedDataParallel reduces nothing, and its next forward does not
     miss this backward; each rank can do this by itself.
 
@@ -236,13 +237,16 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
     names: dict[Tensor, list[str]] = {}
     for name, each in model.named_parameters(remove_duplicate=False):
         names.setdefault(gathered.get(id(each), each), []).append(name)
-    with same_random_numbers(), sharding_as_before():
-        with nothing_reduced(), follow(model, names) as flow:
-            loss = loss_of(make_loss())
-            ends = [step for step, _ in flow.steps_of(Taken.now(loss))]
-        drawn = graph(loss, {of[0]: each for each, of in names.items()}) if loss.requires_grad else None
-        wanted = [parameter for parameter in flow.parameters if parameter.requires_grad]
-        arrived = [Arrived(None)] * len(wanted) if drawn is None else arrived_at(loss, drawn, wanted)
+    with AsFound() as world, nothing_reduced():
+        world.watch(make_loss, backward=False)
+        with world.run():
+            with follow(model, names) as flow:
+                loss = loss_of(make_loss())
+                ends = [step for step, _ in flow.steps_of(Taken.now(loss))]
+            drawn = graph(loss, {of[0]: each for each, of in names.items()}) if loss.requires_grad else None
+            wanted = [parameter for parameter in flow.parameters if parameter.requires_grad]
+            with world.watched():
+                arrived = [Arrived(None)] * len(wanted) if drawn is None else arrived_at(loss, drawn, wanted)
     inside = set() if drawn is None else set(map(id, drawn.leaves.values()))
     without = {id(each): come for each, come in zip(wanted, arrived, strict=True) if not come.state}
     paths = _Paths(flow, ends, [id(each) in without and id(each) not in inside for each in flow.parameters])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -58,10 +60,17 @@ def own_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """The state of torch's random numbers is afterwards what it was before."""
+    """The state of random numbers, torch's, Python's and NumPy's, is afterwards what it was before."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices):
-        yield
+    numpy = sys.modules.get("numpy")
+    before, numpys = random.getstate(), None if numpy is None else numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(before)
+        if numpy is not None and numpys is not None:
+            numpy.random.set_state(numpys)
 
 
 @contextmanager

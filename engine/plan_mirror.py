@@ -17,9 +17,10 @@ from ..inspector.capture import capture
 from ..inspector.forward_recorder import ForwardRecorder
 from ..inspector.torch_internals import keep_compiler_out
 from ..inspector.walk import graph
+from .as_found import AsFound
 from .footprint import Footprints
 from .graph_order import GraphOrder, graph_digest
-from .make_loss import MakeLoss, loss_of, nothing_reduced, nothing_sharded, own_gradients, same_random_numbers
+from .make_loss import MakeLoss, loss_of, nothing_reduced, nothing_sharded, same_random_numbers
 from .mirror import mirror
 from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror_plan import MirrorPlan, MirrorPrediction
@@ -67,8 +68,8 @@ def plan_mirror(
     The forward is recorded and timed operation by operation, its backward measured once, and each choice judged by the
     peak of the whole backward that it would have, newly kept inputs and replays included. Matrix products and
     convolutions are made again only where the rest does not reach what is asked for, or leaves a higher peak. What does
-    not come out the same to the bit when it is made again is not dropped. What `make_loss` changes is put back:
-    gradients, what the forward writes, random numbers.
+    not come out the same to the bit when it is made again is not dropped. What `make_loss` and its backward change
+    is put back: gradients, the tensors that they write, random numbers (see `AsFound`).
 
     The prediction is for a backward as it is after `zero_grad()`, which sets each .grad to None, in the mode (train or
     eval) and with the sizes that `make_loss` has. Where gradients are there already, what is added to them is freed at
@@ -104,8 +105,9 @@ def plan_mirror(
     chosen = None if policy == "auto" else find_policy(policy)
     if chosen is not None and is_dynamic(chosen):
         raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")
-    with nothing_reduced(), nothing_sharded("th.plan_mirror"):
-        runs = _Runs(make_loss, repetitions)
+    with nothing_reduced(), nothing_sharded("th.plan_mirror"), AsFound() as world:
+        world.watch(make_loss)
+        runs = _Runs(make_loss, repetitions, world)
         try:
             return _planned(runs, asked, solver, float(seconds), chosen, progress)
         finally:
@@ -169,9 +171,10 @@ class _Runs:
         banned: what did not come out the same, and why, as a sentence; None: nothing.
     """
 
-    def __init__(self, make_loss: MakeLoss, repetitions: int) -> None:
+    def __init__(self, make_loss: MakeLoss, repetitions: int, world: AsFound) -> None:
         self._make_loss = make_loss
         self._repetitions = repetitions
+        self._world = world
         self.program = record_forward(make_loss, repetitions)
         names = capture()
         self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
@@ -213,7 +216,7 @@ class _Runs:
 
     @contextmanager
     def _fresh(self) -> Iterator[None]:
-        with own_gradients(self._leaves), same_random_numbers():
+        with self._world.run(self._leaves):
             yield
         self.put_back()
 

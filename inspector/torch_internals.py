@@ -106,6 +106,22 @@ def storage_of(tensor: Tensor) -> Storage | None:
         return None
 
 
+def set_version(tensor: Tensor, version: int) -> None:
+    """Counts the tensor's modifications from here on; for bytes that were put back. Not of an inference tensor."""
+    if not tensor.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold its bytes: itself, or those of which a subclass is made (DTensor); a fake one has none."""
+    if not computes_itself(tensor):
+        yield tensor
+    elif hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            if isinstance(part := getattr(tensor, name), Tensor):  # a DTensor's mesh is among them
+                yield from parts_of(part)
+
+
 def bytes_below(tensor: Tensor) -> torch.UntypedStorage | None:
     """The tensor's storage itself; None for those that have none of their own."""
     try:
@@ -2021,6 +2037,7 @@ class SeenOperations(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
+    sees_backward = False  # whether those of a backward are shown, too
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -2035,7 +2052,7 @@ class SeenOperations(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         unseen = operator is _DETACH or operator is _ALIAS or operator is _LIFT  # to hash an operator takes longer
-        if unseen or in_backward():
+        if unseen or (not self.sees_backward and in_backward()):
             return operator(*args, **(kwargs or {}))
         if not isinstance(operator, OpOverload) or operator.namespace == "profiler":
             return operator(*args, **(kwargs or {}))

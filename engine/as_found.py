@@ -1,0 +1,235 @@
+"""What runs of a user's program change, put back as it was found: .grad, buffers, parameters, random numbers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from typing import Any, Self
+from weakref import WeakSet, ref
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from ..inspector.marks import tensors_of
+from ..inspector.operators import may_write, written_by
+from ..inspector.torch_internals import (
+    FollowedStorage,
+    Operator,
+    SeenOperations,
+    bytes_below,
+    detached,
+    keep_compiler_out,
+    parts_of,
+    set_version,
+    torch_backward,
+    uncompiled,
+    unobserved,
+    version_of,
+    watching_modules,
+    without_torch_function,
+)
+from .hook_watch import subclasses
+from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before
+
+
+class AsFound:
+    """While it is open, forwards and backwards may run in `watched` and `run`; each finds what the first one found.
+
+    Put back are: .grad of all leaves there are, and of tensors that retain it, the same objects with the same bits,
+    also of those that are reached only by a backward inside the backward (reentrant checkpoints, custom Functions);
+    the bits of all tensors that were there before and are written, buffers and parameters among them; which tensors are
+    a module's buffers; what FSDP2 has gathered and summed; and the generators of random numbers, torch's,
+    Python's, NumPy's, and those that operations were given.
+
+    A run that is watched shows what is written; that is copied before it is. Others, after it, are not watched.
+
+    Known limitations: what is written past torch's operations (through `Tensor.numpy()`, in an extension), and what is
+    neither tensor nor generator (counters in Python, files), stays as the program left it.
+    """
+
+    def __init__(self) -> None:
+        self._grads: list[tuple[ref[Tensor], Tensor | None]] = []
+        self._known: dict[int, ref[Tensor]] = {}  # by id()
+        self._modules: WeakSet[nn.Module] = WeakSet()
+        self._buffers: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
+        self._data: list[tuple[Tensor, Tensor]] = []  # buffers, and where their bytes were
+        self._written = _Written(self._note_leaf)
+        self._opened = ExitStack()
+        self._depth = 0
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(sharding_as_before())
+            stack.callback(self._restore)
+            stack.enter_context(same_random_numbers())
+            self._note_leaves()
+            stack.enter_context(watching_modules(self._note_module))
+            self._opened = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """A run, or a part of it, whose operations are watched. What is compiled runs as it was written."""
+        with self._part(), uncompiled(), self._written:
+            yield
+
+    def watch(self, make_loss: MakeLoss, backward: bool = True) -> None:
+        """Runs forward and backward once, watched."""
+        with self.watched():
+            loss = loss_of(make_loss())
+            if backward and loss.requires_grad:
+                torch_backward(loss)
+
+    @contextmanager
+    def run(self, leaves: Sequence[Tensor] = ()) -> Iterator[None]:
+        """Another run. It adds to copies of what is in .grad.
+
+        Args:
+            leaves: of its graph, should it not be that of the first one.
+        """
+        found = [each for reference in self._written.leaves if (each := reference()) is not None]
+        known = set(map(id, found))
+        with self._part(), own_gradients([*found, *(leaf for leaf in leaves if id(leaf) not in known)]):
+            yield
+
+    @contextmanager
+    def _part(self) -> Iterator[None]:
+        """All is put back after the outermost: in between a backward needs what its forward has written."""
+        self._depth += 1
+        try:
+            with same_random_numbers():
+                yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._restore()
+
+    def _note_leaves(self) -> None:
+        kinds = subclasses(Tensor)
+        with without_torch_function():
+            for each in gc.get_objects():
+                if type(each) in kinds:
+                    self._note_leaf(each)
+
+    def _note_leaf(self, tensor: Tensor) -> None:
+        """Notes its .grad, if it may get one."""
+        if tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad) and _is_new(tensor, self._known):
+            self._grads.append((self._known[id(tensor)], tensor.grad))
+
+    def _note_module(self, module: nn.Module, arguments: object = None) -> None:
+        if is_dynamo_compiling() or module in self._modules:
+            return
+        for each in module.modules():
+            if each in self._modules:
+                continue
+            self._modules.add(each)
+            buffers = dict(each._buffers)
+            self._buffers.append((each, buffers))
+            self._data += [(buffer, buffer.detach()) for buffer in buffers.values() if buffer is not None]
+
+    def _restore(self) -> None:
+        with unobserved():
+            for reference, grad in self._grads:
+                tensor = reference()
+                if tensor is not None and tensor.grad is not grad:
+                    tensor.grad = grad
+            for module, buffers in self._buffers:
+                if not isinstance(module, torch.jit.ScriptModule) and module._buffers != buffers:  # it binds no other
+                    module._buffers.clear()
+                    module._buffers.update(buffers)
+            for buffer, data in self._data:
+                if bytes_below(buffer) is not None and buffer.data_ptr() != data.data_ptr():
+                    buffer.data = data
+            self._written.restore()
+
+
+class _Written(SeenOperations):  # type: ignore[no-untyped-call]
+    """Copies what was there before and is written, before it is; and sees which leaves operations take.
+
+    Attributes:
+        leaves: these.
+    """
+
+    sees_backward = True
+
+    def __init__(self, note_leaf: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self.leaves: list[ref[Tensor]] = []
+        self._note_leaf = note_leaf
+        self._seen: dict[int, ref[Tensor]] = {}  # by id() the leaves
+        self._made: dict[int, FollowedStorage] = {}  # by address what operations of the run made
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # by address, and a copy
+        self._versions: list[tuple[Tensor, int]] = []  # of what is written
+        self._generators: dict[torch.Generator, Tensor] = {}
+
+    def restore(self) -> None:
+        """Writes back what was found."""
+        for storage, copy in self._before.values():
+            if storage.nbytes() == copy.nbytes():  # else FSDP has let go of it
+                storage.copy_(copy)
+        for tensor, version in self._versions:
+            set_version(tensor, version)
+        for generator, state in self._generators.items():
+            generator.set_state(state)
+
+    def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given: set[int] = set()
+        for tensor in tensors_of((args, kwargs)):
+            if tensor.requires_grad and tensor.is_leaf and _is_new(tensor, self._seen):
+                self._take_leaf(tensor)
+            given.update(storage._cdata for storage in map(bytes_below, parts_of(tensor)) if storage is not None)
+        if may_write(operator):
+            self._note_written(written_by(operator, args, kwargs))
+        elif operator.namespace == "c10d":  # whose schemas don't say it
+            self._note_written(tensors_of(args))
+        for each in (*args, *kwargs.values()):
+            if isinstance(each, torch.Generator) and each not in self._generators:
+                self._generators[each] = each.get_state()
+        result = operator(*args, **kwargs)
+        for tensor in tensors_of(result):
+            self._note_made(tensor, given)
+        return result
+
+    def _take_leaf(self, leaf: Tensor) -> None:
+        self._note_leaf(leaf)
+        self.leaves.append(self._seen[id(leaf)])
+        if leaf.grad is not None:  # is not written into: another graph may have saved it
+            with unobserved():
+                leaf.grad = leaf.grad.clone()
+                self._note_made(leaf.grad, ())
+
+    def _note_made(self, tensor: Tensor, given: Collection[int]) -> None:
+        for part in parts_of(tensor):
+            storage = bytes_below(part)
+            if storage is not None and storage._cdata not in given:
+                self._made[storage._cdata] = FollowedStorage(part)
+
+    def _note_written(self, tensors: Iterable[Tensor]) -> None:
+        for part in chain.from_iterable(map(parts_of, tensors)):
+            storage = bytes_below(part)
+            if storage is None or part.is_meta or storage._cdata in self._before:
+                continue
+            made = self._made.get(storage._cdata)
+            if made is not None and made.alive:
+                continue
+            self._versions.append((detached(part), version_of(part)))
+            with unobserved():
+                self._before[storage._cdata] = storage, storage.clone()  # type: ignore[no-untyped-call]
+
+
+def _is_new(tensor: Tensor, known: dict[int, ref[Tensor]]) -> bool:
+    """Whether a tensor is not among these; it is then."""
+    number = id(tensor)
+    if number in known and known[number]() is tensor:
+        return False
+    known[number] = ref(tensor)
+    return True
+
+
+keep_compiler_out(AsFound._note_module)

@@ -1,0 +1,1 @@
+"""What verbs leave behind in the world of their user: nothing."""
