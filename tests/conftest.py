@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,15 @@ import hypothesis
 import pytest
 import torch
 
+from .leftovers import HOOKS, Leftovers
+
 if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from .distribution import WholeFiles
+
+BEFORE = pytest.StashKey[Leftovers]()
+FAILED = pytest.StashKey[bool]()
 
 WIDGETS = Path(__file__).parents[1] / "widgets"
 
@@ -48,6 +54,33 @@ def nothing_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that freezes objects itself."""
     monkeypatch.setattr(gc, "get_freeze_count", frozen_count)
     gc.unfreeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    item.stash[BEFORE] = Leftovers()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test that passed fails here, once its fixtures are gone, if it leaves something behind."""
+    result = yield
+    if item.get_closest_marker("e2e"):  # what it drives lives on from test to test
+        return result
+    allowed = {HOOKS} if item.get_closest_marker("leaves_hooks") else set()
+    left = [each for each in item.stash[BEFORE].sentences() if each not in allowed]
+    if left and not item.stash.get(FAILED, False):
+        pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed:  # its traceback keeps what it had
+        item.stash[FAILED] = True
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from tapehead.engine.hook_watch import HookWatch
 from tapehead.inspector.torch_internals import hooks_registered, pins_open
 
-_GRACE_S = 5.0  # for threads that are about to end
+HOOKS = "hooks of tensors or nodes, which others find: hold handles, and remove them"
+_GRACE_S = 5.0
 
 
 class Leftovers:
@@ -29,18 +30,18 @@ class Leftovers:
         self._threads = set(threading.enumerate())
         self._hooks = hooks_registered()
 
-    def sentences(self) -> list[str]:
-        """What is otherwise now."""
+    def sentences(self, grace_s: float = _GRACE_S) -> list[str]:
+        """What is otherwise now. Threads that are about to end are given so many seconds."""
         found = [
             f"{name} was {self._modes[name]}, and is {now}" for name, now in _modes() if now != self._modes.get(name)
         ]
         for thread in set(threading.enumerate()) - self._threads:
             if thread.name.startswith("tapehead"):  # servers and kernels that several tests share have others
-                thread.join(_GRACE_S)
+                thread.join(grace_s)
                 if thread.is_alive():
                     found.append(f"the thread {thread.name!r} still runs")
         if hooks_registered() != self._hooks and _any_hooks():
-            found.append("hooks of tensors or nodes are left, which others find: hold handles, and remove them")
+            found.append(HOOKS)
             gc.freeze()  # out of the sight of the tests that follow
         return found
 

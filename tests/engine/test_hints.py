@@ -199,8 +199,9 @@ def test_gradients_of_leaves_and_modules_that_hooks_keep() -> None:
     hint = only(hints(lambda: model(x).exp().sum()), "held by a hook")
     assert hint.fact.endswith("retain_grad(): a full backward hook of module 0")
     handle.remove()
-    layer.weight.register_post_accumulate_grad_hook(copied)
+    handle = layer.weight.register_post_accumulate_grad_hook(copied)
     assert f"copied`, {written}" in only(hints(lambda: model(x).exp().sum()), "held by a hook").fact
+    handle.remove()
 
 
 def test_no_ready_model_is_told_of_what_it_does_not_do() -> None:
@@ -391,7 +392,8 @@ def test_what_an_optimizer_keeps_that_steps_in_a_hook_is_no_gradient() -> None:
         optimizer.step()
         parameter.grad = None
 
-    layer.weight.register_post_accumulate_grad_hook(step)
+    handle = layer.weight.register_post_accumulate_grad_hook(step)
     hint = only(hints(lambda: layer(x).square().sum()), "held by a hook")
     assert re.match(r"\d+ tensors made by AccumulateGrad", hint.fact)
     assert "An optimizer that steps in a hook keeps its state" in str(hint)
+    handle.remove()

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tapehead.engine.direct import Stepper
 
+pytestmark = pytest.mark.leaves_hooks  # those on several tensors, and on retained ones that stand in their own lists
+
 Calls = list[tuple[str, Any]]
 Program = Callable[[Tensor, Calls], Tensor]
 """Takes a leaf and where its hooks write down what they are called with."""

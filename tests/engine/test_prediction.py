@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tapehead as th
-from tapehead.engine.workloads import WORKLOADS
 
 from .memory_programs import Program
 from .programs import random_policy
-from .sizes import built
+from .sizes import RESNET152_SLOW, built
 
 
 def deltas_by_task(timeline: th.Timeline) -> list[list[int]]:
@@ -21,7 +20,7 @@ def deltas_by_task(timeline: th.Timeline) -> list[list[int]]:
     return [sorted(deltas[starts[place] : starts[place + 1]]) for place in range(len(timeline.order))]
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", RESNET152_SLOW)
 def test_every_event_of_every_order(name):
     model, make_loss = built(name)
     calibration = th.profile(make_loss)

@@ -830,7 +830,7 @@ def test_the_time_that_it_ran_leaves_stops_out_and_grows_while_it_runs() -> None
     x = torch.ones(2, requires_grad=True)
     seen: list[int] = []
     y = x.exp()
-    y.register_hook(lambda gradient: seen.append(session.result().elapsed_ns))
+    hook = y.register_hook(lambda gradient: seen.append(session.result().elapsed_ns))
     session = native(y.sin().sum(), policy="heap")
     assert session.result().elapsed_ns == 0
     session.step()
@@ -842,6 +842,7 @@ def test_the_time_that_it_ran_leaves_stops_out_and_grows_while_it_runs() -> None
     assert stopped < seen[0] < ended < stopped + time.perf_counter_ns() - began
     time.sleep(0.01)
     assert session.result().elapsed_ns == ended
+    hook.remove()  # it holds the session, which holds its node
 
 
 @pytest.mark.parametrize("seed", range(5))
