@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..inspector.graph import Graph, Task
 from ..inspector.source import Source
-from ..inspector.torch_internals import keep_compiler_out, unobserved
+from ..inspector.torch_internals import keep_compiler_out, uncompiled, unobserved
 from ..inspector.walk import graph as graph_of
 from .as_found import AsFound
 from .direct import Stepper
@@ -149,7 +149,7 @@ class _Backward:
 
 def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backward:
     """Runs all tasks but the leaves', and looks at what waits for those."""
-    with watch.flow, _session(loss, engine) as session:
+    with uncompiled(), watch.flow, _session(loss, engine) as session:  # as the forward ran that checkpoints repeat
         session.watch("nan", "inf", synchronize=True)
         whole = is_sharded(session.graph)  # its leaves' hooks end the step
         if not whole and any(task.is_leaf for task in session.graph.tasks):

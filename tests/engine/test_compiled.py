@@ -388,6 +388,18 @@ def test_a_nan_of_a_compiled_module_is_its_own() -> None:
     assert report.where == "forward" and report.module == "inner"
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_find_nan_repeats_a_checkpoint_as_its_forward_ran_and_leaves_it_compiled(use_reentrant: bool) -> None:
+    """The forward ran uncompiled, to be looked into: the compiled one saves other tensors."""
+    model, make_loss = in_checkpoint(use_reentrant)()
+    expected = step(model, make_loss)
+    before = graphs_compiled
+    assert th.find_nan(make_loss).where is None
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert_bitwise_equal(step(model, make_loss), expected)
+    assert graphs_compiled == before
+
+
 # Mirroring
 
 
