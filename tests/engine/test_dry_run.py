@@ -33,12 +33,7 @@ KINDS = {
     "gpt2": {"the workspace of attention", "the workspace of normalizations"},
     "lstm_lm": {"the workspace of recurrent layers"},
     "seq2seq": {"the workspace of recurrent layers"},
-    # An instance norm gives a view, and so a ReLU in place behind it is a CopySlices.
-    "cyclegan": {
-        "the workspace of convolutions",
-        "the workspace of normalizations",
-        "nodes that hide what they keep from the forward",
-    },
+    "cyclegan": {"the workspace of convolutions", "the workspace of normalizations"},
     "unet": {"the workspace of convolutions"},
     "recommender": {"the workspace of embedding bags", "formulas with a step in place where there are values"},
     "din": {"formulas with a step in place where there are values"},
