@@ -397,6 +397,7 @@ def compare(
             twice.
         NotImplementedError: this memory can't be recorded; or other rules are compared on a graph which the direct
             engine refuses, or with a queue per device.
+        PolicyError: in a process group, where the other ranks don't run a policy's order, too.
     """
     if not callable(make_loss):
         raise TypeError(
@@ -431,7 +432,7 @@ def _compared(
     from .problem import Problem
     from .profile import profile
     from .simulate import simulate
-    from .timing import time_backward, time_stepped, turns
+    from .timing import as_asked, time_backward, time_stepped, turns
 
     stepped = rules != [PYTORCHS]
     tell("warming up")
@@ -472,6 +473,7 @@ def _compared(
         engine: Engine = "direct" if stepped else "native"
         with world.run(leaves):
             run = profile(forward, policy, engine=engine, accumulate=rule.accumulate, release=rule.release)
+        run = as_asked(run, policy)
         _assert_same_graph(signature, run.graph, name)
         assert run.timeline is not None
         assert run.footprints is not None

@@ -65,11 +65,10 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     counts, too; it is found among what Python's garbage collector tracks. So does a root, if only its edge is at hand.
 
     Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they do (`th.profile`).
-    What custom C++ nodes keep is not known of, nor what a CopySlices keeps and no other node. What a
-    kernel allocates for itself while it runs, as convolutions do, can't be seen, but for the few cases of
-    `FakeKernels`: a measured run has it. So the first of `Footprints.limits` is always `WORKSPACE`; the others name
-    tasks of which still less is known. The first dry run of a process takes two seconds more, in which torch loads what
-    fake tensors need.
+    What custom C++ nodes keep is not known of, nor what a CopySlices keeps besides leaves. What a kernel allocates for
+    itself while it runs, as convolutions do, can't be seen, but for the few cases of `FakeKernels`: a measured run has
+    it. So the first of `Footprints.limits` is always `WORKSPACE`; the others name tasks of which still less is known.
+    The first dry run of a process takes two seconds more, in which torch loads what fake tensors need.
 
     Args:
         graph: the graph. The caller gives the gradients of roots that are no scalars.
@@ -139,10 +138,6 @@ PASSING = {
 _NOT_CALLED = "custom Functions, whose code is not called"
 
 
-_INSIDE = "self"
-"""As which the node inside a CopySlices keeps what it needs, as far as can be told."""
-
-
 class _Gradient(NamedTuple):
     """A gradient on its way, as far as it matters to memory."""
 
@@ -202,8 +197,7 @@ class _DryRun:
         self._more_limits: list[str] = []
         self._facts: list[object | None] = []
         self._sparse_grads: dict[int, Layout] = {}  # by the leaf's task
-        self._hidden: dict[int, list[int]] = {}  # by address the tasks which keep that storage and don't show it
-        self._found_out: set[int] = set()  # of which of these that is all they keep
+        self._found_out: set[int] = set()  # the tasks that hide what they keep, and keep nothing but leaves
 
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
         graph = self._graph
@@ -404,13 +398,9 @@ class _DryRun:
         )
 
     def _find_out(self, task_id: int) -> None:
-        """What the node inside a CopySlices keeps its formula needs: it was just given it, if anything."""
-        given = self._operations.given
-        for address in given:
-            self._hidden.setdefault(address, []).append(task_id)
+        """Whether the node inside a CopySlices keeps nothing that is freed: its formula was just given all it keeps."""
         leaves = map(storage_of, self._graph.leaves.values())
-        known = {*self._addresses.values(), *(storage.address for storage in leaves if storage is not None)}
-        if known.issuperset(given):
+        if {storage.address for storage in leaves if storage is not None}.issuperset(self._operations.given):
             self._found_out.add(task_id)
 
     def _passed_on(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> _Answer | None:
@@ -492,7 +482,7 @@ class _DryRun:
                     shown.add(root.task)
             yield StartStorage(
                 found[0].storage_bytes or 0,
-                (*((saved.task, saved.slot) for saved in found), *self._keepers_of(found[0].storage)),
+                tuple((saved.task, saved.slot) for saved in found),
                 held,
                 self._maker(min(makers) if makers else None, {saved.task for saved in found}),
             )
@@ -507,11 +497,6 @@ class _DryRun:
         for task, node in zip(graph.tasks, graph.nodes, strict=True):
             if self._packed[task.id] or (hides_saved(node) and task.id not in self._found_out):
                 self._limit("nodes that hide what they keep from the forward", task.id)
-
-    def _keepers_of(self, storage: int | None) -> list[tuple[int, str]]:
-        """The tasks that keep a saved storage and don't show it."""
-        address = None if storage is None else self._addresses[storage]
-        return [] if address is None else [(task_id, _INSIDE) for task_id in self._hidden.get(address, ())]
 
     def _maker(self, made_by: int | None, savers: set[int]) -> Maker:
         """What made a saved storage: the task whose node did, or the operation whose nodes alone save it."""

@@ -15,7 +15,9 @@ from .accumulation import Accumulation
 from .direct import Stepper
 from .make_loss import MakeLoss, loss_of
 from .native import Call, Plan, Queues, run_native
-from .policies import Choice, Policy
+from .policies import Choice, Policy, order_name, policy_name
+from .ready_queue import PolicyError
+from .run import Run
 
 T = TypeVar("T")
 
@@ -71,6 +73,9 @@ def time_backward(
         order: what it has planned for the same graph before, so that it does not plan again; None: it plans.
         check: called with the graph, which may refuse it.
         queues: as in `th.backward`.
+
+    Raises:
+        PolicyError: another order ran, see `as_asked`.
     """
     call = Call.of(loss_of(make_loss()), None, None, False, None)
     graph = call.graph()
@@ -82,7 +87,21 @@ def time_backward(
         plan = Plan(graph, policy, None, list(order), frozenset(map(str, graph.devices)))
     _wait_for(accelerators)
     awaited = _Awaited(call.tensors, call.grad_tensors, call.retain_graph, call.create_graph, call.inputs, accelerators)
-    return run_native(awaited, plan, queues=queues).elapsed_ns
+    return as_asked(run_native(awaited, plan, queues=queues), policy).elapsed_ns
+
+
+def as_asked(run: Run, policy: Policy | Choice) -> Run:
+    """The run, if it was in this policy's order: what it took is not another's.
+
+    Raises:
+        PolicyError: the ranks of a process group did not agree on that order, and ran PyTorch's own.
+    """
+    if run.policy != order_name(policy):
+        raise PolicyError(
+            f"policy {policy_name(policy)} can't be measured here: PyTorch's own order ran in its place, as {run.note}"
+            '. Measure the same policies on every rank at the same time, or "heap" alone, which needs no agreement'
+        )
+    return run
 
 
 def time_stepped(

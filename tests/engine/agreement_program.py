@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tapehead as th
+from tapehead.engine.policies import find_policy
+from tapehead.engine.timing import time_backward
 
 LIMIT_S = 6.0
 
@@ -92,6 +95,27 @@ def session() -> dict[str, Any]:
     return {"policy": found.policy, "refused": why, "gradients": gradients}
 
 
+def compared(policies: list[Any]) -> dict[str, Any]:
+    """What is measured of policies, or why nothing is."""
+    compare = partial(th.compare, lambda: loss_of()[1], policies, repetitions=1)
+    try:
+        return {"orders": {row.policy: row.timeline.order for row in compare().rows}}
+    except th.PolicyError as error:
+        return {"refused": str(error)}
+
+
+def profiled(policy: Any) -> dict[str, Any]:
+    found = th.profile(lambda: loss_of()[1], policy)
+    assert found.timeline is not None
+    return {"policy": found.policy, "note": found.note, "order": found.timeline.order}
+
+
+def timed(policy: Any) -> str:
+    """Why the time of a policy's backward is not known."""
+    chosen = find_policy(policy)
+    return refused(lambda: time_backward(lambda: loss_of()[1], chosen))
+
+
 def main() -> None:
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
@@ -107,6 +131,10 @@ def main() -> None:
         results["a user's"] = run(oldest)
         results["agreed once"] = [run("bfs", communicates=False) for _ in range(2)]
         results["other orders once"] = run(oldest if first else "random(1)", communicates=False)
+        results["compared"] = compared(["bfs", "heap"])
+        results["compared, other orders"] = compared(["heap", "bfs" if first else oldest])
+        results["timed, other orders"] = timed("bfs" if first else oldest)
+        results["profiled, other orders"] = profiled("bfs" if first else oldest)
         results["other kinds"] = run("bfs", longer=not first)
         results["nobody answers"] = run("bfs" if first else "heap")
         results["after that"] = run("bfs")

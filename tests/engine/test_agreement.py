@@ -83,6 +83,22 @@ def test_where_one_asks_for_another_order_all_run_pytorchs_and_say_so(ranks: lis
     assert ranks[0]["one keeps its own"]["note"] == "rank 1 runs PyTorch's own order"
 
 
+def test_what_is_measured_is_of_the_order_that_is_named(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["compared"]["orders"]["bfs"] == ranks[0]["agreed"][0]["order"]
+        assert rank["compared"]["orders"]["heap"] == rank["other orders"]["order"]
+        assert rank["profiled, other orders"]["order"] == rank["other orders"]["order"]
+    policies = [rank["profiled, other orders"]["policy"] for rank in ranks]
+    assert policies == ["bfs: heap", "oldest: heap"]
+
+
+def test_an_order_that_was_refused_is_not_measured(ranks: list[dict[str, Any]]) -> None:
+    for rank, policy in zip(ranks, ("bfs", "oldest"), strict=True):
+        for said in (rank["compared, other orders"]["refused"], rank["timed, other orders"]):
+            assert f"policy {policy} can't be measured here" in said
+            assert "have planned other orders" in said and "on every rank" in said
+
+
 def test_a_rank_that_is_at_another_graph_or_does_not_ask_is_not_waited_for_longer_than_the_limit(
     ranks: list[dict[str, Any]],
 ) -> None:

@@ -1,0 +1,109 @@
+"""The policy "auto": it saves memory where that is certain, and says why it keeps PyTorch's own order elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.engine import auto
+from tapehead.engine.schedule import schedule
+from tapehead.engine.workloads import workload
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known() -> None:
+    auto.forget()
+
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * x.exp()
+
+
+def branches(through: Callable[[nn.Module, Tensor], Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Towers of different widths over one input, each run through something; the leaves, and the loss."""
+    torch.manual_seed(0)
+    towers = [nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 16)) for width in (256, 16, 128)]
+    x = torch.randn(32, 16, requires_grad=True)
+    total = torch.stack([through(tower, x).square().sum() for tower in towers]).sum()
+    return [x, *(leaf for tower in towers for leaf in tower.parameters())], total
+
+
+def reentrant(module: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(module, x, use_reentrant=True)
+
+
+def non_reentrant(module: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(module, x, use_reentrant=False)
+
+
+def hooked(module: nn.Module, x: Tensor) -> Tensor:
+    made = module(x)
+    made.register_hook(lambda gradient: gradient.clone())
+    return made
+
+
+def of_the_users(module: nn.Module, x: Tensor) -> Tensor:
+    return Exp.apply(module(x))
+
+
+UNSURE = {
+    non_reentrant: "packed by saved_tensors_hooks (a checkpoint",
+    reentrant: "reentrant checkpoints",
+    hooked: "hooks",
+    of_the_users: "custom Functions, whose code is not called",
+}
+
+
+@pytest.mark.parametrize("through", UNSURE)
+def test_where_memory_is_not_known_pytorchs_order_is_kept_and_the_run_says_why(through: Any) -> None:
+    (expected, plain), (found, loss) = (branches(through) for _ in range(2))
+    plain.backward()
+    run = th.backward(loss, policy="auto")
+    assert run.policy == "auto: heap"
+    assert run.note.startswith("what decides is an estimate: ") and UNSURE[through] in run.note
+    assert run.note in repr(run)
+    assert list(run.order) == schedule(run.graph, "heap")
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("through", [non_reentrant, reentrant])
+def test_a_checkpointed_backward_has_the_measured_peak_of_pytorchs(through: Any) -> None:
+    own, found = (th.profile(lambda: branches(through)[1], policy) for policy in ("heap", "auto"))
+    assert found.peak_bytes == own.peak_bytes and found.policy == "auto: heap"
+
+
+@pytest.mark.parametrize(("name", "share"), [("din", 0.9), ("mixture_of_experts", 0.95)])
+def test_where_it_is_certain_the_measured_peak_is_lower(name: str, share: float) -> None:
+    _, make_loss = workload(name).build()
+    with mock.patch.object(auto, "no_hooks", return_value=True):  # whatever other tests have left in the process
+        found = th.compare(make_loss, ["heap", "auto"], repetitions=1)
+    assert found["auto"].peak_bytes <= share * found["heap"].peak_bytes
+
+
+def test_a_saved_run_says_whose_order_it_took_and_why(tmp_path: Path) -> None:
+    kept = th.backward(branches(non_reentrant)[1], policy="auto")
+    with mock.patch.object(auto, "_unsure", return_value=""):
+        _, make_loss = workload("mixture_of_experts").build()
+        left = th.backward(make_loss(), policy="auto")
+    assert left.policy not in ("auto", "auto: heap") and not left.note
+    for run in (kept, left):
+        loaded = th.load(run.save(tmp_path / "run.json"))
+        assert (loaded.policy, loaded.note) == (run.policy, run.note)
+        assert repr(loaded) == repr(run)
