@@ -18,6 +18,7 @@ import tapehead as th
 from tapehead.engine.exact import optimal
 from tapehead.engine.local_search import search
 from tapehead.engine.lower_bound import lower_bound
+from tapehead.engine.policies import policy_name
 from tapehead.engine.problem import Problem
 from tapehead.engine.schedule import schedule
 
@@ -96,7 +97,7 @@ def late(graph: th.Graph, order: Sequence[int]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("policy", POLICIES, ids=policy_name)
 def test_each_policy_runs_what_a_group_waits_for_before_it_is_reduced(policy: Any) -> None:
     groups, loss = model()
     loss.backward()
