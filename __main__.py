@@ -282,6 +282,7 @@ def _program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
     from .engine.compare import compare
+    from .engine.ready_queue import PolicyError
     from .script import UserError
     from .widgets.user_traceback import users_traceback
 
@@ -299,7 +300,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
             print(users_traceback(error.error), end="", file=sys.stderr)
             print(f"tapehead: {target} raised {type(error.error).__name__}", file=sys.stderr)
             return 1
-        except (ValueError, OSError, NotImplementedError) as error:
+        except (ValueError, OSError, NotImplementedError, PolicyError) as error:
             return _refuse(error)
     console.print(comparison.table)
     for sentence in comparison.sentences:

@@ -506,7 +506,9 @@ def _refuse_surroundings() -> None:
     if compiled_autograd_is_on():
         raise cannot("run under compiled autograd")
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise cannot("run the C++ hooks of torch.distributed (DistributedDataParallel's all-reduce)")
+        raise cannot(
+            "run the C++ hooks that DistributedDataParallel may have in any graph, as torch.distributed is initialised"
+        )
 
 
 def cannot(what: str) -> NotImplementedError:

@@ -364,6 +364,13 @@ def test_compare_runs_a_users_function(
     assert sys.path == path_before
 
 
+def test_compare_says_in_a_sentence_that_a_policy_has_no_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["compare", "din", "--policy", "optimal(0.001)", "--out", str(tmp_path)]
+    assert "policy optimal can't tell the least peak" in assert_refused_late(arguments, capsys)
+
+
 def test_compare_tells_what_a_users_function_does_wrong(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -394,13 +394,21 @@ def test_what_the_direct_engine_refuses_the_native_one_debugs_and_it_says_so(deb
         "import torch.distributed as dist\n"
         f"dist.init_process_group('gloo', init_method='file://{tmp_path}/rendezvous', rank=0, world_size=1)\n"
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+        "import tapehead as th\n"
+        "try:\n"
+        "    th.debug(torch.ones(1, requires_grad=True).exp())\n"
+        "except NotImplementedError as error:\n"
+        "    print('th.debug:', error)\n"
         "model(torch.ones(1, 2)).sum().backward()\n"
         "print('grad', model.module.weight.grad.tolist())\n"
         "dist.destroy_process_group()\n"
     )
     found = debug(script, typed="s\nback\nc\n")
-    assert "backward 1: the direct engine cannot run the C++ hooks of torch.distributed" in found.stdout
-    assert "--engine native" in found.stdout and "native engine; help" in found.stdout
+    said = " ".join(found.stdout.split())
+    why = "the direct engine cannot run the C++ hooks that DistributedDataParallel may have in any graph, as "
+    why += 'torch.distributed is initialised; use engine="native"'
+    assert f"th.debug: {why}" in said and f"backward 1: {why}, as it does now (--engine native)" in said
+    assert "native engine; help" in found.stdout
     assert "*** back needs the direct engine" in found.stdout and "grad [[1.0, 1.0]]" in found.stdout
     refused = debug("--engine", "direct", script)
     assert "backward 1 ran without a prompt: the direct engine cannot" in refused.stdout
