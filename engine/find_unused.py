@@ -20,6 +20,7 @@ from ..inspector.torch_internals import (
     is_fully_sharded,
     keep_compiler_out,
     sharded_parameters,
+    uncompiled,
 )
 from ..inspector.walk import graph
 from .as_found import AsFound
@@ -220,7 +221,8 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         make_loss: runs the forward and returns the loss, one element.
         model: whose parameters are meant.
 
-    Known limitations: what a custom Function, a compiled region or a scripted module does inside is not looked into.
+    Known limitations: what a custom Function or a scripted module does inside is not looked into, and what is compiled
+    runs as it was written meanwhile.
     Numbers that went to Python can't be followed: that they are in the loss is not known, and so not said.
 
     Raises:
@@ -239,7 +241,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         names.setdefault(gathered.get(id(each), each), []).append(name)
     with AsFound() as world, nothing_reduced():
         world.watch(make_loss, backward=False)
-        with world.run():
+        with world.run(), uncompiled():  # all of it: a checkpoint has to repeat what its forward ran
             with follow(model, names) as flow:
                 loss = loss_of(make_loss())
                 ends = [step for step, _ in flow.steps_of(Taken.now(loss))]

@@ -389,12 +389,13 @@ def test_a_nan_of_a_compiled_module_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_find_nan_repeats_a_checkpoint_as_its_forward_ran_and_leaves_it_compiled(use_reentrant: bool) -> None:
+@pytest.mark.parametrize("verb", ["find_nan", "find_unused"])
+def test_what_looks_inside_repeats_a_checkpoint_as_its_forward_ran(verb: str, use_reentrant: bool) -> None:
     """The forward ran uncompiled, to be looked into: the compiled one saves other tensors."""
     model, make_loss = in_checkpoint(use_reentrant)()
     expected = step(model, make_loss)
     before = graphs_compiled
-    assert th.find_nan(make_loss).where is None
+    assert not VERBS[verb](model, make_loss)
     with torch.compiler.set_stance("fail_on_recompile"):
         assert_bitwise_equal(step(model, make_loss), expected)
     assert graphs_compiled == before
