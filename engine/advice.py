@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..inspector.arguments import expect_callable, expect_number
 from ..inspector.capture import capture
 from ..inspector.graph import Graph
 from ..inspector.torch_internals import keep_compiler_out
@@ -24,7 +25,7 @@ from .findings import findings_rich, findings_text
 from .groups import GroupRules, Groups, groups
 from .hints import Hint
 from .machine import Machine, this_machine
-from .make_loss import MakeLoss, loss_of
+from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .measured_device import device_of
 from .not_counted import not_counted
 from .peak import peak_report
@@ -207,15 +208,16 @@ def advise(
         TypeError: `make_loss` can't be called, or returns no tensor; `model` is no module.
         ValueError: the loss has more than one element, or `rounds` is below 1.
     """
-    if not callable(make_loss):
-        raise TypeError(
-            f"make_loss must be a function that runs the forward and returns the loss, not a {type(make_loss).__name__}"
-        )
+    expect_make_loss(make_loss)
     if not isinstance(model, nn.Module | None):
         raise TypeError(f"model must be the module which the code shall call so, not a {type(model).__name__}")
+    if progress is not None:
+        expect_callable(progress, 1, "progress", "a function that is told what is looked at")
+    if rounds is not None:
+        expect_number(rounds, int, "rounds", "how often each change is timed, a whole number")
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be at least 1, not {rounds}")
-    tell = progress or (lambda said: None)
+    tell = (lambda said: None) if progress is None else progress
     with AsFound() as world:
         return _advise(world, make_loss, model, rounds, tell)
 

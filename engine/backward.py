@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
+from ..inspector.arguments import expect_choice, expect_truth
 from ..inspector.graph import Outputs
 from ..inspector.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import keep_compiler_out
@@ -72,12 +73,13 @@ def backward(
         PolicyError: a policy of the user's own chose a task that was not ready. The native engine has then executed
             nothing.
     """
-    engine = engine or ("direct" if isinstance(tensors, HipsTape) else "native")
+    if engine is None:
+        engine = "direct" if isinstance(tensors, HipsTape) else "native"
     check_choices(engine, trace)
     check_batch(batch, engine)
     accumulation = Accumulation(accumulate, release)
-    if queues not in get_args(Queues):
-        raise ValueError(f"there is no choice of queues {queues!r}; known are {', '.join(get_args(Queues))}")
+    expect_choice(queues, get_args(Queues), "queues")
+    expect_truth(memory, "memory")
     chosen = find_policy(policy)
     if engine == "direct":
         arguments = (tensors, grad_tensors, retain_graph, create_graph, inputs)
@@ -124,8 +126,8 @@ def check_choices(engine: Engine, trace: Level | None) -> None:
     Raises:
         ValueError: with the list.
     """
-    if engine not in get_args(Engine):
+    if not (isinstance(engine, str) and engine in get_args(Engine)):
         raise ValueError(f"there is no engine {engine!r}; known are {', '.join(get_args(Engine))}")
-    if trace is not None and trace not in get_args(Level):
+    if trace is not None and not (isinstance(trace, str) and trace in get_args(Level)):
         known = ", ".join(map(repr, get_args(Level)))
         raise ValueError(f"there is no trace {trace!r}; known are {known}, and None to record nothing")

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from ..inspector.arguments import expect, expect_number
+from ..inspector.arguments import expect, expect_callable, expect_choice, expect_number
 from ..inspector.capture import capture
 from ..inspector.graph import Edge, Graph, Task
 from ..inspector.walk import graph
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .as_found import AsFound
 from .backward import backward
-from .make_loss import MakeLoss, loss_of
+from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .mirror import mirror
 from .mirror_plan import MirrorPlan
 from .not_counted import NotCounted, not_counted
@@ -399,11 +399,11 @@ def compare(
             engine refuses, or with a queue per device.
         PolicyError: in a process group, where the other ranks don't run a policy's order, too.
     """
-    if not callable(make_loss):
-        raise TypeError(
-            "make_loss must be a function that runs the forward and returns the loss, not a "
-            f"{type(make_loss).__name__}: each policy needs a fresh forward, as in `th.compare(lambda: model(x).sum())`"
-        )
+    expect_make_loss(make_loss)
+    expect_choice(queues, ("one", "per device"), "queues")
+    if progress is not None:
+        expect_callable(progress, 1, "progress", "a function that is told what runs next")
+    tell = (lambda said: None) if progress is None else progress
     expect_number(repetitions, int, "repetitions", "how often each policy is timed, a whole number")
     for name, ways in (("accumulate", accumulate), ("release", release)):
         expect(ways, Iterable, name, "one way, or a list of them")
@@ -415,7 +415,7 @@ def compare(
     if rules != [PYTORCHS] and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
     with AsFound() as world:
-        return _compared(world, make_loss, named, rules, plans, repetitions, queues, progress or (lambda said: None))
+        return _compared(world, make_loss, named, rules, plans, repetitions, queues, tell)
 
 
 def _compared(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..inspector.arguments import expect_number
+from ..inspector.arguments import expect, expect_number
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Task
 from .aligning import aligned
@@ -402,6 +402,9 @@ def diff(
         expect_number(tolerance, int | float, "tolerance", "a relative difference, such as 0.01")
     if tolerance is not None and not 0 < tolerance < math.inf:
         raise ValueError(f"the tolerance is a relative difference, such as 0.01, not {tolerance!r}")
+    expect(names, tuple | list, "names", "what the two are called, two texts")
+    if list(map(type, names)) != [str, str]:
+        raise ValueError(f"names is {names!r}; expected what the two are called, two texts")
     graphs = run_a.graph, run_b.graph
     traces = [run.trace if isinstance(run, Run) else run for run in (run_a, run_b)]
     pairs = aligned(*graphs, (_values_of(traces[0]), _values_of(traces[1])))

@@ -6,18 +6,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from ..inspector.arguments import expect, expect_callable, expect_choice
 from ..inspector.graph import Edge, Graph, Outputs, Task
 from ..inspector.hips_tape import HipsTape
 from .accumulation import PYTORCHS, Accumulation
 from .batches import Batches
 from .edits import as_gradients, check_edit
-from .group_runner import AnyBatch, group_runner
-from .history import BUDGET_BYTES, Ran
+from .group_runner import AnyBatch, check_batch, group_runner
+from .history import BUDGET_BYTES, Ran, expect_budget
 from .holding import HoldingChoiceQueue, HoldingQueue, planned_order
 from .input_buffer import InputBuffer, Waiting
 from .measurement import Measurement
@@ -26,6 +27,7 @@ from .policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_nam
 from .ready_queue import PolicyError, ReadyTask, ready_queue
 from .recorder import Recorder
 from .rewinding import Rewinding
+from .roots import expect_flags
 from .run import Run
 from .runner import Measuring, Runner
 from .schedule import dependencies, schedule
@@ -93,6 +95,16 @@ class Stepper(Rewinding):
         batch: AnyBatch = None,
     ) -> None:
         unbound = find_policy(policy)
+        expect_flags(retain_graph, create_graph)
+        if not isinstance(history, bool):
+            expect_budget(history, "history")
+        if trace is not None:
+            expect_choice(trace, get_args(Level), "trace")
+        expect(accumulation, Accumulation, "accumulation", "a th.Accumulation")
+        if measuring is not None:
+            expect_callable(measuring, 5, "measuring", "what begins to measure memory")
+        check_batch(batch)
+        create_graph = bool(create_graph)
         self._runner = runner = runner_of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)
         self.graph: Graph = runner.graph
         self._order: list[int] = []

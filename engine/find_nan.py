@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor
 
+from ..inspector.arguments import expect_choice
 from ..inspector.graph import Graph, Task
 from ..inspector.source import Source
 from ..inspector.torch_internals import keep_compiler_out, uncompiled, unobserved
@@ -17,7 +18,7 @@ from .direct import Stepper
 from .findings import findings_rich, findings_text
 from .forward_watch import ForwardFind, ForwardWatch
 from .has_to_end import is_sharded
-from .make_loss import MakeLoss, loss_of, nothing_reduced
+from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
 from .origin import dense_parts, first_bad, is_bad, number_text
 from .policies import Policy
 from .run import Engine
@@ -104,10 +105,8 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
         TypeError: `make_loss` can't be called, or returns no tensor.
         ValueError: the loss has more than one element.
     """
-    if not callable(make_loss):
-        raise TypeError(
-            f"make_loss must be a function that runs the forward and returns the loss, not a {type(make_loss).__name__}"
-        )
+    expect_make_loss(make_loss)
+    expect_choice(engine, get_args(Engine), "engine")
     watch = ForwardWatch()
     with AsFound() as world, world.watched(), nothing_reduced():
         try:

@@ -25,7 +25,7 @@ from ..inspector.torch_internals import (
 from ..inspector.walk import graph
 from .as_found import AsFound
 from .findings import findings_rich, findings_text
-from .make_loss import MakeLoss, loss_of, nothing_reduced
+from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
 from .storage_words import counted, joined, operation_title, ordinal
 from .zero_gradients import Arrived, Origin, arrived_at
 
@@ -229,10 +229,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         TypeError: `make_loss` can't be called, or returns no tensor; `model` is no module.
         ValueError: the loss has more than one element.
     """
-    if not callable(make_loss):
-        raise TypeError(
-            f"make_loss must be a function that runs the forward and returns the loss, not a {type(make_loss).__name__}"
-        )
+    expect_make_loss(make_loss)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be the module whose parameters are meant, not a {type(model).__name__}")
     gathered = _gathered(model)

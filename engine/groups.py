@@ -53,7 +53,14 @@ class GroupRules:
     fast_side: int = 256
 
     def __post_init__(self) -> None:
-        for name, least in (("min_fusion_size", 2), ("how_many_is_many", 2), ("largest_side_numel", 0)):
+        least_of = {
+            "min_fusion_size": 2,
+            "how_many_is_many": 2,
+            "largest_side_numel": 0,
+            "fast_inner": 0,
+            "fast_side": 0,
+        }
+        for name, least in least_of.items():
             expect_number(getattr(self, name), int, name, "a whole number")
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be {least} at least")

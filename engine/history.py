@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
+from ..inspector.arguments import expect_number
 from ..inspector.graph import Edge, Graph
 from ..inspector.torch_internals import storage_of, stored_bytes, version_of
 from .hook_state import HookState
@@ -317,6 +318,14 @@ class History:
         if not counted[1]:
             self._held_bytes -= counted[0]
             del self._storages[storage.address]
+
+
+def expect_budget(budget_bytes: object, name: str) -> None:
+    """Refuses what is no number of bytes."""
+    wanted = "how many bytes may be kept, a number from 0 on"
+    expect_number(budget_bytes, int | float, name, wanted)
+    if not budget_bytes >= 0:  # type: ignore[operator]
+        raise ValueError(f"{name} is {budget_bytes}; expected {wanted}")
 
 
 def _copied(entry: Ran) -> int:

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import get_args
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from ..inspector.arguments import expect_callable, expect_choice
 from ..inspector.torch_internals import redirect_backward, torch_backward
 from .agreement import in_group
 from .backward import backward, check_choices
@@ -42,6 +44,9 @@ class Installation:
         on_run: Callable[[Run], object] | None,
     ) -> None:
         check_choices(engine, trace)
+        expect_choice(queues, get_args(Queues), "queues")
+        if on_run is not None:
+            expect_callable(on_run, 1, "on_run", "a function that is given each Run")
         self.backwards = 0
         self.engine: Engine = engine
         self._policy = find_policy(policy)

@@ -15,10 +15,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import scatter_kwargs
 
+from ..inspector.arguments import expect_callable
 from ..inspector.hips_tape import HipsTape
 from ..inspector.torch_internals import Sharding, flattens, is_flattened, is_fully_sharded, watching_modules
 
 MakeLoss = Callable[[], Tensor]
+
+
+def expect_make_loss(make_loss: object) -> None:
+    """Refuses a loss that is there already, a model, and functions that want arguments.
+
+    Raises:
+        TypeError: it can't be called as `make_loss()`.
+    """
+    wanted = "a function that runs the forward and returns the loss, such as `lambda: model(x).sum()`"
+    expect_callable(make_loss, 0, "make_loss", wanted)
 
 
 def loss_of(made: object) -> Tensor:

@@ -8,7 +8,9 @@ from heapq import heappop, heappush
 from statistics import median
 from typing import overload
 
-from ..inspector.arguments import expect
+import torch
+
+from ..inspector.arguments import expect, expect_callable
 from ..inspector.graph import Graph, Outputs, Task
 from ..inspector.walk import graph as graph_of
 from .gantt import Bar, Gantt, MakespanReport
@@ -80,7 +82,9 @@ def makespan(
         raise TypeError(
             f"durations is a {type(durations).__name__}; expected nanoseconds by the ids of tasks, a Run, or several"
         )
-    if device_of is not None and not callable(device_of):
+    if callable(device_of):
+        expect_callable(device_of, 1, "device_of", "a function of the task that names its device")
+    elif device_of is not None:
         expect(device_of, Mapping, "device_of", "a function of the task, or devices by name of what runs there")
     graph = of if isinstance(of, Graph) else graph_of(of)
     chosen = [find_policy(each) for each in ([policy] if policies is None else policies)]
@@ -158,7 +162,10 @@ def _times(graph: Graph, durations: Durations) -> list[int]:
 def _devices(graph: Graph, device_of: DeviceOf) -> list[str]:
     """The device of each task, by id."""
     if callable(device_of):
-        return [str(device_of(task)) for task in graph.tasks]
+        found = [device_of(task) for task in graph.tasks]
+        for device in found:
+            expect(device, str | int | torch.device, "what device_of returned", "the name of a device")
+        return list(map(str, found))
     devices = [str(task.device) for task in graph.tasks]
     for where, device in (device_of or {}).items():
         for task_id in tasks_at(graph, where):

@@ -46,7 +46,7 @@ from .policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, not
 from .problem import Problem
 from .ready_queue import sort_key
 from .recorder import Recorder
-from .roots import as_outputs, given_gradients, root_gradients
+from .roots import as_gradients, as_outputs, expect_flags, given_gradients, root_gradients
 from .run import Run
 from .schedule import Pending, queue_lengths, schedule
 from .statistics import Level
@@ -77,10 +77,9 @@ class Call:
         inputs: Inputs | None,
     ) -> Call:
         """The same with each generator read once."""
-        if not isinstance(grad_tensors, Tensor | None):
-            grad_tensors = tuple(grad_tensors)
+        expect_flags(retain_graph, create_graph)
         limits = None if inputs is None else inputs_tuple(inputs)
-        return Call(as_outputs(tensors), grad_tensors, retain_graph, create_graph, limits)
+        return Call(as_outputs(tensors), as_gradients(grad_tensors), retain_graph, create_graph, limits)
 
     def graph(self) -> Graph:
         """The graph that would run. Says what is wrong with the arguments, as far as this can be told before."""

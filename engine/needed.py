@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import Module
 
+from ..inspector.arguments import expect
 from ..inspector.graph import Graph
 
 Inputs = Tensor | Sequence[Tensor] | GradientEdge | Sequence[GradientEdge]
@@ -16,6 +18,10 @@ def inputs_tuple(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
     """One input or several, also a dict of them (`dict(model.named_parameters())`), as a tuple."""
     if isinstance(inputs, Tensor | GradientEdge):
         return (inputs,)
+    wanted = "a tensor, a GradientEdge, or several of them"
+    expect(inputs, Iterable, "inputs", wanted)
+    if isinstance(inputs, Module):
+        raise TypeError(f"inputs is a module; expected {wanted}, such as its parameters()")
     return tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
 
 
@@ -23,11 +29,14 @@ def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
     """The inputs as a tuple, checked as `torch.autograd.backward` does, and told to retain their gradients.
 
     Raises:
-        RuntimeError: there is none, or one doesn't require grad.
+        RuntimeError: there is none, one is no tensor, or doesn't require grad.
     """
     found = inputs_tuple(inputs)
     if not found:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
+    for each in found:
+        if not isinstance(each, Tensor | GradientEdge):
+            raise RuntimeError(f"all inputs have to be Tensors or GradientEdges, but got {type(each).__name__}")
     for each in found:
         if isinstance(each, Tensor):
             each.retain_grad()  # raises where no gradient is required

@@ -15,12 +15,12 @@ from .not_counted import NotCounted
 from .sizes import share_text, size_text
 from .storage_words import StorageWords, folded, module_title, ordinal, pattern, was_captured
 from .timeline import Category, Storage, Timeline
+from .trace import Trace
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import RenderableType
 
-    from .trace import Trace
 
 _MOST_SHOWN = 4  # groups of a category in a text; all are in `groups`, and all storages in `records()`
 _LEAST_SHARE = 0.005  # of the peak
@@ -222,6 +222,12 @@ def peak_report(
         TypeError: `timeline` is none.
     """
     expect(timeline, Timeline, "timeline", "a Timeline: `run.timeline`, or what th.simulate returns")
+    if others is not None:
+        expect(others, Mapping, "others", "the peaks in bytes under other policies, by name")
+    if before is not None:
+        expect(before, NotCounted, "before", "what th.compare found, `comparison.before`")
+    if trace is not None:
+        expect(trace, Trace, "trace", "a Trace: `run.trace`")
     storages = [
         (timeline.storage(number), timeline.category_at(number, timeline.peak_event, timeline.peak_place))
         for number in timeline.alive()

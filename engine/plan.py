@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
+from ..inspector.arguments import expect, expect_callable
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Outputs
 from ..inspector.walk import graph as graph_of
@@ -222,10 +223,15 @@ def plan(
 
     began = perf_counter()
     graph = of if isinstance(of, Graph) else graph_of(of)
+    if progress is not None:
+        expect_callable(progress, 1, "progress", "a function that is told what has been found")
+    if footprints is not None:
+        expect(footprints, Footprints, "footprints", "those of a measured run, th.profile(...).footprints")
     if footprints is not None and (other := difference(graph, footprints.graph)) is not None:
         raise ValueError(f"the footprints are not this graph's: {other}")
     if isinstance(policies, str | Policy) or callable(policies):
         policies = (policies,)
+    expect(policies, Iterable, "policies", 'a policy, or several, such as ("heap", "dfs")')
     chosen = [find_policy(policy) for policy in policies]
     if not chosen:
         raise ValueError("there is no policy to plan with")

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from ..inspector.arguments import expect_callable, expect_choice
 from ..inspector.capture import capture
 from ..inspector.forward_recorder import ForwardRecorder
 from ..inspector.torch_internals import keep_compiler_out
@@ -20,7 +21,7 @@ from ..inspector.walk import graph
 from .as_found import AsFound
 from .footprint import Footprints
 from .graph_order import GraphOrder, graph_digest
-from .make_loss import MakeLoss, loss_of, nothing_reduced, nothing_sharded, same_random_numbers
+from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced, nothing_sharded, same_random_numbers
 from .mirror import mirror
 from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror_plan import MirrorPlan, MirrorPrediction
@@ -97,9 +98,11 @@ def plan_mirror(
         NotImplementedError: the forward calls what torch.compile has compiled.
         RuntimeError: what forward and backward raise.
     """
+    expect_make_loss(make_loss)
     asked = _Asked(budget, overhead)
-    if solver not in SOLVERS:
-        raise ValueError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
+    expect_choice(solver, tuple(SOLVERS), "solver")
+    if progress is not None:
+        expect_callable(progress, 1, "progress", "a function that is told what has been found")
     if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
         raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
     chosen = None if policy == "auto" else find_policy(policy)

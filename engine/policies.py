@@ -11,6 +11,7 @@ from itertools import groupby
 from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
+from ..inspector.arguments import expect_callable
 from ..inspector.graph import Graph, Task
 from ..inspector.kinds import Kind
 from . import planners
@@ -209,11 +210,10 @@ def find_policy(policy: AnyPolicy) -> Policy | Choice:
     """
     if isinstance(policy, str):
         return POLICIES[policy] if policy in POLICIES else _with_argument(policy)
-    if isinstance(policy, Policy) or callable(policy):
-        return policy
-    raise TypeError(
-        f"a policy is a name ({', '.join(POLICIES)}), a Policy or a callable (ready, state) -> Task, not {policy!r}"
-    )
+    if not isinstance(policy, Policy):
+        wanted = f"a name ({', '.join(POLICIES)}), a Policy or a callable (ready, state) -> Task"
+        expect_callable(policy, 2, "policy", wanted)
+    return policy
 
 
 def _with_argument(text: str) -> Policy:

@@ -10,10 +10,11 @@ from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices
 from .direct import run_measured
 from .group_runner import AnyBatch, check_batch
-from .make_loss import MakeLoss, loss_of
+from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .measurement import Measurement
 from .native import Call, Plan, run_native
 from .policies import AnyPolicy, find_policy
+from .roots import expect_flags
 from .run import Engine, Run
 from .statistics import Level
 
@@ -68,8 +69,8 @@ def profile(
         RuntimeError: a torch profiler is at work, or a history of CUDA memory is being recorded; and what forward and
             backward raise.
     """
-    if not callable(make_loss):
-        raise TypeError(f"th.profile takes a function that makes the loss, not a {type(make_loss).__name__}")
+    expect_make_loss(make_loss)
+    expect_flags(retain_graph, create_graph)
     check_choices(engine, trace)
     check_batch(batch, engine)
     accumulation = Accumulation(accumulate, release)

@@ -22,6 +22,7 @@ from .history import (
     Referenced,
     Waited,
     drawn_since,
+    expect_budget,
     random_states,
     set_random_states,
 )
@@ -81,6 +82,7 @@ class Rewinding(Verbs):
             budget_bytes: for gradients: beyond it the oldest are computed again when they are needed.
         """
         self._check_open()
+        expect_budget(budget_bytes, "budget_bytes")
         if self._history is None:
             self._branches = Branches(budget_bytes)
             self._begin_history(budget_bytes, f"a history was asked for {self._after_so_many()}" if self.order else "")

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.nn import Module
 
+from ..inspector.arguments import expect, expect_truth
 from ..inspector.graph import Outputs
 from ..inspector.torch_internals import first_gradients
 
@@ -16,6 +18,26 @@ def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tens
     if isinstance(tensors, Tensor | GradientEdge) or not isinstance(tensors, Iterable):
         return (tensors,)
     return tuple(tensors)
+
+
+def expect_flags(retain_graph: object, create_graph: object) -> None:
+    """Refuses what PyTorch's engine would say of that it can't be interpreted as an integer."""
+    if retain_graph is not None:
+        expect_truth(retain_graph, "retain_graph")
+    expect_truth(create_graph, "create_graph")
+
+
+def as_gradients(
+    grad_tensors: Tensor | Iterable[Tensor | None] | None,
+) -> Tensor | tuple[Tensor | None, ...] | None:
+    """The same with each generator read once. What is in it is PyTorch's to judge."""
+    if isinstance(grad_tensors, Tensor | None):
+        return grad_tensors
+    wanted = "a tensor, or for each output a tensor or None"
+    expect(grad_tensors, Iterable, "grad_tensors", wanted)
+    if isinstance(grad_tensors, Module):
+        raise TypeError(f"grad_tensors is a module; expected {wanted}")
+    return tuple(grad_tensors)
 
 
 def given_gradients(tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None) -> tuple[bool, ...]:

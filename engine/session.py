@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import wraps
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, get_args
 from weakref import finalize
 
 from torch import Tensor
 
+from ..inspector.arguments import expect_choice
 from ..inspector.graph import Graph, Outputs, Task
 from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sequence_nr, sort_queue_again
 from .agreement import in_group
@@ -333,6 +334,8 @@ class NativeSession(Verbs):
         trace: Level | None = "off",
     ) -> None:
         chosen = find_policy(policy)
+        if trace is not None:
+            expect_choice(trace, get_args(Level), "trace")
         call = Call.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
         try:
             state = ThreadState()

@@ -12,7 +12,7 @@ from operator import index, lt
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..inspector.arguments import expect
+from ..inspector.arguments import expect, expect_truth
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Task
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
@@ -73,6 +73,8 @@ def simulate(
     if not isinstance(graph, Graph):
         raise TypeError(f"th.simulate takes a graph, not a {type(graph).__name__}{_instead(graph)}")
     expect(order, Iterable | Callable | Policy, "order", "a policy, or the ids of all tasks as they are to run")
+    if retain_graph is not None:
+        expect_truth(retain_graph, "retain_graph")
     accumulation = Accumulation(accumulate, release)
     if footprints is not None and not isinstance(footprints, Footprints):
         kind = type(footprints).__name__
@@ -130,6 +132,8 @@ def _places(
         if is_dynamic(policy):
             raise ValueError(f"policy {policy_name(policy)} decides while the backward runs; give an order instead")
         return schedule(graph, policy, footprints=footprints)
+    if isinstance(order, Tensor) and (order.dim() != 1 or order.is_floating_point()):
+        raise TypeError("order is a Tensor of other than whole numbers in a row; expected the ids of all tasks")
     order = tuple(order)
     if set(map(type, order)) - {int}:
         order = tuple(graph.task(index(each) if hasattr(each, "__index__") else each).id for each in order)

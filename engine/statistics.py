@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from ..inspector.arguments import expect, expect_choice
 from ..inspector.graph import TensorMeta
 from ..inspector.torch_internals import computes_itself, stored_values, unobserved
 
@@ -106,7 +107,14 @@ class Measurement:
 
 
 def statistics(gradient: Tensor | None, level: Level) -> Statistics | None:
-    """The statistics of a gradient; None where there is no gradient, or at level "off". Never raises."""
+    """The statistics of a gradient; None where there is no gradient, or at level "off".
+
+    Raises:
+        TypeError, ValueError: it is no tensor, or there is no such level. Nothing else: see `measure`.
+    """
+    if gradient is not None:
+        expect(gradient, Tensor, "gradient", "a tensor or None")
+    expect_choice(level, get_args(Level), "level")
     return None if gradient is None or level == "off" else measure(gradient, level).read()
 
 

@@ -46,7 +46,7 @@ from .hook_state import HookState
 from .hook_watch import HookWatch, Registry, node_of, of_tensors, tensors_and_hooks
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
 from .needed import Inputs, as_inputs, needed_tasks
-from .roots import as_outputs, given_gradients, root_gradients
+from .roots import as_gradients, as_outputs, given_gradients, root_gradients
 from .runner import BareLoop, Measuring, OnEnd, Runner
 from .stages import has_stages
 from .task_hooks import (
@@ -127,8 +127,7 @@ class TaskRunner(Runner):
         _refuse_tasks(graph)
         keep_graph = create_graph if retain_graph is None else retain_graph
         _wait_for_accelerators(graph)
-        if not isinstance(grad_tensors, Tensor | None):
-            grad_tensors = tuple(grad_tensors)
+        grad_tensors = as_gradients(grad_tensors)
         memory = None
         if measuring is not None:
             memory = measuring(graph, tensors, given_gradients(tensors, grad_tensors), keep_graph, create_graph)

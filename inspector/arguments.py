@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from types import UnionType
+
+from torch import nn
 
 
 def expect(value: object, kind: type | UnionType, name: str, wanted: str) -> None:
@@ -18,8 +21,7 @@ def expect(value: object, kind: type | UnionType, name: str, wanted: str) -> Non
         TypeError: it is something else.
     """
     if not isinstance(value, kind):
-        what = "None" if value is None else f"a {type(value).__name__}"
-        raise TypeError(f"{name} is {what}; expected {wanted}")
+        raise TypeError(f"{name} is {_title(value)}; expected {wanted}")
 
 
 def expect_number(value: object, kind: type | UnionType, name: str, wanted: str) -> None:
@@ -27,3 +29,44 @@ def expect_number(value: object, kind: type | UnionType, name: str, wanted: str)
     if isinstance(value, bool):
         raise TypeError(f"{name} is {value}; expected {wanted}")
     expect(value, kind, name, wanted)
+
+
+def expect_truth(value: object, name: str) -> None:
+    """Refuses what is neither True nor False: of anything else Python would make one of them in silence."""
+    if not isinstance(value, int) or value not in (0, 1):
+        what = value if isinstance(value, int | float) else _title(value)
+        raise TypeError(f"{name} is {what}; expected True or False")
+
+
+def expect_choice(value: object, known: tuple[str, ...], name: str) -> None:
+    """Refuses what is none of these words."""
+    if not (isinstance(value, str) and value in known):
+        raise ValueError(f"{name} is {value!r}; expected {' or '.join(map(repr, known))}")
+
+
+def expect_callable(value: object, arguments: int, name: str, wanted: str) -> None:
+    """Refuses what can't be called with so many arguments by position, as far as its signature tells.
+
+    A module of torch's own takes tensors, whatever its signature: with others it raises from inside of a kernel.
+    """
+    called: object = value
+    if isinstance(value, nn.Module):
+        if type(value).__module__.startswith("torch."):
+            raise TypeError(f"{name} is a module, {type(value).__name__}; expected {wanted}")
+        called = value.forward
+    if not callable(called):
+        raise TypeError(f"{name} is {_title(value)}; expected {wanted}")
+    try:
+        takes = signature(called)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        takes.bind(*[None] * arguments)
+    except TypeError as error:
+        title = getattr(value, "__qualname__", type(value).__name__)
+        count = ("no arguments", "one argument")[arguments] if arguments < 2 else f"{arguments} arguments"
+        raise TypeError(f"{name} is {title}, which can't be called with {count} ({error}); expected {wanted}") from None
+
+
+def _title(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -15,6 +15,7 @@ from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
+from .arguments import expect_callable, expect_truth
 from .facts import CallRecord, Facts, Operation
 from .kept_inputs import KeptInputs, keep_inputs
 from .marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, note_hook, tensors_of, unmarked_nodes
@@ -64,6 +65,9 @@ class capture:
             raise TypeError(f"th.capture() takes the module to name things after, not a {type(module).__name__}")
         self._module = module
         self._observer = observer
+        if observer is not None:
+            expect_callable(observer, 3, "observer", "a function of an operation, its result and its arguments")
+        expect_truth(keep_inputs, "keep_inputs")
         self._keep_inputs = keep_inputs
         self._opened: Opened | None = None
         self._recording: tuple[_CallWatcher, Tape] | None = None  # while it is open

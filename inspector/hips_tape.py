@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from .arguments import expect
 from .graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
 from .graph_file import StoredOperation
 from .kinds import Kind
@@ -108,12 +111,13 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
         IndexError: there is no such argument.
     """
     hips = _hips_nodes()
-    if not callable(fun):
+    if isinstance(fun, nn.Module) or not callable(fun):
         raise TypeError(
             "th.hips_tape takes a function written with autograd.numpy and what it is called with, "
             f"th.hips_tape(fun, *args), not a {type(fun).__name__}; a loss of PyTorch's needs no tape: th.graph(loss)"
         )
     name = getattr(fun, "__name__", type(fun).__name__)
+    expect(argnum, int | Iterable, "argnum", "the number of an argument, or several in a tuple")
     numbers = (argnum,) if isinstance(argnum, int) else tuple(argnum)
     if not all(isinstance(number, int) for number in numbers):
         raise TypeError(f"argnum={argnum!r}: a number, or several in a tuple, say which of the arguments are meant")

@@ -39,6 +39,9 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
     """
     if names is not None:
         expect(names, torch.nn.Module | Mapping, "names", "a module, or a mapping of names to tensors")
+        if isinstance(names, Mapping):
+            for name, tensor in names.items():
+                expect(tensor, Tensor, f"names[{name!r}]", "a tensor")
     if isinstance(outputs, HipsTape):
         return outputs.graph
     roots = root_edges(outputs)

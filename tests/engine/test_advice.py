@@ -287,7 +287,7 @@ def test_what_is_done_is_told() -> None:
         (
             (torch.ones(()),),
             TypeError,
-            "make_loss must be a function that runs the forward and returns the loss, not a",
+            "make_loss is a Tensor; expected a function that runs the forward and returns the loss",
         ),
         ((lambda: 3,), TypeError, r"make_loss\(\) returned an int; expected a tensor"),
         ((lambda: torch.ones(2, requires_grad=True) * 2,), ValueError, "expected one element"),

@@ -716,7 +716,7 @@ def test_distributed_data_parallel_trains_on_as_if_nothing_had_been_looked_for(o
 
 def test_what_cannot_be_meant_is_refused_in_a_sentence() -> None:
     model = nn.Linear(4, 4)
-    with pytest.raises(TypeError, match="make_loss must be a function that runs the forward and returns the loss"):
+    with pytest.raises(TypeError, match="make_loss is a Tensor; expected a function that runs the forward"):
         th.find_unused(model(torch.ones(1, 4)).sum(), model)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="model must be the module whose parameters are meant, not a list"):
         th.find_unused(lambda: model(torch.ones(1, 4)).sum(), list(model.parameters()))  # type: ignore[arg-type]

@@ -272,7 +272,7 @@ def test_names_from_user_code_are_escaped() -> None:
         ({"budget": "1 GiB"}, TypeError, "budget is bytes, or a share of the peak without mirroring, not a str"),
         ({"budget": True}, TypeError, "not a bool"),
         ({"overhead": -0.1}, ValueError, "overhead is a share of a step's time, 0.06 for 6 %, not -0.1"),
-        ({"solver": "luck"}, ValueError, "there is no solver 'luck'; there are search, greedy"),
+        ({"solver": "luck"}, ValueError, "solver is 'luck'; expected 'search' or 'greedy'"),
         ({"policy": "nonesuch"}, ValueError, "nonesuch"),
     ],
 )

@@ -411,7 +411,7 @@ def test_after_an_error_nothing_is_left(make_loss, error):
 
 def test_bad_arguments_are_sentences():
     loss = torch.randn(3, requires_grad=True).sum()
-    with pytest.raises(TypeError, match="takes a function that makes the loss, not a Tensor"):
+    with pytest.raises(TypeError, match="make_loss is a Tensor; expected a function"):
         th.profile(loss)
     with pytest.raises(ValueError, match="there is no engine 'python'; known are native, direct"):
         th.profile(lambda: loss, engine="python")

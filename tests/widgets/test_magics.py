@@ -283,7 +283,7 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
         ("%tapehead --keep-inputs model(x).sum()", "--keep-inputs is for a cell that computes the loss"),
         ("%tapehead advise", "%tapehead advise takes a function that makes the loss"),
         ("%tapehead advise nowhere", "'nowhere' raised NameError: name 'nowhere' is not defined"),
-        ("%tapehead advise model(x).sum()", "make_loss must be a function"),
+        ("%tapehead advise model(x).sum()", "make_loss is a Tensor; expected a function"),
         ("%tapehead export", "%tapehead export takes one file name, ending in .svg, .html or .json"),
     ],
 )

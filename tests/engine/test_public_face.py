@@ -1,0 +1,199 @@
+"""Of everything public each argument is accepted, or refused in a sentence: nothing is raised from inside."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+
+MODEL = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+def make_loss() -> Tensor:
+    loss: Tensor = MODEL(torch.ones(2, 3)).sum()
+    return loss
+
+
+def run() -> th.Run:
+    return th.backward(make_loss(), trace="cheap", memory=True)
+
+
+VALID: dict[str, Callable[[], dict[str, Any]]] = {
+    "GroupRules": dict,
+    "NativeSession": lambda: {"tensors": make_loss()},
+    "Stepper": lambda: {"tensors": make_loss()},
+    "advise": lambda: {"make_loss": make_loss, "model": MODEL, "rounds": 1},
+    "backward": lambda: {"tensors": make_loss()},
+    "capture": dict,
+    "check_order": lambda: {"of": make_loss(), "constraints": []},
+    "compare": lambda: {"make_loss": make_loss, "policies": "heap", "repetitions": 1},
+    "constrained": lambda: {"policy": "heap", "constraints": []},
+    "debug": lambda: {"tensors": make_loss()},
+    "diff": lambda: {"run_a": run(), "run_b": run()},
+    "find_nan": lambda: {"make_loss": make_loss},
+    "find_unused": lambda: {"make_loss": make_loss, "model": MODEL},
+    "graph": lambda: {"outputs": make_loss()},
+    "groups": lambda: {"of": make_loss()},
+    "install": dict,
+    "load": lambda: {"path": "nowhere.json"},
+    "makespan": lambda: {"of": make_loss()},
+    "mirror": lambda: {"plan": None},
+    "peak_report": lambda: {"timeline": run().timeline},
+    "plan": lambda: {"of": make_loss()},
+    "plan_mirror": lambda: {"make_loss": make_loss, "seconds": 0.1},
+    "policy": lambda: {"policy": "heap"},
+    "profile": lambda: {"make_loss": make_loss},
+    "simulate": lambda: {"graph": th.graph(make_loss())},
+    "statistics": lambda: {"gradient": torch.ones(3), "level": "cheap"},
+    "unpack_order": lambda: {"loss_or_graph": make_loss()},
+    "wait_for_ranks": lambda: {"seconds": 10.0},
+}
+"""Arguments with which each can be called."""
+
+BAD: dict[str, object] = {
+    "object": object(),
+    "module": nn.ReLU(),
+    "text": "x",
+    "-1": -1,
+    "nan": math.nan,
+    "[]": [],
+    "[object]": [object()],
+    "None": None,
+    "tensor": torch.ones(2),
+    "dict": {"a": 1},
+    "of none": lambda: 1,
+    "of two": lambda first, second: 7,
+}
+
+NONE = (
+    "advise.model advise.rounds advise.progress backward.grad_tensors backward.retain_graph backward.inputs "
+    "backward.engine backward.trace backward.batch capture.module capture.observer compare.mirroring compare.progress "
+    "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.mirroring diff.tolerance "
+    "graph.names groups.rules install.trace install.on_run makespan.durations makespan.device_of makespan.policies "
+    "peak_report.others peak_report.before peak_report.trace plan.footprints plan.progress plan_mirror.budget "
+    "plan_mirror.overhead plan_mirror.progress policy.trace policy.on_run profile.retain_graph profile.trace "
+    "profile.device profile.batch simulate.footprints simulate.retain_graph statistics.gradient "
+    "Stepper.grad_tensors Stepper.retain_graph Stepper.inputs Stepper.trace Stepper.measuring Stepper.batch "
+    "NativeSession.grad_tensors NativeSession.retain_graph NativeSession.inputs NativeSession.trace"
+)
+MEANT = {
+    *((where, "None") for where in NONE.split()),
+    ("advise.model", "module"),  # whose names may be asked for in vain
+    ("capture.module", "module"),
+    ("graph.names", "module"),
+    ("find_unused.model", "module"),  # it has no parameters
+    ("statistics.gradient", "tensor"),
+    ("peak_report.others", "dict"),
+    ("constrained.constraints", "[]"),
+    ("check_order.constraints", "[]"),
+    ("constrained.policy", "of two"),  # what it returns is looked at when it is asked
+    ("simulate.order", "[]"),  # a backward in which nothing runs
+}
+"""Of the bad arguments those that are good ones there."""
+
+SAID_ELSEWHERE = re.compile(
+    "gradients can be either Tensors or None|Mismatch in shape: grad_output|can't retain_grad on Tensor|"
+    "all inputs have to be Tensors or GradientEdges|`inputs` argument to|Invalid device string|device index must|"
+    "torch.device|No such file or directory",
+    re.IGNORECASE,
+)
+"""Sentences of PyTorch's and Python's own which say as much."""
+
+FROM_INSIDE = re.compile(
+    "has no attribute|object is not|object cannot|missing \\d+ required|takes \\d+ positional|unhashable|not supported|"
+    "Boolean value of|interpreted as|must be Tensor, not"
+)
+SAYS = re.compile("expected|takes|there (is|are) no|there are times|is empty|must|nothing in this graph|got 1 tensors")
+
+
+def public() -> Mapping[str, Callable[..., Any]]:
+    """What users call, by name. Of classes those that are not only returned."""
+    called = {"GroupRules", "NativeSession", "Stepper", "capture", "mirror"}
+    every = {name: getattr(th, name) for name in th.__all__}
+    return {name: each for name, each in every.items() if inspect.isfunction(each) or name in called}
+
+
+def use(name: str, arguments: dict[str, Any]) -> None:
+    """Calls it, and has it do what it is for."""
+    found = getattr(th, name)(**arguments)
+    try:
+        if isinstance(found, th.Stepper | th.NativeSession):
+            found.run()
+        elif isinstance(found, AbstractContextManager):
+            with found:
+                make_loss().backward()
+    finally:
+        if name == "install":
+            th.uninstall()
+
+
+def test_every_function_is_looked_at() -> None:
+    assert set(VALID) == set(public()) - {"hips_tape", "uninstall"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", VALID)
+def test_an_argument_is_meant_or_refused_in_a_sentence_about_it(
+    name: str, bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for parameter in inspect.signature(getattr(th, name)).parameters:
+        arguments = VALID[name]() | {parameter: BAD[bad]}
+        if (f"{name}.{parameter}", bad) in MEANT:
+            use(name, arguments)
+            continue
+        with pytest.raises((TypeError, ValueError, RuntimeError, OSError)) as refused:
+            use(name, arguments)
+        said = str(refused.value)
+        assert not FROM_INSIDE.search(said), (parameter, said)
+        assert parameter in said or SAYS.search(said) or SAID_ELSEWHERE.search(said), (parameter, said)
+        inside = refused.traceback[-1].path.parent.name in ("engine", "inspector", "widgets")
+        assert inside or SAID_ELSEWHERE.search(said), (parameter, said, refused.traceback[-1])
+
+
+@pytest.mark.parametrize("bad", set(BAD) - {"of none", "of two"})
+def test_a_function_that_is_none_and_a_number_that_is_none_make_no_tape(bad: str) -> None:
+    pytest.importorskip("autograd")
+    with pytest.raises(TypeError, match="th.hips_tape takes a function"):
+        th.hips_tape(BAD[bad], 1.0)  # type: ignore[arg-type]
+    with pytest.raises((TypeError, IndexError), match="argnum"):
+        th.hips_tape(lambda x: x * x, argnum=BAD[bad])  # type: ignore[arg-type]
+
+
+class Loss(nn.Module):
+    def forward(self) -> Tensor:
+        return make_loss()
+
+
+def test_a_module_that_takes_nothing_and_gives_a_loss_is_one_as_any_function() -> None:
+    assert th.find_unused(Loss(), MODEL).count == 4
+    assert not th.find_nan(Loss())
+
+
+class Choose(nn.Module):
+    def forward(self, ready: list[th.Task], state: object) -> th.Task:
+        return ready[0]
+
+
+def test_a_module_of_the_users_may_choose() -> None:
+    assert th.backward(make_loss(), policy=Choose()).order == th.backward(make_loss(), policy=lambda r, s: r[0]).order
+
+
+def test_flags_may_be_numbers_as_pytorchs_may() -> None:
+    for engine in ("native", "direct"):
+        loss = make_loss()
+        th.backward(loss, retain_graph=1, create_graph=0, engine=engine)  # type: ignore[arg-type]
+        th.backward(loss, engine=engine)  # type: ignore[arg-type]
+        th.backward(make_loss(), create_graph=1, engine=engine)  # type: ignore[arg-type]
+    MODEL.zero_grad()
