@@ -68,7 +68,7 @@ class UnusedParameter:
 
     Attributes:
         name: in the model. `also`: its other names, where it is shared.
-        shape: None of a lazy module's that has not run.
+        shape: None of a nested tensor, and of a lazy module's that has not run.
         why: "never used": no operation took it; "not seen": none that could be seen. "path cut": what came of it is in
             the loss, or went to Python, and between them is what no gradient comes back through. "led nowhere": the
             loss does not have what came of it. "no gradient", "zero gradient": it is in the graph, and this is what a
@@ -255,8 +255,8 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         name, *also = names[parameter]
         if (come := without.get(id(parameter))) is None:
             continue
-        shape = None if isinstance(parameter, UninitializedParameter) else tuple(parameter.shape)
-        told = (name, tuple(also), shape)
+        shapeless = isinstance(parameter, UninitializedParameter) or parameter.is_nested
+        told = (name, tuple(also), None if shapeless else tuple(parameter.shape))
         if drawn is not None and id(parameter) in inside:
             found.append(_of_graph(told, drawn, come))
         else:

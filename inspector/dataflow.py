@@ -32,6 +32,7 @@ from .torch_internals import (
     UNNUMBERED,
     FollowedStorage,
     around_function_apply,
+    beneath_transforms,
     grad_mode_switch,
     in_function_forward,
     leaf_of,
@@ -151,6 +152,8 @@ class Dataflow:
             known, written = self._written.get(storage.address, (None, -1))
             if known is not None and known.alive and written > (step or 0):
                 found.append((written, taken.node is not None))
+        if not found and tensor._base is not None and (step := self._made.get(tensor._base)) is not None:
+            found.append((step, taken.requires_grad))  # vmap makes this view of its result, for out_dims
         if not found and taken.node is not None and (below := self._below(taken.node)):
             self._made[tensor] = len(self.steps)
             found.append((len(self.steps), True))
@@ -234,14 +237,14 @@ class _Follower(TorchFunctionMode):
         if name in ("__get__", "__set__", "__delete__") and function not in _ATTRIBUTES:
             return function(*args)
         with without_torch_function():
-            given = list(map(Taken.now, tensors_of((args, kwargs), depth=5)))
+            given = [Taken.now(beneath_transforms(each)) for each in tensors_of((args, kwargs), depth=5)]
             start = sequence_nr()
         self._newest.clear()
         result = function(*args, **kwargs) if kwargs else function(*args)
         if name in _NOT_COMPUTED:
             return result
-        results = list(tensors_of(result, depth=4))
         with without_torch_function():
+            results = list(map(beneath_transforms, tensors_of(result, depth=4)))
             written = _written(name, args, kwargs)
             if results or written is not None or name in _TO_PYTHON:
                 operation = self._newest[-1] if self._newest else None
@@ -255,12 +258,13 @@ class _Follower(TorchFunctionMode):
         if get_ident() != self._thread or is_dynamo_compiling() or in_function_forward():
             return _ignore
         with without_torch_function():
-            given = list(map(Taken.now, tensors_of((args, kwargs), depth=4)))
+            given = [Taken.now(beneath_transforms(each)) for each in tensors_of((args, kwargs), depth=4)]
             start = sequence_nr()
 
         def applied(result: object) -> None:
             with without_torch_function():
-                self._note(function, None, given, list(tensors_of(result)), None, start)
+                results = list(map(beneath_transforms, tensors_of(result)))
+                self._note(function, None, given, results, None, start)
 
         return applied
 
@@ -362,11 +366,12 @@ def _leaves_grad_mode() -> bool:
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Tensor | None:
     """The tensor that an operation writes: its first argument, or what it is to write its result into."""
     if kwargs and isinstance(out := kwargs.get("out"), Tensor):
-        return out
+        return beneath_transforms(out)
     if not args or not isinstance(args[0], Tensor):
         return None
     in_place = name.endswith("_") and not name.endswith("__")
-    return args[0] if in_place or name in ("__setitem__", "__set__") or _AUGMENTED.fullmatch(name) else None
+    writes = in_place or name in ("__setitem__", "__set__") or _AUGMENTED.fullmatch(name)
+    return beneath_transforms(args[0]) if writes else None
 
 
 def _reached(node: Node, output: int, start: int) -> tuple[set[tuple[Node, int]], set[int]]:

@@ -1395,6 +1395,13 @@ def functorch_is_active() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def beneath_transforms(tensor: Tensor) -> Tensor:
+    """The tensor that has the numbers and the graph, where functorch's transforms (vmap, grad) wrap it; else itself."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def without_torch_function() -> AbstractContextManager[Any]:
     """A context in which tensor subclasses and function modes are not asked what they think of it."""
     return torch._C.DisableTorchFunction()

@@ -750,3 +750,152 @@ def test_with_a_reentrant_checkpoint_no_grad_of_an_input_or_a_parameter_changes(
         th.find_unused(lambda: checkpointed(model, x, use_reentrant=True).sum() + x.sum(), model)
         assert x.grad is grad and (grad is None or torch.equal(grad, torch.ones(3, 4)))
         assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_closure_of_a_reentrant_checkpoint_leaves_the_grad_of_all_that_it_takes() -> None:
+    weight, outside = nn.Parameter(torch.ones(4)), torch.ones(4, requires_grad=True)
+    x = torch.randn(3, 4, requires_grad=True)
+    used = nn.ParameterList([weight])
+    for grad in (None, torch.full((4,), 2.0)):
+        weight.grad = outside.grad = grad
+        report = th.find_unused(
+            lambda: checkpoint(lambda rows: rows * weight * outside, x, use_reentrant=True).sum(), used
+        )
+        assert not report and weight.grad is grad and outside.grad is grad
+        assert grad is None or torch.equal(grad, torch.full((4,), 2.0))
+
+
+def vmapped(module: nn.Module, x: Tensor) -> Tensor:
+    return torch.vmap(module)(x)  # type: ignore[no-any-return]
+
+
+def vmapped_to_columns(module: nn.Module, x: Tensor) -> Tensor:
+    return torch.vmap(module, out_dims=1)(x).T  # type: ignore[no-any-return]
+
+
+def vmapped_twice(module: nn.Module, x: Tensor) -> Tensor:
+    return torch.vmap(torch.vmap(module))(x[None])  # type: ignore[no-any-return]
+
+
+def called_with_others_in_place(module: nn.Module, x: Tensor) -> Tensor:
+    doubled = {name: parameter * 2 for name, parameter in module.named_parameters()}
+    return torch.func.functional_call(module, doubled, x)  # type: ignore[no-any-return]
+
+
+def gradient_of_it(module: nn.Module, x: Tensor) -> Tensor:
+    return torch.vmap(torch.func.grad(lambda row: module(row).square().sum()))(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "transformed", [vmapped, vmapped_to_columns, vmapped_twice, called_with_others_in_place, gradient_of_it]
+)
+def test_a_detach_inside_of_a_functorch_transform_is_found_with_its_line(
+    transformed: Callable[[nn.Module, Tensor], Tensor],
+) -> None:
+    def use(out: Tensor) -> Tensor:
+        return out.detach() * 2  # the culprit
+
+    model, x = Heads(use), torch.randn(3, 4)
+    report = th.find_unused(lambda: transformed(model, x).square().sum(), model)
+    assert set(report.names) == {"second.weight", "second.bias"}
+    assert set(report.names) == without_gradient(model, lambda: transformed(model, x).square().sum())
+    for found in report:
+        assert (found.why, found.cut) == ("path cut", Cut.DETACH)
+        assert found.source is not None and found.source.short == line_of(use, "the culprit")
+        assert found.story.endswith("takes what comes of it out of the graph")
+
+
+def test_what_is_written_behind_its_back_inside_of_vmap_is_followed() -> None:
+    def row_of(row: Tensor) -> Tensor:
+        kept = row.clone()
+        kept.detach().copy_(model(row))  # the culprit
+        return kept
+
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    report = th.find_unused(lambda: torch.vmap(row_of)(x).sum(), model)
+    assert report.names == ("weight", "bias")
+    for found in report:
+        assert found.cut is Cut.ALIAS
+        assert found.source is not None and found.source.short == line_of(row_of, "the culprit")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_parameter_that_is_a_nested_tensor_has_no_shape_and_its_story(layout: torch.layout) -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout)
+    model = nn.ParameterDict({"used": rows, "cut": rows.clone(), "left": rows.clone()})
+
+    def make_loss() -> Tensor:
+        return torch.nested.to_padded_tensor(model["used"] * 2 + model["cut"].detach(), 0.0).sum()
+
+    report = th.find_unused(make_loss, model)
+    assert {each.name: (each.why, each.cut, each.shape) for each in report} == {
+        "cut": ("path cut", Cut.DETACH, None),
+        "left": ("never used", None, None),
+    }
+
+
+class Low(nn.Module):
+    """A frozen layer and an addend of low rank."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.base = nn.Linear(4, 4).requires_grad_(False)
+        self.down = nn.Linear(4, 2, bias=False)
+        self.up = nn.Linear(2, 4, bias=False)
+        nn.init.constant_(self.up.weight, start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))  # type: ignore[no-any-return]
+
+
+def test_of_an_adapter_that_starts_with_zeros_the_other_factor_gets_a_gradient_of_zeros() -> None:
+    report = unused_of(Low(0.0))
+    assert report.names == ("down.weight",) and report.frozen == ("base.weight", "base.bias")
+    assert report["down.weight"].why == "zero gradient"
+    assert not unused_of(Low(0.1))
+
+
+def test_a_parametrization_is_named_by_the_parameters_that_it_has() -> None:
+    model = nn.Sequential(*(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)) for _ in range(2)))
+    assert not unused_of(model)
+    x = torch.randn(3, 4)
+    report = th.find_unused(lambda: (model[0](x) + model[1](x).detach()).sum(), model)
+    assert report.names == tuple(name for name, _ in model.named_parameters() if name.startswith("1."))
+    assert {each.cut for each in report} == {Cut.DETACH}
+    report = th.find_unused(lambda: model[0](x).sum(), model)
+    assert {each.why for each in report} == {"never used"} and len(report) == 3
+    assert {each.story for each in report if "original" not in each.name} == {
+        "module 1 (ParametrizedLinear) was never called"
+    }
+
+
+def test_of_modules_in_a_dict_and_parameters_in_a_list_each_is_told_apart() -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ways = nn.ModuleDict({"left": nn.Linear(4, 4), "right": nn.Linear(4, 4)})
+            self.scales = nn.ParameterList([torch.ones(4), torch.ones(4), torch.ones(4)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.ways["left"](x) * self.scales[0] + self.scales[1].detach()  # type: ignore[no-any-return]
+
+    report = unused_of(Routed())
+    assert {each.name: each.why for each in report} == {
+        "ways.right.weight": "never used",
+        "ways.right.bias": "never used",
+        "scales.1": "path cut",
+        "scales.2": "never used",
+    }
+    assert report["ways.right.bias"].story == "ways.right (Linear) was never called"
+    assert report["scales.2"].story == "Routed was called once, and no operation took it"
+
+
+@pytest.mark.parametrize("rows", [[0, 1], []])
+def test_a_sparse_embedding_gets_a_gradient_where_it_has_rows(rows: list[int]) -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    taken = torch.tensor(rows, dtype=torch.long)
+    report = th.find_unused(lambda: model(taken).sum(), model)
+    assert [each.why for each in report] == ([] if rows else ["zero gradient"])
+    report = th.find_unused(lambda: model(taken).detach().sum(), model)
+    assert [each.cut for each in report] == [Cut.DETACH]
