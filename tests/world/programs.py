@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 
 @dataclass
@@ -43,6 +44,10 @@ class Program:
 
     def modules(self) -> list[nn.Module]:
         return list(self.model.modules())
+
+
+HANDLES: list[RemovableHandle] = []
+"""Of the hooks that programs have registered, for who removes them."""
 
 
 class Acts(Function):
@@ -178,16 +183,16 @@ def hooks_that_count() -> Program:
     def count(name: str) -> Callable[..., None]:
         return lambda *told: counts.update([name])
 
-    model.register_full_backward_hook(count("module"))
-    model.first.register_full_backward_pre_hook(count("before a module"))
-    model.second.register_forward_hook(count("forward"))
-    model.first.weight.register_hook(count("leaf"))
-    model.second.weight.register_post_accumulate_grad_hook(count("accumulated"))
+    HANDLES.append(model.register_full_backward_hook(count("module")))
+    HANDLES.append(model.first.register_full_backward_pre_hook(count("before a module")))
+    HANDLES.append(model.second.register_forward_hook(count("forward")))
+    HANDLES.append(model.first.weight.register_hook(count("leaf")))
+    HANDLES.append(model.second.weight.register_post_accumulate_grad_hook(count("accumulated")))
 
     def make_loss() -> Tensor:
         y = x * 2
-        y.register_hook(count("tensor"))
-        y.grad_fn.register_prehook(count("node"))
+        HANDLES.append(y.register_hook(count("tensor")))
+        HANDLES.append(y.grad_fn.register_prehook(count("node")))
         return model(y)
 
     return Program(model, make_loss, {"x": x}, counts=counts)
@@ -201,7 +206,7 @@ def optimizer_in_a_hook() -> Program:
         optimizer.step()
         optimizer.zero_grad()
 
-    model.norm.bias.register_post_accumulate_grad_hook(step)
+    HANDLES.append(model.norm.bias.register_post_accumulate_grad_hook(step))
     return Program(model, lambda: model(x * 1), {"x": x}, optimizers=(optimizer,))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import tapehead as th
 from tapehead.engine.workloads import WORKLOADS
 
-from .programs import DISTRIBUTED, PROGRAMS, Program, built, functions_that_act, optimizer_in_a_hook
+from .programs import DISTRIBUTED, HANDLES, PROGRAMS, Program, built, functions_that_act, optimizer_in_a_hook
 from .snapshot import Snapshot, differences, snapshot, state_of
 from .verbs import LONG, PREDICTIONS, QUICK, auto
 
@@ -22,6 +22,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def name_of(each: Callable[..., object]) -> str:
     return each.__name__
+
+
+@pytest.fixture(autouse=True)
+def _hooks_of_programs_are_removed() -> Iterator[None]:
+    yield
+    for handle in HANDLES:
+        handle.remove()
+    HANDLES.clear()
 
 
 @pytest.fixture
