@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from threading import get_ident
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.scatter_gather import scatter_kwargs
 
 from ..inspector.arguments import expect_callable
 from ..inspector.hips_tape import HipsTape
-from ..inspector.torch_internals import Sharding, flattens, is_flattened, is_fully_sharded, watching_modules
+from ..inspector.torch_internals import (
+    Sharding,
+    flattens,
+    is_flattened,
+    is_fully_sharded,
+    unprepared_reducers,
+    watching_modules,
+)
 
 MakeLoss = Callable[[], Tensor]
 
@@ -86,24 +90,15 @@ def same_random_numbers() -> Iterator[None]:
 
 @contextmanager
 def nothing_reduced() -> Iterator[None]:
-    """Meanwhile DistributedDataParallel's forward is that of its module: no reduction is prepared, which would wait for
-    a backward, and no rank waits for another. It would even raise, after a backward that left parameters out."""
-    original, thread = DistributedDataParallel.forward, get_ident()
-
-    def forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-        if get_ident() != thread:
-            return original(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
-        if self.device_ids:
-            (inputs,), (kwargs,) = scatter_kwargs(inputs, kwargs, self.device_ids)
-        return self.module(*inputs, **kwargs)
-
-    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
+    """Meanwhile DistributedDataParallel and `replicate`, its other face, only call what they wrap: no reduction is
+    prepared, which would wait for a backward, and no rank waits for another. It would even raise, after a backward that
+    left parameters out."""
     token = _is_reduced.set(False)
     try:
-        yield
+        with unprepared_reducers():
+            yield
     finally:
         _is_reduced.reset(token)
-        DistributedDataParallel.forward = original  # type: ignore[method-assign]
 
 
 _is_reduced: ContextVar[bool] = ContextVar("is_reduced", default=True)

@@ -41,6 +41,7 @@ from .accumulate import accumulate
 from .accumulation import Accumulate
 from .anomaly import check_nan, warn_of_forward
 from .graph_task import GraphTask
+from .has_to_end import is_sharded
 from .history import Ran
 from .hook_state import HookState
 from .hook_watch import HookWatch, Registry, node_of, of_tensors, tensors_and_hooks
@@ -48,7 +49,6 @@ from .input_buffer import BUFFERS, InputBuffer, fits, fitted
 from .needed import Inputs, as_inputs, needed_tasks
 from .roots import as_gradients, as_outputs, given_gradients, root_gradients
 from .runner import BareLoop, Measuring, OnEnd, Runner
-from .stages import has_stages
 from .task_hooks import (
     Gradients,
     hook_name,
@@ -492,8 +492,15 @@ def _refuse_tasks(graph: Graph) -> None:
     for task in graph.tasks:
         if any(meta.shape is None for meta in task.inputs):
             raise cannot(f"check the nested gradients of {graph.describe(task)}")
-    if has_stages(graph):
-        raise cannot("let gradients be reduced where fully_shard (FSDP2) does")
+    if is_sharded(graph):
+        raise cannot(
+            "gather parameters and reduce gradients as fully_shard (FSDP2) and FullyShardedDataParallel do, in hooks "
+            "and at the end of a backward"
+        )
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise cannot(
+            "run the C++ hooks that DistributedDataParallel may have in any graph, as torch.distributed is initialised"
+        )
 
 
 def _refuse_surroundings() -> None:
@@ -504,10 +511,6 @@ def _refuse_surroundings() -> None:
         )
     if compiled_autograd_is_on():
         raise cannot("run under compiled autograd")
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise cannot(
-            "run the C++ hooks that DistributedDataParallel may have in any graph, as torch.distributed is initialised"
-        )
 
 
 def cannot(what: str) -> NotImplementedError:

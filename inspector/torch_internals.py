@@ -35,6 +35,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, register
 from torch.autograd.variable import Variable
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.scatter_gather import scatter_kwargs
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_map_only, tree_map_only_
@@ -1627,6 +1628,34 @@ def reducer_buckets(wrapper: DistributedDataParallel) -> list[tuple[list[Tensor]
         buckets = wrapper.reducer._get_zeros_like_grad_buckets()
     buckets.sort(key=lambda bucket: bucket.index())
     return [(bucket.parameters(), bucket.buffer().nbytes) for bucket in buckets]
+
+
+@contextmanager
+def unprepared_reducers() -> Iterator[None]:
+    """Meanwhile a forward in this thread prepares no reduction of DistributedDataParallel, and synchronises nothing.
+
+    `replicate` calls these two from hooks of the module, without DistributedDataParallel's own forward.
+    """
+    before, after = DistributedDataParallel._pre_forward, DistributedDataParallel._post_forward
+    thread = threading.get_ident()
+
+    def pre_forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return before(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if self.device_ids:
+            (inputs,), (kwargs,) = scatter_kwargs(inputs, kwargs, self.device_ids)
+        return inputs, kwargs
+
+    def post_forward(self: DistributedDataParallel, output: Any) -> Any:
+        return output if threading.get_ident() == thread else after(self, output)  # type: ignore[no-untyped-call]
+
+    DistributedDataParallel._pre_forward = pre_forward  # type: ignore[method-assign]
+    DistributedDataParallel._post_forward = post_forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DistributedDataParallel._pre_forward = before  # type: ignore[method-assign]
+        DistributedDataParallel._post_forward = after  # type: ignore[method-assign]
 
 
 def reductions_are_delayed(wrapper: DistributedDataParallel) -> bool:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor, nn
+from torch.distributed._composable.replicate import replicate
 from torch.nn.functional import one_hot
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -589,14 +590,14 @@ def test_gradients_random_numbers_and_functions_are_left_as_they_were() -> None:
     before = [None if each.grad is None else each.grad.clone() for each in model.parameters()]
     grads = [each.grad for each in model.parameters()]
     state, apply = torch.get_rng_state(), torch.autograd.Function.__dict__["apply"]
-    forward = DistributedDataParallel.forward
+    prepares = DistributedDataParallel._pre_forward
     fired = []
     hook = model[0].weight.register_post_accumulate_grad_hook(fired.append)
     th.find_unused(lambda: model(x).sum(), model)
     hook.remove()
     assert not fired
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.autograd.Function.__dict__["apply"] is apply and DistributedDataParallel.forward is forward
+    assert torch.autograd.Function.__dict__["apply"] is apply and DistributedDataParallel._pre_forward is prepares
     for parameter, grad, value in zip(model.parameters(), grads, before, strict=True):
         assert parameter.grad is grad
         assert grad is None or torch.equal(grad, value)
@@ -695,6 +696,18 @@ def test_those_of_distributed_data_parallel_are_the_ones_it_complains_of(monkeyp
     for report in (early, late):
         assert {name.removeprefix("module.") for name in report.names} == set(said[1].replace(" ", "").split(","))
         assert any("DistributedDataParallel needs find_unused_parameters=True" in each for each in report.sentences)
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_replicate_prepares_no_reduction_either() -> None:
+    model = replicate(Heads(lambda out: out.detach()))
+    x = torch.randn(3, 4)
+    early = th.find_unused(lambda: model(x).sum(), model)
+    model(x).sum().backward()
+    with pytest.raises(RuntimeError, match="find_unused_parameters=True"):
+        model(x)
+    late = th.find_unused(lambda: model(x).sum(), model)  # where such a forward raises
+    assert early.names == late.names == ("second.weight", "second.bias")
 
 
 @pytest.mark.usefixtures("alone_in_a_group")

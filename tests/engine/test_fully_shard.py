@@ -15,7 +15,7 @@ import torch
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
     pytest.skip("needs gloo", allow_module_level=True)
 
-from .fully_shard_program import ELSEWHERE, OWN, POLICIES, VARIANTS, VERBS, different
+from .fully_shard_program import ELSEWHERE, OWN, POLICIES, TOLERANCES, VARIANTS, VERBS, different
 
 FEW = {
     "as it is": (
@@ -34,12 +34,17 @@ FEW = {
     ),
     "flat": ("backward bfs", "closed after 20", "compare before"),
     "in buckets": ("closed after 20",),
-    "accumulated": ("find_nan between",),
+    "accumulated": ("find_nan between", "simulate", "plan", "makespan", "unpack_order", "backward auto"),
 }
+IN_PART = {
+    "replicated": ("backward bfs", "backward dfs", "closed after 20", "compare before", "find_nan between", "nan"),
+}
+"""What is asked of a variant where it is not all."""
+IN_HOOKS = "the direct engine cannot gather parameters and reduce gradients as fully_shard"
 REFUSED = {
     "against a stage": "ValueError: constraint 1",
-    "direct": "NotImplementedError: the direct engine",
-    "direct session": "NotImplementedError: the direct engine",
+    "direct": f"NotImplementedError: {IN_HOOKS}",
+    "direct session": f"NotImplementedError: {IN_HOOKS}",
     "dynamic": "PolicyError: policy live decides while the backward runs",
     "find_unused before": "NotImplementedError: fully_shard makes the parameters",
     "switched": "PolicyError: policy dfs can't take over here",
@@ -47,13 +52,16 @@ REFUSED = {
     "plan_mirror between": "NotImplementedError: th.plan_mirror",
 }
 """How a refusal begins, for each verb that is refused; no other is."""
-OTHERS = {verb: said for verb, said in REFUSED.items() if verb.startswith(("direct", "switched"))}
+ORDINARY = ("backward heap", "backward bfs", "backward dfs")
+"""What all ranks ask for here, and all run: none of it has to be refused, or to be PyTorch's own order instead."""
+OTHERS = {"switched": REFUSED["switched"], "direct": "NotImplementedError: the direct engine"}
+OTHERS["direct session"] = OTHERS["direct"]
 ITS_OWN = {f"{name} {when}" for name in OWN for when in ("before", "between") if name != "forward"} | {"nan"}
 FLAT = [variant for variant in VARIANTS if variant.startswith("flat")]
 
 
 def ranks(folder: Path, variants: dict[str, tuple[str, ...]], limit_s: float) -> list[dict[str, Any]]:
-    """What each of two ranks logged."""
+    """What each rank logged."""
     program = Path(__file__).with_name("fully_shard_program.py")
     asked = json.dumps(variants)
     started = [
@@ -74,6 +82,17 @@ def ranks(folder: Path, variants: dict[str, tuple[str, ...]], limit_s: float) ->
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+def refusal_of(verb: str, variant: str) -> str | None:
+    """How it begins; None: the verb gives PyTorch's gradients."""
+    if variant in FLAT and verb in ITS_OWN:
+        return "NotImplementedError: FullyShardedDataParallel keeps its gradients"
+    if variant in FLAT and verb in OTHERS:
+        return REFUSED[verb]
+    if variant == "left out" and verb in ("unused", "find_unused between"):
+        return REFUSED["find_unused before"]
+    return OTHERS.get(verb) if "wrapper" in VARIANTS[variant] else REFUSED.get(verb)
+
+
 def assert_equal_or_refused(results: list[dict[str, Any]]) -> None:
     for rank, variants in enumerate(results):
         for variant, verbs in variants.items():
@@ -81,17 +100,18 @@ def assert_equal_or_refused(results: list[dict[str, Any]]) -> None:
             for verb, found in verbs.items():
                 where = f"{verb} under {variant!r} on rank {rank}"
                 assert "error" not in found, f"{where}: {found['error']}"
-                wrong = [different(*steps) for steps in zip(found["steps"], plain["steps"], strict=True)]
+                steps = zip(found["steps"], plain["steps"], strict=True)
+                wrong = [different(*each, TOLERANCES.get(variant, 1e-3)) for each in steps]
                 assert not any(wrong), f"{where}: the gradients of these parameters differ, by step: {wrong}"
-                begins = REFUSED.get(verb) if "wrapper" not in VARIANTS[variant] else OTHERS.get(verb)
-                if variant in FLAT and verb in ITS_OWN:
-                    begins = "NotImplementedError: FullyShardedDataParallel keeps its gradients"
+                if verb in ORDINARY:
+                    assert set(found["ran"]) == {verb.removeprefix("backward ")}, f"{where}: {found['ran']}"
+                begins = refusal_of(verb, variant)
                 assert bool(found["refused"]) == (begins is not None), f"{where}: {found['refused']}"
                 assert all(said.startswith(begins or "") for said in found["refused"]), f"{where}: {found['refused']}"
 
 
 def test_gradients_are_pytorchs_or_the_verb_refuses(tmp_path: Path) -> None:
-    assert_equal_or_refused(ranks(tmp_path, FEW, limit_s=240.0))
+    assert_equal_or_refused(ranks(tmp_path, FEW, limit_s=540.0))
 
 
 @pytest.mark.slow
@@ -99,4 +119,4 @@ def test_gradients_are_pytorchs_or_the_verb_refuses(tmp_path: Path) -> None:
 def test_every_verb_under_every_policy_in_every_variant(tmp_path: Path, variant: str) -> None:
     assert {f"backward {policy}" for policy in POLICIES} <= VERBS.keys()
     verbs = ELSEWHERE if "wrapper" in VARIANTS[variant] else VERBS
-    assert_equal_or_refused(ranks(tmp_path, {variant: tuple(verbs)}, limit_s=1200.0))
+    assert_equal_or_refused(ranks(tmp_path, {variant: IN_PART.get(variant, tuple(verbs))}, limit_s=1200.0))
