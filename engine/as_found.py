@@ -119,7 +119,7 @@ class AsFound:
 
     def _note_leaf(self, tensor: Tensor) -> None:
         """Notes its .grad, if it may get one."""
-        if tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad) and _is_new(tensor, self._known):
+        if tensor.requires_grad and _keeps_gradient(tensor) and _is_new(tensor, self._known):
             self._grads.append((self._known[id(tensor)], tensor.grad))
 
     def _note_module(self, module: nn.Module, arguments: object = None) -> None:
@@ -221,6 +221,13 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
             self._versions.append((detached(part), version_of(part)))
             with unobserved():
                 self._before[storage._cdata] = storage, storage.clone()  # type: ignore[no-untyped-call]
+
+
+def _keeps_gradient(tensor: Tensor) -> bool:
+    try:
+        return tensor.is_leaf or tensor.retains_grad
+    except RuntimeError:  # one of several views whose base was written: torch makes no grad_fn of it, and it is no leaf
+        return False
 
 
 def _is_new(tensor: Tensor, known: dict[int, ref[Tensor]]) -> bool:

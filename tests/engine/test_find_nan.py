@@ -363,3 +363,14 @@ def test_a_bad_gradient_is_followed_to_the_operation_of_the_forward_that_made_it
     assert report.where == "backward" and "gradient * other = 0 * inf = NaN" in repr(report)
     (came,) = [each for each in report.sentences if each.startswith("It came of the forward: there ")]
     assert "there reciprocal (" in came and "made inf in 3 of 3 elements" in came
+
+
+def test_a_view_elsewhere_of_which_torch_makes_no_node_is_no_leaf() -> None:
+    base = torch.ones(4, requires_grad=True) * 1
+    view = base.unbind(0)[0]
+    with torch.no_grad():
+        base.add_(1)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        _ = view.is_leaf
+    model = nn.Linear(2, 2)
+    assert not th.find_nan(lambda: model(torch.ones(1, 2)).sum())
