@@ -11,7 +11,15 @@ from torch import Tensor
 from ..inspector.arguments import expect_choice
 from ..inspector.graph import Graph, Task
 from ..inspector.source import Source
-from ..inspector.torch_internals import keep_compiler_out, uncompiled, unobserved
+from ..inspector.torch_internals import (
+    keep_compiler_out,
+    leaf_hooks,
+    leaf_of,
+    node_hooks,
+    post_accumulate_hooks,
+    uncompiled,
+    unobserved,
+)
 from ..inspector.walk import graph as graph_of
 from .as_found import AsFound
 from .direct import Stepper
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
 
 LEAVES_LAST = Policy("leaves last", "leaves last, else last created first", lambda task, _: _leaf_last(task))
 """So that all gradients are there before one is put into a .grad."""
+
+NAMED = 3  # leaves, in a sentence that may have to speak of a whole model's
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,7 +99,8 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
 
     No .grad changes, no hook stays; random numbers, and the tensors that the program writes (the running statistics of
     a BatchNorm), are put back: see `AsFound`. Hooks of tensors and nodes run; those of leaves, which wait for
-    a .grad, do not, but inside of a reentrant checkpoint. DistributedDataParallel reduces nothing.
+    a .grad, do not, but inside of a reentrant checkpoint: a report that all is finite names them.
+    DistributedDataParallel reduces nothing.
 
     Args:
         make_loss: runs the forward and returns the loss, one element.
@@ -121,8 +132,9 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
         graph = graph_of(loss) if loss.requires_grad else None
         if bad or graph is None:
             return _of_forward(watch, loss, value, bad, graph)
+        hooked = _hooked_leaves(graph)
         backward = _run_backward(watch, loss, engine)
-    return _of_backward(watch.finds, value, backward)
+    return _of_backward(watch.finds, value, backward, hooked)
 
 
 keep_compiler_out(find_nan)
@@ -144,6 +156,18 @@ class _Backward:
     maker: ForwardFind | None
     harmless: tuple[Stop, ...]
     sums: int
+
+
+def _hooked_leaves(graph: Graph) -> list[Task]:
+    """The leaves whose hooks will not run. Under FSDP2 all do."""
+    if is_sharded(graph):
+        return []
+    hooked = []
+    for task in graph.tasks:
+        node = graph.nodes[task.id]
+        if task.is_leaf and (leaf_hooks(leaf := leaf_of(node)) or post_accumulate_hooks(leaf) or any(node_hooks(node))):
+            hooked.append(task)
+    return hooked
 
 
 def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backward:
@@ -228,7 +252,7 @@ def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: bool, gra
     return NanReport("forward", sentences, first.operation, first.module, first.source, loss, tuple(finds), None, bare)
 
 
-def _of_backward(finds: list[ForwardFind], loss: float, found: _Backward) -> NanReport:
+def _of_backward(finds: list[ForwardFind], loss: float, found: _Backward, hooked: Sequence[Task]) -> NanReport:
     graph, stop, sums = found.graph, found.stop, found.sums
     bare = _without_nodes(graph)
     if stop is None or stop.task is None:
@@ -238,7 +262,8 @@ def _of_backward(finds: list[ForwardFind], loss: float, found: _Backward) -> Nan
             said += (
                 f', but for what {leaves} in sum from several: PyTorch\'s engine does not show it; engine="direct" does'
             )
-        return NanReport(None, (f"{said}.", *_passing(finds)), None, None, None, loss, tuple(finds), stop, bare)
+        sentences = (f"{said}.", *_not_run(graph, hooked), *_passing(finds))
+        return NanReport(None, sentences, None, None, None, loss, tuple(finds), stop, bare)
     task = graph.tasks[stop.task]
     _, _, gave = stop.text.partition(": ")
     sentences = (
@@ -254,6 +279,13 @@ def _of_backward(finds: list[ForwardFind], loss: float, found: _Backward) -> Nan
         *_passing(finds),
     )
     return NanReport("backward", sentences, task.name, graph.module(task), task.source, loss, tuple(finds), stop, bare)
+
+
+def _not_run(graph: Graph, hooked: Sequence[Task]) -> Iterator[str]:
+    if hooked:
+        named = ", ".join(graph.describe(task) for task in hooked[:NAMED])
+        more = f" and {len(hooked) - NAMED} more" if len(hooked) > NAMED else ""
+        yield f"Hooks of leaves were not run, and what they make of a gradient was not looked at: {named}{more}."
 
 
 def _passing(finds: list[ForwardFind]) -> Iterator[str]:

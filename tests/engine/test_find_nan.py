@@ -203,6 +203,41 @@ def test_what_is_in_place_is_no_other_operation() -> None:
     assert report.operation is not None and report.operation.endswith("log_")
 
 
+@both
+@pytest.mark.parametrize("kind", ["tensor", "accumulated", "before the node", "after the node"])
+def test_what_hooks_of_leaves_make_is_not_called_finite(kind: str, engine: Engine) -> None:
+    layer = nn.Linear(3, 2)
+    other, leaf = layer.weight, layer.bias
+
+    def make_loss() -> Tensor:
+        output: Tensor = layer(torch.ones(1, 3))
+        return output.tanh().sum()
+
+    def spoil(*_: object) -> None:
+        assert leaf.grad is not None
+        leaf.grad.fill_(math.nan)
+
+    assert "not run" not in str(th.find_nan(make_loss, engine=engine))
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    if kind == "tensor":
+        handle = leaf.register_hook(lambda gradient: gradient * math.nan)
+    elif kind == "accumulated":
+        handle = leaf.register_post_accumulate_grad_hook(spoil)
+    elif kind == "before the node":
+        handle = node.register_prehook(lambda gradients: tuple(each * math.nan for each in gradients))
+    else:
+        handle = node.register_hook(spoil)
+    make_loss().backward()
+    assert leaf.grad is not None and leaf.grad.isnan().all() and other.grad is not None and other.grad.isfinite().all()
+
+    (number,) = [task for task, each in th.graph(make_loss()).leaves.items() if each is leaf]
+    report = th.find_nan(make_loss, engine=engine)
+    assert not report  # hooks do not run: they may step an optimizer
+    handle.remove()
+    (said,) = [line for line in report.sentences if "were not run" in line]
+    assert said.count("AccumulateGrad") == 1 and f"task {number} " in said
+
+
 def test_no_gradient_hook_or_random_number_is_left_changed() -> None:
     model, make_loss = transformer(sparse_entropy)
     first, *others = model.parameters()
