@@ -5,13 +5,14 @@ from __future__ import annotations
 import dis
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import cache, partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.optim import Optimizer
 from torch.utils.hooks import BackwardHook
 
@@ -26,13 +27,13 @@ _NOT_OURS_TO_TOUCH = ("torch.utils.checkpoint", "tapehead")  # they know by them
 class HookState:
     """What the code of one task may change in Python, as it was before the task and as the task left it.
 
-    That is what closures, globals by name, attributes (of the object of a method, of a Function's `ctx`) and defaults
-    refer to, and the lists, dicts, sets and deques there. So the next call of a hook finds what it found before: the
-    module's gradients of a full backward hook, the count of a multi-grad hook, a counter, a log.
+    That is what closures, globals by name, attributes (of the object of a method, of a Function and its `ctx`) and
+    defaults refer to, and the lists, dicts, sets and deques there. So the next call of a hook finds what it found
+    before: the module's gradients of a full backward hook, the count of a multi-grad hook, a counter, a log.
 
-    Known limitations. What lies elsewhere stays as the task left it: in files, in C++, in slots, in the attributes of a
-    class or of an optimizer. What somebody else has changed since stays as he left it. Tensors are not copied; one that
-    was changed in place is told: `spoiled`.
+    Known limitations. What lies elsewhere stays as the task left it: in files, in C++, in slots, in the attributes of
+    other classes or of an optimizer. What somebody else has changed since stays as he left it. Tensors are not copied;
+    one that was changed in place is told: `spoiled`.
 
     Attributes:
         spoiled: what was changed and can't be put back, in words.
@@ -92,7 +93,7 @@ class _Place(Protocol):
 class _ByKey:
     """A dict, or the names in one that code refers to."""
 
-    kept: dict[Any, Any]
+    kept: MutableMapping[Any, Any]
     names: tuple[str, ...] | None = None
 
     def read(self) -> dict[Any, Any]:
@@ -112,7 +113,7 @@ class _ByKey:
 class _Rebound:
     """Keys with what they had before and after; hooks that are put back stand where they stood."""
 
-    kept: dict[Any, Any]
+    kept: MutableMapping[Any, Any]
     changed: list[tuple[Any, Any, Any]]
     keys_before: tuple[Any, ...]
     keys_after: tuple[Any, ...]
@@ -136,6 +137,28 @@ class _Rebound:
         if again:
             for key in [*(key for key in keys if key in kept), *(key for key in list(kept) if key not in keys)]:
                 kept[key] = kept.pop(key)
+
+
+class _OfFunction(MutableMapping[str, Any]):
+    """The attributes of a custom Function: its `backward` is static, so a count has no other place."""
+
+    def __init__(self, function: type[Function]) -> None:
+        self._function = function
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self._function)[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._function, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._function, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in vars(self._function) if not name.startswith("__"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass(slots=True)
@@ -270,6 +293,9 @@ def _reach(code: Any) -> Iterator[tuple[Any, str, FunctionType | None]]:
         elif isinstance(each, CellType):
             place = _Cell(each)
             follow = ((place.read(), name),)
+        elif isinstance(each, type) and issubclass(each, Function):
+            attributes = _OfFunction(each)
+            place, follow = _ByKey(attributes), [(value, key) for key, value in attributes.items()]
         elif isinstance(each, dict):
             place = _ByKey(each)
             follow = [(value, key if isinstance(key, str) else name) for key, value in list(each.items())]

@@ -335,6 +335,7 @@ class TaskRunner(Runner):
         yield from self._hooks_of(task)
         if isinstance(node, BackwardCFunction):
             yield vars(node)
+            yield from function_of(node).__mro__
             yield function_of(node).backward
         yield from unpacking(node)
         yield from filter(None, [each() for each in self._other_hooks])

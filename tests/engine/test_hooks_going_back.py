@@ -7,7 +7,7 @@ import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -178,6 +178,40 @@ def function_state(w: Tensor, calls: Calls) -> Tensor:
     return (Counting.apply(w.sin(), calls) * Counting.apply(w, calls)).sum()
 
 
+class Base(torch.autograd.Function):
+    inherited = 0
+
+
+class OfTheClass(Base):
+    """What it counts has no place but the class."""
+
+    count = 0
+    seen: ClassVar[list[float]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, calls: Calls) -> Tensor:
+        ctx.calls = calls
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        kept: Any = OfTheClass
+        kept.count += 1
+        Base.inherited += 2
+        kept.seen.append(float(gradient.sum()))
+        kept.added = getattr(kept, "added", 0) + 3
+        ctx.calls.append(("class", (kept.count, Base.inherited, kept.added, *kept.seen)))
+        return gradient * kept.count * Base.inherited * kept.added, None
+
+
+def attributes_of_a_function(w: Tensor, calls: Calls) -> Tensor:
+    OfTheClass.count = Base.inherited = 0
+    OfTheClass.seen.clear()
+    if hasattr(OfTheClass, "added"):
+        del OfTheClass.added
+    return (OfTheClass.apply(w.sin(), calls) * OfTheClass.apply(w, calls)).sum()
+
+
 class Keeper(nn.Module):
     """A module whose own method is a hook."""
 
@@ -232,6 +266,7 @@ PROGRAMS = [
     once,
     packed_on_a_stack,
     function_state,
+    attributes_of_a_function,
     methods,
     globals_by_name,
 ]
