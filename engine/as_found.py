@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
+from operator import is_
 from typing import Any, Self
 from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
+from torch.nn.parameter import is_lazy
 
 from ..inspector.marks import tensors_of
 from ..inspector.operators import may_write, written_by
@@ -20,10 +22,12 @@ from ..inspector.torch_internals import (
     Operator,
     SeenOperations,
     bytes_below,
+    computes_itself,
     detached,
     keep_compiler_out,
     parts_of,
     set_version,
+    sharded_parameters,
     torch_backward,
     uncompiled,
     unobserved,
@@ -40,22 +44,22 @@ class AsFound:
 
     Put back are: .grad of all leaves there are, and of tensors that retain it, the same objects with the same bits,
     also of those that are reached only by a backward inside the backward (reentrant checkpoints, custom Functions);
-    the bits of all tensors that were there before and are written, buffers and parameters among them; which tensors are
-    a module's buffers; what FSDP2 has gathered and summed; and the generators of random numbers, torch's,
-    Python's, NumPy's, and those that operations were given.
+    the bits of all tensors that were there before and are written, buffers and parameters among them, also by setting
+    `.data`; which tensors are a module's parameters and buffers; what FSDP2 has gathered and summed; and the generators
+    of random numbers, torch's, Python's, NumPy's, and those that operations were given.
 
     A run that is watched shows what is written; that is copied before it is. Others, after it, are not watched.
 
     Known limitations: what is written past torch's operations (through `Tensor.numpy()`, in an extension), and what is
-    neither tensor nor generator (counters in Python, files), stays as the program left it.
+    neither tensor nor generator (counters in Python, files), stays as the program left it. A lazy module stays made.
     """
 
     def __init__(self) -> None:
         self._grads: list[tuple[ref[Tensor], Tensor | None]] = []
         self._known: dict[int, ref[Tensor]] = {}  # by id()
         self._modules: WeakSet[nn.Module] = WeakSet()
-        self._buffers: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
-        self._data: list[tuple[Tensor, Tensor]] = []  # buffers, and where their bytes were
+        self._bound: list[tuple[dict[str, Any], dict[str, Any]]] = []  # modules' parameters and buffers by name
+        self._data: list[tuple[ref[Tensor], Tensor]] = []  # leaves and buffers, and where their bytes were
         self._written = _Written(self._note_leaf)
         self._opened = ExitStack()
         self._depth = 0
@@ -116,36 +120,53 @@ class AsFound:
             for each in gc.get_objects():
                 if type(each) in kinds:
                     self._note_leaf(each)
+                    if not each.requires_grad and issubclass(type(each), nn.Parameter):  # a frozen one
+                        self._note_data(each)
 
     def _note_leaf(self, tensor: Tensor) -> None:
         """Notes its .grad, if it may get one."""
         if tensor.requires_grad and _keeps_gradient(tensor) and _is_new(tensor, self._known):
             self._grads.append((self._known[id(tensor)], tensor.grad))
+            if tensor.is_leaf:
+                self._note_data(tensor)
+
+    def _note_data(self, tensor: Tensor) -> None:
+        """Notes where its bytes are, should `.data` be set; a lazy module's has none yet."""
+        own = not (is_lazy(tensor) or computes_itself(tensor) or tensor.is_nested)
+        if own and bytes_below(tensor) is not None:
+            with unobserved():
+                self._data.append((ref(tensor), tensor.detach()))
 
     def _note_module(self, module: nn.Module, arguments: object = None) -> None:
         if is_dynamo_compiling() or module in self._modules:
             return
+        of_fsdp = {id(tensor) for each in sharded_parameters() for tensor in (each.shard, each.gathered)} - {id(None)}
         for each in module.modules():
             if each in self._modules:
                 continue
             self._modules.add(each)
-            buffers = dict(each._buffers)
-            self._buffers.append((each, buffers))
-            self._data += [(buffer, buffer.detach()) for buffer in buffers.values() if buffer is not None]
+            if not isinstance(each, torch.jit.ScriptModule):  # it binds no other
+                self._bound.append((each._buffers, dict(each._buffers)))
+                if of_fsdp.isdisjoint(map(id, each._parameters.values())):  # which binds what it has gathered
+                    self._bound.append((each._parameters, dict(each._parameters)))
+            for buffer in each._buffers.values():
+                if buffer is not None:
+                    self._note_data(buffer)
 
     def _restore(self) -> None:
         with unobserved():
-            for reference, grad in self._grads:
+            for names, before in self._bound:
+                if not _is_same(names, before):
+                    names.clear()
+                    names.update(before)
+            for reference, data in self._data:
+                tensor = reference()
+                if tensor is not None and not _sees_same(tensor, data):
+                    tensor.data = data
+            for reference, grad in self._grads:  # of the dtype that the data has again
                 tensor = reference()
                 if tensor is not None and tensor.grad is not grad:
                     tensor.grad = grad
-            for module, buffers in self._buffers:
-                if not isinstance(module, torch.jit.ScriptModule) and module._buffers != buffers:  # it binds no other
-                    module._buffers.clear()
-                    module._buffers.update(buffers)
-            for buffer, data in self._data:
-                if bytes_below(buffer) is not None and buffer.data_ptr() != data.data_ptr():
-                    buffer.data = data
             self._written.restore()
 
 
@@ -181,7 +202,7 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given: set[int] = set()
         for tensor in tensors_of((args, kwargs)):
-            if tensor.requires_grad and tensor.is_leaf and _is_new(tensor, self._seen):
+            if tensor.requires_grad and _keeps_gradient(tensor) and tensor.is_leaf and _is_new(tensor, self._seen):
                 self._take_leaf(tensor)
             given.update(storage._cdata for storage in map(bytes_below, parts_of(tensor)) if storage is not None)
         if may_write(operator):
@@ -228,6 +249,21 @@ def _keeps_gradient(tensor: Tensor) -> bool:
         return tensor.is_leaf or tensor.retains_grad
     except RuntimeError:  # one of several views whose base was written: torch makes no grad_fn of it, and it is no leaf
         return False
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the same objects stand there in the same order; tensors are not compared by value."""
+    return list(one) == list(other) and all(map(is_, one.values(), other.values()))
+
+
+def _sees_same(tensor: Tensor, data: Tensor) -> bool:
+    """Whether it is on the same bytes in the same way."""
+    return (
+        tensor.data_ptr() == data.data_ptr()
+        and tensor.dtype == data.dtype
+        and tensor.shape == data.shape
+        and tensor.stride() == data.stride()
+    )
 
 
 def _is_new(tensor: Tensor, known: dict[int, ref[Tensor]]) -> bool:

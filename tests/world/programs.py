@@ -274,6 +274,41 @@ def momentum_encoder() -> Program:
     return Program(model, make_loss, {"x": x})
 
 
+class Rebinds(nn.Module):
+    """Its forward binds buffers and parameters anew, and sets `.data`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.scale = nn.Parameter(torch.ones(6))
+        self.clipped, self.target = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean * 0.9 + x.detach().mean(0)
+        self.scale = nn.Parameter(self.scale.detach() * 0.5)
+        self.clipped.data = self.clipped.data.clamp(-0.1, 0.1)
+        self.target.data = self.target.data * 0.9 + self.clipped.data * 0.1
+        y: Tensor = x * self.scale * self.clipped * self.target - self.mean
+        return y
+
+
+def binds_anew() -> Program:
+    model, x = Rebinds(), _x()
+    return Program(model, lambda: model(x * 1).square().sum(), {"x": x})
+
+
+def sets_data_in_a_hook() -> Program:
+    model, x = Net(), _x()
+
+    def descend(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.data = parameter.data - 0.1 * parameter.grad
+
+    for parameter in model.parameters():
+        HANDLES.append(parameter.register_post_accumulate_grad_hook(descend))
+    return Program(model, lambda: model(x * 1), {"x": x})
+
+
 def distributed_data_parallel() -> Program:
     model, x = DistributedDataParallel(Net(), gradient_as_bucket_view=True), _x()
     return Program(model, lambda: model(x * 1), {"x": x})
@@ -313,6 +348,8 @@ PROGRAMS = [
     zeroes_its_gradients,
     random_numbers,
     momentum_encoder,
+    binds_anew,
+    sets_data_in_a_hook,
 ]
 DISTRIBUTED = [functions_that_act, distributed_data_parallel, fully_sharded, fully_sharded_without_reduction]
 """In a process group of one."""
