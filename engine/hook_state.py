@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dis
+import pickle
+import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import is_
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.optim import Optimizer
 from torch.utils.hooks import BackwardHook
 
@@ -27,12 +30,12 @@ _NOT_OURS_TO_TOUCH = ("torch.utils.checkpoint", "tapehead")  # they know by them
 class HookState:
     """What the code of one task may change in Python, as it was before the task and as the task left it.
 
-    That is what closures, globals by name, attributes (of the object of a method, of a Function and its `ctx`) and
-    defaults refer to, and the lists, dicts, sets and deques there. So the next call of a hook finds what it found
-    before: the module's gradients of a full backward hook, the count of a multi-grad hook, a counter, a log.
+    That is what closures, globals by name, attributes (of objects, their classes, a Function's `ctx`) and defaults
+    refer to, the lists, dicts, sets and deques there, and the generators of random numbers. So the next call of a hook
+    finds what it found before: the module's gradients of a full backward hook, the count of a multi-grad hook, a log.
 
-    Known limitations. What lies elsewhere stays as the task left it: in files, in C++, in slots, in the attributes of
-    other classes or of an optimizer. What somebody else has changed since stays as he left it. Tensors are not copied;
+    Known limitations. What lies elsewhere stays as the task left it: in files, in C++, in iterators, in arrays, in the
+    attributes of an optimizer. What somebody else has changed since stays as he left it. Tensors are not copied;
     one that was changed in place is told: `spoiled`.
 
     Attributes:
@@ -44,12 +47,14 @@ class HookState:
         self.spoiled: str | None = None
         self._before: list[tuple[_Place, Any]] | None = []
         self._tensors: list[tuple[Tensor, int, str, Any]] = []
-        for hook in code:
-            for found, name, owner in _reach(hook):
-                if isinstance(found, Tensor):
-                    self._tensors.append((found, version_of(found), name, owner))
-                else:
-                    self._before.append((found, found.read()))
+        code = list(code)
+        for found, name, owner in _reach(code):
+            if isinstance(found, Tensor):
+                self._tensors.append((found, version_of(found), name, owner))
+            else:
+                self._before.append((found, found.read()))
+        if code:
+            self._before += [(each, each.read()) for each in _drawn_by_all()]
 
     def end(self) -> bool:
         """The task has run. Says whether anything was changed."""
@@ -139,26 +144,84 @@ class _Rebound:
                 kept[key] = kept.pop(key)
 
 
-class _OfFunction(MutableMapping[str, Any]):
-    """The attributes of a custom Function: its `backward` is static, so a count has no other place."""
+class _Attributes(MutableMapping[str, Any]):
+    """Attributes that stand in no dict which may be written."""
 
-    def __init__(self, function: type[Function]) -> None:
-        self._function = function
-
-    def __getitem__(self, name: str) -> Any:
-        return vars(self._function)[name]
+    def __init__(self, found: Any) -> None:
+        self._found = found
 
     def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self._function, name, value)
+        setattr(self._found, name, value)
 
     def __delitem__(self, name: str) -> None:
-        delattr(self._function, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in vars(self._function) if not name.startswith("__"))
+        delattr(self._found, name)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+class _OfClass(_Attributes):
+    """Those of a class: the `backward` of a custom Function is static, so a count has no other place."""
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self._found)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in vars(self._found) if not name.startswith("__"))
+
+
+class _OfSlots(_Attributes):
+    """Those of an object with `__slots__`."""
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self._found, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        slots = (vars(kind).get("__slots__", ()) for kind in type(self._found).__mro__)
+        names = (name for each in slots for name in ((each,) if isinstance(each, str) else each))
+        return (name for name in names if not name.startswith("__") and hasattr(self._found, name))
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """The state of a generator of random numbers."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+    def change(self, before: Any) -> _Change | None:
+        after = self.read()
+        return None if after == before else _Whole(self, before, after)
+
+    def same(self, one: Any, other: Any) -> bool:
+        return bool(one == other)
+
+
+def _drawn_by_all() -> Iterator[_Drawn]:
+    """Of Python's and NumPy's own numbers; torch's are kept with each task."""
+    yield _Drawn(random.getstate, random.setstate)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        yield _pickled(numpy.random.get_state, numpy.random.set_state)
+
+
+def _drawn_by(found: Any) -> _Drawn | None:
+    if isinstance(found, random.Random):
+        return _Drawn(found.getstate, found.setstate)
+    if isinstance(found, torch.Generator):
+        return _Drawn(lambda: found.get_state().tolist(), lambda state: found.set_state(torch.ByteTensor(state)))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(found, numpy.random.Generator):
+        bits = found.bit_generator
+        return _pickled(lambda: bits.state, lambda state: setattr(bits, "state", state))
+    return None
+
+
+def _pickled(read: Callable[[], Any], write: Callable[[Any], object]) -> _Drawn:
+    """A state with arrays in it, as bytes that can be compared."""
+    return _Drawn(lambda: pickle.dumps(read()), lambda state: write(pickle.loads(state)))
 
 
 @dataclass(slots=True)
@@ -209,7 +272,7 @@ class _Row:
         self.kept.extend(value)
 
     def same(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-        return len(one) == len(other) and all(mine is theirs for mine, theirs in zip(one, other, strict=True))
+        return len(one) == len(other) and all(map(is_, one, other))
 
 
 @dataclass(slots=True)
@@ -251,7 +314,7 @@ class _Set:
 class _Whole:
     """Something that is put back as a whole."""
 
-    place: _Cell | _Row | _Set
+    place: _Cell | _Row | _Set | _Drawn
     before: Any
     after: Any
 
@@ -267,13 +330,15 @@ class _Whole:
             self.place.write(wanted)
 
 
-def _reach(code: Any) -> Iterator[tuple[Any, str, FunctionType | None]]:
-    """The places, and the tensors by name, to which hooks or what a Function keeps leads, each with the function that
-    leads there."""
+def _reach(code: Iterable[Any]) -> Iterator[tuple[Any, str, FunctionType | None]]:
+    """The places, and the tensors by name, to which hooks or what a Function keeps leads, each once, with the function
+    that leads there."""
     seen: set[int] = set()
-    stack: list[tuple[Any, str, FunctionType | None, int]] = [(code, "", None, 0)]
-    while stack:
-        each, name, owner, depth = stack.pop()
+    queue: deque[tuple[Any, str, FunctionType | None, int]] = deque((each, "", None, 0) for each in code)
+    while queue:
+        each, name, owner, depth = (
+            queue.popleft()
+        )  # the nearest first: what is too far away for one may be near another
         if id(each) in seen or depth > _DEEP:
             continue
         seen.add(id(each))
@@ -293,8 +358,8 @@ def _reach(code: Any) -> Iterator[tuple[Any, str, FunctionType | None]]:
         elif isinstance(each, CellType):
             place = _Cell(each)
             follow = ((place.read(), name),)
-        elif isinstance(each, type) and issubclass(each, Function):
-            attributes = _OfFunction(each)
+        elif isinstance(each, type):
+            attributes = _OfClass(each)
             place, follow = _ByKey(attributes), [(value, key) for key, value in attributes.items()]
         elif isinstance(each, dict):
             place = _ByKey(each)
@@ -305,27 +370,42 @@ def _reach(code: Any) -> Iterator[tuple[Any, str, FunctionType | None]]:
             place = _Set(each)
         elif isinstance(each, tuple):
             follow = _containers(each, name)
+        elif (drawn := _drawn_by(each)) is not None:
+            place = drawn
         elif _has_attributes(each):
-            place, follow = _ByKey(vars(each)), _attributes(each)
+            place, follow = _ByKey(vars(each)), [*_attributes(each), (type(each), type(each).__name__)]
+        elif _is_users(type(each)) and (slots := _OfSlots(each)):
+            place = _ByKey(slots)
+            follow = [*((value, key) for key, value in slots.items()), (type(each), type(each).__name__)]
         if place is not None:
             yield place, name, owner
-        stack.extend((value, called, owner, depth + 1) for value, called in follow if not isinstance(value, _ATOMS))
+        queue.extend((value, called, owner, depth + 1) for value, called in follow if _may_lead(value))
 
 
-_ATOMS = (int, float, complex, str, bytes, type(None), type, ModuleType)
+_ATOMS = (int, float, complex, str, bytes, type(None), ModuleType)
+
+
+def _may_lead(value: Any) -> bool:
+    """Whether code may change it, or something in it."""
+    return _is_users(value) if isinstance(value, type) else not isinstance(value, _ATOMS)
 
 
 def _containers(elements: Iterable[Any], name: str) -> list[tuple[Any, str]]:
     """Those that may be changed: what a log of tensors has is not looked at one by one."""
-    return [(each, name) for each in elements if not isinstance(each, (*_ATOMS, Tensor))]
+    elements = tuple(elements)
+    kinds = {kind for kind in set(map(type, elements)) if not issubclass(kind, (*_ATOMS, Tensor))}
+    return [(each, name) for each in elements if type(each) in kinds] if kinds else []  # of a long log none
 
 
 def _has_attributes(found: Any) -> bool:
     """Whether code may keep something in the attributes of this object: one of the user's, or torch's own for hooks."""
     if isinstance(found, nn.Module | SimpleNamespace | BackwardHook):
         return True
-    package = type(found).__module__.partition(".")[0]
-    return hasattr(found, "__dict__") and package not in _OTHERS and not isinstance(found, Optimizer)
+    return hasattr(found, "__dict__") and _is_users(type(found)) and not isinstance(found, Optimizer)
+
+
+def _is_users(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in _OTHERS
 
 
 _OTHERS = {*sys.stdlib_module_names, "torch", "tapehead", "IPython"}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -253,7 +254,49 @@ def globals_by_name(w: Tensor, calls: Calls) -> Tensor:
     return (hidden * w).sum()
 
 
+class Slotted:
+    """What it counts stands in a slot, and in its class."""
+
+    total = 0
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def hook(self, gradient: Tensor) -> Tensor:
+        self.count += 1
+        type(self).total += 2
+        return gradient * self.count * Slotted.total
+
+
+def slots_and_classes(w: Tensor, calls: Calls) -> Tensor:
+    Slotted.total = 0
+    slotted, hidden = Slotted(), w.sin()
+    for tensor in (hidden, w):
+        tensor.register_hook(slotted.hook)
+        tensor.register_hook(lambda gradient: calls.append(("slots", (slotted.count, Slotted.total))))
+    return (hidden * w).sum()
+
+
+def random_numbers(w: Tensor, calls: Calls) -> Tensor:
+    random.seed(0)
+    numpy.random.seed(0)
+    own, numpys, torchs = random.Random(1), numpy.random.default_rng(1), torch.Generator().manual_seed(1)
+
+    def hook(gradient: Tensor) -> Tensor:
+        drawn = (random.random(), numpy.random.rand(), own.random(), numpys.random())
+        calls.append(("random", drawn))
+        return gradient * sum(drawn) + torch.rand(3, generator=torchs)
+
+    hidden = w.sin()
+    for tensor in (hidden, w):
+        tensor.register_hook(hook)
+    return (hidden * w).sum()
+
+
 PROGRAMS = [
+    slots_and_classes,
+    random_numbers,
     module_hooks,
     tensor_hooks,
     node_hooks,
