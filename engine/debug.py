@@ -16,6 +16,7 @@ from .backward import check_choices
 from .direct import Stepper
 from .group_runner import AnyBatch, check_batch
 from .needed import Inputs
+from .one_way import NO_HISTORY
 from .policies import AnyPolicy
 from .run import Engine
 from .session import NativeSession
@@ -129,9 +130,7 @@ def debug(
         raise not_native()
     accumulation.check_native()
     if history not in ("auto", False):
-        raise NotImplementedError(
-            "PyTorch's engine can't take back a task that has run, so it has no history; use engine=\"direct\""
-        )
+        raise NotImplementedError(NO_HISTORY)
     return unused(NativeSession(tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, trace=trace))
 
 

@@ -232,17 +232,7 @@ class Stepper(Rewinding):
         check_edit(self.graph, self.graph.tasks[task_id], self._buffers[task_id].shown(), after)
         self._put(task_id, after)
 
-    def step(self, task: Task | ReadyTask | int | None = None) -> Task:
-        """Runs one task: the given one (a task, its number, an entry of `ready`), or the policy's choice. Returns it.
-        With `batch=` those that run as one with it run, too: `together` says which.
-
-        If it raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over:
-        what had been accumulated into .grad by then stays, as after an exception in `loss.backward()`.
-
-        Raises:
-            ValueError: the given task is not ready.
-            RuntimeError: no task is left, or the session is over.
-        """
+    def _step(self, task: Task | ReadyTask | int | None = None) -> Task:
         self._check_open()
         task_id = self._queue_choice() if task is None else self._ready_task(task)
         self.stopped = None
@@ -251,7 +241,7 @@ class Stepper(Rewinding):
 
     def _step_on(self) -> Sequence[int]:
         ran = len(self.order)
-        self.step()
+        self._step()
         return self.order[ran:]
 
     def run(self) -> Run:

@@ -184,9 +184,6 @@ class Rewinding(Verbs):
         )
 
     @abstractmethod
-    def run_to(self, task: AnyTask) -> Task | None: ...
-
-    @abstractmethod
     def _inside(self, body: Callable[[], None], ends: bool = False) -> None:
         """Calls something as tasks are run: inside the backward, with its grad mode. It `ends` with the last task."""
 

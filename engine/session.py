@@ -25,6 +25,7 @@ from .has_to_end import has_to_end
 from .native import Call, Plan, Watch, one_queue
 from .needed import Inputs
 from .numbering import Numbering
+from .one_way import OneWay
 from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
 from .ready_queue import PolicyError, ReadyTask
 from .recorder import Recorder
@@ -35,7 +36,6 @@ from .stop import Stop
 from .stops import Stops
 from .task_hooks import Gradients
 from .trace import Trace
-from .verbs import Verbs
 
 _NEVER = -1  # where to stop: nowhere
 _NEXT = -2  # before whichever task comes next
@@ -296,7 +296,7 @@ def _one_at_a_time(
     return alone
 
 
-class NativeSession(Verbs):
+class NativeSession(OneWay):
     """A backward of PyTorch's own engine which runs one task at a time, when told to.
 
     The engine runs in a thread of the session's own and waits in a hook before each task at which it is to stop. All is
@@ -443,15 +443,8 @@ class NativeSession(Verbs):
         self._worker.edit(after)
 
     @_one_at_a_time
-    def step(self, task: Task | ReadyTask | int | None = None) -> Task:
-        """Runs the current task and stops before the next. Returns it.
-
-        If it raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over.
-
-        Raises:
-            NotImplementedError: `task` is not the current one.
-            RuntimeError: no task is left, or the session is over.
-        """
+    def _step(self, task: Task | ReadyTask | int | None = None) -> Task:
+        """Runs the current task and stops before the next."""
         if task is not None and (wanted := self._task(task)) is not self.current:
             raise NotImplementedError(
                 f"the next task is {self._describe_current()}, and PyTorch's engine cannot run "

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..inspector.arguments import expect_number
 from ..inspector.graph import Task
 from .breakpoints import Breakpoint, Predicate, Where
 from .closing import Closing
@@ -50,17 +52,53 @@ class Verbs(Closing):
     def current(self) -> Task | None:
         """The task that `step()` would run now; None when all have run."""
 
+    def step(self, task: AnyTask | None = None, *, count: int = 1) -> Task:
+        """Runs one task, or `count`: the given one (a task, its number, an entry of `ready`), or the policy's choice.
+        Returns the last. With `batch=` a step also runs those that run as one with its task.
+
+        Several end early at what stops a run, which is then in `stopped`, and at the end of the backward. If a task
+        raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over: what
+        had been accumulated into .grad by then stays, as after an exception in `loss.backward()`.
+
+        Raises:
+            ValueError: the given task is not ready, or `count` is below 1.
+            NotImplementedError: PyTorch's engine can't run the given task next.
+            RuntimeError: no task is left, or the session is over.
+        """
+        expect_count(count)
+        if count == 1:
+            return self._step(task)
+        self.stopped = None
+        for left in reversed(range(count)):
+            last = self._step(task)
+            task = None
+            if self._stops(wait=not left) or self.over is not None or self.current is None:
+                break
+        return last
+
     @abstractmethod
-    def step(self, task: AnyTask | None = None) -> Task:
-        """Runs one task."""
+    def _step(self, task: AnyTask | None = None) -> Task:
+        """Runs one task, by default the policy's choice. Returns it."""
 
     def _step_on(self) -> Sequence[int]:
         """Runs one step. Gives the ids of the tasks that it ran."""
-        return (self.step().id,)
+        return (self._step().id,)
 
     @abstractmethod
     def run(self) -> Run:
         """Runs until something stops it."""
+
+    @abstractmethod
+    def run_to(self, task: AnyTask) -> Task | None:
+        """Runs what comes before a task."""
+
+    @abstractmethod
+    def result(self) -> Run:
+        """What has run so far."""
+
+    def save_trace(self, path: str | Path) -> Path:
+        """Writes what has run as a trace file, for `th.load` and `tapehead view`; see `Run.save`."""
+        return self.result().save(path)
 
     @abstractmethod
     def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
@@ -178,12 +216,15 @@ class Verbs(Closing):
         self.stopped = None
         while tasks:
             tasks.difference_update(self._step_on())
-            if (stop := self.stop_here(wait=not tasks)) is not None:
-                self.stopped = stop
+            if self._stops(wait=not tasks):
                 return
-            if self._stop_asked():
-                self.stopped = Stop("asked", None, None, "stop() was called")
-                return
+
+    def _stops(self, wait: bool) -> bool:
+        """After a step of several: whether something ends them here, which is then in `stopped`."""
+        self.stopped = self.stop_here(wait)
+        if self.stopped is None and self._stop_asked():
+            self.stopped = Stop("asked", None, None, "stop() was called")
+        return self.stopped is not None
 
     def scale(self, factor: float, task: AnyTask | None = None) -> None:
         """Multiplies the gradients that wait for a task, by default the current one."""
@@ -246,6 +287,13 @@ class Verbs(Closing):
         with torch.no_grad():
             changed = change(self._waiting(task))
         self.replace(changed, task)
+
+
+def expect_count(count: int) -> None:
+    """Refuses what is no number of tasks to run."""
+    expect_number(count, int, "count", "how many tasks to run")
+    if count < 1:
+        raise ValueError(f"step(count={count}): the number of tasks to run must be at least 1")
 
 
 def _summed(gradient: Tensor) -> Tensor:

@@ -52,8 +52,9 @@ def debug(
     In a Jupyter notebook it is a `Deck`, which shows itself at the end of the cell. It closes when its last output is
     closed, unless a variable holds it: itself, in a list or dict, or in another widget. One that only an attribute of
     an object holds (`self.deck`) closes with its output. Elsewhere it is the bare session,
-    with the same verbs. With engine="direct" any ready task may run next: see `Stepper` for what the session can do and
-    what it refuses. With "native" PyTorch's own engine runs everything, and stops: see `NativeSession`.
+    with the same verbs, but those that need a screen. With engine="direct" any ready task may run next: see `Stepper`
+    for what the session can do and what it refuses. With "native" PyTorch's own engine runs everything, and stops: see
+    `NativeSession`.
 
     session = th.debug(loss, policy="bfs")
     session.ready           # the ready queue in the order in which it will pop, with keys

@@ -24,7 +24,7 @@ from ..engine.statistics import form_of, statistics
 from ..engine.stop import Stop
 from ..engine.timeline import Timeline
 from ..engine.trace import RecordedGradient
-from ..engine.verbs import AnyTask
+from ..engine.verbs import AnyTask, expect_count
 from ..inspector.collector import collector_paused
 from ..inspector.graph import Graph, Task
 from .document import Document, Json, numbered
@@ -154,8 +154,7 @@ class Live:
         Raises:
             ValueError, NotImplementedError, RuntimeError: as `Stepper.step` and `NativeSession.step`.
         """
-        if count < 1:
-            raise ValueError(f"step({count}): the number of tasks to run must be at least 1")
+        expect_count(count)
         return self._go(count, task)
 
     def run(self) -> None:

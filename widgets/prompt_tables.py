@@ -340,7 +340,7 @@ def memory_table(session: Session) -> RenderableType:
         if each.task not in ran and each.storage is not None and each.storage_bytes is not None
     }
     made.add_row(size_text(sum(storages.values())), "saved from the forward by tasks that have not run")
-    history = getattr(session, "history", None)
+    history = session.history if isinstance(session, Stepper) else None
     if history is not None:
         reach = "the start" if not history.reach else f"task number {history.reach + 1}"
         made.add_row(

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,10 +25,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapehead as th
 from tapehead.engine.policies import CLASSIC, Policy
+from tapehead.engine.run import Engine
 from tapehead.engine.schedule import dependencies
 from tapehead.inspector.torch_internals import node_hooks
 
-from .comparing import assert_equal, engine_order, gradients_of
+from .comparing import ENGINES, assert_equal, engine_order, gradients_of
 from .programs import random_program
 
 LIMIT_S = 30.0  # far beyond what anything here takes
@@ -870,3 +872,97 @@ def test_second_derivatives_are_added_in_pytorchs_order(seed: int) -> None:
 
     expected = second(lambda loss: loss.backward(create_graph=True))
     assert all(map(torch.equal, second(stepped), expected))
+
+
+GOING_BACK: list[Callable[[th.NativeSession], object]] = [
+    lambda session: session.back(),
+    lambda session: session.back(3),
+    lambda session: session.goto(session.order[0]),
+    lambda session: session.goto(branch=1),
+    lambda session: session.history,
+    lambda session: session.keep_history(),
+    lambda session: session.forget(),
+    lambda session: session.compare_branches(),
+]
+
+
+@pytest.mark.parametrize("verb", GOING_BACK)
+def test_what_goes_back_is_refused_as_a_history_is(verb: Callable[[th.NativeSession], object]) -> None:
+    x, loss = fan()
+    with pytest.raises(NotImplementedError) as of_a_history:
+        native(loss, history=True)
+    assert str(of_a_history.value).startswith("PyTorch's engine can't take back a task that has run")
+    with native(loss) as session:
+        session.step()
+        with pytest.raises(NotImplementedError) as refusal:
+            verb(session)
+        assert str(refusal.value) == str(of_a_history.value)
+        session.run()
+    y, again = fan()
+    again.backward()
+    assert torch.equal(x.grad, y.grad), "the session goes on as if nothing had been asked"
+
+
+def test_goto_goes_on_and_restore_says_what_is_not_kept() -> None:
+    _, loss = fan()
+    with native(loss) as session:
+        target = session.planned[3]
+        assert session.goto(target) is session.graph.tasks[target] is session.current
+        session.scale(2.0)
+        with pytest.raises(NotImplementedError, match="keeps no gradients that were replaced"):
+            session.restore()
+        with pytest.raises(ValueError, match=r"goto\(\) where\? Give a task"):
+            session.goto()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_count_of_steps_runs_what_so_many_steps_run(engine: Engine) -> None:
+    x, loss = fan()
+    with th.debug(loss, engine=engine, retain_graph=True) as session:
+        one_by_one = [session.step().id for _ in range(session.left)]
+    expected, x.grad = x.grad, None
+    with th.debug(loss, engine=engine) as session:
+        assert session.step(count=3).id == one_by_one[2] and session.left == len(one_by_one) - 3
+        assert session.step(session.current, count=2).id == one_by_one[4]
+        assert session.step(count=1000).id == one_by_one[-1] and session.left == 0 and session.stopped is None
+        assert session.order == one_by_one
+        assert torch.equal(x.grad, expected)
+        with pytest.raises(RuntimeError, match="no task is left"):
+            session.step(count=2)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_count_of_steps_ends_early_at_what_stops_a_run(engine: Engine) -> None:
+    x = torch.ones(2, requires_grad=True)
+    hidden = x.exp()
+    loss = torch.stack([hidden.sin(), hidden.cos()]).sum()
+    with th.debug(loss, engine=engine) as session:
+        session.break_at(session.planned[2])
+        assert session.step(count=10).id == session.planned[1]
+        assert session.stopped is not None and session.stopped.task == session.planned[2]
+        hidden.register_hook(lambda gradient: session.stop())
+        session.step(count=10)
+        assert session.stopped is not None and session.stopped.why == "asked" and session.left
+        session.run()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_count_that_is_no_number_of_tasks_is_refused_before_anything_runs(engine: Engine) -> None:
+    _, loss = fan()
+    with th.debug(loss, engine=engine) as session:
+        for count in (0, -1):
+            with pytest.raises(ValueError, match="the number of tasks to run must be at least 1"):
+                session.step(count=count)
+        for wrong in (2.5, "3", None, True):
+            with pytest.raises(TypeError, match="count is .*; expected how many tasks to run"):
+                session.step(count=wrong)
+        assert session.order == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_session_saves_what_has_run_as_its_run_does(engine: Engine, tmp_path: Path) -> None:
+    _, loss = fan()
+    with th.debug(loss, engine=engine) as session:
+        session.step(count=2)
+        saved = th.load(session.save_trace(tmp_path / "part.tape.json"))
+        assert list(saved.order) == session.order and saved.engine == engine
