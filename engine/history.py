@@ -17,6 +17,7 @@ from ..inspector.graph import Edge, Graph
 from ..inspector.torch_internals import storage_of, stored_bytes, version_of
 from .hook_state import HookState
 from .input_buffer import InputBuffer, Waiting
+from .recomputed_buffers import RecomputedBuffers
 
 BUDGET_BYTES = 1 << 30
 
@@ -140,6 +141,7 @@ class Ran:
         random: the states of the random generators, where it drew from them.
         packed: whether `saved_tensors_hooks` give what it saved: checkpoints recompute once in each backward.
         kept: what its hooks, or its Function, changed of what they keep in Python.
+        recomputed: the buffers that checkpointed regions wrote, which it had computed again.
         version, values: of its leaf; the values where hooks might change them unseen.
     """
 
@@ -155,8 +157,16 @@ class Ran:
     random: RandomStates | None = None
     packed: bool = False
     kept: HookState | None = None
+    recomputed: RecomputedBuffers | None = None
     version: int = -1
     values: Tensor | None = None
+
+    def undo_state(self) -> None:
+        """Puts back what its code and that of checkpointed regions changed, besides gradients."""
+        if self.recomputed is not None:
+            self.recomputed.undo()
+        if self.kept is not None:
+            self.kept.undo()
 
     def note(self, edge: Edge, buffer: InputBuffer) -> None:
         """It is going to add to this buffer."""

@@ -382,6 +382,34 @@ def _reach(code: Iterable[Any]) -> Iterator[tuple[Any, str, FunctionType | None]
         queue.extend((value, called, owner, depth + 1) for value, called in follow if _may_lead(value))
 
 
+_Names = MutableMapping[str, Tensor | None]
+
+
+def tensors_below(code: Iterable[Any]) -> Iterator[tuple[_Names | None, str, Tensor]]:
+    """The tensors to which code refers, and the buffers of the modules that it calls, of all inside these too: each
+    with its name, and where it is bound to that if it is a buffer. Parameters are not among them."""
+    modules: dict[nn.Module, None] = {}
+    seen: set[int] = set()
+    tensors: list[tuple[_Names | None, str, Tensor | None]] = []
+    for found, name, _ in _reach(code):
+        if isinstance(found, Tensor):
+            tensors.append((None, name, found))
+        elif isinstance(found, _ByKey) and found.kept.keys() >= {"_modules", "_buffers"}:  # what a module is made of
+            inside = [each for each in found.kept["_modules"].values() if each is not None]
+            modules.update((module, None) for each in inside for module in each.modules())
+            tensors += [(found.kept["_buffers"], *each) for each in found.kept["_buffers"].items()]
+    for module in modules:
+        binds = not isinstance(module, torch.jit.ScriptModule)
+        tensors += [(module._buffers if binds else None, *each) for each in module._buffers.items()]
+    tensors.sort(key=lambda each: each[0] is None)  # a buffer as such
+    for names, name, tensor in tensors:
+        if tensor is None or id(tensor) in seen:
+            continue
+        if tensor.layout is torch.strided and not tensor.requires_grad:
+            seen.add(id(tensor))
+            yield names, name, tensor
+
+
 _ATOMS = (int, float, complex, str, bytes, type(None), ModuleType)
 
 

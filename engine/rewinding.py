@@ -101,9 +101,10 @@ class Rewinding(Verbs):
         """Takes so many tasks back. Returns the current task.
 
         Gradients, .grad of leaves, the queue, the policy, the trace and torch's random numbers are then as they were,
-        and so is what hooks and custom Functions keep in Python (`HookState`): each call of a hook finds what it found
-        before. What was edited before the task that is now the current one stays edited (`restore` undoes that); later
-        edits are undone. Callbacks for the end of the backward run at each end.
+        and so is what hooks and custom Functions keep in Python (`HookState`), and the buffers that a checkpointed
+        region writes when it is computed again: each call of a hook finds what it found before. What was edited before
+        the task that is now the current one stays edited (`restore` undoes that); later edits are undone. Callbacks for
+        the end of the backward run at each end.
 
         Known limitations. What hooks and custom Functions did besides (printed, wrote) stays done, and is done again
         when their tasks run again.
@@ -321,8 +322,7 @@ class Rewinding(Verbs):
         self._branches.take_back(position, entry, self.graph.tasks[entry.task].is_leaf)
         for grad in reversed(entry.grads):
             grad.put_back()
-        if entry.kept is not None:
-            entry.kept.undo()
+        entry.undo_state()
         if entry.random is not None:
             set_random_states(entry.random)
         del self._order[position]
@@ -355,8 +355,7 @@ class Rewinding(Verbs):
         ran = list(history.ran)
         history.clear()
         for entry in reversed(ran):
-            if entry.kept is not None:
-                entry.kept.undo()
+            entry.undo_state()
         now = random_states(self.graph.devices)
         callbacks = self._runner.callbacks_left
         on_hook, self._runner.on_hook = self._runner.on_hook, None  # the trace has them

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Self
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -28,10 +28,12 @@ from ..inspector.torch_internals import (
     gradient_dtype,
     hides_saved,
     hook_dicts,
+    is_recomputed,
     leaf_of,
     node_hooks,
     packed_by_user,
     post_accumulate_hooks,
+    regions_around,
     saved_variables,
     unpacking,
     version_of,
@@ -47,6 +49,7 @@ from .hook_state import HookState
 from .hook_watch import HookWatch, Registry, node_of, of_tensors, tensors_and_hooks
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
 from .needed import Inputs, as_inputs, needed_tasks
+from .recomputed_buffers import RecomputedBuffers
 from .roots import as_gradients, as_outputs, given_gradients, root_gradients
 from .runner import BareLoop, Measuring, OnEnd, Runner
 from .task_hooks import (
@@ -99,6 +102,7 @@ class TaskRunner(Runner):
         self.roots = list(roots)
         self.hooked: dict[int, tuple[tuple[str, str], ...]] = {}
         self._spent = SpentNodes()
+        self._recomputed: WeakKeyDictionary[Hashable, RecomputedBuffers] = WeakKeyDictionary()
         self._other_hooks: list[ref[Registry]] = []  # of tensors, which may be gone: torch lists no hooks of those
 
     @classmethod
@@ -324,8 +328,14 @@ class TaskRunner(Runner):
         entry.packed = packed_by_user(saved_variables(self.graph.nodes[entry.task]))
         entry.kept = HookState(self._code_of(self.graph.tasks[entry.task]))
         self.graph_task.accumulated_inside = False
+        number = self.graph_task.number
+        regions = regions_around(self.graph.nodes[entry.task])
+        due = [] if number is None else [each for each in regions if not is_recomputed(each, number)]
+        entry.recomputed = RecomputedBuffers(due, self._recomputed, number) if due and number is not None else None
 
     def end(self, entry: Ran) -> None:
+        if entry.recomputed is not None:
+            entry.recomputed.end()
         if entry.kept is not None and not entry.kept.end():
             entry.kept = None if entry.kept.spoiled is None else entry.kept
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import tapehead as th
 from tapehead.engine.direct import Stepper
@@ -349,6 +349,71 @@ def test_checkpoints_compute_again_after_going_back(budget: int) -> None:
         session.back(min(count, len(session.order)))
     session.run()
     assert same(grads(model), expected)
+
+
+class RunningMean(nn.Module):
+    """Binds its buffer anew instead of writing into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1
+        return x
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), RunningMean(), inner)
+
+
+def at_once(model: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(model, x, use_reentrant=False)
+
+
+def by_lambda_and_without_random_state(model: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(lambda each: model(each), x, use_reentrant=False, preserve_rng_state=False)
+
+
+def in_a_row(model: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint_sequential([*model, torch.sin], 2, x, use_reentrant=False)
+
+
+def twice(model: nn.Module, x: Tensor) -> Tensor:
+    return at_once(model, x) * at_once(model, x + 1)
+
+
+CHECKPOINTED = [at_once, by_lambda_and_without_random_state, in_a_row, twice]
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("forward", CHECKPOINTED, ids=lambda forward: forward.__name__)
+def test_statistics_that_a_checkpoint_writes_again_are_written_once_after_going_back(
+    forward: Callable[[nn.Module, Tensor], Tensor], budget: int
+) -> None:
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    model = normed()
+    forward(model, x).sum().backward()
+    expected, state = [each.clone() for each in model.buffers()], torch.get_rng_state()
+    for seed in range(4):
+        chance = random.Random(seed)
+        model = normed()
+        session = Stepper(forward(model, x).sum(), history=budget)
+        before = [each.clone() for each in model.buffers()]
+        for _ in range(40):
+            if session.order and chance.random() < 0.4:
+                session.back(chance.randint(1, len(session.order)))
+            elif session.left:
+                session.step()
+        if chance.random() < 0.5 and session.order:
+            session.back(len(session.order))
+            assert same([*model.buffers()], before)
+        session.run()
+        assert same([*model.buffers()], expected)
+        if forward is not by_lambda_and_without_random_state:
+            assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_task_that_can_not_be_taken_back_says_why() -> None:
