@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 import numpy
@@ -70,8 +71,9 @@ def _of_tensor(name: str, tensor: Tensor | None) -> Iterator[tuple[str, object]]
 
 
 def bits(tensor: Tensor) -> object:
-    """Its bits: NaN equals NaN, and 0 is not -0."""
-    return tensor.dtype, tuple(tensor.shape), tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+    """What stands for its bits: NaN equals NaN, and 0 is not -0."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tensor.dtype, tuple(tensor.shape), sha256(raw.data).hexdigest()
 
 
 def _of_fsdp(module: nn.Module) -> Iterator[tuple[str, object]]:
