@@ -32,14 +32,15 @@ class Leftovers:
 
     def sentences(self, grace_s: float = _GRACE_S) -> list[str]:
         """What is otherwise now. Threads that are about to end are given so many seconds."""
-        found = [
-            f"{name} was {self._modes[name]}, and is {now}" for name, now in _modes() if now != self._modes.get(name)
-        ]
+        found: list[str] = []
         for thread in set(threading.enumerate()) - self._threads:
             if thread.name.startswith("tapehead"):  # servers and kernels that several tests share have others
                 thread.join(grace_s)
                 if thread.is_alive():
                     found.append(f"the thread {thread.name!r} still runs")
+        found += [
+            f"{name} was {self._modes[name]}, and is {now}" for name, now in _modes() if now != self._modes.get(name)
+        ]
         if hooks_registered() != self._hooks and _any_hooks():
             found.append(HOOKS)
             gc.freeze()  # out of the sight of the tests that follow

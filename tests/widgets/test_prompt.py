@@ -232,6 +232,7 @@ def test_a_nan_is_found_with_the_line_that_made_it(engine: str, talk: Talk) -> N
     assert f"test_prompt.py:{line_of('# log(0) is masked')}" in said[1].splitlines()[0]
     assert session.stopped is not None and session.stopped.why == "watchpoint"
     assert f"{line_of('# log(0) is masked'):5} -> " in said[2]
+    session.close()
 
 
 def test_a_watchpoint_may_be_an_expression_or_several_words_and_at_a_module(model: Model, talk: Talk) -> None:
