@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import stateless
 
 from ..inspector.marks import tensors_of
 from ..inspector.operators import may_write, written_by
@@ -140,11 +142,14 @@ class AsFound:
     def _note_module(self, module: nn.Module, arguments: object = None) -> None:
         if is_dynamo_compiling() or module in self._modules:
             return
+        swapped = _in_functional_call()
         of_fsdp = {id(tensor) for each in sharded_parameters() for tensor in (each.shard, each.gathered)} - {id(None)}
         for each in module.modules():
             if each in self._modules:
                 continue
             self._modules.add(each)
+            if swapped:
+                continue
             if not isinstance(each, torch.jit.ScriptModule):  # it binds no other
                 self._bound.append((each._buffers, dict(each._buffers)))
                 if of_fsdp.isdisjoint(map(id, each._parameters.values())):  # which binds what it has gathered
@@ -276,3 +281,11 @@ def _is_new(tensor: Tensor, known: dict[int, ref[Tensor]]) -> bool:
 
 
 keep_compiler_out(AsFound._note_module)
+
+
+def _in_functional_call() -> bool:
+    """Whether this is inside of `torch.func.functional_call`: it puts back itself what modules bind meanwhile."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != stateless.__file__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None

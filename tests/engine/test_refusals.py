@@ -31,12 +31,13 @@ def test_the_direct_engine_finds_hooks_of_frozen_objects_and_minds_no_stranger()
         y = y * 1
     assert th.backward(y, retain_graph=True, engine="direct").engine == "direct" and len(strangers) == 2
     x.grad = None
-    x.register_hook(lambda gradient: gradient * 0)
+    handle = x.register_hook(lambda gradient: gradient * 0)
     gc.freeze()
     try:
         th.backward(y, engine="direct")
     finally:
         gc.unfreeze()
+        handle.remove()
     assert torch.equal(x.grad, torch.zeros(1))
 
 
