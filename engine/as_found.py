@@ -140,16 +140,13 @@ class AsFound:
                 self._data.append((ref(tensor), tensor.detach()))
 
     def _note_module(self, module: nn.Module, arguments: object = None) -> None:
-        if is_dynamo_compiling() or module in self._modules:
+        if is_dynamo_compiling() or module in self._modules or _in_functional_call():
             return
-        swapped = _in_functional_call()
         of_fsdp = {id(tensor) for each in sharded_parameters() for tensor in (each.shard, each.gathered)} - {id(None)}
         for each in module.modules():
             if each in self._modules:
                 continue
             self._modules.add(each)
-            if swapped:
-                continue
             if not isinstance(each, torch.jit.ScriptModule):  # it binds no other
                 self._bound.append((each._buffers, dict(each._buffers)))
                 if of_fsdp.isdisjoint(map(id, each._parameters.values())):  # which binds what it has gathered

@@ -27,21 +27,10 @@ class HookWatch:
     """
 
     def __init__(self, nodes: Collection[Node]) -> None:
-        of_graph = frozenset(nodes)
         self._handles = hooks_registered()
-        self._found = gc.get_freeze_count() > 0
-        self._tensors: list[ref[Tensor]] = []  # of these nodes; only they can be told to retain their gradient
-        tensors = subclasses(Tensor)
-        registries: list[Registry] = []
-        with without_torch_function():
-            for found in gc.get_objects():
-                kind = type(found)
-                if kind is OrderedDict:
-                    if _has_hooks(found):
-                        registries.append(found)
-                elif kind in tensors and node_of(found) in of_graph:
-                    self._tensors.append(ref(found))
-        self._found = self._found or not _belong_to_modules(registries)
+        # Of these nodes; only they can be told to retain their gradient.
+        self._tensors, registries = tensors_and_hooks(nodes)
+        self._found = gc.get_freeze_count() > 0 or not _belong_to_modules(registries)
 
     def possible(self) -> bool:
         """Whether there may be hooks; also those which came since."""

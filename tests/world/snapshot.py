@@ -103,7 +103,8 @@ def _of_process() -> Iterator[tuple[str, object]]:
                 torch.autograd._engine_run_backward,
                 torch.autograd.graph._engine_run_backward,
                 torch.autograd.backward,
-                DistributedDataParallel.forward,
+                DistributedDataParallel._pre_forward,
+                DistributedDataParallel._post_forward,
                 torch._C._current_graph_task_id,
                 torch.Tensor.backward,
             )
