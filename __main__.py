@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .engine.mirror_study import MirrorStudy
     from .engine.order_study import OrderStudy
     from .engine.workloads import Size, Workload
-    from .inspector.graph import Fold, Graph
+    from .inspector.graph.graph import Fold, Graph
 
 _Study = TypeVar("_Study", bound="AccumulationStudy | MirrorStudy")
 

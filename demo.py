@@ -21,7 +21,7 @@ from .engine.direct import Stepper
 from .engine.schedule import queue_lengths, schedule
 from .engine.workloads import Size, Workload
 from .inspector.capture import capture
-from .inspector.graph import Graph
+from .inspector.graph.graph import Graph
 from .inspector.walk import graph
 
 Gradients = dict[str, Tensor]

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .inspector.capture import capture
-from .inspector.graph import Graph
+from .inspector.graph.graph import Graph
 from .inspector.walk import graph
 from .widgets.user_traceback import without_own_frames
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..inspector.arguments import expect_callable, expect_number
 from ..inspector.capture import capture
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import keep_compiler_out
 from ..inspector.walk import graph
 from .as_found import AsFound

@@ -29,8 +29,8 @@ from threading import Lock, Thread
 from typing import Any
 from weakref import ref
 
-from ..inspector.graph import Graph
-from ..inspector.kinds import Kind
+from ..inspector.graph.graph import Graph
+from ..inspector.graph.kinds import Kind
 from ..inspector.torch_internals import (
     collectives_issued,
     computes_itself,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
-from ..inspector.graph import Graph, Task
+from ..inspector.graph.graph import Graph, Task
 from .longest_common import longest_common
 from .storage_words import was_captured
 from .task_signatures import Signatures, Surveyed, label

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .accumulation import PYTORCHS, Accumulation
 from .allocator import Recording, Row
 from .cuda_allocator import blocks_of

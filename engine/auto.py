@@ -12,7 +12,7 @@ from threading import local
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from ..inspector.collector import collector_paused
+from ..inspector.graph.collector import collector_paused
 from ..inspector.torch_internals import input_metadata, is_packed, leaf_of, sequence_nr
 from .hook_watch import no_hooks
 from .lower_bound import lower_bound

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from ..inspector.arguments import expect_choice, expect_truth
-from ..inspector.graph import Outputs
+from ..inspector.graph.graph import Outputs
 from ..inspector.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import keep_compiler_out
 from .accumulation import Accumulate, Accumulation, Release

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.graph import Graph
-from ..inspector.products import Product
+from ..inspector.graph.graph import Graph
+from ..inspector.graph.products import Product
 from ..inspector.torch_internals import saved_tensor, saved_value
 
 FUNCTIONS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})

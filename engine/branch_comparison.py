@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import unobserved
 from .accumulation import PYTORCHS, Accumulation
 from .branches import Branch

@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..inspector.graph import Graph, Task
-from ..inspector.source import Source
+from ..inspector.graph.graph import Graph, Task
+from ..inspector.graph.source import Source
 from .places import tasks_and_calls_at
 from .ready_queue import ReadyTask
 from .stop import Stop

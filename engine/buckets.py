@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import reducer_buckets, reductions_are_delayed
 
 

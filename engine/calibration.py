@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ..inspector.kinds import Kind
+from ..inspector.graph.kinds import Kind
 from .attribution import HIDDEN, Kinds, Lives, Measured, Turn, forward_maker
 from .footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
 from .memory_watch import Seen

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self
 
-from ..inspector.graph import Graph, Task
+from ..inspector.graph.graph import Graph, Task
 from .footprint import Footprints
 from .policies import Choice, Policy, bound
 from .problem import Problem

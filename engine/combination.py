@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..inspector.graph import Edge, Graph, Task
+from ..inspector.graph.graph import Edge, Graph, Task
 from ..inspector.torch_internals import saved_value
 
 Made = Literal["stacked", "concatenated", "summed", "averaged", "listed"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..inspector.arguments import expect, expect_callable, expect_choice, expect_number
 from ..inspector.capture import capture
-from ..inspector.graph import Edge, Graph, Task
+from ..inspector.graph.graph import Edge, Graph, Task
 from ..inspector.walk import graph
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .as_found import AsFound

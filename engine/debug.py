@@ -7,9 +7,9 @@ from typing import Literal, TypeVar, overload
 
 from torch import Tensor
 
-from ..inspector.graph import Outputs
+from ..inspector.graph.graph import Outputs
+from ..inspector.graph.spent import first_over
 from ..inspector.hips_tape import HipsTape, not_native
-from ..inspector.spent import first_over
 from ..inspector.torch_internals import FREED
 from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..inspector.arguments import expect, expect_number
-from ..inspector.collector import collector_paused
-from ..inspector.graph import Graph, Task
+from ..inspector.graph.collector import collector_paused
+from ..inspector.graph.graph import Graph, Task
 from .aligning import aligned
 from .findings import findings_rich, findings_text
 from .gradient_difference import EQUAL, Apart, apart

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..inspector.arguments import expect, expect_callable, expect_choice
-from ..inspector.graph import Edge, Graph, Outputs, Task
+from ..inspector.graph.graph import Edge, Graph, Outputs, Task
 from ..inspector.hips_tape import HipsTape
 from .accumulation import PYTORCHS, Accumulation
 from .batches import Batches

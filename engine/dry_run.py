@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.graph import Graph, Task, TensorMeta
-from ..inspector.kinds import Kind
-from ..inspector.marks import tensors_of
-from ..inspector.saved import SavedTensor
+from ..inspector.graph.graph import Graph, Task, TensorMeta
+from ..inspector.graph.kinds import Kind
+from ..inspector.graph.marks import tensors_of
+from ..inspector.graph.saved import SavedTensor
 from ..inspector.torch_internals import (
     attributes_of,
     call_node,

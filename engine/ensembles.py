@@ -20,10 +20,10 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..inspector.dataflow import Dataflow, Taken, follow
-from ..inspector.facts import CallRecord, Operation
-from ..inspector.graph import Graph
-from ..inspector.kept_inputs import argument_names, names_by_place
-from ..inspector.products import products_of
+from ..inspector.graph.facts import CallRecord, Operation
+from ..inspector.graph.graph import Graph
+from ..inspector.graph.kept_inputs import argument_names, names_by_place
+from ..inspector.graph.products import products_of
 from ..inspector.torch_internals import (
     Storage,
     functorch_is_active,

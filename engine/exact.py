@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from ..inspector.collector import collector_paused
+from ..inspector.graph.collector import collector_paused
 from . import planners
 from .limit_search import StoppedError, limit_search
 from .lower_bound import lower_bound

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 from torch import Tensor
 
 from ..inspector.arguments import expect_choice
-from ..inspector.graph import Graph, Task
-from ..inspector.source import Source
+from ..inspector.graph.graph import Graph, Task
+from ..inspector.graph.source import Source
 from ..inspector.torch_internals import (
     keep_compiler_out,
     leaf_hooks,

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import UninitializedParameter
 
 from ..inspector.dataflow import Cut, Dataflow, Taken, follow
-from ..inspector.facts import Operation
-from ..inspector.graph import Graph, module_name
-from ..inspector.kinds import Kind
-from ..inspector.source import Source
+from ..inspector.graph.facts import Operation
+from ..inspector.graph.graph import Graph, module_name
+from ..inspector.graph.kinds import Kind
+from ..inspector.graph.source import Source
 from ..inspector.torch_internals import (
     is_fully_sharded,
     keep_compiler_out,

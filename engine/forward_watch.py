@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..inspector.capture import capture
-from ..inspector.graph import TensorMeta, module_name
-from ..inspector.source import Source
+from ..inspector.graph.graph import TensorMeta, module_name
+from ..inspector.graph.source import Source
 from ..inspector.torch_internals import uncompiled, unobserved
 from .function_calls import BadResult, FunctionCalls, Kept
 from .origin import dense_parts, has_element, index_text, is_bad, number_text, value_at, what_is_bad

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from ..inspector.kept_inputs import argument_names, names_by_place
+from ..inspector.graph.kept_inputs import argument_names, names_by_place
 from ..inspector.torch_internals import call_node, version_of
 from .derivative import ALLOWED, FiniteDifferences
 from .operation_replay import OperationReplay, Outcome

@@ -9,7 +9,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .findings import findings_rich, findings_text
 from .sizes import share_text
 from .storage_words import counted

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.autograd.graph import Node
 
-from ..inspector.graph import Graph, Task
-from ..inspector.marks import hooks_noted
-from ..inspector.source import Source
+from ..inspector.graph.graph import Graph, Task
+from ..inspector.graph.marks import hooks_noted
+from ..inspector.graph.source import Source
 from ..inspector.torch_internals import leaf_hooks, leaf_of, node_hooks, post_accumulate_hooks
 from .storage_words import module_title
 from .task_hooks import hook_name

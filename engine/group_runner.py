@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..inspector.graph import Edge, Graph
-from ..inspector.spent import is_spent
+from ..inspector.graph.graph import Edge, Graph
+from ..inspector.graph.spent import is_spent
 from ..inspector.torch_internals import (
     call_node,
     free_saved,

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from math import prod
 
-from ..inspector.facts import Operation
-from ..inspector.graph import Edge, Graph, TensorMeta
-from ..inspector.products import Factor, Product, Side
+from ..inspector.graph.facts import Operation
+from ..inspector.graph.graph import Edge, Graph, TensorMeta
+from ..inspector.graph.products import Factor, Product, Side
 from ..inspector.torch_internals import saved_facts
 from .agenda import Batch, batches, levels
 from .batched_products import addend_shape, launches_of

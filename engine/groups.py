@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..inspector.arguments import expect_number
-from ..inspector.collector import collector_paused
-from ..inspector.graph import Fold, Graph, Outputs, Task, Theme
+from ..inspector.graph.collector import collector_paused
+from ..inspector.graph.graph import Fold, Graph, Outputs, Task, Theme
+from ..inspector.graph.products import Product, Side, products_of
 from ..inspector.outlines import Outline, letters
-from ..inspector.products import Product, Side, products_of
 from ..inspector.svg import graph_to_svg
 from ..inspector.walk import graph as graph_of
 from .findings import findings_rich, findings_text

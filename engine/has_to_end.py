@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import flat_names, sharded_parameters
 from .buckets import buckets_of
 from .make_loss import is_reduced

@@ -16,7 +16,7 @@ from weakref import ref
 import numpy as np
 from torch import Tensor
 
-from ..inspector.graph_file import StoredOperation
+from ..inspector.graph.graph_file import StoredOperation
 from ..inspector.hips_nodes import RecordedNode, arrays_in, owner_of
 from ..inspector.hips_tape import HipsTape
 from .accumulation import PYTORCHS, Accumulation

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..inspector.graph import Task
+from ..inspector.graph.graph import Task
 from ..inspector.hips_nodes import metas_of, places, vspace
 from ..inspector.hips_tape import HipsTape
 from .accumulation import Accumulate

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from ..inspector.arguments import expect_number
-from ..inspector.graph import Edge, Graph
+from ..inspector.graph.graph import Edge, Graph
 from ..inspector.torch_internals import storage_of, stored_bytes, version_of
 from .hook_state import HookState
 from .input_buffer import InputBuffer, Waiting

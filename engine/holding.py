@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .binary_heap import pop, push
 from .policies import Choice, Key, Policy
 from .ready_queue import ChoiceQueue, KeyedQueue, ReadyTask, sort_key

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import BackwardHook
 
-from ..inspector.source import Source
+from ..inspector.graph.source import Source
 from ..inspector.torch_internals import version_of
 
 _MISSING = object()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..inspector.graph import Edge, Graph, TensorMeta
+from ..inspector.graph.graph import Edge, Graph, TensorMeta
 from ..inspector.torch_internals import leaf_of, owned_alone, storage_owned_alone
 from .accumulation import Accumulate
 from .layouts import is_dense

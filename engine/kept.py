@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 
-from ..inspector.facts import Operation
-from ..inspector.graph import Graph
-from ..inspector.marks import tensors_of
+from ..inspector.graph.facts import Operation
+from ..inspector.graph.graph import Graph
+from ..inspector.graph.marks import tensors_of
 from ..inspector.torch_internals import (
     attributes_of,
     hides_saved,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.kept_inputs import KeptInputs, KeptTensor
-from ..inspector.kinds import Kind, kind_of
-from ..inspector.marks import tensors_of
+from ..inspector.graph.kept_inputs import KeptInputs, KeptTensor
+from ..inspector.graph.kinds import Kind, kind_of
+from ..inspector.graph.marks import tensors_of
 from ..inspector.torch_internals import (
     SAVED_FOR_FORWARD,
     attributes_of,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..inspector.collector import collector_paused
+from ..inspector.graph.collector import collector_paused
 from .certain_memory import CALLER, Arrival, CertainMemory, Sum, certain_memory
 from .problem import Problem
 from .sizes import size_text

@@ -11,7 +11,7 @@ from typing import overload
 import torch
 
 from ..inspector.arguments import expect, expect_callable
-from ..inspector.graph import Graph, Outputs, Task
+from ..inspector.graph.graph import Graph, Outputs, Task
 from ..inspector.walk import graph as graph_of
 from .gantt import Bar, Gantt, MakespanReport
 from .places import tasks_at

@@ -11,10 +11,10 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from ..inspector.collector import collector_paused
-from ..inspector.facts import CallRecord, Operation
-from ..inspector.graph import Graph
-from ..inspector.marks import tensors_of
+from ..inspector.graph.collector import collector_paused
+from ..inspector.graph.facts import CallRecord, Operation
+from ..inspector.graph.graph import Graph
+from ..inspector.graph.marks import tensors_of
 from ..inspector.torch_internals import FollowedStorage, hooks_registered, leaf_hooks, saved_slots
 from .accumulation import PYTORCHS, Accumulation
 from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import (
     FollowedStorage,
     dispatch_mode_is_on,

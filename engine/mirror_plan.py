@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..inspector.bounded_file import content_of, path_of
 from ..inspector.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
-from ..inspector.graph_file import Table
-from ..inspector.json_columns import ColumnWriter, Section, read_section
+from ..inspector.graph.bounded_file import content_of, path_of
+from ..inspector.graph.graph_file import Table
+from ..inspector.graph.json_columns import ColumnWriter, Section, read_section
 from ..inspector.operators import allocates_only
 from .graph_order import GraphOrder
 from .policies import Policy

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from math import exp, inf, log
 from time import perf_counter
 
-from ..inspector.collector import collector_paused
+from ..inspector.graph.collector import collector_paused
 from .mirror_footprint import Mirrored, MirroredMemory
 
 # Shares of the time that is allowed, which the greedy planner is tried with.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..inspector.forward_program import WHOLE, overlap
-from ..inspector.marks import tensors_of
+from ..inspector.graph.marks import tensors_of
 from ..inspector.operators import filled_like, replayed_arguments, traits_of
 from ..inspector.torch_internals import Operator, View, computes_itself, detached, on_storage, version_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..inspector.graph import Graph, TensorMeta
+from ..inspector.graph.graph import Graph, TensorMeta
 from ..inspector.torch_internals import packed_slots
 from .mirror_replay import Bytes, Saved, Tally
 from .storage_words import joined

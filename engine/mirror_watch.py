@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..inspector.forward_program import WHOLE, overlap
-from ..inspector.marks import tensors_of
+from ..inspector.graph.marks import tensors_of
+from ..inspector.graph.source import is_library
 from ..inspector.operators import moves_storage, traits_of, written_by
-from ..inspector.source import is_library
 from ..inspector.torch_internals import (
     FollowedStorage,
     Operator,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .places import calls_of
 
 Port = tuple[int, int]

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
 
-from ..inspector.collector import collector_paused
-from ..inspector.graph import Graph, Outputs
-from ..inspector.spent import is_spent
+from ..inspector.graph.collector import collector_paused
+from ..inspector.graph.graph import Graph, Outputs
+from ..inspector.graph.spent import is_spent
 from ..inspector.torch_internals import (
     FREED,
     Pin,

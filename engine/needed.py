@@ -9,7 +9,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Module
 
 from ..inspector.arguments import expect
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 
 Inputs = Tensor | Sequence[Tensor] | GradientEdge | Sequence[GradientEdge]
 

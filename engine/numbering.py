@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from ..inspector.graph import Graph
-from ..inspector.kinds import Kind, kind_of
+from ..inspector.graph.graph import Graph
+from ..inspector.graph.kinds import Kind, kind_of
 from ..inspector.torch_internals import current_number, make_numbers, sequence_nr, set_number
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.graph import Graph, Task
+from ..inspector.graph.graph import Graph, Task
 from ..inspector.torch_internals import (
     SavedSlot,
     computes_itself,

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..inspector.arguments import expect
-from ..inspector.graph import Graph
-from ..inspector.source import Source
+from ..inspector.graph.graph import Graph
+from ..inspector.graph.source import Source
 from .hints import Hint, Peak, hints
 from .not_counted import NotCounted
 from .sizes import share_text, size_text

@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 
-from ..inspector.graph import Graph, Task
-from ..inspector.source import Source
+from ..inspector.graph.graph import Graph, Task
+from ..inspector.graph.source import Source
 from .ready_queue import ReadyTask
 
 _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..inspector.forward_program import ForwardProgram
-from ..inspector.graph import Fold
-from ..inspector.graph import Theme as GraphTheme
+from ..inspector.graph.graph import Fold
+from ..inspector.graph.graph import Theme as GraphTheme
 from .mirror_footprint import MirroredMemory
 from .mirror_modules import RIGHT, module_cells, module_sentences, ms_text
 from .mirror_plan import MirrorPlan

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from ..inspector.collector import collector_paused
+from ..inspector.graph.collector import collector_paused
 from .series_parallel import Segment, contracted
 
 if TYPE_CHECKING:

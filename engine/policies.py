@@ -12,8 +12,8 @@ from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..inspector.arguments import expect_callable
-from ..inspector.graph import Graph, Task
-from ..inspector.kinds import Kind
+from ..inspector.graph.graph import Graph, Task
+from ..inspector.graph.kinds import Kind
 from . import planners
 
 if TYPE_CHECKING:

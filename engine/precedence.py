@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from ..inspector.graph import Graph, Outputs, Task
+from ..inspector.graph.graph import Graph, Outputs, Task
 from ..inspector.walk import graph as graph_of
 from .binary_heap import pop, push
 from .findings import findings_rich, findings_text

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .footprint import Footprints
 from .schedule import allowed, schedule, stages
 from .stages import stage_edges

@@ -10,7 +10,7 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
-from ..inspector.graph import Graph, Task, TensorMeta
+from ..inspector.graph.graph import Graph, Task, TensorMeta
 from ..inspector.torch_internals import function_mode_is_on, unobserved
 from .batches import Batch, Batches, Fallback
 from .buckets import buckets_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from ..inspector.graph import Graph, Task
+from ..inspector.graph.graph import Graph, Task
 from .policies import Choice, Policy, QueueState
 from .ready_queue import ReadyQueue, ReadyTask, ready_queue
 from .trace_columns import Columns, Term, term_at

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..inspector.graph import Edge, Task
+from ..inspector.graph.graph import Edge, Task
 from .accumulation import Accumulation
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches

@@ -9,7 +9,7 @@ from torch.autograd.graph import GradientEdge
 from torch.nn import Module
 
 from ..inspector.arguments import expect, expect_truth
-from ..inspector.graph import Outputs
+from ..inspector.graph.graph import Outputs
 from ..inspector.torch_internals import first_gradients
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .accumulation import PYTORCHS, Accumulation
 from .batches import Batches
 from .footprint import Footprints

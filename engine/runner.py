@@ -9,7 +9,7 @@ from weakref import ref
 
 from torch import Tensor
 
-from ..inspector.graph import Graph, Task
+from ..inspector.graph.graph import Graph, Task
 from .accumulation import Accumulate
 from .history import HasGrad, Ran
 from .hook_watch import HookWatch

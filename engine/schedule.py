@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, following, planned
 from .ready_queue import ready_queue
 from .stages import has_stages, stage_numbers

@@ -17,7 +17,7 @@ from weakref import finalize
 from torch import Tensor
 
 from ..inspector.arguments import expect_choice
-from ..inspector.graph import Graph, Outputs, Task
+from ..inspector.graph.graph import Graph, Outputs, Task
 from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sequence_nr, sort_queue_again
 from .agreement import in_group
 from .edits import as_gradients, check_edit

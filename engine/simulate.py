@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..inspector.arguments import expect, expect_truth
-from ..inspector.collector import collector_paused
-from ..inspector.graph import Graph, Task
+from ..inspector.graph.collector import collector_paused
+from ..inspector.graph.graph import Graph, Task
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .dry_run import dry_run
 from .footprint import Footprints

@@ -19,8 +19,8 @@ from typing import cast
 
 from torch.autograd.function import BackwardCFunction
 
-from ..inspector.graph import Graph, Task
-from ..inspector.kinds import Kind
+from ..inspector.graph.graph import Graph, Task
+from ..inspector.graph.kinds import Kind
 from ..inspector.torch_internals import function_of
 
 POST_BACKWARD = "RegisterPostBackwardFunctionBackward"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..inspector.arguments import expect, expect_choice
-from ..inspector.graph import TensorMeta
+from ..inspector.graph.graph import TensorMeta
 from ..inspector.torch_internals import computes_itself, stored_values, unobserved
 
 Level = Literal["off", "cheap", "full"]

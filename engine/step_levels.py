@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from ..inspector.collector import collector_paused
+from ..inspector.graph.collector import collector_paused
 from .allocator import CpuAllocator
 from .timeline import Timeline
 

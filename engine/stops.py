@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.weak import TensorWeakRef
 
-from ..inspector.graph import Graph, Task
+from ..inspector.graph.graph import Graph, Task
 from ..inspector.torch_internals import leaf_of, unobserved, version_of
 from .breakpoints import Breakpoint, Gradients, Predicate, Where, make_breakpoint, said
 from .conditions import Condition, GradientPredicate, Output

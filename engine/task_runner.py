@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from ..inspector.graph import Edge, Graph, Outputs, Task, TensorMeta
-from ..inspector.kinds import Kind
-from ..inspector.spent import SpentNodes, is_spent
+from ..inspector.graph.graph import Edge, Graph, Outputs, Task, TensorMeta
+from ..inspector.graph.kinds import Kind
+from ..inspector.graph.spent import SpentNodes, is_spent
 from ..inspector.torch_internals import (
     FREED,
     call_node,

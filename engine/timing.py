@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .accumulation import Accumulation
 from .direct import Stepper
 from .make_loss import MakeLoss, loss_of

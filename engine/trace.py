@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 
 from ..inspector.arguments import expect_number
-from ..inspector.graph import Graph, Task, TensorMeta
+from ..inspector.graph.graph import Graph, Task, TensorMeta
 from .batches import Batch, Batches
 from .buckets import Bucket, Reduction, reductions
 from .replay import Replay

@@ -14,11 +14,11 @@ from typing import IO, Any, get_args
 
 import torch
 
-from ..inspector.bounded_file import content_of, path_of
-from ..inspector.collector import collector_paused
-from ..inspector.graph import Graph
-from ..inspector.graph_file import meta_fields, meta_of, read_graph, write_graph
-from ..inspector.json_columns import ColumnWriter, Section, read_section
+from ..inspector.graph.bounded_file import content_of, path_of
+from ..inspector.graph.collector import collector_paused
+from ..inspector.graph.graph import Graph
+from ..inspector.graph.graph_file import meta_fields, meta_of, read_graph, write_graph
+from ..inspector.graph.json_columns import ColumnWriter, Section, read_section
 from .batches import Batch, Batches, Fallback
 from .buckets import Bucket
 from .groups import GroupKind
@@ -48,7 +48,7 @@ def save(run: Run, path: str | Path) -> Path:
     - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`; `note`, too, or null.
     - `accumulate`, `release`: as in `Accumulation`; missing where they are PyTorch's.
     - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null where it is the same.
-    - `graph`: see `inspector/graph_file.py`.
+    - `graph`: see `inspector/graph/graph_file.py`.
     - `trace`: null where none was recorded. `level` and the columns as in `Trace` and `Columns`; `order` is null where
       it is the run's. `terms`: [first place, policy, rule or null, whether it has keys]; a user's own choice has none.
       `key`: of each term that has, one after the other, for each arrival a rank, of which the policy takes the least

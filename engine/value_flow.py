@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..inspector.capture import capture
-from ..inspector.facts import Operation
-from ..inspector.marks import operation_of, tensors_of
+from ..inspector.graph.facts import Operation
+from ..inspector.graph.marks import operation_of, tensors_of
 from ..inspector.operators import leaves_empty, may_write, written_by
 from ..inspector.torch_internals import (
     EveryOperation,

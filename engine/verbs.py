@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..inspector.arguments import expect_number
-from ..inspector.graph import Task
+from ..inspector.graph.graph import Task
 from .breakpoints import Breakpoint, Predicate, Where
 from .closing import Closing
 from .conditions import GradientPredicate

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .breakpoints import name_of
 from .conditions import Condition, Conditions, GradientPredicate, Output, as_conditions, real_dtype
 from .module_flow import ModuleFlow

@@ -16,9 +16,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from .arguments import expect_callable, expect_truth
-from .facts import CallRecord, Facts, Operation
-from .kept_inputs import KeptInputs, keep_inputs
-from .marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, note_hook, tensors_of, unmarked_nodes
+from .graph.facts import CallRecord, Facts, Operation
+from .graph.kept_inputs import KeptInputs, keep_inputs
+from .graph.marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, note_hook, tensors_of, unmarked_nodes
 from .opened import Opened
 from .tape import Tape
 from .torch_internals import (

@@ -8,8 +8,8 @@ from math import ceil
 
 from .arrangement import Arrangement, Extent, Point
 from .fold import Group
-from .graph import Task
-from .kinds import short_name
+from .graph.graph import Task
+from .graph.kinds import short_name
 from .text_width import shorten, text_width
 
 TASK_HEIGHT = 20

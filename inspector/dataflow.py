@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .capture import Observer, capture
-from .facts import CallRecord, Operation
-from .marks import tensors_of
+from .graph.facts import CallRecord, Operation
+from .graph.marks import tensors_of
 from .torch_internals import (
     UNNUMBERED,
     FollowedStorage,

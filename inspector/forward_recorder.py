@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from .capture import capture
-from .facts import Operation, resolve_sources
 from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, Reading, obstacles
-from .graph import Graph
-from .marks import tensors_of
+from .graph.facts import Operation, resolve_sources
+from .graph.graph import Graph
+from .graph.marks import tensors_of
 from .operators import (
     is_inexact,
     is_opaque,

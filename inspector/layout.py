@@ -29,12 +29,12 @@ from .cells import (
     Stub,
     TaskCell,
 )
-from .collector import collector_paused
 from .fold import fold_graph
-from .graph import Fold, Graph
-from .kinds import short_name
+from .graph.collector import collector_paused
+from .graph.graph import Fold, Graph
+from .graph.kinds import short_name
+from .graph.ranks import ranks_of
 from .layered import arrange
-from .ranks import ranks_of
 from .wiring import Contents, Use, Wiring
 
 __all__ = ["Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire", "Rect", "Row", "Stub", "layout"]

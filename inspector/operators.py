@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .marks import tensors_of
+from .graph.marks import tensors_of
 from .torch_internals import Operator, View, schema_writes
 
 _aten = torch.ops.aten

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from .arguments import expect
-from .collector import collector_paused
-from .facts import CallRecord, Facts, Operation
-from .graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
+from .graph.collector import collector_paused
+from .graph.facts import CallRecord, Facts, Operation
+from .graph.graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
+from .graph.kinds import Kind, kind_of
+from .graph.marks import operations_of
 from .hips_tape import HipsTape, refuse_parts
-from .kinds import Kind, kind_of
-from .marks import operations_of
 from .sharded_names import through_sharding
 from .torch_internals import input_metadata, leaf_of, notes_on, number_of
 

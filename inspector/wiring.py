@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .fold import ROW_LENGTH, Folded, Group, is_pill
-from .graph import Graph
-from .ranks import ranks_of
+from .graph.graph import Graph
+from .graph.ranks import ranks_of
 
 LONG = 3  # a wire over more ranks is long
 LARGE_FAN = 8  # of so many long wires from one task, or to one, none is drawn: both ends get a stub

@@ -22,8 +22,8 @@ from ..engine.roots import as_outputs
 from ..engine.run import Engine
 from ..engine.session import NativeSession
 from ..engine.statistics import Level
-from ..inspector.collector import collector_paused
-from ..inspector.graph import Outputs
+from ..inspector.graph.collector import collector_paused
+from ..inspector.graph.graph import Outputs
 from ..inspector.hips_tape import HipsTape
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from ..engine.session import HEARS_SIGNALS_S, NativeSession
 from ..engine.stop import Stop
 from ..engine.trace import Trace
 from ..engine.verbs import AnyTask
-from ..inspector.graph import Graph, Task
+from ..inspector.graph.graph import Graph, Task
 from .display import forget
 from .document import Json, packed, title_of
 from .live import Live

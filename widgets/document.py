@@ -25,10 +25,10 @@ from ..engine.storage_words import MADE_IN_FORWARD, StorageWords, joined
 from ..engine.timeline import Category, Timeline
 from ..engine.trace import RecordedGradient, Trace
 from ..engine.trace_columns import Hook
-from ..inspector.collector import collector_paused
-from ..inspector.facts import Operation, resolve_sources
-from ..inspector.graph import Graph, TensorMeta
-from ..inspector.source import Source
+from ..inspector.graph.collector import collector_paused
+from ..inspector.graph.facts import Operation, resolve_sources
+from ..inspector.graph.graph import Graph, TensorMeta
+from ..inspector.graph.source import Source
 from .mirror_content import FIRST_LET_GO, MirrorContent
 
 FORMAT = "tapehead.deck"

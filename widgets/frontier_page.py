@@ -14,7 +14,7 @@ from ..engine.planned_mirror import PlannedMirror
 from ..engine.sizes import percent_text, share_text, size_text
 from ..engine.storage_words import task_name
 from ..engine.timeline import Category, Timeline
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .frontier_script import SCRIPT
 from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables

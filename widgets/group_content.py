@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..engine.batches import Batches
 from ..engine.groups import DIRECTIONS, Groups, groups, modules_of
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .document import Json
 
 _MOST = 200  # outlines: more are no help to anybody

@@ -25,8 +25,8 @@ from ..engine.stop import Stop
 from ..engine.timeline import Timeline
 from ..engine.trace import RecordedGradient
 from ..engine.verbs import AnyTask, expect_count
-from ..inspector.collector import collector_paused
-from ..inspector.graph import Graph, Task
+from ..inspector.graph.collector import collector_paused
+from ..inspector.graph.graph import Graph, Task
 from .document import Document, Json, numbered
 from .driver import Driver
 from .foresight import Foresight

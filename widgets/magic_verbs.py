@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ..engine.advice import Advice, advise
 from ..engine.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy
-from ..inspector.graph import Task
+from ..inspector.graph.graph import Task
 from .deck import Deck
 from .display import latest_deck
 from .prompt_completion import offered

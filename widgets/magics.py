@@ -24,7 +24,7 @@ from ..engine.accumulation import Accumulate, Accumulation, Release
 from ..engine.policies import POLICIES
 from ..engine.storage_words import joined
 from ..inspector.capture import capture
-from ..inspector.spent import first_over
+from ..inspector.graph.spent import first_over
 from ..inspector.tape import Tape
 from ..inspector.torch_internals import warm_up_fakes
 from .debug import debug, in_notebook

@@ -17,7 +17,7 @@ from ..engine.planned_mirror import PlannedMirror
 from ..engine.schedule import schedule
 from ..engine.storage_words import joined
 from ..engine.timeline import Timeline
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..engine.history import History
 from ..engine.stop import Stop
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 from .document import Json, numbered
 
 Status = Literal["stopped", "running", "finished", "failed", "closed"]

@@ -16,7 +16,7 @@ from ..engine.policies import POLICIES
 from ..engine.stop import Stop
 from ..engine.storage_words import counted
 from ..engine.verbs import Verbs
-from ..inspector.graph import Task
+from ..inspector.graph.graph import Task
 from . import prompt_tables as tables
 from .prompt_completion import offered, whole
 from .prompt_names import Names, assigns, compiled, statements, test_of, users_frame

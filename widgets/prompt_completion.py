@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ..engine.policies import POLICIES
 from ..engine.ready_queue import ReadyTask
-from ..inspector.graph import Graph
+from ..inspector.graph.graph import Graph
 
 
 class Debugged(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..engine.breakpoints import Breakpoint, Predicate, Where
 from ..engine.conditions import as_conditions
 from ..engine.stops import Entry
-from ..inspector.graph import Task
+from ..inspector.graph.graph import Task
 from .stop_words import watched
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from ..engine.statistics import Statistics, statistics
 from ..engine.stop import Stop
 from ..engine.storage_words import counted
 from ..engine.trace import RecordedGradient, TaskRecord
-from ..inspector.graph import Graph, Task, TensorMeta, module_name
-from ..inspector.saved import SavedTensor
-from ..inspector.source import Source
+from ..inspector.graph.graph import Graph, Task, TensorMeta, module_name
+from ..inspector.graph.saved import SavedTensor
+from ..inspector.graph.source import Source
 from ..inspector.torch_internals import storage_of
 from .prompt_text import plain
 

@@ -12,7 +12,7 @@ from IPython.display import display, update_display
 from ..engine.sizes import size_text
 from ..engine.storage_words import counted
 from ..engine.timeline import Timeline
-from ..inspector.graph import Fold, Graph
+from ..inspector.graph.graph import Fold, Graph
 from ..inspector.svg import Drawing, draw_graph, escaped
 from ..inspector.svg_style import style_sheet
 from ..inspector.text_width import shorten, text_width

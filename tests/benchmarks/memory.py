@@ -15,8 +15,8 @@ from tapehead.engine.footprint import Footprint, Footprints, LeafState, Output, 
 from tapehead.engine.layouts import contiguous
 from tapehead.engine.timeline import Maker
 from tapehead.engine.workloads import workload
-from tapehead.inspector.graph import Edge, Graph, Root, Task, TensorMeta
-from tapehead.inspector.kinds import Kind
+from tapehead.inspector.graph.graph.graph import Edge, Graph, Root, Task, TensorMeta
+from tapehead.inspector.graph.graph.kinds import Kind
 
 _LAYOUT = contiguous((16, 16), 4)
 _META = TensorMeta((16, 16), torch.float32, torch.device("cpu"))

@@ -20,8 +20,8 @@ from tapehead.engine.policies import POLICIES
 from tapehead.engine.recorder import Recorder
 from tapehead.engine.statistics import Level
 from tapehead.engine.trace import Trace
-from tapehead.inspector.graph import Root, TensorMeta
-from tapehead.inspector.kinds import Kind
+from tapehead.inspector.graph.graph.graph import Root, TensorMeta
+from tapehead.inspector.graph.graph.kinds import Kind
 
 _ARRIVE_TOGETHER = 100
 _META = TensorMeta((4, 4), torch.float32, torch.device("cpu"))

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page
 
 import tapehead as th
 from tapehead.engine.workloads import WORKLOADS
-from tapehead.inspector.graph import Fold
+from tapehead.inspector.graph.graph.graph import Fold
 
 pytestmark = pytest.mark.e2e
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import tapehead as th
 from tapehead.engine.sizes import size_text
 from tapehead.engine.timeline import Category, Keeper, Timeline
-from tapehead.inspector.kinds import Kind
+from tapehead.inspector.graph.graph.kinds import Kind
 
 from .memory_programs import Program
 from .sizes import built

@@ -25,8 +25,8 @@ from tapehead.engine.peak import peak_report
 from tapehead.engine.policies import find_policy
 from tapehead.engine.timeline import BlockLevels, Category, Timeline
 from tapehead.engine.workloads import WORKLOADS
-from tapehead.inspector.graph import Root, Task, TensorMeta
-from tapehead.inspector.kinds import Kind
+from tapehead.inspector.graph.graph.graph import Root, Task, TensorMeta
+from tapehead.inspector.graph.graph.kinds import Kind
 from tapehead.inspector.torch_internals import start_allocation_events, stop_allocation_events
 
 from .memory_programs import Program

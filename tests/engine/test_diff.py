@@ -25,8 +25,8 @@ from tapehead.engine.longest_common import longest_common
 from tapehead.engine.statistics import statistics
 from tapehead.engine.trace import RecordedGradient
 from tapehead.engine.workloads import workload
-from tapehead.inspector.graph import TensorMeta
-from tapehead.inspector.graph_file import StoredOperation
+from tapehead.inspector.graph.graph.graph import TensorMeta
+from tapehead.inspector.graph.graph.graph_file import StoredOperation
 
 
 class Repeated(nn.Module):

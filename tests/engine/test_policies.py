@@ -11,7 +11,7 @@ import tapehead as th
 from tapehead.engine.policies import CLASSIC, POLICIES, QueueState
 from tapehead.engine.schedule import dependencies, queue_lengths, schedule
 from tapehead.engine.workloads import WORKLOADS
-from tapehead.inspector.kinds import Kind
+from tapehead.inspector.graph.graph.kinds import Kind
 
 from .programs import random_program
 

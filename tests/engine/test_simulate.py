@@ -18,8 +18,8 @@ from tapehead.engine.layouts import contiguous, copy_for, is_dense, layout_of, s
 from tapehead.engine.schedule import schedule
 from tapehead.engine.simulate import simulate
 from tapehead.engine.timeline import Category, Maker, Timeline
-from tapehead.inspector.graph import Edge, Graph, Root, Task, TensorMeta
-from tapehead.inspector.kinds import Kind
+from tapehead.inspector.graph.graph.graph import Edge, Graph, Root, Task, TensorMeta
+from tapehead.inspector.graph.graph.kinds import Kind
 
 from .profiled import profiled
 from .programs import random_policy, random_program

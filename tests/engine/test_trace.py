@@ -22,7 +22,7 @@ from tapehead.engine.ready_queue import ready_queue
 from tapehead.engine.recorder import Recorder
 from tapehead.engine.schedule import Pending
 from tapehead.engine.trace_columns import Hook
-from tapehead.inspector.graph import TensorMeta
+from tapehead.inspector.graph.graph.graph import TensorMeta
 
 from .comparing import ENGINES
 from .programs import random_program

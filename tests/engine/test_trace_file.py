@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import tapehead as th
 from tapehead.engine import trace_file
-from tapehead.inspector.json_columns import ColumnWriter, read_section
+from tapehead.inspector.graph.graph.json_columns import ColumnWriter, read_section
 
 from .comparing import ENGINES
 from .programs import random_program
@@ -430,7 +430,7 @@ def test_a_refusal_does_not_repeat_what_is_long(value: Any, saved: tuple[Path, A
 
 
 def test_columns_of_any_length_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapehead.inspector.json_columns._CHUNK", 3)
+    monkeypatch.setattr("tapehead.inspector.graph.json_columns._CHUNK", 3)
     for length in range(8):
         pieces: list[str] = []
         writer = ColumnWriter(pieces.append)

@@ -6,7 +6,7 @@ import torch
 import tapehead as th
 from tapehead.engine.schedule import schedule
 from tapehead.engine.workloads import WORKLOADS, Workload, workload
-from tapehead.inspector.kinds import Kind
+from tapehead.inspector.graph.graph.kinds import Kind
 
 NAMES = list(WORKLOADS)
 Tensors = dict[str, torch.Tensor]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tapehead as th
-from tapehead.inspector.graph import Graph
+from tapehead.inspector.graph.graph.graph import Graph
 from tapehead.inspector.signs import AGAIN, KEPT, LET_GO, SIGN_TITLES, Sign, Signs
 from tapehead.inspector.svg import graph_to_svg
 

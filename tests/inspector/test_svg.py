@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 import tapehead as th
-from tapehead.inspector.graph import ModuleCall
-from tapehead.inspector.kinds import KIND_TITLES, Kind
+from tapehead.inspector.graph.graph.graph import ModuleCall
+from tapehead.inspector.graph.graph.kinds import KIND_TITLES, Kind
 from tapehead.inspector.layout import layout
 from tapehead.inspector.svg import graph_to_svg, path_data
 from tapehead.inspector.text_width import shorten, text_width

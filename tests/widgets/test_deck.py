@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import tapehead as th
 from tapehead.engine.policies import TABS, Policy, QueueState
 from tapehead.engine.run import Engine
-from tapehead.inspector.graph import Task
+from tapehead.inspector.graph.graph.graph import Task
 from tapehead.widgets.deck import Deck
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients

@@ -18,7 +18,7 @@ from tapehead.engine.policies import AnyPolicy, QueueState
 from tapehead.engine.simulate import simulate
 from tapehead.engine.timeline import Category, Timeline
 from tapehead.engine.workloads import workload
-from tapehead.inspector.graph import Task
+from tapehead.inspector.graph.graph.graph import Task
 from tapehead.widgets.document import memory_content
 
 

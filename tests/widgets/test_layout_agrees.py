@@ -17,7 +17,7 @@ from torch import nn
 
 import tapehead as th
 from tapehead.engine.workloads import workload
-from tapehead.inspector.graph import Graph
+from tapehead.inspector.graph.graph.graph import Graph
 from tapehead.inspector.layout import Layout, Rect, layout
 from tapehead.inspector.text_width import text_width
 from tapehead.widgets.document import Document

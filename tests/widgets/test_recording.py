@@ -19,7 +19,7 @@ from tapehead.engine.policies import TABS, Policy, QueueState
 from tapehead.engine.run import Run
 from tapehead.engine.simulate import simulate
 from tapehead.engine.workloads import workload
-from tapehead.inspector.graph import Task
+from tapehead.inspector.graph.graph.graph import Task
 from tapehead.widgets.recording import Recording
 from tapehead.widgets.run_document import other_policies, run_document
 

@@ -105,7 +105,7 @@ export function bareName(name: string): string {
   return name.startsWith(NAMESPACE) ? name.slice(NAMESPACE.length) : name;
 }
 
-/** `Addmm` of `AddmmBackward0`, `CopySlices` of `torch::autograd::CopySlices`, as inspector/kinds.py has it. */
+/** `Addmm` of `AddmmBackward0`, `CopySlices` of `torch::autograd::CopySlices`, as inspector/graph/kinds.py has it. */
 export function shortName(name: string): string {
   let end = name.length;
   while (end && name[end - 1] >= "0" && name[end - 1] <= "9") end--;

@@ -18,7 +18,7 @@ import { LongText } from "./long_text.ts";
 import { paced } from "./paced.ts";
 import { followLinks } from "./task_links.ts";
 
-/** Kinds of nodes that most graphs don't have, in the words of inspector/kinds.py. */
+/** Kinds of nodes that most graphs don't have, in the words of inspector/graph/kinds.py. */
 const UNUSUAL: Record<string, string> = {
   function: "custom Function",
   copy_slices: "CopySlices (in-place write)",

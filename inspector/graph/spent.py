@@ -8,15 +8,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from .torch_internals import (
-    first_freed,
-    function_is_freed,
-    function_of,
-    holds_saved,
-    notes_on,
-    own,
-    refuse_spent,
-)
+from ..torch_internals import first_freed, function_is_freed, function_of, holds_saved, notes_on, own, refuse_spent
 
 _NOTE = "tapehead_spent"
 _any_spent = False  # in this process, ever: most never ask a node

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from .torch_internals import computes_itself, functorch_is_active, schema_names, storage_of, unobserved, version_of
+from ..torch_internals import computes_itself, functorch_is_active, schema_names, storage_of, unobserved, version_of
 
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, range, type(...)),

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch.autograd.graph import Node
 
+from ..torch_internals import packed_slots, saved_slots, saved_value, storage_of, version_of
 from .graph import Graph, TensorMeta
 from .kinds import Kind
-from .torch_internals import packed_slots, saved_slots, saved_value, storage_of, version_of
 
 Side = Literal["left", "right"]
 Kept = Literal["saved", "not saved", "modified", "packed", "gone"]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from ..torch_internals import UNNUMBERED, notes_on, number_of
 from .facts import Facts, Operation
-from .torch_internals import UNNUMBERED, notes_on, number_of
 
 _MARK = "tapehead"  # the key in a node's metadata under which its Operation stands
 _HOOKS = "tapehead: hooks"  # the same for the calls that registered hooks of its tensors

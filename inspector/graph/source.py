@@ -16,7 +16,7 @@ import torch
 _ENGINE = Path(__file__).parent.parent / "engine"
 _LIBRARY_FOLDERS = (
     str(Path(torch.__file__).parent) + os.sep,
-    str(Path(__file__).parent) + os.sep,
+    str(Path(__file__).parents[1]) + os.sep,
     *(str(_ENGINE / name) for name in ("mirror", "value_flow.py", "function_calls.py")),
     "<frozen",
 )

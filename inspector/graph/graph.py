@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from ..torch_internals import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
 from .saved import SavedTensor, saved_tensors
-from .torch_internals import leaf_of
 
 if TYPE_CHECKING:
     import graphviz
@@ -238,13 +238,13 @@ class Graph:
 
     def to_json(self) -> str:
         """The graph as versioned JSON; see `inspector/to_json.py` for the fields."""
-        from .to_json import graph_to_json
+        from ..to_json import graph_to_json
 
         return graph_to_json(self)
 
     def to_svg(self, *, fold: Fold = "repeats", theme: Theme = "auto") -> str:
         """The graph as one self-contained SVG. See `save_svg`."""
-        from .svg import graph_to_svg
+        from ..svg import graph_to_svg
 
         return graph_to_svg(self, fold=fold, theme=theme)
 
@@ -261,12 +261,12 @@ class Graph:
 
     def to_graphviz(self) -> graphviz.Digraph:
         """The graph as a `graphviz.Digraph`, modules as clusters. Needs the `graphviz` package."""
-        from .dot import graph_to_graphviz
+        from ..dot import graph_to_graphviz
 
         return graph_to_graphviz(self)
 
     def _repr_svg_(self) -> str | None:
-        from .svg import graph_to_svg
+        from ..svg import graph_to_svg
 
         return graph_to_svg(self, widest=_CELL_WIDTH) if len(self.tasks) <= _MOST_SHOWN else None
 

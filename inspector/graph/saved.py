@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from ..torch_internals import kept_by_others, leaf_of, saved_slots, storage_of, version_of
 from .collector import collector_paused
-from .torch_internals import kept_by_others, leaf_of, saved_slots, storage_of, version_of
 
 
 @dataclass(frozen=True, slots=True)
