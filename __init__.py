@@ -34,7 +34,7 @@ from .engine.trace_file import load
 from .engine.unpack_order import Unpack, UnpackOrder, unpack_order
 from .inspector.capture import capture
 from .inspector.graph.graph import Edge, Graph, Task
-from .inspector.hips_tape import HipsTape, hips_tape
+from .inspector.tapes.hips_tape import HipsTape, hips_tape
 from .inspector.walk import graph
 from .widgets.debug import debug
 

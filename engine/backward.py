@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..inspector.arguments import expect_choice, expect_truth
 from ..inspector.graph.graph import Outputs
-from ..inspector.hips_tape import HipsTape, not_native
+from ..inspector.tapes.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import keep_compiler_out
 from .accumulation import Accumulate, Accumulation, Release
 from .direct import Stepper, run_measured

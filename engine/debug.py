@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..inspector.graph.graph import Outputs
 from ..inspector.graph.spent import first_over
-from ..inspector.hips_tape import HipsTape, not_native
+from ..inspector.tapes.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import FREED
 from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices

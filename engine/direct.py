@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..inspector.arguments import expect, expect_callable, expect_choice
 from ..inspector.graph.graph import Edge, Graph, Outputs, Task
-from ..inspector.hips_tape import HipsTape
+from ..inspector.tapes.hips_tape import HipsTape
 from .accumulation import PYTORCHS, Accumulation
 from .batches import Batches
 from .edits import as_gradients, check_edit

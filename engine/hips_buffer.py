@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..inspector.hips_nodes import arrays_in, is_sparse, rebuilt, spaces_in, vspace
+from ..inspector.tapes.hips_nodes import arrays_in, is_sparse, rebuilt, spaces_in, vspace
 from ..inspector.torch_internals import owned_alone
 from .accumulation import Accumulate
 from .hips_values import REST, carry, is_sum, value_of

@@ -17,8 +17,8 @@ import numpy as np
 from torch import Tensor
 
 from ..inspector.graph.graph_file import StoredOperation
-from ..inspector.hips_nodes import RecordedNode, arrays_in, owner_of
-from ..inspector.hips_tape import HipsTape
+from ..inspector.tapes.hips_nodes import RecordedNode, arrays_in, owner_of
+from ..inspector.tapes.hips_tape import HipsTape
 from .accumulation import PYTORCHS, Accumulation
 from .hips_values import value_of
 from .input_buffer import InputBuffer

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..inspector.graph.graph import Task
-from ..inspector.hips_nodes import metas_of, places, vspace
-from ..inspector.hips_tape import HipsTape
+from ..inspector.tapes.hips_nodes import metas_of, places, vspace
+from ..inspector.tapes.hips_tape import HipsTape
 from .accumulation import Accumulate
 from .hips_buffer import HIPS_BUFFERS, HipsBuffer, HipsListBuffer
 from .hips_memory import ArrayWatch

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..inspector.arguments import expect_callable
-from ..inspector.hips_tape import HipsTape
+from ..inspector.tapes.hips_tape import HipsTape
 from ..inspector.torch_internals import (
     Sharding,
     flattens,

@@ -14,8 +14,8 @@ from .graph.facts import CallRecord, Facts, Operation
 from .graph.graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
 from .graph.kinds import Kind, kind_of
 from .graph.marks import operations_of
-from .hips_tape import HipsTape, refuse_parts
 from .sharded_names import through_sharding
+from .tapes.hips_tape import HipsTape, refuse_parts
 from .torch_internals import input_metadata, leaf_of, notes_on, number_of
 
 _DEEP = 10_000  # tasks

@@ -24,7 +24,7 @@ from ..engine.session import NativeSession
 from ..engine.statistics import Level
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Outputs
-from ..inspector.hips_tape import HipsTape
+from ..inspector.tapes.hips_tape import HipsTape
 
 if TYPE_CHECKING:
     from ..engine.mirror_plan import MirrorPlan

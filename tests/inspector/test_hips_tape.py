@@ -181,7 +181,7 @@ def test_without_autograd_a_sentence_says_how_to_get_it(monkeypatch: pytest.Monk
     import tapehead.inspector as package
 
     monkeypatch.setitem(sys.modules, "autograd", None)
-    monkeypatch.delitem(sys.modules, "tapehead.inspector.hips_nodes")
+    monkeypatch.delitem(sys.modules, "tapehead.inspector.tapes.hips_nodes")
     monkeypatch.delattr(package, "hips_nodes")
     with pytest.raises(ModuleNotFoundError, match=r"not installed: pip install 'tapehead\[hips\]'"):
         th.hips_tape(lambda x: x, 1.0)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .arguments import expect
-from .graph.graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
-from .graph.graph_file import StoredOperation
-from .graph.kinds import Kind
-from .torch_internals import UNNUMBERED
+from ..arguments import expect
+from ..graph.graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
+from ..graph.graph_file import StoredOperation
+from ..graph.kinds import Kind
+from ..torch_internals import UNNUMBERED
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -20,9 +20,9 @@ from autograd.numpy.numpy_vspaces import ArrayVSpace
 from autograd.tracer import Box, box_type_mappings, isbox, notrace_primitives, trace_stack
 from autograd.tracer import trace as trace_function
 
-from .graph.graph import TensorMeta
-from .graph.kinds import ARGUMENT
-from .graph.source import Source, is_library
+from ..graph.graph import TensorMeta
+from ..graph.kinds import ARGUMENT
+from ..graph.source import Source, is_library
 
 __all__ = [
     "RecordedNode",

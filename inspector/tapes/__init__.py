@@ -1,0 +1,4 @@
+"""Tapes of HIPS autograd, read as graphs.
+
+May import: torch_internals, graph.
+"""
