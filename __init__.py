@@ -32,10 +32,10 @@ from .engine.timeline import Category, Storage, Timeline
 from .engine.trace import TaskRecord, Trace
 from .engine.trace_file import load
 from .engine.unpack_order import Unpack, UnpackOrder, unpack_order
-from .inspector.capture import capture
+from .inspector.capturing.capture import capture
+from .inspector.capturing.walk import graph
 from .inspector.graph.graph import Edge, Graph, Task
 from .inspector.tapes.hips_tape import HipsTape, hips_tape
-from .inspector.walk import graph
 from .widgets.debug import debug
 
 

@@ -20,9 +20,9 @@ from .engine.backward import backward
 from .engine.direct import Stepper
 from .engine.schedule import queue_lengths, schedule
 from .engine.workloads import Size, Workload
-from .inspector.capture import capture
+from .inspector.capturing.capture import capture
+from .inspector.capturing.walk import graph
 from .inspector.graph.graph import Graph
-from .inspector.walk import graph
 
 Gradients = dict[str, Tensor]
 MakeLoss = Callable[[], Tensor]

@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .inspector.capture import capture
+from .inspector.capturing.capture import capture
+from .inspector.capturing.walk import graph
 from .inspector.graph.graph import Graph
-from .inspector.walk import graph
 from .widgets.user_traceback import without_own_frames
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ..inspector.arguments import expect_callable, expect_number
-from ..inspector.capture import capture
+from ..inspector.capturing.capture import capture
+from ..inspector.capturing.walk import graph
 from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import keep_compiler_out
-from ..inspector.walk import graph
 from .as_found import AsFound
 from .backward import backward
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change

@@ -17,8 +17,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import stateless
 
+from ..inspector.capturing.operators import may_write, written_by
 from ..inspector.graph.marks import tensors_of
-from ..inspector.operators import may_write, written_by
 from ..inspector.torch_internals import (
     FollowedStorage,
     Operator,

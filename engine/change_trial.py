@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..inspector.capture import capture
+from ..inspector.capturing.capture import capture
 from .ensemble_change import Change
 from .ensembles import Argument, Ensemble
 from .make_loss import own_gradients, same_random_numbers

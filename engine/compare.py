@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from torch import Tensor
 
 from ..inspector.arguments import expect, expect_callable, expect_choice, expect_number
-from ..inspector.capture import capture
+from ..inspector.capturing.capture import capture
+from ..inspector.capturing.walk import graph
 from ..inspector.graph.graph import Edge, Graph, Task
-from ..inspector.walk import graph
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .as_found import AsFound
 from .backward import backward

@@ -19,7 +19,7 @@ from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from ..inspector.dataflow import Dataflow, Taken, follow
+from ..inspector.capturing.dataflow import Dataflow, Taken, follow
 from ..inspector.graph.facts import CallRecord, Operation
 from ..inspector.graph.graph import Graph
 from ..inspector.graph.kept_inputs import argument_names, names_by_place
@@ -426,7 +426,7 @@ class _Follower:
         self._flow = None
 
     def graph(self, loss: Tensor) -> Graph:
-        from ..inspector.walk import graph
+        from ..inspector.capturing.walk import graph
 
         self._second = graph(loss)
         self._tasks = {node: task for task, node in enumerate(self._second.nodes)}

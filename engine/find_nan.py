@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from torch import Tensor
 
 from ..inspector.arguments import expect_choice
+from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.graph import Graph, Task
 from ..inspector.graph.source import Source
 from ..inspector.torch_internals import (
@@ -20,7 +21,6 @@ from ..inspector.torch_internals import (
     uncompiled,
     unobserved,
 )
-from ..inspector.walk import graph as graph_of
 from .as_found import AsFound
 from .direct import Stepper
 from .findings import findings_rich, findings_text

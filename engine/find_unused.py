@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import UninitializedParameter
 
-from ..inspector.dataflow import Cut, Dataflow, Taken, follow
+from ..inspector.capturing.dataflow import Cut, Dataflow, Taken, follow
+from ..inspector.capturing.walk import graph
 from ..inspector.graph.facts import Operation
 from ..inspector.graph.graph import Graph, module_name
 from ..inspector.graph.kinds import Kind
@@ -22,7 +23,6 @@ from ..inspector.torch_internals import (
     sharded_parameters,
     uncompiled,
 )
-from ..inspector.walk import graph
 from .as_found import AsFound
 from .findings import findings_rich, findings_text
 from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced

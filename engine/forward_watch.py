@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.capture import capture
+from ..inspector.capturing.capture import capture
 from ..inspector.graph.graph import TensorMeta, module_name
 from ..inspector.graph.source import Source
 from ..inspector.torch_internals import uncompiled, unobserved

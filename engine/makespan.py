@@ -11,8 +11,8 @@ from typing import overload
 import torch
 
 from ..inspector.arguments import expect, expect_callable
+from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.graph import Graph, Outputs, Task
-from ..inspector.walk import graph as graph_of
 from .gantt import Bar, Gantt, MakespanReport
 from .places import tasks_at
 from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name

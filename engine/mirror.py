@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
-from ..inspector.forward_recorder import COMPILED, INSTEAD
-from ..inspector.opened import Opened
+from ..inspector.capturing.forward_recorder import COMPILED, INSTEAD
+from ..inspector.capturing.opened import Opened
 from ..inspector.torch_internals import compiled_code_refused
 from .mirror_calls import followed
 from .mirror_plan import MirrorPlan, PlannedStorage

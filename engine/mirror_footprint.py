@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..inspector.forward_program import ForwardProgram, ForwardStorage
+from ..inspector.capturing.forward_program import ForwardProgram, ForwardStorage
 from .footprint import Footprint, Footprints, StartStorage
 from .simulate import difference
 from .timeline import Category, Maker, Timeline

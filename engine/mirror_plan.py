@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..inspector.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
+from ..inspector.capturing.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
+from ..inspector.capturing.operators import allocates_only
 from ..inspector.graph.bounded_file import content_of, path_of
 from ..inspector.graph.graph_file import Table
 from ..inspector.graph.json_columns import ColumnWriter, Section, read_section
-from ..inspector.operators import allocates_only
 from .graph_order import GraphOrder
 from .policies import Policy
 from .sizes import size_text

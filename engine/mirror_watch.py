@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..inspector.forward_program import WHOLE, overlap
+from ..inspector.capturing.forward_program import WHOLE, overlap
+from ..inspector.capturing.operators import moves_storage, traits_of, written_by
 from ..inspector.graph.marks import tensors_of
 from ..inspector.graph.source import is_library
-from ..inspector.operators import moves_storage, traits_of, written_by
 from ..inspector.torch_internals import (
     FollowedStorage,
     Operator,

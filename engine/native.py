@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
 
+from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Graph, Outputs
 from ..inspector.graph.spent import is_spent
@@ -36,7 +37,6 @@ from ..inspector.torch_internals import (
     settle_queue,
     torch_backward,
 )
-from ..inspector.walk import graph as graph_of
 from .agreement import in_group, why_not
 from .live_numbers import LiveNumbers
 from .measurement import Measurement

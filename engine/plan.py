@@ -9,9 +9,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from ..inspector.arguments import expect, expect_callable
+from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Graph, Outputs
-from ..inspector.walk import graph as graph_of
 from .dry_run import WORKSPACE
 from .footprint import Footprints
 from .lower_bound import lower_bound

@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..inspector.arguments import expect_callable, expect_choice
-from ..inspector.capture import capture
-from ..inspector.forward_recorder import ForwardRecorder
+from ..inspector.capturing.capture import capture
+from ..inspector.capturing.forward_recorder import ForwardRecorder
+from ..inspector.capturing.walk import graph
 from ..inspector.torch_internals import keep_compiler_out
-from ..inspector.walk import graph
 from .as_found import AsFound
 from .footprint import Footprints
 from .graph_order import GraphOrder, graph_digest

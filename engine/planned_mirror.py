@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..inspector.forward_program import ForwardProgram
+from ..inspector.capturing.forward_program import ForwardProgram
 from ..inspector.graph.graph import Fold
 from ..inspector.graph.graph import Theme as GraphTheme
 from .mirror_footprint import MirroredMemory

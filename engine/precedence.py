@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
+from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.graph import Graph, Outputs, Task
-from ..inspector.walk import graph as graph_of
 from .binary_heap import pop, push
 from .findings import findings_rich, findings_text
 from .places import tasks_at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..inspector.capture import capture
+from ..inspector.capturing.capture import capture
 from ..inspector.torch_internals import keep_compiler_out
 from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
+from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.graph import Edge, Graph, Outputs, Task, TensorMeta
 from ..inspector.graph.kinds import Kind
 from ..inspector.graph.spent import SpentNodes, is_spent
@@ -38,7 +39,6 @@ from ..inspector.torch_internals import (
     unpacking,
     version_of,
 )
-from ..inspector.walk import graph as graph_of
 from .accumulate import accumulate
 from .accumulation import Accumulate
 from .anomaly import check_nan, warn_of_forward

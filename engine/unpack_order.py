@@ -12,13 +12,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.facts import Operation, resolve_sources
 from ..inspector.graph.graph import Graph, Outputs
 from ..inspector.graph.kinds import Kind
 from ..inspector.graph.source import Source
 from ..inspector.torch_internals import first_freed, hides_saved, packed_slots, saved_slots, storage_of
-from ..inspector.walk import graph as graph_of
 from .findings import findings_rich, findings_text
 from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
 from .schedule import schedule

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.capture import capture
+from ..inspector.capturing.capture import capture
+from ..inspector.capturing.operators import leaves_empty, may_write, written_by
 from ..inspector.graph.facts import Operation
 from ..inspector.graph.marks import operation_of, tensors_of
-from ..inspector.operators import leaves_empty, may_write, written_by
 from ..inspector.torch_internals import (
     EveryOperation,
     FollowedStorage,

@@ -21,7 +21,7 @@ from ..engine.policies import AnyPolicy, find_policy
 from ..engine.run import Engine
 from ..engine.statistics import Level
 from ..engine.stop import Stop
-from ..inspector.capture import capture
+from ..inspector.capturing.capture import capture
 from ..inspector.torch_internals import pins_open, redirect_backward, world
 from .prompt import GROUPS, Prompt
 from .prompt_names import Names, users_frame

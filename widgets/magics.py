@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from ..engine.accumulation import Accumulate, Accumulation, Release
 from ..engine.policies import POLICIES
 from ..engine.storage_words import joined
-from ..inspector.capture import capture
+from ..inspector.capturing.capture import capture
+from ..inspector.capturing.tape import Tape
 from ..inspector.graph.spent import first_over
-from ..inspector.tape import Tape
 from ..inspector.torch_internals import warm_up_fakes
 from .debug import debug, in_notebook
 from .magic_verbs import VERBS, Told, complete_verb, policy_of

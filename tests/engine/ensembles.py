@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tapehead.engine.ensembles import CallLog, Ensemble, RefusedEnsemble, find_ensembles
-from tapehead.inspector.capture import capture
-from tapehead.inspector.walk import graph
+from tapehead.inspector.capturing.capture import capture
+from tapehead.inspector.capturing.walk import graph
 
 WIDTH = 6
 Combine = Callable[[Sequence[Tensor]], Tensor]

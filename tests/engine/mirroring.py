@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tapehead.engine.mirror import mirror
 from tapehead.engine.mirror_plan import MirrorPlan
 from tapehead.engine.record_forward import record_forward
-from tapehead.inspector.forward_program import ForwardProgram
+from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 MakeLoss = Callable[[], Tensor]
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.find_unused import CUTS, _Paths
-from tapehead.inspector.dataflow import Cut, Dataflow, Step
+from tapehead.inspector.capturing.dataflow import Cut, Dataflow, Step
 
 
 class Heads(nn.Module):

@@ -23,7 +23,7 @@ from tapehead.engine.mirror_footprint import (
 from tapehead.engine.record_forward import record_forward
 from tapehead.engine.simulate import simulate
 from tapehead.engine.timeline import Timeline
-from tapehead.inspector.forward_program import ForwardProgram
+from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 torch.manual_seed(0)
 x = torch.randn(64, 32)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tapehead.engine.mirror_modules import module_cells, module_sentences
 from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
 from tapehead.engine.record_forward import record_forward
-from tapehead.inspector.forward_program import ForwardProgram
+from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 BATCH, WIDTH = 16, 8
 

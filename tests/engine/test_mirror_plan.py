@@ -17,7 +17,7 @@ from tapehead.engine.graph_order import GraphOrder, graph_digest
 from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
 from tapehead.engine.record_forward import record_forward
 from tapehead.engine.schedule import schedule
-from tapehead.inspector.forward_program import ForwardProgram
+from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 x = torch.randn(6, 4)
 weight = torch.randn(4, 4, requires_grad=True)

@@ -15,7 +15,7 @@ from tapehead.engine.mirror_footprint import MirroredMemory, footprints_for, mir
 from tapehead.engine.mirror_planners import Candidates, Found, Goal, greedy, search
 from tapehead.engine.record_forward import record_forward
 from tapehead.engine.simulate import simulate
-from tapehead.inspector.forward_program import ForwardProgram
+from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 PRODUCT_NS, ELEMENTWISE_NS = 100_000, 1_000  # as on a large model: here products would take no longer
 Planner = Callable[[MirroredMemory, Goal], Found]

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tapehead.engine.record_forward import record_forward
-from tapehead.inspector.forward_program import WHOLE
+from tapehead.inspector.capturing.forward_program import WHOLE
+from tapehead.inspector.capturing.walk import graph
 from tapehead.inspector.torch_internals import storage_of
-from tapehead.inspector.walk import graph
 
 
 class Model(nn.Sequential):

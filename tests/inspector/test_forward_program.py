@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tapehead.engine.record_forward import record_forward
-from tapehead.inspector.forward_program import ForwardProgram, ForwardStorage, overlap
+from tapehead.inspector.capturing.forward_program import ForwardProgram, ForwardStorage, overlap
 from tapehead.inspector.torch_internals import View
 
 x = torch.randn(6, 4)

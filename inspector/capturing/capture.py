@@ -15,13 +15,11 @@ from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from .arguments import expect_callable, expect_truth
-from .graph.facts import CallRecord, Facts, Operation
-from .graph.kept_inputs import KeptInputs, keep_inputs
-from .graph.marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, note_hook, tensors_of, unmarked_nodes
-from .opened import Opened
-from .tape import Tape
-from .torch_internals import (
+from ..arguments import expect_callable, expect_truth
+from ..graph.facts import CallRecord, Facts, Operation
+from ..graph.kept_inputs import KeptInputs, keep_inputs
+from ..graph.marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, note_hook, tensors_of, unmarked_nodes
+from ..torch_internals import (
     AroundApply,
     around_function_apply,
     base_of,
@@ -31,6 +29,8 @@ from .torch_internals import (
     watching_functions,
     watching_modules,
 )
+from .opened import Opened
+from .tape import Tape
 
 Paths = dict[nn.Module, str]
 Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from torch.autograd.graph import Node
 
-from .graph.facts import Facts
-from .graph.marks import made_during, nodes_of
-from .graph.source import innermost_user_line
+from ..graph.facts import Facts
+from ..graph.marks import made_during, nodes_of
+from ..graph.source import innermost_user_line
 
 if TYPE_CHECKING:
-    from .graph.graph import Graph
+    from ..graph.graph import Graph
 
 
 class Tape:

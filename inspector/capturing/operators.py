@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .graph.marks import tensors_of
-from .torch_internals import Operator, View, schema_writes
+from ..graph.marks import tensors_of
+from ..torch_internals import Operator, View, schema_writes
 
 _aten = torch.ops.aten
 

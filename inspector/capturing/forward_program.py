@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from .graph.graph import Graph
-from .graph.source import Source
-from .torch_internals import View, unobserved
+from ..graph.graph import Graph
+from ..graph.source import Source
+from ..torch_internals import View, unobserved
 
 WHOLE = -1  # in place of the number of an output: the operation gives one tensor, not several
 

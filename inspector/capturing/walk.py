@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from .arguments import expect
-from .graph.collector import collector_paused
-from .graph.facts import CallRecord, Facts, Operation
-from .graph.graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
-from .graph.kinds import Kind, kind_of
-from .graph.marks import operations_of
+from ..arguments import expect
+from ..graph.collector import collector_paused
+from ..graph.facts import CallRecord, Facts, Operation
+from ..graph.graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
+from ..graph.kinds import Kind, kind_of
+from ..graph.marks import operations_of
+from ..tapes.hips_tape import HipsTape, refuse_parts
+from ..torch_internals import input_metadata, leaf_of, notes_on, number_of
 from .sharded_names import through_sharding
-from .tapes.hips_tape import HipsTape, refuse_parts
-from .torch_internals import input_metadata, leaf_of, notes_on, number_of
 
 _DEEP = 10_000  # tasks
 _KEPT = "tapehead: nodes below"  # a key in a root's metadata

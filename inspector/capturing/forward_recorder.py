@@ -15,23 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from .capture import capture
-from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, Reading, obstacles
-from .graph.facts import Operation, resolve_sources
-from .graph.graph import Graph
-from .graph.marks import tensors_of
-from .operators import (
-    is_inexact,
-    is_opaque,
-    is_random,
-    leaves_empty,
-    may_write,
-    moves_storage,
-    reads_nothing,
-    replayed_arguments,
-    written_by,
-)
-from .torch_internals import (
+from ..graph.facts import Operation, resolve_sources
+from ..graph.graph import Graph
+from ..graph.marks import tensors_of
+from ..torch_internals import (
     FollowedStorage,
     Operator,
     SeenOperations,
@@ -46,6 +33,19 @@ from .torch_internals import (
     sequence_nr,
     storage_of,
     unobserved,
+)
+from .capture import capture
+from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, Reading, obstacles
+from .operators import (
+    is_inexact,
+    is_opaque,
+    is_random,
+    leaves_empty,
+    may_write,
+    moves_storage,
+    reads_nothing,
+    replayed_arguments,
+    written_by,
 )
 
 

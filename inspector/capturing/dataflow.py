@@ -25,10 +25,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .capture import Observer, capture
-from .graph.facts import CallRecord, Operation
-from .graph.marks import tensors_of
-from .torch_internals import (
+from ..graph.facts import CallRecord, Operation
+from ..graph.marks import tensors_of
+from ..torch_internals import (
     UNNUMBERED,
     FollowedStorage,
     around_function_apply,
@@ -43,6 +42,7 @@ from .torch_internals import (
     watching_modules,
     without_torch_function,
 )
+from .capture import Observer, capture
 
 
 class Cut(StrEnum):
