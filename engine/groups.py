@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..inspector.arguments import expect_number
 from ..inspector.capturing.walk import graph as graph_of
+from ..inspector.drawing.outlines import Outline, letters
+from ..inspector.drawing.svg import graph_to_svg
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Fold, Graph, Outputs, Task, Theme
 from ..inspector.graph.products import Product, Side, products_of
-from ..inspector.outlines import Outline, letters
-from ..inspector.svg import graph_to_svg
 from .findings import findings_rich, findings_text
 from .sizes import size_text
 from .storage_words import counted, folded, joined, module_title, pattern, was_captured

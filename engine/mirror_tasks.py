@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ..inspector.drawing.signs import AGAIN, KEPT, LET_GO, Sign
 from ..inspector.graph.graph import Graph
-from ..inspector.signs import AGAIN, KEPT, LET_GO, Sign
 from .mirror_modules import ms_text
 from .mirror_plan import MirrorPlan, PlannedStorage
 from .mirror_saves import MirroredSave

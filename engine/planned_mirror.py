@@ -175,7 +175,7 @@ class PlannedMirror(MirrorPlan):
     def to_svg(self, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> str:
         """The graph with signs at tasks whose saved tensors are let go of, that make them again first, and that newly
         keep others for that. See `Graph.save_svg` for `fold` and `theme`."""
-        from ..inspector.svg import graph_to_svg
+        from ..inspector.drawing.svg import graph_to_svg
         from .mirror_tasks import mirror_signs
 
         return graph_to_svg(self.plain.graph, fold=fold, theme=theme, signs=mirror_signs(self, self.order))

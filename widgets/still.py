@@ -12,10 +12,10 @@ from IPython.display import display, update_display
 from ..engine.sizes import size_text
 from ..engine.storage_words import counted
 from ..engine.timeline import Timeline
+from ..inspector.drawing.svg import Drawing, draw_graph, escaped
+from ..inspector.drawing.svg_style import style_sheet
+from ..inspector.drawing.text_width import shorten, text_width
 from ..inspector.graph.graph import Fold, Graph
-from ..inspector.svg import Drawing, draw_graph, escaped
-from ..inspector.svg_style import style_sheet
-from ..inspector.text_width import shorten, text_width
 from . import still_memory
 from .document import peak_words
 from .theme import DARK, FONT, LIGHT, variables

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from ..engine.sizes import size_text
 from ..engine.timeline import Timeline
-from ..inspector.svg import escaped
-from ..inspector.text_width import shorten, text_width
+from ..inspector.drawing.svg import escaped
+from ..inspector.drawing.text_width import shorten, text_width
 from .theme import CATEGORY_COLOURS
 
 HEIGHT = 184.0

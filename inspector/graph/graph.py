@@ -237,14 +237,14 @@ class Graph:
         return self.tasks[number]
 
     def to_json(self) -> str:
-        """The graph as versioned JSON; see `inspector/to_json.py` for the fields."""
-        from ..to_json import graph_to_json
+        """The graph as versioned JSON; see `inspector/drawing/to_json.py` for the fields."""
+        from ..drawing.to_json import graph_to_json
 
         return graph_to_json(self)
 
     def to_svg(self, *, fold: Fold = "repeats", theme: Theme = "auto") -> str:
         """The graph as one self-contained SVG. See `save_svg`."""
-        from ..svg import graph_to_svg
+        from ..drawing.svg import graph_to_svg
 
         return graph_to_svg(self, fold=fold, theme=theme)
 
@@ -261,12 +261,12 @@ class Graph:
 
     def to_graphviz(self) -> graphviz.Digraph:
         """The graph as a `graphviz.Digraph`, modules as clusters. Needs the `graphviz` package."""
-        from ..dot import graph_to_graphviz
+        from ..drawing.dot import graph_to_graphviz
 
         return graph_to_graphviz(self)
 
     def _repr_svg_(self) -> str | None:
-        from ..svg import graph_to_svg
+        from ..drawing.svg import graph_to_svg
 
         return graph_to_svg(self, widest=_CELL_WIDTH) if len(self.tasks) <= _MOST_SHOWN else None
 

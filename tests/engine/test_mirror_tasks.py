@@ -15,7 +15,7 @@ from tapehead.engine.mirror_saves import ReplayClock, mirrored_saves
 from tapehead.engine.mirror_tasks import check_fits, mirror_signs, planned_replays
 from tapehead.engine.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
-from tapehead.inspector.svg import graph_to_svg
+from tapehead.inspector.drawing.svg import graph_to_svg
 
 from .mirroring import MakeLoss, everything, some
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.inspector.fold import Folded, Group, fold_graph
+from tapehead.inspector.drawing.fold import Folded, Group, fold_graph
 
 from .programs import captured
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tapehead as th
+from tapehead.inspector.drawing.layout import Layout, PlacedWire, Rect, layout
 from tapehead.inspector.graph.graph.graph import Edge, Fold, Graph, ModuleCall, Root, Task
 from tapehead.inspector.graph.graph.kinds import Kind
-from tapehead.inspector.layout import Layout, PlacedWire, Rect, layout
 
 from .programs import captured
 

@@ -7,9 +7,9 @@ import pytest
 
 import tapehead as th
 from tapehead.engine.workloads import workload
-from tapehead.inspector.layout import layout
-from tapehead.inspector.outlines import HUES, Outline, letters
-from tapehead.inspector.svg import graph_to_svg
+from tapehead.inspector.drawing.layout import layout
+from tapehead.inspector.drawing.outlines import HUES, Outline, letters
+from tapehead.inspector.drawing.svg import graph_to_svg
 
 from .programs import captured
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import tapehead as th
+from tapehead.inspector.drawing.signs import AGAIN, KEPT, LET_GO, SIGN_TITLES, Sign, Signs
+from tapehead.inspector.drawing.svg import graph_to_svg
 from tapehead.inspector.graph.graph.graph import Graph
-from tapehead.inspector.signs import AGAIN, KEPT, LET_GO, SIGN_TITLES, Sign, Signs
-from tapehead.inspector.svg import graph_to_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

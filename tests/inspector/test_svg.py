@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional
 
 import tapehead as th
+from tapehead.inspector.drawing.layout import layout
+from tapehead.inspector.drawing.svg import graph_to_svg, path_data
+from tapehead.inspector.drawing.text_width import shorten, text_width
 from tapehead.inspector.graph.graph.graph import ModuleCall
 from tapehead.inspector.graph.graph.kinds import KIND_TITLES, Kind
-from tapehead.inspector.layout import layout
-from tapehead.inspector.svg import graph_to_svg, path_data
-from tapehead.inspector.text_width import shorten, text_width
 
 from .programs import Twice, captured
 
@@ -157,7 +157,7 @@ def test_long_names_end_in_an_ellipsis_and_numbers_are_never_cut() -> None:
 
 
 def test_no_source_line_is_looked_up_for_a_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tapehead.inspector import svg
+    from tapehead.inspector.drawing import svg
 
     graph = captured("lstm_lm")
     monkeypatch.setattr(svg, "SOURCES_UP_TO", 3)

@@ -17,9 +17,9 @@ from torch import nn
 
 import tapehead as th
 from tapehead.engine.workloads import workload
+from tapehead.inspector.drawing.layout import Layout, Rect, layout
+from tapehead.inspector.drawing.text_width import text_width
 from tapehead.inspector.graph.graph.graph import Graph
-from tapehead.inspector.layout import Layout, Rect, layout
-from tapehead.inspector.text_width import text_width
 from tapehead.widgets.document import Document
 
 TOLERANCE = 0.1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from .graph.graph import Theme
-from .graph.kinds import Kind
+from ..graph.graph import Theme
+from ..graph.kinds import Kind
 from .outlines import HUES
 
 _LIGHT = {

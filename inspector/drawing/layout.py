@@ -10,6 +10,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..graph.collector import collector_paused
+from ..graph.graph import Fold, Graph
+from ..graph.kinds import short_name
+from ..graph.ranks import ranks_of
 from .arrangement import Arrangement, Link, Point, Port
 from .cells import (
     MOST_PILLS,
@@ -30,10 +34,6 @@ from .cells import (
     TaskCell,
 )
 from .fold import fold_graph
-from .graph.collector import collector_paused
-from .graph.graph import Fold, Graph
-from .graph.kinds import short_name
-from .graph.ranks import ranks_of
 from .layered import arrange
 from .wiring import Contents, Use, Wiring
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import get_args
 from xml.sax.saxutils import escape
 
+from ..graph.graph import Fold, Graph, Theme
+from ..graph.kinds import KIND_TITLES, Kind
 from .arrangement import Point
 from .cells import CARDS_BEHIND
-from .graph.graph import Fold, Graph, Theme
-from .graph.kinds import KIND_TITLES, Kind
 from .layout import Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Rect, Row, Stub, layout
 from .outlines import Around, Outline
 from .signs import SIGN_SHAPES, SIGN_TITLES, Sign, Signs

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .graph.graph import Fold, Graph
-from .graph.kinds import Kind
-from .graph.ranks import ranks_of
-from .graph.repeats import Edges, Part, find_shapes, first_task, fold_runs, tasks_of
+from ..graph.graph import Fold, Graph
+from ..graph.kinds import Kind
+from ..graph.ranks import ranks_of
+from ..graph.repeats import Edges, Part, find_shapes, first_task, fold_runs, tasks_of
 
 ROW_LENGTH = 16  # so many like siblings are drawn as a row of chips
 MOST_SHOWN = 60  # a repeated block with more tasks is drawn closed

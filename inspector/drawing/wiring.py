@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ..graph.graph import Graph
+from ..graph.ranks import ranks_of
 from .fold import ROW_LENGTH, Folded, Group, is_pill
-from .graph.graph import Graph
-from .graph.ranks import ranks_of
 
 LONG = 3  # a wire over more ranks is long
 LARGE_FAN = 8  # of so many long wires from one task, or to one, none is drawn: both ends get a stub

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from ..graph.graph import Task
+from ..graph.kinds import short_name
 from .arrangement import Arrangement, Extent, Point
 from .fold import Group
-from .graph.graph import Task
-from .graph.kinds import short_name
 from .text_width import shorten, text_width
 
 TASK_HEIGHT = 20

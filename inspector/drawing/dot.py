@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from .graph.graph import Graph, Task
-from .graph.kinds import Kind, short_name
+from ..graph.graph import Graph, Task
+from ..graph.kinds import Kind, short_name
 
 if TYPE_CHECKING:
     import graphviz

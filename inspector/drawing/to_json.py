@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .graph.graph import Graph, ModuleCall, Task, TensorMeta
-from .graph.saved import SavedTensor
+from ..graph.graph import Graph, ModuleCall, Task, TensorMeta
+from ..graph.saved import SavedTensor
 
 FORMAT = "tapehead.graph"
 VERSION = 1
