@@ -16,14 +16,14 @@ from torch import nn
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .backward import backward
 from .hips_levels import hips_levels, hips_time
-from .machine import Machine, this_machine
 from .make_loss import MakeLoss, own_gradients
 from .policies import POLICIES
 from .profile import profile
 from .simulate import simulate
-from .sizes import percent_text, size_text
 from .step_levels import StepLevels, allocated_levels, levels_of
 from .timing import time_backward, turns
+from .words.machine import Machine, this_machine
+from .words.sizes import percent_text, size_text
 from .workloads import Size, Workload, workload
 
 if TYPE_CHECKING:

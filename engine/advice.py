@@ -21,18 +21,18 @@ from .backward import backward
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change
 from .ensemble_change import Change, changes
 from .ensembles import CallLog, Ensemble, find_ensembles
-from .findings import findings_rich, findings_text
 from .groups import GroupRules, Groups, groups
 from .hints import Hint
-from .machine import Machine, this_machine
 from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .measured_device import device_of
 from .not_counted import not_counted
 from .peak import peak_report
 from .profile import profile
-from .sizes import percent_text, share_text, size_text
 from .storage_words import counted
 from .timing import Spread
+from .words.findings import findings_rich, findings_text
+from .words.machine import Machine, this_machine
+from .words.sizes import percent_text, share_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from .findings import findings_rich, findings_text
 from .groups import GroupKind
-from .sizes import size_text
 from .storage_words import counted
+from .words.findings import findings_rich, findings_text
+from .words.sizes import size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -19,7 +19,7 @@ from .footprint import Footprints
 from .history import HasGrad
 from .schedule import schedule
 from .simulate import simulate
-from .sizes import percent_text, size_text
+from .words.sizes import percent_text, size_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ from .peak import PeakReport, peak_report
 from .planned_mirror import PlannedMirror
 from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .schedule import queue_lengths, schedule
-from .sizes import size_text
 from .storage_words import counted, joined, task_name
 from .timeline import Timeline
+from .words.sizes import size_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

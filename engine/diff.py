@@ -15,13 +15,13 @@ from ..inspector.arguments import expect, expect_number
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Graph, Task
 from .aligning import aligned
-from .findings import findings_rich, findings_text
 from .gradient_difference import EQUAL, Apart, apart
 from .memory_difference import MemoryDifference
 from .run import Run
-from .sizes import percent_text
 from .storage_words import joined, ordinal, task_name
 from .trace import RecordedGradient, Trace
+from .words.findings import findings_rich, findings_text
+from .words.sizes import percent_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -13,7 +13,7 @@ from .lower_bound import lower_bound
 from .problem import Problem
 from .ready_queue import PolicyError
 from .schedule import schedule
-from .sizes import percent_text, size_text
+from .words.sizes import percent_text, size_text
 
 MOST_STATES = 1_000_000  # each takes up to a kilobyte
 _FIRST_LOOK = 256  # states after which a limit is left for another, at first

@@ -23,7 +23,6 @@ from ..inspector.torch_internals import (
 )
 from .as_found import AsFound
 from .direct import Stepper
-from .findings import findings_rich, findings_text
 from .forward_watch import ForwardFind, ForwardWatch
 from .has_to_end import is_sharded
 from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
@@ -32,6 +31,7 @@ from .policies import Policy
 from .run import Engine
 from .session import NativeSession
 from .stop import Stop
+from .words.findings import findings_rich, findings_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

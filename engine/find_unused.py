@@ -24,9 +24,9 @@ from ..inspector.torch_internals import (
     uncompiled,
 )
 from .as_found import AsFound
-from .findings import findings_rich, findings_text
 from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
 from .storage_words import counted, joined, operation_title, ordinal
+from .words.findings import findings_rich, findings_text
 from .zero_gradients import Arrived, Origin, arrived_at
 
 if TYPE_CHECKING:

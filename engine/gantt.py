@@ -10,9 +10,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..inspector.graph.graph import Graph
-from .findings import findings_rich, findings_text
-from .sizes import share_text
 from .storage_words import counted
+from .words.findings import findings_rich, findings_text
+from .words.sizes import share_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

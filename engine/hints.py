@@ -11,9 +11,9 @@ import torch
 
 from ..inspector.graph.graph import Edge, Graph, Task
 from .gradient_holders import holders
-from .sizes import share_text, size_text
 from .storage_words import StorageWords, joined
 from .timeline import ON_CTX, Category, Storage, Timeline
+from .words.sizes import share_text, size_text
 
 if TYPE_CHECKING:
     from ..inspector.graph.facts import Operation

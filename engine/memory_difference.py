@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .peak import PeakGroup, groups_of, title_of
-from .sizes import size_text
 from .storage_words import joined, ordinal, was_captured
 from .timeline import Category, Storage, Timeline
+from .words.sizes import size_text
 
 _MOST_GROUPS = 3  # in a sentence; all are in `only`
 

@@ -14,7 +14,7 @@ from ..inspector.torch_internals import compiled_code_refused
 from .mirror_calls import followed
 from .mirror_plan import MirrorPlan, PlannedStorage
 from .mirror_watch import MirrorTally, MirrorWatch, banned_sentence, state_of
-from .sizes import size_text
+from .words.sizes import size_text
 
 
 @dataclass(frozen=True, slots=True)

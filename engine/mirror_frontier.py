@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from .mirror_plan import MirrorPlan, MirrorPrediction
 from .mirror_planners import Found, Goal, search
-from .sizes import percent_text, share_text, size_text
 from .timeline import Timeline
+from .words.sizes import percent_text, share_text, size_text
 
 if TYPE_CHECKING:
     from .planned_mirror import PlannedMirror

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from .mirror_plan import MirrorPlan, PlannedStorage
-from .sizes import size_text
 from .storage_words import pattern
+from .words.sizes import size_text
 
 HEADINGS = ("module", "let go", "newly kept", "replays", "replay time", "operations")
 RIGHT = ("let go", "newly kept", "replays", "replay time")

@@ -16,7 +16,7 @@ from ..inspector.graph.graph_file import Table
 from ..inspector.graph.json_columns import ColumnWriter, Section, read_section
 from .graph_order import GraphOrder
 from .policies import Policy
-from .sizes import size_text
+from .words.sizes import size_text
 
 FORMAT = "tapehead.mirror"
 VERSION = 2

@@ -12,7 +12,7 @@ from .mirror_plan import MirrorPlan, PlannedStorage
 from .mirror_saves import MirroredSave
 from .planned_mirror import PlannedMirror
 from .simulate import difference
-from .sizes import size_text
+from .words.sizes import size_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .footprint import Footprints
-from .sizes import size_text
+from .words.sizes import size_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ import torch
 from .backward import backward
 from .compare import Comparison, chosen_policies, compare
 from .gantt import MakespanReport, time_text
-from .machine import Machine, this_machine
 from .make_loss import own_gradients, same_random_numbers
 from .makespan import makespan
 from .policies import AnyPolicy, Choice, Policy, is_dynamic
-from .sizes import size_text
 from .storage_words import joined
 from .timing import Spread
+from .words.machine import Machine, this_machine
+from .words.sizes import size_text
 from .workloads import Size, Workload, workload
 
 if TYPE_CHECKING:

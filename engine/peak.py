@@ -12,10 +12,10 @@ from ..inspector.graph.graph import Graph
 from ..inspector.graph.source import Source
 from .hints import Hint, Peak, hints
 from .not_counted import NotCounted
-from .sizes import share_text, size_text
 from .storage_words import StorageWords, folded, module_title, ordinal, pattern, was_captured
 from .timeline import Category, Storage, Timeline
 from .trace import Trace
+from .words.sizes import share_text, size_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

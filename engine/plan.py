@@ -20,9 +20,9 @@ from .problem import Problem
 from .ready_queue import PolicyError
 from .schedule import order_of, queue_lengths
 from .simulate import difference
-from .sizes import percent_text, size_text
 from .storage_words import joined
 from .timeline import Timeline
+from .words.sizes import percent_text, size_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

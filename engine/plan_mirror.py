@@ -33,9 +33,9 @@ from .profile import profile
 from .record_forward import clock_of, record_forward
 from .schedule import schedule
 from .simulate import simulate
-from .sizes import percent_text, size_text
 from .storage_words import joined
 from .timing import turns
+from .words.sizes import percent_text, size_text
 
 OVERHEAD = 0.06
 """How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""

@@ -13,8 +13,8 @@ from ..inspector.graph.graph import Theme as GraphTheme
 from .mirror_footprint import MirroredMemory
 from .mirror_modules import RIGHT, module_cells, module_sentences, ms_text
 from .mirror_plan import MirrorPlan
-from .sizes import percent_text, share_text, size_text
 from .timeline import Timeline
+from .words.sizes import percent_text, share_text, size_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -15,7 +15,6 @@ from torch import Tensor
 from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.graph import Graph, Outputs, Task
 from .binary_heap import pop, push
-from .findings import findings_rich, findings_text
 from .places import tasks_at
 from .policies import AnyPolicy, Choice, Key, Policy, QueueState, bound, find_policy, is_dynamic, policy_name
 from .problem import Problem
@@ -25,6 +24,7 @@ from .schedule import allowed, schedule, stages
 from .stages import POST_BACKWARD, stage_edges
 from .storage_words import counted, joined, ordinal
 from .unpack_order import SavedBy, tensor_text
+from .words.findings import findings_rich, findings_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

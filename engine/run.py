@@ -12,9 +12,9 @@ from .accumulation import PYTORCHS, Accumulation
 from .batches import Batches
 from .footprint import Footprints
 from .schedule import queue_lengths
-from .sizes import size_text
 from .timeline import Timeline
 from .trace import Trace
+from .words.sizes import size_text
 
 if TYPE_CHECKING:
     from ..widgets.recording import Recording

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..engine.compare import Comparison, Row
 from ..engine.peak import PeakReport
-from ..engine.sizes import size_text
+from ..engine.words.sizes import size_text
 from .figure_page import figure_page, words_html
 from .glossary import CATEGORIES, COLUMNS
 from .memory_figures import Drawing, category_drawing, lifetimes_drawing, memory_drawing, peak_drawing

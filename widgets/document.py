@@ -19,12 +19,12 @@ from ..engine.peak import peak_report
 from ..engine.policies import CLASSIC, Choice, Policy, policy_name
 from ..engine.run import Engine
 from ..engine.schedule import Pending
-from ..engine.sizes import share_text
 from ..engine.statistics import Statistics
 from ..engine.storage_words import MADE_IN_FORWARD, StorageWords, joined
 from ..engine.timeline import Category, Timeline
 from ..engine.trace import RecordedGradient, Trace
 from ..engine.trace_columns import Hook
+from ..engine.words.sizes import share_text
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.facts import Operation, resolve_sources
 from ..inspector.graph.graph import Graph, TensorMeta

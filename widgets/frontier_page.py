@@ -11,9 +11,9 @@ from ..engine.mirror_frontier import MirrorFrontier, prediction_of
 from ..engine.mirror_modules import module_sentences, ms_text, operation_name
 from ..engine.mirror_plan import PlannedStorage
 from ..engine.planned_mirror import PlannedMirror
-from ..engine.sizes import percent_text, share_text, size_text
 from ..engine.storage_words import task_name
 from ..engine.timeline import Category, Timeline
+from ..engine.words.sizes import percent_text, share_text, size_text
 from ..inspector.graph.graph import Graph
 from .frontier_script import SCRIPT
 from .report_html import cells_html

@@ -14,7 +14,7 @@ function add(parent, name, attributes = {}, text) {
   parent.append(made);
   return made;
 }
-/** As engine/sizes.py has it. */
+/** As engine/words/sizes.py has it. */
 function size(bytes) {
   let power = 0;
   while (power < 4 && Math.abs(bytes) >= (power ? 999.5 * 1024 ** power : 1024)) power += 1;

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..engine.schedule import queue_lengths
-from ..engine.sizes import share_text, size_text
 from ..engine.timeline import Timeline
+from ..engine.words.sizes import share_text, size_text
 from .report_html import table_html
 
 if TYPE_CHECKING:

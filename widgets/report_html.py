@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..engine.compare import Comparison
 from ..engine.peak import PeakGroup, PeakReport
-from ..engine.sizes import share_text, size_text
 from ..engine.timeline import Category
+from ..engine.words.sizes import share_text, size_text
 from .glossary import CATEGORIES, COLUMNS
 from .theme import CATEGORY_COLOURS, LIGHT
 

@@ -27,7 +27,7 @@ from measure import Effort, Row
 from rich.console import Console
 from table import as_json, render
 
-from tapehead.engine.machine import this_machine
+from tapehead.engine.words.machine import this_machine
 
 BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "capture": capture_cost.rows,

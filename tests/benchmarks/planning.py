@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.dry_run import dry_run
-from tapehead.engine.sizes import size_text
+from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads import WORKLOADS, workload
 
 _TASKS = (1_000, 3_000, 10_000, 30_000, 100_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Locator, expect
 
-from tapehead.engine.sizes import size_text
+from tapehead.engine.words.sizes import size_text
 
 from .lab import Notebook
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tapehead.engine.sizes import size_text
+from tapehead.engine.words.sizes import size_text
 
 from .lab import Notebook
 from .shown import ShownDeck

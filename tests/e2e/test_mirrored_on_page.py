@@ -18,7 +18,7 @@ import tapehead as th
 from tapehead.engine.planned_mirror import PlannedMirror
 from tapehead.engine.record_forward import record_forward
 from tapehead.engine.schedule import schedule
-from tapehead.engine.sizes import size_text
+from tapehead.engine.words.sizes import size_text
 from tapehead.widgets.document import Document, schedule_content
 from tapehead.widgets.page import page_html
 

@@ -20,7 +20,7 @@ from tapehead.engine.not_counted import NotCounted
 from tapehead.engine.policies import POLICIES
 from tapehead.engine.profile import profile
 from tapehead.engine.schedule import schedule
-from tapehead.engine.sizes import size_text
+from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads import workload
 
 from .profiled import profiled

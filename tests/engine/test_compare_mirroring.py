@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.sizes import size_text
+from tapehead.engine.words.sizes import size_text
 from tapehead.widgets.comparison_page import page_html
 
 MODEL = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.GELU(), nn.Dropout(0.1)) for _ in range(3)])

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.hints import Hint
 from tapehead.engine.peak import peak_report
-from tapehead.engine.sizes import share_text, size_text
+from tapehead.engine.words.sizes import share_text, size_text
 from tapehead.engine.workloads import WORKLOADS, workload
 
 from .programs import OnCtx

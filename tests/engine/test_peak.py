@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.peak import PeakReport, peak_report
 from tapehead.engine.simulate import simulate
-from tapehead.engine.sizes import size_text
 from tapehead.engine.storage_words import StorageWords, joined, ordinal
 from tapehead.engine.timeline import Category, Maker
+from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads import workload
 
 from .programs import OnCtx

@@ -16,8 +16,8 @@ import tapehead as th
 from tapehead.engine.mirror_modules import module_cells
 from tapehead.engine.mirror_plan import MirrorPlan
 from tapehead.engine.plan_mirror import _Extra, _Runs
-from tapehead.engine.sizes import size_text
 from tapehead.engine.timeline import Category
+from tapehead.engine.words.sizes import size_text
 
 MakeLoss = Callable[[], Tensor]
 

@@ -2,7 +2,7 @@
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-/** `0 B`, `512 B`, `1.5 KiB`, `256 KiB`, `51.0 MiB`, as engine/sizes.py writes them. */
+/** `0 B`, `512 B`, `1.5 KiB`, `256 KiB`, `51.0 MiB`, as engine/words/sizes.py writes them. */
 export function size(bytes: number): string {
   let scale = 0;
   while (scale + 1 < UNITS.length && Math.abs(bytes) >= (scale ? 999.5 * 1024 ** scale : 1024)) scale++;

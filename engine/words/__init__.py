@@ -1,0 +1,4 @@
+"""How numbers, lists and findings are worded; which widget draws which result (shown.py).
+
+May import: inspector.
+"""
