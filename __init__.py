@@ -22,7 +22,7 @@ from .engine.planned_mirror import PlannedMirror
 from .engine.policies import POLICIES, Policy
 from .engine.precedence import Break, OrderCheck, check_order, constrained
 from .engine.profile import profile
-from .engine.ready_queue import PolicyError
+from .engine.queue.ready_queue import PolicyError
 from .engine.run import Run
 from .engine.session import NativeSession
 from .engine.simulate import simulate

@@ -282,7 +282,7 @@ def _program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
     from .engine.compare import compare
-    from .engine.ready_queue import PolicyError
+    from .engine.queue.ready_queue import PolicyError
     from .script import UserError
     from .widgets.user_traceback import users_traceback
 

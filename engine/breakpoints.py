@@ -11,7 +11,7 @@ from torch import Tensor
 from ..inspector.graph.graph import Graph, Task
 from ..inspector.graph.source import Source
 from .places import tasks_and_calls_at
-from .ready_queue import ReadyTask
+from .queue.ready_queue import ReadyTask
 from .stop import Stop
 from .storage_words import counted
 

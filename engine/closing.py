@@ -11,7 +11,7 @@ from ..inspector.graph.graph import Graph, Task
 from .footprint import Footprints
 from .policies import Choice, Policy, bound
 from .problem import Problem
-from .ready_queue import ReadyTask
+from .queue.ready_queue import ReadyTask
 
 
 class Closing(ABC):

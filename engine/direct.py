@@ -24,7 +24,7 @@ from .input_buffer import InputBuffer, Waiting
 from .measurement import Measurement
 from .needed import Inputs
 from .policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_name, policy_name
-from .ready_queue import PolicyError, ReadyTask, ready_queue
+from .queue.ready_queue import PolicyError, ReadyTask, ready_queue
 from .recorder import Recorder
 from .rewinding import Rewinding
 from .roots import expect_flags

@@ -11,7 +11,7 @@ from . import planners
 from .limit_search import StoppedError, limit_search
 from .lower_bound import lower_bound
 from .problem import Problem
-from .ready_queue import PolicyError
+from .queue.ready_queue import PolicyError
 from .schedule import schedule
 from .words.sizes import percent_text, size_text
 

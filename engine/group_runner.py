@@ -29,7 +29,7 @@ from .groups import Group, GroupRules, groups
 from .holding import HoldingChoiceQueue, HoldingQueue
 from .hook_watch import no_hooks
 from .input_buffer import InputBuffer, fits
-from .ready_queue import ReadyQueue
+from .queue.ready_queue import ReadyQueue
 from .recorder import Recorder
 from .run import Engine
 from .runner import Runner

@@ -6,7 +6,7 @@ from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import flat_names, sharded_parameters
 from .buckets import buckets_of
 from .make_loss import is_reduced
-from .stages import has_stages
+from .queue.stages import has_stages
 
 
 def has_to_end(graph: Graph) -> bool:

@@ -17,7 +17,7 @@ from .gantt import Bar, Gantt, MakespanReport
 from .places import tasks_at
 from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .problem import Problem
-from .ready_queue import ready_queue
+from .queue.ready_queue import ready_queue
 from .run import Run
 from .schedule import allowed
 

@@ -44,7 +44,7 @@ from .memory_watch import MemoryWatch
 from .needed import Inputs, inputs_tuple, needed_tasks
 from .policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, note_on, order_name, policy_name
 from .problem import Problem
-from .ready_queue import sort_key
+from .queue.ready_queue import sort_key
 from .recorder import Recorder
 from .roots import as_gradients, as_outputs, expect_flags, given_gradients, root_gradients
 from .run import Run

@@ -17,7 +17,7 @@ from .footprint import Footprints
 from .lower_bound import lower_bound
 from .policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
 from .problem import Problem
-from .ready_queue import PolicyError
+from .queue.ready_queue import PolicyError
 from .schedule import order_of, queue_lengths
 from .simulate import difference
 from .storage_words import joined

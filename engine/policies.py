@@ -253,8 +253,8 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
 
 
 def _refuse_stages(policy: Policy | Choice, graph: Graph) -> None:
-    from .ready_queue import PolicyError
-    from .stages import POST_BACKWARD, has_stages, unknown_task
+    from .queue.ready_queue import PolicyError
+    from .queue.stages import POST_BACKWARD, has_stages, unknown_task
 
     if (task := unknown_task(graph)) is not None:
         raise PolicyError(

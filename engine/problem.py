@@ -8,8 +8,8 @@ from itertools import accumulate
 
 from ..inspector.graph.graph import Graph
 from .footprint import Footprints
+from .queue.stages import stage_edges
 from .schedule import allowed, schedule, stages
-from .stages import stage_edges
 from .timeline import Timeline
 
 _NS_PER_TASK = 5_000  # what the engine and a kernel's launch take, whatever the size

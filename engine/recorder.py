@@ -15,7 +15,7 @@ from ..inspector.torch_internals import function_mode_is_on, unobserved
 from .batches import Batch, Batches, Fallback
 from .buckets import buckets_of
 from .policies import Choice, Key, Policy, policy_name
-from .ready_queue import sort_key
+from .queue.ready_queue import sort_key
 from .statistics import Form, Level, form_of, measure
 from .statistics_table import StatisticsTable
 from .trace import Trace, usual_outputs

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..inspector.graph.graph import Graph, Task
 from .policies import Choice, Policy, QueueState
-from .ready_queue import ReadyQueue, ReadyTask, ready_queue
+from .queue.ready_queue import ReadyQueue, ReadyTask, ready_queue
 from .trace_columns import Columns, Term, term_at
 
 

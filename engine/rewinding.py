@@ -29,7 +29,7 @@ from .history import (
 from .holding import holding_queue
 from .input_buffer import InputBuffer, Waiting, alone
 from .policies import Choice, Policy
-from .ready_queue import ReadyQueue, ready_queue
+from .queue.ready_queue import ReadyQueue, ready_queue
 from .recorder import Recorder
 from .runner import Runner
 from .schedule import Pending

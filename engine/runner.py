@@ -14,7 +14,7 @@ from .accumulation import Accumulate
 from .history import HasGrad, Ran
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer
-from .ready_queue import ReadyQueue
+from .queue.ready_queue import ReadyQueue
 from .task_hooks import OnHook
 
 OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Any, Sequence[Tensor | None] | None], None]

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 
 from ..inspector.graph.graph import Graph
 from .policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, following, planned
-from .ready_queue import ready_queue
-from .stages import has_stages, stage_numbers
+from .queue.ready_queue import ready_queue
+from .queue.stages import has_stages, stage_numbers
 
 if TYPE_CHECKING:
     from .footprint import Footprints

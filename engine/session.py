@@ -27,7 +27,7 @@ from .needed import Inputs
 from .numbering import Numbering
 from .one_way import OneWay
 from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
-from .ready_queue import PolicyError, ReadyTask
+from .queue.ready_queue import PolicyError, ReadyTask
 from .recorder import Recorder
 from .run import Run
 from .schedule import Pending, schedule

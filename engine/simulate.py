@@ -158,7 +158,7 @@ def _places(
 
 
 def _refuse_other_stages(graph: Graph, order: Sequence[int]) -> None:
-    """An order given by hand keeps `fully_shard`'s stages, too (`engine/stages.py`)."""
+    """An order given by hand keeps `fully_shard`'s stages, too (`engine/queue/stages.py`)."""
     numbers = stages(graph, frozenset(order))
     if numbers is None:
         return

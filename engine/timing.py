@@ -16,7 +16,7 @@ from .direct import Stepper
 from .make_loss import MakeLoss, loss_of
 from .native import Call, Plan, Queues, run_native
 from .policies import Choice, Policy, order_name, policy_name
-from .ready_queue import PolicyError
+from .queue.ready_queue import PolicyError
 from .run import Run
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from .breakpoints import Breakpoint, Predicate, Where
 from .closing import Closing
 from .conditions import GradientPredicate
 from .places import calls_of
-from .ready_queue import ReadyTask
+from .queue.ready_queue import ReadyTask
 from .run import Run
 from .statistics import measure
 from .stop import Stop

@@ -23,7 +23,7 @@ from ..engine.closing import session_over
 from ..engine.direct import Stepper
 from ..engine.history import History
 from ..engine.policies import AnyPolicy
-from ..engine.ready_queue import ReadyTask
+from ..engine.queue.ready_queue import ReadyTask
 from ..engine.run import Run
 from ..engine.session import HEARS_SIGNALS_S, NativeSession
 from ..engine.stop import Stop

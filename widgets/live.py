@@ -17,7 +17,7 @@ from ..engine.direct import Stepper
 from ..engine.history import History
 from ..engine.mirror_saves import ReplayClock
 from ..engine.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
-from ..engine.ready_queue import ReadyTask
+from ..engine.queue.ready_queue import ReadyTask
 from ..engine.run import Engine
 from ..engine.session import NativeSession
 from ..engine.statistics import form_of, statistics

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..engine.policies import POLICIES
-from ..engine.ready_queue import ReadyTask
+from ..engine.queue.ready_queue import ReadyTask
 from ..inspector.graph.graph import Graph
 
 

@@ -17,7 +17,7 @@ from tapehead.engine.layouts import contiguous
 from tapehead.engine.limit_search import LimitSearch, limit_search
 from tapehead.engine.lower_bound import lower_bound
 from tapehead.engine.problem import Problem
-from tapehead.engine.ready_queue import PolicyError
+from tapehead.engine.queue.ready_queue import PolicyError
 from tapehead.engine.schedule import schedule
 from tapehead.engine.workloads import workload
 

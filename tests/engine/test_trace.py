@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import tapehead as th
 from tapehead.engine.policies import find_policy
-from tapehead.engine.ready_queue import ready_queue
+from tapehead.engine.queue.ready_queue import ready_queue
 from tapehead.engine.recorder import Recorder
 from tapehead.engine.schedule import Pending
 from tapehead.engine.trace_columns import Hook

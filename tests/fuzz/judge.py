@@ -14,7 +14,7 @@ from recipe import Forward, Recipe, World
 from torch import Tensor
 from ways import Way, plain
 
-from tapehead.engine.ready_queue import PolicyError
+from tapehead.engine.queue.ready_queue import PolicyError
 from tapehead.inspector.torch_internals import pins_open
 
 REFUSALS = (NotImplementedError, PolicyError)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ..inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task
+from ..policies import Choice, Key, Policy, QueueState, policy_name
 from .binary_heap import pop, push
-from .policies import Choice, Key, Policy, QueueState, policy_name
 
 
 class PolicyError(RuntimeError):

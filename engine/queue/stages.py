@@ -19,9 +19,9 @@ from typing import cast
 
 from torch.autograd.function import BackwardCFunction
 
-from ..inspector.graph.graph import Graph, Task
-from ..inspector.graph.kinds import Kind
-from ..inspector.torch_internals import function_of
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.kinds import Kind
+from ...inspector.torch_internals import function_of
 
 POST_BACKWARD = "RegisterPostBackwardFunctionBackward"
 """The task in which `fully_shard` reduces a group's gradients (_fsdp_param_group.py; `replicate` has it, too)."""
