@@ -1,6 +1,5 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
-from .engine.accumulation import Accumulation
 from .engine.advice import Advice, advise
 from .engine.agreement import wait_for_ranks
 from .engine.backward import backward
@@ -13,6 +12,8 @@ from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.groups import GroupRules, Groups, groups
 from .engine.install import install, policy, uninstall
 from .engine.makespan import makespan
+from .engine.memory.accumulation import Accumulation
+from .engine.memory.timeline import Category, Storage, Timeline
 from .engine.mirror import MirrorReport, mirror
 from .engine.mirror_plan import MirrorPlan
 from .engine.peak import PeakReport, peak_report
@@ -28,7 +29,6 @@ from .engine.session import NativeSession
 from .engine.simulate import simulate
 from .engine.statistics import Histogram, Statistics, statistics
 from .engine.stop import Stop
-from .engine.timeline import Category, Storage, Timeline
 from .engine.trace import TaskRecord, Trace
 from .engine.trace_file import load
 from .engine.unpack_order import Unpack, UnpackOrder, unpack_order

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, get_args
 
-from .engine.accumulation import Accumulate, Accumulation, Release
+from .engine.memory.accumulation import Accumulate, Accumulation, Release
 
 if TYPE_CHECKING:
     from rich.console import Console

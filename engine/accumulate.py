@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..inspector.torch_internals import call_node, leaf_of, owned_alone, post_accumulate_hooks
-from .layouts import copy_for, layout_of, suits
+from .memory.layouts import copy_for, layout_of, suits
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr)
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
-from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .backward import backward
 from .hips_levels import hips_levels, hips_time
 from .make_loss import MakeLoss, own_gradients
+from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .policies import POLICIES
 from .profile import profile
 from .simulate import simulate
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
-    from .footprint import Footprints
+    from .memory.footprint import Footprints
 
 STUDIED = ("rnn", "fan_out", "needless")
 RULES = tuple(Accumulation(accumulate, release) for release in get_args(Release) for accumulate in get_args(Accumulate))

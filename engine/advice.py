@@ -24,11 +24,11 @@ from .ensembles import CallLog, Ensemble, find_ensembles
 from .groups import GroupRules, Groups, groups
 from .hints import Hint
 from .make_loss import MakeLoss, expect_make_loss, loss_of
-from .measured_device import device_of
-from .not_counted import not_counted
+from .memory.measured_device import device_of
+from .memory.not_counted import not_counted
+from .memory.storage_words import counted
 from .peak import peak_report
 from .profile import profile
-from .storage_words import counted
 from .timing import Spread
 from .words.findings import findings_rich, findings_text
 from .words.machine import Machine, this_machine

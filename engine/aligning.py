@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 
 from ..inspector.graph.graph import Graph, Task
 from .longest_common import longest_common
-from .storage_words import was_captured
+from .memory.storage_words import was_captured
 from .task_signatures import Signatures, Surveyed, label
 
 _MOST_ROUNDS = 16  # each finds what the one before has come near to

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from ..inspector.graph.graph import Graph
-from .accumulation import PYTORCHS, Accumulation
 from .allocator import Recording, Row
 from .cuda_allocator import blocks_of
 from .kept import REGION, Kept, Slots
-from .listed import summed_inputs, with_names
+from .memory.accumulation import PYTORCHS, Accumulation
+from .memory.timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Listed, Maker, Timeline
+from .memory.waiting_in_lists import summed_inputs, with_names
 from .memory_watch import Moment, Seen, Visit
-from .timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Listed, Maker, Timeline
 
 RECOMPUTED = "recomputed"
 """The slot of what a checkpointed region has made again, for the node that needs it."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .groups import GroupKind
-from .storage_words import counted
+from .memory.storage_words import counted
 from .words.findings import findings_rich, findings_text
 from .words.sizes import size_text
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import unobserved
-from .accumulation import PYTORCHS, Accumulation
 from .branches import Branch
 from .dry_run import dry_run
-from .footprint import Footprints
 from .history import HasGrad
+from .memory.accumulation import PYTORCHS, Accumulation
+from .memory.footprint import Footprints
 from .schedule import schedule
 from .simulate import simulate
 from .words.sizes import percent_text, size_text

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from .history import Edited, Ran, nbytes_of
+from .memory.storage_words import counted
 from .policies import Choice, Policy, names_in_turn
-from .storage_words import counted
 from .trace import Trace
 
 

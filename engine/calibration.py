@@ -8,11 +8,11 @@ from itertools import pairwise
 
 from ..inspector.graph.kinds import Kind
 from .attribution import HIDDEN, Kinds, Lives, Measured, Turn, forward_maker
-from .footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
+from .memory.footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
+from .memory.timeline import ON_CTX, Category, Timeline
 from .memory_watch import Seen
 from .simulate import simulate
 from .tensor_hooks import TensorHooks
-from .timeline import ON_CTX, Category, Timeline
 
 
 def footprints_of(

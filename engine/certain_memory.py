@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, Compiled, Program, compiled
-from .layouts import copy_for
+from .memory.layouts import copy_for
+from .memory.timeline import Category
 from .problem import Problem
-from .timeline import Category
 
 _BUFFER, _HELD, _WORKSPACE = int(Category.BUFFER), int(Category.HELD), int(Category.WORKSPACE)
 UNCOUNTED = -1  # in place of a block's number: memory that was there before, or is on another device

@@ -16,9 +16,9 @@ from .ensemble_change import Change
 from .ensembles import Argument, Ensemble
 from .make_loss import own_gradients, same_random_numbers
 from .measurement import Measurement
+from .memory.timeline import Timeline
 from .native import Call, Plan, run_native
 from .policies import POLICIES
-from .timeline import Timeline
 from .timing import Spread, turns
 
 _LONGEST_S = 1.0  # for the rounds of one trial, about

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from ..inspector.graph.graph import Graph, Task
-from .footprint import Footprints
+from .memory.footprint import Footprints
 from .policies import Choice, Policy, bound
 from .problem import Problem
 from .queue.ready_queue import ReadyTask

@@ -17,26 +17,26 @@ from ..inspector.arguments import expect, expect_callable, expect_choice, expect
 from ..inspector.capturing.capture import capture
 from ..inspector.capturing.walk import graph
 from ..inspector.graph.graph import Edge, Graph, Task
-from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .as_found import AsFound
 from .backward import backward
 from .make_loss import MakeLoss, expect_make_loss, loss_of
+from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from .memory.not_counted import NotCounted, not_counted
+from .memory.storage_words import counted, joined, task_name
+from .memory.timeline import Timeline
 from .mirror import mirror
 from .mirror_plan import MirrorPlan
-from .not_counted import NotCounted, not_counted
 from .peak import PeakReport, peak_report
 from .planned_mirror import PlannedMirror
 from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .schedule import queue_lengths, schedule
-from .storage_words import counted, joined, task_name
-from .timeline import Timeline
 from .words.sizes import size_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
-    from .footprint import Footprints
+    from .memory.footprint import Footprints
     from .native import Queues
     from .run import Engine
 

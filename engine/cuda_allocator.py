@@ -12,8 +12,8 @@ import torch
 
 from ..inspector.torch_internals import start_cuda_history, stop_cuda_history
 from .allocator import MARK_BYTES, Recording, Row
+from .memory.timeline import BlockLevels
 from .memory_watch import Moment
-from .timeline import BlockLevels
 
 _MOST = 20_000_000  # entries of the history, of some 200 bytes each
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}

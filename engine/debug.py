@@ -11,10 +11,10 @@ from ..inspector.graph.graph import Outputs
 from ..inspector.graph.spent import first_over
 from ..inspector.tapes.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import FREED
-from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices
 from .direct import Stepper
 from .group_runner import AnyBatch, check_batch
+from .memory.accumulation import Accumulate, Accumulation, Release
 from .needed import Inputs
 from .one_way import NO_HISTORY
 from .policies import AnyPolicy

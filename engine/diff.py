@@ -16,9 +16,9 @@ from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Graph, Task
 from .aligning import aligned
 from .gradient_difference import EQUAL, Apart, apart
+from .memory.storage_words import joined, ordinal, task_name
 from .memory_difference import MemoryDifference
 from .run import Run
-from .storage_words import joined, ordinal, task_name
 from .trace import RecordedGradient, Trace
 from .words.findings import findings_rich, findings_text
 from .words.sizes import percent_text

@@ -14,7 +14,6 @@ from torch import Tensor
 from ..inspector.arguments import expect, expect_callable, expect_choice
 from ..inspector.graph.graph import Edge, Graph, Outputs, Task
 from ..inspector.tapes.hips_tape import HipsTape
-from .accumulation import PYTORCHS, Accumulation
 from .batches import Batches
 from .edits import as_gradients, check_edit
 from .group_runner import AnyBatch, check_batch, group_runner
@@ -22,6 +21,8 @@ from .history import BUDGET_BYTES, Ran, expect_budget
 from .holding import HoldingChoiceQueue, HoldingQueue, planned_order
 from .input_buffer import InputBuffer, Waiting
 from .measurement import Measurement
+from .memory.accumulation import PYTORCHS, Accumulation
+from .memory.storage_words import counted
 from .needed import Inputs
 from .policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_name, policy_name
 from .queue.ready_queue import PolicyError, ReadyTask, ready_queue
@@ -34,7 +35,6 @@ from .schedule import dependencies, schedule
 from .statistics import Level
 from .stop import Stop
 from .stops import Stops
-from .storage_words import counted
 from .task_runner import TaskRunner
 from .trace import Trace
 

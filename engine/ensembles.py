@@ -37,7 +37,7 @@ from ..inspector.torch_internals import (
 )
 from .combination import Combination, combination_of
 from .make_loss import MakeLoss, loss_of
-from .storage_words import folded, joined, pattern
+from .memory.storage_words import folded, joined, pattern
 
 How = Literal["shared", "sliced", "stacked", "plain"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..inspector.torch_internals import FakeOperations
-from .layouts import layout_of, scratch_of_copy
+from .memory.layouts import layout_of, scratch_of_copy
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")

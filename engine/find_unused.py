@@ -25,7 +25,7 @@ from ..inspector.torch_internals import (
 )
 from .as_found import AsFound
 from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
-from .storage_words import counted, joined, operation_title, ordinal
+from .memory.storage_words import counted, joined, operation_title, ordinal
 from .words.findings import findings_rich, findings_text
 from .zero_gradients import Arrived, Origin, arrived_at
 

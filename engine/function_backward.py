@@ -15,8 +15,8 @@ from torch.autograd.graph import Node
 from ..inspector.graph.kept_inputs import argument_names, names_by_place
 from ..inspector.torch_internals import call_node, version_of
 from .derivative import ALLOWED, FiniteDifferences
+from .memory.storage_words import counted
 from .operation_replay import OperationReplay, Outcome
-from .storage_words import counted
 
 
 @dataclass(frozen=True, slots=True)

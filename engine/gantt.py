@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..inspector.graph.graph import Graph
-from .storage_words import counted
+from .memory.storage_words import counted
 from .words.findings import findings_rich, findings_text
 from .words.sizes import share_text
 

@@ -22,13 +22,13 @@ from ..inspector.torch_internals import (
     version_of,
     without_torch_function,
 )
-from .accumulation import PYTORCHS, Accumulation
 from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape, alone, launches_of, stacked, summed
 from .batches import Batch, Fallback
 from .groups import Group, GroupRules, groups
 from .holding import HoldingChoiceQueue, HoldingQueue
 from .hook_watch import no_hooks
 from .input_buffer import InputBuffer, fits
+from .memory.accumulation import PYTORCHS, Accumulation
 from .queue.ready_queue import ReadyQueue
 from .recorder import Recorder
 from .run import Engine

@@ -13,7 +13,7 @@ from ..inspector.torch_internals import saved_facts
 from .agenda import Batch, batches, levels
 from .batched_products import addend_shape, launches_of
 from .groups import Direction, Group, GroupKind, GroupRules, Refused
-from .storage_words import joined
+from .memory.storage_words import joined
 
 _Source = tuple[int, int, tuple[Hashable, ...]]
 """A task, the number of its input, and what lies between the product and that input."""

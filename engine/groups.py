@@ -16,7 +16,7 @@ from ..inspector.drawing.svg import graph_to_svg
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Fold, Graph, Outputs, Task, Theme
 from ..inspector.graph.products import Product, Side, products_of
-from .storage_words import counted, folded, joined, module_title, pattern, was_captured
+from .memory.storage_words import counted, folded, joined, module_title, pattern, was_captured
 from .words.findings import findings_rich, findings_text
 from .words.sizes import size_text
 

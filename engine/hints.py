@@ -11,8 +11,8 @@ import torch
 
 from ..inspector.graph.graph import Edge, Graph, Task
 from .gradient_holders import holders
-from .storage_words import StorageWords, joined
-from .timeline import ON_CTX, Category, Storage, Timeline
+from .memory.storage_words import StorageWords, joined
+from .memory.timeline import ON_CTX, Category, Storage, Timeline
 from .words.sizes import share_text, size_text
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from torch import Tensor
 from ..inspector.graph.graph import Task
 from ..inspector.tapes.hips_nodes import metas_of, places, vspace
 from ..inspector.tapes.hips_tape import HipsTape
-from .accumulation import Accumulate
 from .hips_buffer import HIPS_BUFFERS, HipsBuffer, HipsListBuffer
 from .hips_memory import ArrayWatch
 from .hips_values import carried, carry, flat, value_of, whole
+from .memory.accumulation import Accumulate
 from .runner import Measuring, OnEnd, Runner
 
 

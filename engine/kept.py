@@ -17,8 +17,8 @@ from ..inspector.torch_internals import (
     saved_slots,
     saved_variables,
 )
+from .memory.timeline import ON_CTX
 from .memory_watch import look
-from .timeline import ON_CTX
 
 Slots = tuple[tuple[int, str], ...]
 

@@ -16,16 +16,16 @@ from ..inspector.graph.facts import CallRecord, Operation
 from ..inspector.graph.graph import Graph
 from ..inspector.graph.marks import tensors_of
 from ..inspector.torch_internals import FollowedStorage, hooks_registered, leaf_hooks, saved_slots
-from .accumulation import PYTORCHS, Accumulation
 from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
 from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
 from .calibration import footprints_of
 from .cuda_allocator import CudaAllocator
-from .footprint import Footprints, LeafState
 from .kept import kept_by
-from .measured_device import device_of
+from .memory.accumulation import PYTORCHS, Accumulation
+from .memory.footprint import Footprints, LeafState
+from .memory.measured_device import device_of
+from .memory.timeline import Maker, Timeline
 from .memory_watch import Followed, MemoryWatch, look, unseen
-from .timeline import Maker, Timeline
 
 _CPU = torch.device("cpu")
 _one_at_a_time = Lock()  # torch's profiler crashes where two threads use it

@@ -26,8 +26,8 @@ from ..inspector.torch_internals import (
     unobserved,
 )
 from .allocator import AllocatorRecorder
-from .footprint import Layout
-from .layouts import is_dense, sparse
+from .memory.footprint import Layout
+from .memory.layouts import is_dense, sparse
 
 
 class Seen(NamedTuple):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..inspector.capturing.forward_program import ForwardProgram, ForwardStorage
-from .footprint import Footprint, Footprints, StartStorage
+from .memory.footprint import Footprint, Footprints, StartStorage
+from .memory.timeline import Category, Maker, Timeline
 from .simulate import difference
-from .timeline import Category, Maker, Timeline
 
 FOR_REPLAY = "for a replay"
 """The slot of what a node keeps though its own formula does not read it: a replay of what it dropped does."""

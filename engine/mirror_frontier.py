@@ -9,9 +9,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from .memory.timeline import Timeline
 from .mirror_plan import MirrorPlan, MirrorPrediction
 from .mirror_planners import Found, Goal, search
-from .timeline import Timeline
 from .words.sizes import percent_text, share_text, size_text
 
 if TYPE_CHECKING:

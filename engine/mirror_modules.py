@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from .memory.storage_words import pattern
 from .mirror_plan import MirrorPlan, PlannedStorage
-from .storage_words import pattern
 from .words.sizes import size_text
 
 HEADINGS = ("module", "let go", "newly kept", "replays", "replay time", "operations")

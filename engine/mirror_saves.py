@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ..inspector.graph.graph import Graph, TensorMeta
 from ..inspector.torch_internals import packed_slots
+from .memory.storage_words import joined
 from .mirror_replay import Bytes, Saved, Tally
-from .storage_words import joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ from ..inspector.torch_internals import (
     unobserved,
     version_of,
 )
+from .memory.storage_words import joined
 from .mirror_plan import MirrorPlan, PlannedStorage
 from .mirror_replay import Bytes, Call, Held, Part, Saved, Tally, at_hand, bytes_of, described, made_again, view_of
-from .storage_words import joined
 
 Packed = Saved | tuple[Tensor, int]
 """What stands for a saved tensor: its bytes, to be made again, or it itself with the version that it had."""

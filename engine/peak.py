@@ -11,9 +11,9 @@ from ..inspector.arguments import expect
 from ..inspector.graph.graph import Graph
 from ..inspector.graph.source import Source
 from .hints import Hint, Peak, hints
-from .not_counted import NotCounted
-from .storage_words import StorageWords, folded, module_title, ordinal, pattern, was_captured
-from .timeline import Category, Storage, Timeline
+from .memory.not_counted import NotCounted
+from .memory.storage_words import StorageWords, folded, module_title, ordinal, pattern, was_captured
+from .memory.timeline import Category, Storage, Timeline
 from .trace import Trace
 from .words.sizes import share_text, size_text
 

@@ -19,9 +19,10 @@ from ..inspector.capturing.forward_recorder import ForwardRecorder
 from ..inspector.capturing.walk import graph
 from ..inspector.torch_internals import keep_compiler_out
 from .as_found import AsFound
-from .footprint import Footprints
 from .graph_order import GraphOrder, graph_digest
 from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced, nothing_sharded, same_random_numbers
+from .memory.footprint import Footprints
+from .memory.storage_words import joined
 from .mirror import mirror
 from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror_plan import MirrorPlan, MirrorPrediction
@@ -33,7 +34,6 @@ from .profile import profile
 from .record_forward import clock_of, record_forward
 from .schedule import schedule
 from .simulate import simulate
-from .storage_words import joined
 from .timing import turns
 from .words.sizes import percent_text, size_text
 

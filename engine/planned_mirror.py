@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 from ..inspector.capturing.forward_program import ForwardProgram
 from ..inspector.graph.graph import Fold
 from ..inspector.graph.graph import Theme as GraphTheme
+from .memory.timeline import Timeline
 from .mirror_footprint import MirroredMemory
 from .mirror_modules import RIGHT, module_cells, module_sentences, ms_text
 from .mirror_plan import MirrorPlan
-from .timeline import Timeline
 from .words.sizes import percent_text, share_text, size_text
 
 if TYPE_CHECKING:

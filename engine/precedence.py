@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.graph import Graph, Outputs, Task
+from .memory.storage_words import counted, joined, ordinal
 from .places import tasks_at
 from .policies import AnyPolicy, Choice, Key, Policy, QueueState, bound, find_policy, is_dynamic, policy_name
 from .problem import Problem
@@ -22,7 +23,6 @@ from .queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
 from .queue.stages import POST_BACKWARD, stage_edges
 from .run import Run
 from .schedule import allowed, schedule, stages
-from .storage_words import counted, joined, ordinal
 from .unpack_order import SavedBy, tensor_text
 from .words.findings import findings_rich, findings_text
 

@@ -7,10 +7,10 @@ from functools import cached_property
 from itertools import accumulate
 
 from ..inspector.graph.graph import Graph
-from .footprint import Footprints
+from .memory.footprint import Footprints
+from .memory.timeline import Timeline
 from .queue.stages import stage_edges
 from .schedule import allowed, schedule, stages
-from .timeline import Timeline
 
 _NS_PER_TASK = 5_000  # what the engine and a kernel's launch take, whatever the size
 _BYTES_PER_NS = 10  # what a core reads and writes

@@ -6,12 +6,12 @@ import torch
 
 from ..inspector.capturing.capture import capture
 from ..inspector.torch_internals import keep_compiler_out
-from .accumulation import Accumulate, Accumulation, Release
 from .backward import check_choices
 from .direct import run_measured
 from .group_runner import AnyBatch, check_batch
 from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .measurement import Measurement
+from .memory.accumulation import Accumulate, Accumulation, Release
 from .native import Call, Plan, run_native
 from .policies import AnyPolicy, find_policy
 from .roots import expect_flags

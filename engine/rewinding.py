@@ -9,10 +9,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..inspector.graph.graph import Edge, Task
-from .accumulation import Accumulation
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches
-from .footprint import Footprints
 from .group_runner import GroupRunner
 from .history import (
     BUDGET_BYTES,
@@ -28,12 +26,14 @@ from .history import (
 )
 from .holding import holding_queue
 from .input_buffer import InputBuffer, Waiting, alone
+from .memory.accumulation import Accumulation
+from .memory.footprint import Footprints
+from .memory.storage_words import counted
 from .policies import Choice, Policy
 from .queue.ready_queue import ReadyQueue, ready_queue
 from .recorder import Recorder
 from .runner import Runner
 from .schedule import Pending
-from .storage_words import counted
 from .verbs import AnyTask, Verbs
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..inspector.graph.graph import Graph
-from .accumulation import PYTORCHS, Accumulation
 from .batches import Batches
-from .footprint import Footprints
+from .memory.accumulation import PYTORCHS, Accumulation
+from .memory.footprint import Footprints
+from .memory.timeline import Timeline
 from .schedule import queue_lengths
-from .timeline import Timeline
 from .trace import Trace
 from .words.sizes import size_text
 
@@ -85,7 +85,7 @@ class Run:
         Raises:
             ValueError: memory was not measured.
         """
-        from .not_counted import not_counted
+        from .memory.not_counted import not_counted
         from .peak import peak_report
 
         before = None if self.footprints is None else not_counted(self.footprints)

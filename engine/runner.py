@@ -10,10 +10,10 @@ from weakref import ref
 from torch import Tensor
 
 from ..inspector.graph.graph import Graph, Task
-from .accumulation import Accumulate
 from .history import HasGrad, Ran
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer
+from .memory.accumulation import Accumulate
 from .queue.ready_queue import ReadyQueue
 from .task_hooks import OnHook
 

@@ -12,7 +12,7 @@ from .queue.ready_queue import ready_queue
 from .queue.stages import has_stages, stage_numbers
 
 if TYPE_CHECKING:
-    from .footprint import Footprints
+    from .memory.footprint import Footprints
     from .problem import Problem
 
 _stages: WeakKeyDictionary[Graph, dict[frozenset[int] | None, list[int]]] = WeakKeyDictionary()

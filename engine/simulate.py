@@ -15,9 +15,7 @@ from torch.autograd.graph import GradientEdge
 from ..inspector.arguments import expect, expect_truth
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Graph, Task
-from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .dry_run import dry_run
-from .footprint import Footprints
 from .footprint_program import (
     AS_IT_COMES,
     HAS_GRAD,
@@ -30,11 +28,13 @@ from .footprint_program import (
     More,
     compiled,
 )
-from .layouts import copy_for
-from .listed import with_names
+from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from .memory.footprint import Footprints
+from .memory.layouts import copy_for
+from .memory.timeline import Category, Listed, Timeline
+from .memory.waiting_in_lists import with_names
 from .policies import AnyPolicy, Policy, find_policy, is_dynamic, policy_name
 from .schedule import schedule, stages
-from .timeline import Category, Listed, Timeline
 
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
 

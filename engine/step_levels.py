@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ..inspector.graph.collector import collector_paused
 from .allocator import CpuAllocator
-from .timeline import Timeline
+from .memory.timeline import Timeline
 
 T = TypeVar("T")
 Step = Callable[[], None]

@@ -40,7 +40,6 @@ from ..inspector.torch_internals import (
     version_of,
 )
 from .accumulate import accumulate
-from .accumulation import Accumulate
 from .anomaly import check_nan, warn_of_forward
 from .graph_task import GraphTask
 from .has_to_end import is_sharded
@@ -48,6 +47,7 @@ from .history import Ran
 from .hook_state import HookState
 from .hook_watch import HookWatch, Registry, node_of, of_tensors, tensors_and_hooks
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
+from .memory.accumulation import Accumulate
 from .needed import Inputs, as_inputs, needed_tasks
 from .recomputed_buffers import RecomputedBuffers
 from .roots import as_gradients, as_outputs, given_gradients, root_gradients

@@ -11,9 +11,9 @@ from typing import TypeVar
 import torch
 
 from ..inspector.graph.graph import Graph
-from .accumulation import Accumulation
 from .direct import Stepper
 from .make_loss import MakeLoss, loss_of
+from .memory.accumulation import Accumulation
 from .native import Call, Plan, Queues, run_native
 from .policies import Choice, Policy, order_name, policy_name
 from .queue.ready_queue import PolicyError

@@ -13,10 +13,10 @@ from ..inspector.arguments import expect_number
 from ..inspector.graph.graph import Graph, Task, TensorMeta
 from .batches import Batch, Batches
 from .buckets import Bucket, Reduction, reductions
+from .memory.storage_words import counted
 from .replay import Replay
 from .statistics import Form, Level, Statistics
 from .statistics_table import StatisticsTable
-from .storage_words import counted
 from .trace_columns import NONE, Columns, EditRow, Forms, Hook, Label, Term, term_at
 
 

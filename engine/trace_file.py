@@ -22,11 +22,11 @@ from ..inspector.graph.json_columns import ColumnWriter, Section, read_section
 from .batches import Batch, Batches, Fallback
 from .buckets import Bucket
 from .groups import GroupKind
+from .memory.timeline_file import read_accumulation, read_timeline, write_accumulation, write_timeline
 from .policies import Key
 from .run import Engine, Run
 from .statistics import BINS, EDGES, Form, Level
 from .statistics_table import StatisticsColumns, StatisticsTable
-from .timeline_file import read_accumulation, read_timeline, write_accumulation, write_timeline
 from .trace import Trace
 from .trace_columns import Columns, EditRow, Forms, Hook, Label, Term
 

@@ -19,9 +19,9 @@ from ..inspector.graph.graph import Graph, Outputs
 from ..inspector.graph.kinds import Kind
 from ..inspector.graph.source import Source
 from ..inspector.torch_internals import first_freed, hides_saved, packed_slots, saved_slots, storage_of
+from .memory.storage_words import counted, joined, module_title, ordinal
 from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
 from .schedule import schedule
-from .storage_words import counted, joined, module_title, ordinal
 from .words.findings import findings_rich, findings_text
 from .words.sizes import size_text
 

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from ..engine.memory.storage_words import MADE_IN_FORWARD, StorageWords, joined
+from ..engine.memory.timeline import Category, Timeline
 from ..engine.peak import peak_report
 from ..engine.policies import CLASSIC, Choice, Policy, policy_name
 from ..engine.run import Engine
 from ..engine.schedule import Pending
 from ..engine.statistics import Statistics
-from ..engine.storage_words import MADE_IN_FORWARD, StorageWords, joined
-from ..engine.timeline import Category, Timeline
 from ..engine.trace import RecordedGradient, Trace
 from ..engine.trace_columns import Hook
 from ..engine.words.sizes import share_text

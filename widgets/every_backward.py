@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..engine.accumulation import PYTORCHS, Accumulation
 from ..engine.debug import debug
 from ..engine.group_runner import AnyBatch
+from ..engine.memory.accumulation import PYTORCHS, Accumulation
 from ..engine.native import Call, Plan, run_native
 from ..engine.policies import AnyPolicy, find_policy
 from ..engine.run import Engine

@@ -6,16 +6,16 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ..engine.accumulation import PYTORCHS, Accumulation
 from ..engine.branch_comparison import BranchComparison
 from ..engine.direct import Stepper
 from ..engine.dry_run import dry_run
-from ..engine.footprint import Footprints
+from ..engine.memory.accumulation import PYTORCHS, Accumulation
+from ..engine.memory.footprint import Footprints
+from ..engine.memory.timeline import Timeline
 from ..engine.policies import Choice, Policy, is_dynamic, policy_name
 from ..engine.schedule import schedule
 from ..engine.session import NativeSession
 from ..engine.simulate import simulate
-from ..engine.timeline import Timeline
 from .document import Json, schedule_content
 from .mirror_content import MirrorContent
 from .prediction import Prediction

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ..engine.memory.storage_words import task_name
+from ..engine.memory.timeline import Category, Timeline
 from ..engine.mirror_frontier import MirrorFrontier, prediction_of
 from ..engine.mirror_modules import module_sentences, ms_text, operation_name
 from ..engine.mirror_plan import PlannedStorage
 from ..engine.planned_mirror import PlannedMirror
-from ..engine.storage_words import task_name
-from ..engine.timeline import Category, Timeline
 from ..engine.words.sizes import percent_text, share_text, size_text
 from ..inspector.graph.graph import Graph
 from .frontier_script import SCRIPT

@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ..engine.gantt import Bar, Gantt, Idle, Theme, time_text, time_unit
-from ..engine.storage_words import counted
+from ..engine.memory.storage_words import counted
 from .memory_figures import Drawing, escaped
 from .theme import DARK, LIGHT, Colours, figure_style, hover_label
 

@@ -20,9 +20,9 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import display
 from torch import Tensor, nn
 
-from ..engine.accumulation import Accumulate, Accumulation, Release
+from ..engine.memory.accumulation import Accumulate, Accumulation, Release
+from ..engine.memory.storage_words import joined
 from ..engine.policies import POLICIES
-from ..engine.storage_words import joined
 from ..inspector.capturing.capture import capture
 from ..inspector.capturing.tape import Tape
 from ..inspector.graph.spent import first_over

@@ -8,15 +8,15 @@ from functools import cached_property
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from ..engine.accumulation import PYTORCHS, Accumulation
+from ..engine.memory.accumulation import PYTORCHS, Accumulation
+from ..engine.memory.storage_words import joined
+from ..engine.memory.timeline import Timeline
 from ..engine.mirror_modules import operation_name
 from ..engine.mirror_plan import MirrorPlan, PlannedStorage
 from ..engine.mirror_saves import MirroredSave, mirrored_saves
 from ..engine.mirror_tasks import check_fits, planned_replays
 from ..engine.planned_mirror import PlannedMirror
 from ..engine.schedule import schedule
-from ..engine.storage_words import joined
-from ..engine.timeline import Timeline
 from ..inspector.graph.graph import Graph
 
 Json = dict[str, Any]

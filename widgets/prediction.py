@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ..engine.memory.timeline import Timeline
 from ..engine.schedule import queue_lengths
-from ..engine.timeline import Timeline
 from ..engine.words.sizes import share_text, size_text
 from .report_html import table_html
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from ..engine.direct import Stepper
+from ..engine.memory.storage_words import counted
 from ..engine.policies import POLICIES
 from ..engine.stop import Stop
-from ..engine.storage_words import counted
 from ..engine.verbs import Verbs
 from ..inspector.graph.graph import Task
 from . import prompt_tables as tables

@@ -15,11 +15,11 @@ from rich.text import Text
 from torch import Tensor
 
 from ..engine.direct import Stepper
+from ..engine.memory.storage_words import counted
 from ..engine.places import calls_of
 from ..engine.session import NativeSession
 from ..engine.statistics import Statistics, statistics
 from ..engine.stop import Stop
-from ..engine.storage_words import counted
 from ..engine.trace import RecordedGradient, TaskRecord
 from ..engine.words.sizes import size_text
 from ..inspector.graph.graph import Graph, Task, TensorMeta, module_name

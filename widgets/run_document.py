@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine.footprint import Footprints
+from ..engine.memory.footprint import Footprints
+from ..engine.memory.timeline import Timeline
 from ..engine.policies import CLASSIC, POLICIES, TABS, Policy
 from ..engine.run import Run
 from ..engine.schedule import Pending, schedule
 from ..engine.simulate import simulate
-from ..engine.timeline import Timeline
 from ..engine.trace import Trace
 from .document import Document, Json, saved_content, schedule_content, title_of
 from .group_content import with_batches

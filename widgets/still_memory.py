@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from ..engine.timeline import Timeline
+from ..engine.memory.timeline import Timeline
 from ..engine.words.sizes import size_text
 from ..inspector.drawing.svg import escaped
 from ..inspector.drawing.text_width import shorten, text_width

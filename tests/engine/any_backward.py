@@ -6,9 +6,9 @@ import random
 
 import torch
 
-from tapehead.engine.footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
-from tapehead.engine.layouts import contiguous
-from tapehead.engine.timeline import Maker
+from tapehead.engine.memory.footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
+from tapehead.engine.memory.layouts import contiguous
+from tapehead.engine.memory.timeline import Maker
 from tapehead.inspector.graph.graph.graph import Edge, Graph, Root, Task, TensorMeta
 from tapehead.inspector.graph.graph.kinds import Kind
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.timeline import Category, Keeper, Timeline
+from tapehead.engine.memory.timeline import Category, Keeper, Timeline
 from tapehead.engine.words.sizes import size_text
 from tapehead.inspector.graph.graph.kinds import Kind
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from tapehead.engine.compare import Comparison, compare
-from tapehead.engine.not_counted import NotCounted
+from tapehead.engine.memory.not_counted import NotCounted
 from tapehead.engine.policies import POLICIES
 from tapehead.engine.profile import profile
 from tapehead.engine.schedule import schedule

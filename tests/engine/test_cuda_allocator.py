@@ -22,7 +22,7 @@ from tapehead.engine.cuda_allocator import (
     blocks_of,
     read_history,
 )
-from tapehead.engine.timeline import BlockLevels
+from tapehead.engine.memory.timeline import BlockLevels
 
 SEGMENT = 2 * 2**20
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.exact import Exact, exact, optimal, optimal_order
-from tapehead.engine.footprint import Footprint, Footprints, Layout, LeafState, Output
-from tapehead.engine.layouts import contiguous
 from tapehead.engine.limit_search import LimitSearch, limit_search
 from tapehead.engine.lower_bound import lower_bound
+from tapehead.engine.memory.footprint import Footprint, Footprints, Layout, LeafState, Output
+from tapehead.engine.memory.layouts import contiguous
 from tapehead.engine.problem import Problem
 from tapehead.engine.queue.ready_queue import PolicyError
 from tapehead.engine.schedule import schedule

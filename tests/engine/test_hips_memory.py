@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tapehead as th
-from tapehead.engine.timeline import Category
+from tapehead.engine.memory.timeline import Category
 
 pytest.importorskip("autograd")
 

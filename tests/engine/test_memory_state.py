@@ -9,7 +9,7 @@ import pytest
 
 import tapehead as th
 from tapehead.engine.block_state import BlockStates
-from tapehead.engine.footprint import Footprints
+from tapehead.engine.memory.footprint import Footprints
 from tapehead.engine.memory_state import MemoryState, MemoryStates
 from tapehead.engine.problem import Problem
 from tapehead.engine.schedule import schedule

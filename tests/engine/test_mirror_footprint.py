@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tapehead as th
-from tapehead.engine.footprint import Footprints
+from tapehead.engine.memory.footprint import Footprints
+from tapehead.engine.memory.timeline import Timeline
 from tapehead.engine.mirror_footprint import (
     FOR_REPLAY,
     MirroredMemory,
@@ -22,7 +23,6 @@ from tapehead.engine.mirror_footprint import (
 )
 from tapehead.engine.record_forward import record_forward
 from tapehead.engine.simulate import simulate
-from tapehead.engine.timeline import Timeline
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 torch.manual_seed(0)

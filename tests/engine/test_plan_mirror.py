@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tapehead as th
+from tapehead.engine.memory.timeline import Category
 from tapehead.engine.mirror_modules import module_cells
 from tapehead.engine.mirror_plan import MirrorPlan
 from tapehead.engine.plan_mirror import _Extra, _Runs
-from tapehead.engine.timeline import Category
 from tapehead.engine.words.sizes import size_text
 
 MakeLoss = Callable[[], Tensor]

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine import measurement
 from tapehead.engine.attribution import Lives, lives_of
-from tapehead.engine.timeline import Category, Keeper, Storage, Timeline
+from tapehead.engine.memory.timeline import Category, Keeper, Storage, Timeline
 from tapehead.engine.workloads import WORKLOADS
 
 from .memory_programs import Program

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tapehead as th
-from tapehead.engine.timeline import Category, Keeper, Maker, Timeline
+from tapehead.engine.memory.timeline import Category, Keeper, Maker, Timeline
 
 CATEGORIES = st.sampled_from(Category)
 BIRTH = st.tuples(st.just("birth"), st.integers(0, 5), CATEGORIES)

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tapehead as th
+from tapehead.engine.memory.timeline import BlockLevels, Category, Maker, Timeline
 from tapehead.engine.profile import profile
-from tapehead.engine.timeline import BlockLevels, Category, Maker, Timeline
 
 from .comparing import ENGINES
 from .programs import random_program

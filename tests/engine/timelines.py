@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from tapehead.engine.timeline import Category, Maker, Timeline
+from tapehead.engine.memory.timeline import Category, Maker, Timeline
 from tapehead.inspector.graph.graph.graph import Graph
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tapehead.engine.timeline import Category
+from tapehead.engine.memory.timeline import Category
 from tapehead.widgets.glossary import CATEGORIES
 from tapehead.widgets.page import CODE
 from tapehead.widgets.theme import CATEGORY_COLOURS, DARK, LIGHT

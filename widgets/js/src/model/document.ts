@@ -154,7 +154,7 @@ export interface Curve {
   levels: number[];
 }
 
-/** Births and deaths of storages in order, see engine/timeline.py. */
+/** Births and deaths of storages in order, see engine/memory/timeline.py. */
 export interface Memory {
   device: string;
   basis: "measured" | "calibrated" | "dry run";
@@ -204,7 +204,7 @@ export interface Gradient {
   why?: string;
 }
 
-/** The categories of memory by their number in engine/timeline.py. */
+/** The categories of memory by their number in engine/memory/timeline.py. */
 export const CATEGORIES = [
   { key: "saved", title: "saved activations", short: "saved" },
   { key: "buffer", title: "input buffers", short: "buffers" },

@@ -1,5 +1,5 @@
 /**
- * Memory decoded: what the columns of engine/timeline.py mean at every moment of the backward.
+ * Memory decoded: what the columns of engine/memory/timeline.py mean at every moment of the backward.
  *
  * Time counts in tasks: the task at place k takes the time from k to k + 1, and event s of its n (the first is 1)
  * happens at k + s / (n + 1). What the forward did is at 0, what follows the last task at the end. A task's numbers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..words.sizes import size_text
 from .footprint import Footprints
-from .words.sizes import size_text
 
 
 @dataclass(frozen=True, slots=True)

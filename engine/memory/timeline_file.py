@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import get_args
 
-from ..inspector.graph.graph import Graph
-from ..inspector.graph.graph_file import AnyOperation, Table, device_of, read_operations, write_operations
-from ..inspector.graph.json_columns import ColumnWriter, Section
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.graph_file import AnyOperation, Table, device_of, read_operations, write_operations
+from ...inspector.graph.json_columns import ColumnWriter, Section
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .timeline import Basis, BlockLevels, Category, Listed, Maker, Timeline
 

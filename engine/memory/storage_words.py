@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..inspector.graph.graph import Graph, Task, module_name
-from ..inspector.graph.kinds import Kind
+from ...inspector.graph.graph import Graph, Task, module_name
+from ...inspector.graph.kinds import Kind
 from .timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Keeper, Storage, Timeline
 
 MADE_IN_FORWARD = "made in the forward"

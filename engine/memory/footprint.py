@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
 from .timeline import Basis, Maker
 
 Origin = Literal["input", "view", "output", "output view", "block", "outside"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
 
 
 def device_of(graph: Graph, wanted: torch.device | str | None = None) -> torch.device:

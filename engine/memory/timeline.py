@@ -12,13 +12,13 @@ from itertools import accumulate
 from operator import itemgetter, sub
 from typing import TYPE_CHECKING, Literal
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
 from .accumulation import PYTORCHS, Accumulation
 
 if TYPE_CHECKING:
-    from ..inspector.graph.facts import Operation
-    from ..inspector.graph.graph_file import StoredOperation
-    from ..inspector.graph.source import Source
+    from ...inspector.graph.facts import Operation
+    from ...inspector.graph.graph_file import StoredOperation
+    from ...inspector.graph.source import Source
 
 Basis = Literal["measured", "calibrated", "dry run"]
 Listed = tuple[int, int, int, int]

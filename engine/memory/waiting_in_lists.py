@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from operator import itemgetter
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
 from .timeline import Category, Timeline
 
 
