@@ -25,7 +25,7 @@ from .stops import Stops
 from .watchpoints import Watchpoint
 
 if TYPE_CHECKING:
-    from .check_task import Check
+    from .checking.check_task import Check
 
 AnyTask = Task | ReadyTask | int
 
@@ -258,7 +258,7 @@ class Verbs(Closing):
 
     def check(self, task: AnyTask | None = None) -> Check:
         """Compares a task's backward with finite differences of its forward operation; see `check_task`."""
-        from .check_task import check_task
+        from .checking.check_task import check_task
 
         about = self._about(task)
         try:

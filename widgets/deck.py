@@ -41,7 +41,7 @@ from .still import Moment
 from .stop_tables import BranchesView, StopsView
 
 if TYPE_CHECKING:
-    from ..engine.check_task import Check
+    from ..engine.checking.check_task import Check
     from ..engine.conditions import GradientPredicate
     from ..engine.mirror_plan import MirrorPlan
     from ..engine.watchpoints import Watchpoint

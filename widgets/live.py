@@ -41,7 +41,7 @@ from .terms import Terms
 from .trouble import in_trouble
 
 if TYPE_CHECKING:
-    from ..engine.check_task import Check
+    from ..engine.checking.check_task import Check
     from ..engine.mirror_plan import MirrorPlan
     from ..engine.watchpoints import Watchpoint
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from ..inspector.graph.kept_inputs import argument_names, names_by_place
-from ..inspector.torch_internals import call_node, version_of
+from ...inspector.graph.kept_inputs import argument_names, names_by_place
+from ...inspector.torch_internals import call_node, version_of
+from ..memory.storage_words import counted
 from .derivative import ALLOWED, FiniteDifferences
-from .memory.storage_words import counted
 from .operation_replay import OperationReplay, Outcome
 
 

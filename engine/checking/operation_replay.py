@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.graph.facts import Operation
-from ..inspector.graph.kept_inputs import KeptInputs, KeptTensor
-from ..inspector.graph.marks import tensors_of
-from ..inspector.torch_internals import in_float64, sequence_nr
+from ...inspector.graph.facts import Operation
+from ...inspector.graph.kept_inputs import KeptInputs, KeptTensor
+from ...inspector.graph.marks import tensors_of
+from ...inspector.torch_internals import in_float64, sequence_nr
 
 _MOST_ELEMENTS = 2**26  # of all inputs: with what is computed of them in float64, some gigabytes
 _MOST_NAMED = 4

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from ..inspector.graph.graph import Graph, Task
-from ..inspector.torch_internals import InFloat64, current_number, hides_saved, in_float64, is_packed
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.torch_internals import InFloat64, current_number, hides_saved, in_float64, is_packed
 from .function_backward import call_quietly
 from .operation_replay import OperationReplay, Outcome
 

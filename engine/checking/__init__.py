@@ -1,0 +1,4 @@
+"""Whether one task's backward is right: finite differences, float64 replay.
+
+May import: inspector, words.
+"""
