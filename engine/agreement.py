@@ -41,7 +41,7 @@ from ..inspector.torch_internals import (
     world,
     world_store,
 )
-from .hook_watch import no_hooks
+from .tasks.hook_watch import no_hooks
 
 _MOST_KINDS = 256  # of graphs and orders that are asked for: the store keeps some 100 bytes of each for every rank
 _YES = "yes"

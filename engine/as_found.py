@@ -37,8 +37,8 @@ from ..inspector.torch_internals import (
     watching_modules,
     without_torch_function,
 )
-from .hook_watch import subclasses
 from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before
+from .tasks.hook_watch import subclasses
 
 
 class AsFound:

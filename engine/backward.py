@@ -18,10 +18,10 @@ from .group_runner import AnyBatch, check_batch
 from .measurement import Measurement
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .native import Call, Plan, Queues, run_native
-from .needed import Inputs
 from .policies import AnyPolicy, find_policy
 from .run import Engine, Run
 from .statistics import Level
+from .tasks.backward_inputs import Inputs
 
 
 def backward(

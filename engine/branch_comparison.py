@@ -14,11 +14,11 @@ from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import unobserved
 from .branches import Branch
 from .dry_run import dry_run
-from .history import HasGrad
 from .memory.accumulation import PYTORCHS, Accumulation
 from .memory.footprint import Footprints
 from .schedule import schedule
 from .simulate import simulate
+from .tasks.history import HasGrad
 from .words.sizes import percent_text, size_text
 
 

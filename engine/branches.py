@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from .history import Edited, Ran, nbytes_of
 from .memory.storage_words import counted
 from .policies import Choice, Policy, names_in_turn
+from .tasks.history import Edited, Ran, nbytes_of
 from .trace import Trace
 
 

@@ -12,7 +12,7 @@ from .memory.footprint import Footprint, Footprints, Layout, LeafState, Origin, 
 from .memory.timeline import ON_CTX, Category, Timeline
 from .memory_watch import Seen
 from .simulate import simulate
-from .tensor_hooks import TensorHooks
+from .tasks.tensor_hooks import TensorHooks
 
 
 def footprints_of(

@@ -15,12 +15,12 @@ from .backward import check_choices
 from .direct import Stepper
 from .group_runner import AnyBatch, check_batch
 from .memory.accumulation import Accumulate, Accumulation, Release
-from .needed import Inputs
 from .one_way import NO_HISTORY
 from .policies import AnyPolicy
 from .run import Engine
 from .session import NativeSession
 from .statistics import Level
+from .tasks.backward_inputs import Inputs
 
 AnyHistory = bool | int | Literal["auto"]
 

@@ -15,27 +15,27 @@ from ..inspector.arguments import expect, expect_callable, expect_choice
 from ..inspector.graph.graph import Edge, Graph, Outputs, Task
 from ..inspector.tapes.hips_tape import HipsTape
 from .batches import Batches
-from .edits import as_gradients, check_edit
 from .group_runner import AnyBatch, check_batch, group_runner
-from .history import BUDGET_BYTES, Ran, expect_budget
 from .holding import HoldingChoiceQueue, HoldingQueue, planned_order
-from .input_buffer import InputBuffer, Waiting
 from .measurement import Measurement
 from .memory.accumulation import PYTORCHS, Accumulation
 from .memory.storage_words import counted
-from .needed import Inputs
 from .policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_name, policy_name
 from .queue.ready_queue import PolicyError, ReadyTask, ready_queue
 from .recorder import Recorder
 from .rewinding import Rewinding
-from .roots import expect_flags
 from .run import Run
-from .runner import Measuring, Runner
 from .schedule import dependencies, schedule
 from .statistics import Level
 from .stop import Stop
 from .stops import Stops
-from .task_runner import TaskRunner
+from .tasks.backward_inputs import Inputs
+from .tasks.edits import as_gradients, check_edit
+from .tasks.history import BUDGET_BYTES, Ran, expect_budget
+from .tasks.input_buffer import InputBuffer, Waiting
+from .tasks.roots import expect_flags
+from .tasks.runner import Measuring, Runner
+from .tasks.task_runner import TaskRunner
 from .trace import Trace
 
 

@@ -39,15 +39,15 @@ from ..inspector.torch_internals import (
     stored_values,
 )
 from .fake_kernels import FakeKernels
-from .hook_watch import HookWatch
-from .input_buffer import fits, fitted
 from .memory.footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
 from .memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from .memory.measured_device import device_of
 from .memory.timeline import Maker
 from .schedule import schedule
-from .task_runner import APPLIED, takes_of
-from .tensor_hooks import TensorHooks
+from .tasks.hook_watch import HookWatch
+from .tasks.input_buffer import fits, fitted
+from .tasks.task_runner import APPLIED, takes_of
+from .tasks.tensor_hooks import TensorHooks
 
 
 def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hooks: bool = True) -> Footprints:

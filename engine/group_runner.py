@@ -26,16 +26,16 @@ from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape,
 from .batches import Batch, Fallback
 from .groups import Group, GroupRules, groups
 from .holding import HoldingChoiceQueue, HoldingQueue
-from .hook_watch import no_hooks
-from .input_buffer import InputBuffer, fits
 from .memory.accumulation import PYTORCHS, Accumulation
 from .queue.ready_queue import ReadyQueue
 from .recorder import Recorder
 from .run import Engine
-from .runner import Runner
 from .stops import Stops
-from .task_hooks import hook_name, run_tensor_hooks
-from .task_runner import TaskRunner
+from .tasks.hook_watch import no_hooks
+from .tasks.input_buffer import InputBuffer, fits
+from .tasks.runner import Runner
+from .tasks.task_hooks import hook_name, run_tensor_hooks
+from .tasks.task_runner import TaskRunner
 
 AnyBatch = Literal["auto"] | GroupRules | None
 """What runs as one: what `groups` finds, by its own rules or by these; None: nothing."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..inspector.tapes.hips_nodes import arrays_in, is_sparse, rebuilt, spaces_in, vspace
 from ..inspector.torch_internals import owned_alone
 from .hips_values import REST, carry, is_sum, value_of
-from .input_buffer import InputBuffer, ListBuffer
 from .memory.accumulation import Accumulate
+from .tasks.input_buffer import InputBuffer, ListBuffer
 
 
 class HipsBuffer(InputBuffer):

@@ -16,7 +16,7 @@ from .hips_buffer import HIPS_BUFFERS, HipsBuffer, HipsListBuffer
 from .hips_memory import ArrayWatch
 from .hips_values import carried, carry, flat, value_of, whole
 from .memory.accumulation import Accumulate
-from .runner import Measuring, OnEnd, Runner
+from .tasks.runner import Measuring, OnEnd, Runner
 
 
 class HipsRunner(Runner):

@@ -41,17 +41,17 @@ from .agreement import in_group, why_not
 from .live_numbers import LiveNumbers
 from .measurement import Measurement
 from .memory_watch import MemoryWatch
-from .needed import Inputs, inputs_tuple, needed_tasks
 from .policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, note_on, order_name, policy_name
 from .problem import Problem
 from .queue.ready_queue import sort_key
 from .recorder import Recorder
-from .roots import as_gradients, as_outputs, expect_flags, given_gradients, root_gradients
 from .run import Run
 from .schedule import Pending, queue_lengths, schedule
 from .statistics import Level
-from .task_hooks import Gradients, hook_name
-from .tensor_hooks import TensorHooks
+from .tasks.backward_inputs import Inputs, inputs_tuple, needed_tasks
+from .tasks.roots import as_gradients, as_outputs, expect_flags, given_gradients, root_gradients
+from .tasks.task_hooks import Gradients, hook_name
+from .tasks.tensor_hooks import TensorHooks
 
 Queues = Literal["one", "per device"]
 

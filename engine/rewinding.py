@@ -12,7 +12,15 @@ from ..inspector.graph.graph import Edge, Task
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches
 from .group_runner import GroupRunner
-from .history import (
+from .holding import holding_queue
+from .memory.accumulation import Accumulation
+from .memory.footprint import Footprints
+from .memory.storage_words import counted
+from .policies import Choice, Policy
+from .queue.ready_queue import ReadyQueue, ready_queue
+from .recorder import Recorder
+from .schedule import Pending
+from .tasks.history import (
     BUDGET_BYTES,
     Edited,
     History,
@@ -24,16 +32,8 @@ from .history import (
     random_states,
     set_random_states,
 )
-from .holding import holding_queue
-from .input_buffer import InputBuffer, Waiting, alone
-from .memory.accumulation import Accumulation
-from .memory.footprint import Footprints
-from .memory.storage_words import counted
-from .policies import Choice, Policy
-from .queue.ready_queue import ReadyQueue, ready_queue
-from .recorder import Recorder
-from .runner import Runner
-from .schedule import Pending
+from .tasks.input_buffer import InputBuffer, Waiting, alone
+from .tasks.runner import Runner
 from .verbs import AnyTask, Verbs
 
 

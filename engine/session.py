@@ -20,10 +20,8 @@ from ..inspector.arguments import expect_choice
 from ..inspector.graph.graph import Graph, Outputs, Task
 from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sequence_nr, sort_queue_again
 from .agreement import in_group
-from .edits import as_gradients, check_edit
 from .has_to_end import has_to_end
 from .native import Call, Plan, Watch, one_queue
-from .needed import Inputs
 from .numbering import Numbering
 from .one_way import OneWay
 from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
@@ -34,7 +32,9 @@ from .schedule import Pending, schedule
 from .statistics import Level
 from .stop import Stop
 from .stops import Stops
-from .task_hooks import Gradients
+from .tasks.backward_inputs import Inputs
+from .tasks.edits import as_gradients, check_edit
+from .tasks.task_hooks import Gradients
 from .trace import Trace
 
 _NEVER = -1  # where to stop: nowhere

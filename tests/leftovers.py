@@ -15,7 +15,7 @@ from torch.autograd import Variable
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tapehead.engine.hook_watch import HookWatch
+from tapehead.engine.tasks.hook_watch import HookWatch
 from tapehead.inspector.torch_internals import hooks_registered, pins_open
 
 HOOKS = "hooks of tensors or nodes, which others find: hold handles, and remove them"

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tapehead.engine import hook_watch
+from tapehead.engine.tasks import hook_watch
 from tapehead.inspector.torch_internals import hooks_registered
 
 FOLDER = Path(__file__).parent / "benchmarks"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 from ..engine.branch_comparison import BranchComparison
 from ..engine.breakpoints import Breakpoint
 from ..engine.direct import Stepper
-from ..engine.history import History
 from ..engine.memory.timeline import Timeline
 from ..engine.mirror_saves import ReplayClock
 from ..engine.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
@@ -23,6 +22,7 @@ from ..engine.run import Engine
 from ..engine.session import NativeSession
 from ..engine.statistics import form_of, statistics
 from ..engine.stop import Stop
+from ..engine.tasks.history import History
 from ..engine.trace import RecordedGradient
 from ..engine.verbs import AnyTask, expect_count
 from ..inspector.graph.collector import collector_paused

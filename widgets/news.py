@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..engine.history import History
 from ..engine.stop import Stop
+from ..engine.tasks.history import History
 from ..inspector.graph.graph import Graph
 from .document import Json, numbered
 

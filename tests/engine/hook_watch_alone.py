@@ -7,7 +7,7 @@ import gc
 import torch
 from torch import nn
 
-from tapehead.engine.hook_watch import HookWatch
+from tapehead.engine.tasks.hook_watch import HookWatch
 from tapehead.inspector.torch_internals import node_hooks
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.input_buffer import InputBuffer
+from tapehead.engine.tasks.input_buffer import InputBuffer
 
 
 def fan(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import tapehead as th
-from tapehead.engine.graph_task import GraphTask
+from tapehead.engine.tasks.graph_task import GraphTask
 
 
 def graph_task(loss: Tensor, keep_graph: bool = True) -> GraphTask:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tapehead.engine.hook_watch import HookWatch
+from tapehead.engine.tasks.hook_watch import HookWatch
 
 from .page_side import Page, listening
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from ..inspector.capturing.walk import graph as graph_of
-from ..inspector.graph.graph import Edge, Graph, Outputs, Task, TensorMeta
-from ..inspector.graph.kinds import Kind
-from ..inspector.graph.spent import SpentNodes, is_spent
-from ..inspector.torch_internals import (
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.graph.graph import Edge, Graph, Outputs, Task, TensorMeta
+from ...inspector.graph.kinds import Kind
+from ...inspector.graph.spent import SpentNodes, is_spent
+from ...inspector.torch_internals import (
     FREED,
     call_node,
     compiled_autograd_is_on,
@@ -39,17 +39,17 @@ from ..inspector.torch_internals import (
     unpacking,
     version_of,
 )
+from ..has_to_end import is_sharded
+from ..hook_state import HookState
+from ..memory.accumulation import Accumulate
+from ..recomputed_buffers import RecomputedBuffers
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
+from .backward_inputs import Inputs, as_inputs, needed_tasks
 from .graph_task import GraphTask
-from .has_to_end import is_sharded
 from .history import Ran
-from .hook_state import HookState
 from .hook_watch import HookWatch, Registry, node_of, of_tensors, tensors_and_hooks
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
-from .memory.accumulation import Accumulate
-from .needed import Inputs, as_inputs, needed_tasks
-from .recomputed_buffers import RecomputedBuffers
 from .roots import as_gradients, as_outputs, given_gradients, root_gradients
 from .runner import BareLoop, Measuring, OnEnd, Runner
 from .task_hooks import (

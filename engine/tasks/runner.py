@@ -9,12 +9,12 @@ from weakref import ref
 
 from torch import Tensor
 
-from ..inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task
+from ..memory.accumulation import Accumulate
+from ..queue.ready_queue import ReadyQueue
 from .history import HasGrad, Ran
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer
-from .memory.accumulation import Accumulate
-from .queue.ready_queue import ReadyQueue
 from .task_hooks import OnHook
 
 OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Any, Sequence[Tensor | None] | None], None]

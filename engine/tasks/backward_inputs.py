@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Module
 
-from ..inspector.arguments import expect
-from ..inspector.graph.graph import Graph
+from ...inspector.arguments import expect
+from ...inspector.graph.graph import Graph
 
 Inputs = Tensor | Sequence[Tensor] | GradientEdge | Sequence[GradientEdge]
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from ..inspector.arguments import expect_number
-from ..inspector.graph.graph import Edge, Graph
-from ..inspector.torch_internals import storage_of, stored_bytes, version_of
-from .hook_state import HookState
+from ...inspector.arguments import expect_number
+from ...inspector.graph.graph import Edge, Graph
+from ...inspector.torch_internals import storage_of, stored_bytes, version_of
+from ..hook_state import HookState
+from ..recomputed_buffers import RecomputedBuffers
 from .input_buffer import InputBuffer, Waiting
-from .recomputed_buffers import RecomputedBuffers
 
 BUDGET_BYTES = 1 << 30
 

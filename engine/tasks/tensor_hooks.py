@@ -9,10 +9,10 @@ from weakref import ref
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.torch_internals import leaf_hooks, without_torch_function
+from ...inspector.torch_internals import leaf_hooks, without_torch_function
+from ..trace_columns import Hook
 from .hook_watch import node_of, subclasses
 from .task_hooks import hook_name
-from .trace_columns import Hook
 
 
 class TensorHooks:

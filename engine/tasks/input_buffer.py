@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..inspector.graph.graph import Edge, Graph, TensorMeta
-from ..inspector.torch_internals import leaf_of, owned_alone, storage_owned_alone
-from .memory.accumulation import Accumulate
-from .memory.layouts import is_dense
+from ...inspector.graph.graph import Edge, Graph, TensorMeta
+from ...inspector.torch_internals import leaf_of, owned_alone, storage_owned_alone
+from ..memory.accumulation import Accumulate
+from ..memory.layouts import is_dense
 
 Waiting = tuple[tuple[Tensor, ...], ...]
 """By input number the gradients that wait: one sum at most, or all that came, in order."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task
 from .task_hooks import Gradients
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.torch_internals import call_node, leaf_of, owned_alone, post_accumulate_hooks
-from .memory.layouts import copy_for, layout_of, suits
+from ...inspector.torch_internals import call_node, leaf_of, owned_alone, post_accumulate_hooks
+from ..memory.layouts import copy_for, layout_of, suits
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr)
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.torch_internals import leaf_hooks, leaf_of, node_hooks, run_engine
+from ...inspector.torch_internals import leaf_hooks, leaf_of, node_hooks, run_engine
 from .graph_task import GraphTask
 
 Gradients = Sequence[Tensor | None]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from ..inspector.graph.graph import Graph
-from ..inspector.torch_internals import (
+from ...inspector.graph.graph import Graph
+from ...inspector.torch_internals import (
     input_metadata,
     own,
     queue_engine_callback,
@@ -19,7 +19,7 @@ from ..inspector.torch_internals import (
     run_as_backward,
     run_engine,
 )
-from .hook_state import HookState
+from ..hook_state import HookState
 
 
 class GraphTask:
