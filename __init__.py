@@ -22,11 +22,11 @@ from .engine.plan_mirror import plan_mirror
 from .engine.planned_mirror import PlannedMirror
 from .engine.policies import POLICIES, Policy
 from .engine.precedence import Break, OrderCheck, check_order, constrained
+from .engine.prediction.simulation import simulate
 from .engine.profile import profile
 from .engine.queue.ready_queue import PolicyError
 from .engine.run import Run
 from .engine.session import NativeSession
-from .engine.simulate import simulate
 from .engine.statistics import Histogram, Statistics, statistics
 from .engine.stop import Stop
 from .engine.trace import TaskRecord, Trace

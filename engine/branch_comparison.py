@@ -13,11 +13,11 @@ from torch import Tensor
 from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import unobserved
 from .branches import Branch
-from .dry_run import dry_run
 from .memory.accumulation import PYTORCHS, Accumulation
 from .memory.footprint import Footprints
+from .prediction.dry_run import dry_run
+from .prediction.simulation import simulate
 from .schedule import schedule
-from .simulate import simulate
 from .tasks.history import HasGrad
 from .words.sizes import percent_text, size_text
 

@@ -11,7 +11,7 @@ from .attribution import HIDDEN, Kinds, Lives, Measured, Turn, forward_maker
 from .memory.footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
 from .memory.timeline import ON_CTX, Category, Timeline
 from .memory_watch import Seen
-from .simulate import simulate
+from .prediction.simulation import simulate
 from .tasks.tensor_hooks import TensorHooks
 
 

@@ -428,10 +428,10 @@ def _compared(
     queues: Queues,
     tell: Callable[[str], object],
 ) -> Comparison:
-    from .dry_run import dry_run
+    from .prediction.dry_run import dry_run
+    from .prediction.simulation import simulate
     from .problem import Problem
     from .profile import profile
-    from .simulate import simulate
     from .timing import as_asked, time_backward, time_stepped, turns
 
     stepped = rules != [PYTORCHS]
@@ -574,7 +574,7 @@ def _rows(
     That of a mirrored forward comes from its plan, if this is the order that was planned for; and so does that of a
     plain one where no other ran.
     """
-    from .simulate import simulate
+    from .prediction.simulation import simulate
 
     plans = list(dict.fromkeys(run.plan for run in runs.values() if run.plan is not None))
     for name, (timeline, _, plan) in runs.items():
@@ -610,7 +610,7 @@ def _is_for(plan: MirrorPlan, timeline: Timeline) -> bool:
 
 
 def _signature(drawn: Graph) -> _Signature:
-    from .simulate import kind_of
+    from .prediction.simulation import kind_of
 
     return tuple((kind_of(task), task.inputs) for task in drawn.tasks), drawn.edges
 

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .block_state import State, awaited
-from .footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NO_TENSOR, NOBODY, OUTSIDE, More, Program, compiled
+from .prediction.footprint_program import (
+    AS_IT_COMES,
+    HAS_GRAD,
+    NO_LEAF,
+    NO_TENSOR,
+    NOBODY,
+    OUTSIDE,
+    More,
+    Program,
+    compiled,
+)
 from .problem import Problem
 
 _FOR_GOOD = -1  # as a set of tasks: all there are, and more that never run

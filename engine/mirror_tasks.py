@@ -11,7 +11,7 @@ from .mirror_modules import ms_text
 from .mirror_plan import MirrorPlan, PlannedStorage
 from .mirror_saves import MirroredSave
 from .planned_mirror import PlannedMirror
-from .simulate import difference
+from .prediction.simulation import difference
 from .words.sizes import size_text
 
 

@@ -12,16 +12,16 @@ from ..inspector.arguments import expect, expect_callable
 from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Graph, Outputs
-from .dry_run import WORKSPACE
 from .lower_bound import lower_bound
 from .memory.footprint import Footprints
 from .memory.storage_words import joined
 from .memory.timeline import Timeline
 from .policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
+from .prediction.dry_run import WORKSPACE
+from .prediction.simulation import difference
 from .problem import Problem
 from .queue.ready_queue import PolicyError
 from .schedule import order_of, queue_lengths
-from .simulate import difference
 from .words.sizes import percent_text, size_text
 
 if TYPE_CHECKING:

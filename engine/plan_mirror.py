@@ -30,10 +30,10 @@ from .mirror_planners import SOLVERS, Found, Goal
 from .plan import PORTFOLIO
 from .planned_mirror import PlannedMirror
 from .policies import Choice, Policy, find_policy, is_dynamic, policy_name
+from .prediction.simulation import simulate
 from .profile import profile
 from .record_forward import clock_of, record_forward
 from .schedule import schedule
-from .simulate import simulate
 from .timing import turns
 from .words.sizes import percent_text, size_text
 

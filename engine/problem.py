@@ -89,7 +89,7 @@ class Problem:
         Raises:
             ValueError: it is too late for one.
         """
-        from .dry_run import dry_run
+        from .prediction.dry_run import dry_run
 
         if self._footprints is None and not self._may_ask:
             raise ValueError(
@@ -110,7 +110,7 @@ class Problem:
 
     def timeline(self, order: Sequence[int]) -> Timeline:
         """The memory in this order, simulated."""
-        from .simulate import simulate
+        from .prediction.simulation import simulate
 
         return simulate(self.footprints.graph, order, self.footprints, retain_graph=self.keep_graph)
 

@@ -10,10 +10,10 @@ from measure import Effort, Row, ratios, repeated, seconds
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.dry_run import dry_run
 from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, Output, StartStorage
 from tapehead.engine.memory.layouts import contiguous
 from tapehead.engine.memory.timeline import Maker
+from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.workloads import workload
 from tapehead.inspector.graph.graph.graph import Edge, Graph, Root, Task, TensorMeta
 from tapehead.inspector.graph.graph.kinds import Kind

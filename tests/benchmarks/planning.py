@@ -10,7 +10,7 @@ from measure import Effort, Row, ratios, repeated, seconds
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.dry_run import dry_run
+from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads import WORKLOADS, workload
 

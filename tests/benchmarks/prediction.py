@@ -10,7 +10,7 @@ from pathlib import Path
 from measure import Effort, Row
 
 import tapehead as th
-from tapehead.engine.dry_run import dry_run
+from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.workloads import WORKLOADS
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))

@@ -9,9 +9,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 import tapehead as th
-from tapehead.engine.dry_run import dry_run
 from tapehead.engine.policies import find_policy
-from tapehead.engine.simulate import simulate
+from tapehead.engine.prediction.dry_run import dry_run
+from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads import workload
 from tapehead.widgets.document import Document, schedule_content
 from tapehead.widgets.page import save_page

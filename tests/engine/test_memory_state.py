@@ -11,9 +11,9 @@ import tapehead as th
 from tapehead.engine.block_state import BlockStates
 from tapehead.engine.memory.footprint import Footprints
 from tapehead.engine.memory_state import MemoryState, MemoryStates
+from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.problem import Problem
 from tapehead.engine.schedule import schedule
-from tapehead.engine.simulate import simulate
 from tapehead.engine.workloads import workload
 
 from .any_backward import random_backward

@@ -21,8 +21,8 @@ from tapehead.engine.mirror_footprint import (
     mirror_storages,
     mirrored_footprints,
 )
+from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.record_forward import record_forward
-from tapehead.engine.simulate import simulate
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 torch.manual_seed(0)

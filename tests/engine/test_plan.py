@@ -263,7 +263,7 @@ def test_a_dry_run_leaves_what_another_thread_accumulates() -> None:
 
     weight = torch.ones(3, requires_grad=True)
     other = (weight * 7).sum()
-    with mock.patch("tapehead.engine.dry_run.call_node", call_node_slowly):
+    with mock.patch("tapehead.engine.prediction.dry_run.call_node", call_node_slowly):
         th.plan((weight * 2).exp().sum(), "dfs")
     assert weight.grad is not None and weight.grad.tolist() == [7.0, 7.0, 7.0]
 

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.dry_run import dry_run
+from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.inspector.torch_internals import saved_slots
 
 from .programs import Twice

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.run import Engine
-from tapehead.engine.simulate import simulate
 from tapehead.widgets.deck import Deck
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.dry_run import dry_run
 from tapehead.engine.memory.timeline import Category, Timeline
 from tapehead.engine.policies import AnyPolicy, QueueState
-from tapehead.engine.simulate import simulate
+from tapehead.engine.prediction.dry_run import dry_run
+from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads import workload
 from tapehead.inspector.graph.graph.graph import Task
 from tapehead.widgets.document import memory_content

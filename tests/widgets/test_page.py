@@ -14,7 +14,7 @@ import torch
 
 import tapehead as th
 from tapehead.engine.policies import find_policy
-from tapehead.engine.simulate import simulate
+from tapehead.engine.prediction.simulation import simulate
 from tapehead.widgets.document import Document, schedule_content
 from tapehead.widgets.page import save_page
 

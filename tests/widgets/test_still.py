@@ -15,8 +15,8 @@ from IPython.utils.capture import capture_output
 
 import tapehead as th
 from tapehead.engine.debug import debug
-from tapehead.engine.dry_run import dry_run
 from tapehead.engine.memory.timeline import Timeline
+from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads import WORKLOADS
 from tapehead.widgets import still as still_module

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..inspector.torch_internals import FakeOperations
-from .memory.layouts import layout_of, scratch_of_copy
+from ...inspector.torch_internals import FakeOperations
+from ..memory.layouts import layout_of, scratch_of_copy
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")

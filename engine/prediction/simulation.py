@@ -12,9 +12,16 @@ from operator import index, lt
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..inspector.arguments import expect, expect_truth
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.graph import Graph, Task
+from ...inspector.arguments import expect, expect_truth
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.graph import Graph, Task
+from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from ..memory.footprint import Footprints
+from ..memory.layouts import copy_for
+from ..memory.timeline import Category, Listed, Timeline
+from ..memory.waiting_in_lists import with_names
+from ..policies import AnyPolicy, Policy, find_policy, is_dynamic, policy_name
+from ..schedule import schedule, stages
 from .dry_run import dry_run
 from .footprint_program import (
     AS_IT_COMES,
@@ -28,13 +35,6 @@ from .footprint_program import (
     More,
     compiled,
 )
-from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
-from .memory.footprint import Footprints
-from .memory.layouts import copy_for
-from .memory.timeline import Category, Listed, Timeline
-from .memory.waiting_in_lists import with_names
-from .policies import AnyPolicy, Policy, find_policy, is_dynamic, policy_name
-from .schedule import schedule, stages
 
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.graph.graph import Graph, Task, TensorMeta
-from ..inspector.graph.kinds import Kind
-from ..inspector.graph.marks import tensors_of
-from ..inspector.graph.saved import SavedTensor
-from ..inspector.torch_internals import (
+from ...inspector.graph.graph import Graph, Task, TensorMeta
+from ...inspector.graph.kinds import Kind
+from ...inspector.graph.marks import tensors_of
+from ...inspector.graph.saved import SavedTensor
+from ...inspector.torch_internals import (
     attributes_of,
     call_node,
     first_freed,
@@ -38,16 +38,16 @@ from ..inspector.torch_internals import (
     storage_owned_alone,
     stored_values,
 )
+from ..memory.footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
+from ..memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
+from ..memory.measured_device import device_of
+from ..memory.timeline import Maker
+from ..schedule import schedule
+from ..tasks.hook_watch import HookWatch
+from ..tasks.input_buffer import fits, fitted
+from ..tasks.task_runner import APPLIED, takes_of
+from ..tasks.tensor_hooks import TensorHooks
 from .fake_kernels import FakeKernels
-from .memory.footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
-from .memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
-from .memory.measured_device import device_of
-from .memory.timeline import Maker
-from .schedule import schedule
-from .tasks.hook_watch import HookWatch
-from .tasks.input_buffer import fits, fitted
-from .tasks.task_runner import APPLIED, takes_of
-from .tasks.tensor_hooks import TensorHooks
 
 
 def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hooks: bool = True) -> Footprints:

@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ..memory.footprint import Footprint, Footprints, Layout, Origin, Output
+from ..memory.layouts import Layouts
+from ..memory.timeline import Category, Maker
 from .dry_run import assumed_footprint, assumed_layout
-from .memory.footprint import Footprint, Footprints, Layout, Origin, Output
-from .memory.layouts import Layouts
-from .memory.timeline import Category, Maker
 
 OUTSIDE = -1  # in place of a storage's number: it is not counted, and others hold it, too
 NO_TENSOR = 0  # in place of a tensor's number: no gradient
