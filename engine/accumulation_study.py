@@ -16,11 +16,11 @@ from torch import nn
 from .backward import backward
 from .hips_levels import hips_levels, hips_time
 from .make_loss import MakeLoss, own_gradients
+from .measuring.step_levels import StepLevels, allocated_levels, levels_of
 from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .policies import POLICIES
 from .prediction.simulation import simulate
 from .profile import profile
-from .step_levels import StepLevels, allocated_levels, levels_of
 from .timing import time_backward, turns
 from .words.machine import Machine, this_machine
 from .words.sizes import percent_text, size_text

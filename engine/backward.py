@@ -15,7 +15,7 @@ from ..inspector.tapes.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import keep_compiler_out
 from .direct import Stepper, run_measured
 from .group_runner import AnyBatch, check_batch
-from .measurement import Measurement
+from .measuring.measurement import Measurement
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .native import Call, Plan, Queues, run_native
 from .policies import AnyPolicy, find_policy

@@ -15,7 +15,7 @@ from ..inspector.capturing.capture import capture
 from .ensemble_change import Change
 from .ensembles import Argument, Ensemble
 from .make_loss import own_gradients, same_random_numbers
-from .measurement import Measurement
+from .measuring.measurement import Measurement
 from .memory.timeline import Timeline
 from .native import Call, Plan, run_native
 from .policies import POLICIES

@@ -17,7 +17,7 @@ from ..inspector.tapes.hips_tape import HipsTape
 from .batches import Batches
 from .group_runner import AnyBatch, check_batch, group_runner
 from .holding import HoldingChoiceQueue, HoldingQueue, planned_order
-from .measurement import Measurement
+from .measuring.measurement import Measurement
 from .memory.accumulation import PYTORCHS, Accumulation
 from .memory.storage_words import counted
 from .policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_name, policy_name

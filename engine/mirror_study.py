@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from ..inspector.torch_internals import activation_memory_budget
 from .make_loss import MakeLoss, own_gradients, same_random_numbers
+from .measuring.step_levels import allocated_levels
 from .mirror import mirror
 from .order_study import usable_device
 from .plan_mirror import OVERHEAD, plan_mirror
 from .planned_mirror import PlannedMirror
-from .step_levels import allocated_levels
 from .timing import Spread, turns
 from .words.machine import Machine, this_machine
 from .words.sizes import percent_text, size_text

@@ -39,8 +39,8 @@ from ..inspector.torch_internals import (
 )
 from .agreement import in_group, why_not
 from .live_numbers import LiveNumbers
-from .measurement import Measurement
-from .memory_watch import MemoryWatch
+from .measuring.measurement import Measurement
+from .measuring.memory_watch import MemoryWatch
 from .policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, note_on, order_name, policy_name
 from .problem import Problem
 from .queue.ready_queue import sort_key

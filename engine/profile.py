@@ -10,7 +10,7 @@ from .backward import check_choices
 from .direct import run_measured
 from .group_runner import AnyBatch, check_batch
 from .make_loss import MakeLoss, expect_make_loss, loss_of
-from .measurement import Measurement
+from .measuring.measurement import Measurement
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .native import Call, Plan, run_native
 from .policies import AnyPolicy, find_policy

@@ -24,7 +24,7 @@ from tapehead.engine.accumulation_study import (
     accumulation_study,
     save_studies,
 )
-from tapehead.engine.step_levels import allocated_levels
+from tapehead.engine.measuring.step_levels import allocated_levels
 from tapehead.engine.workloads import workload
 
 NEVER = f"{IN_PLACE}, never released"

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapehead.engine.allocator import MARK_BYTES, Recording, Row
-from tapehead.engine.cuda_allocator import (
+from tapehead.engine.measuring.allocator import MARK_BYTES, Recording, Row
+from tapehead.engine.measuring.cuda_allocator import (
     CudaAllocator,
     CudaRecording,
     Failure,

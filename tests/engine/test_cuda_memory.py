@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine import measurement
-from tapehead.engine.allocator import MARK_BYTES
-from tapehead.engine.cuda_allocator import CudaAllocator, CudaRecording, Level, read_history
-from tapehead.engine.measurement import Measurement
+from tapehead.engine.measuring import measurement
+from tapehead.engine.measuring.allocator import MARK_BYTES
+from tapehead.engine.measuring.cuda_allocator import CudaAllocator, CudaRecording, Level, read_history
+from tapehead.engine.measuring.measurement import Measurement
 from tapehead.engine.memory.measured_device import device_of
 from tapehead.engine.memory.timeline import BlockLevels, Category, Timeline
 from tapehead.engine.native import Call, Plan, run_native

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from tapehead.engine import mirror_study as module
+from tapehead.engine.measuring.step_levels import allocated_levels
 from tapehead.engine.mirror_study import (
     BELOW,
     BLOCKS,
@@ -23,7 +24,6 @@ from tapehead.engine.mirror_study import (
     mirror_study,
     save_studies,
 )
-from tapehead.engine.step_levels import allocated_levels
 from tapehead.engine.workloads import WORKLOADS, Parts, Workload, workload
 from tapehead.inspector.torch_internals import activation_memory_budget
 

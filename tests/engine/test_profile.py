@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine import measurement
-from tapehead.engine.attribution import Lives, lives_of
+from tapehead.engine.measuring import measurement
+from tapehead.engine.measuring.attribution import Lives, lives_of
 from tapehead.engine.memory.timeline import Category, Keeper, Storage, Timeline
 from tapehead.engine.workloads import WORKLOADS
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
+from ..memory.accumulation import PYTORCHS, Accumulation
+from ..memory.timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Listed, Maker, Timeline
+from ..memory.waiting_in_lists import summed_inputs, with_names
 from .allocator import Recording, Row
 from .cuda_allocator import blocks_of
-from .kept import REGION, Kept, Slots
-from .memory.accumulation import PYTORCHS, Accumulation
-from .memory.timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Listed, Maker, Timeline
-from .memory.waiting_in_lists import summed_inputs, with_names
 from .memory_watch import Moment, Seen, Visit
+from .saved_blocks import REGION, Kept, Slots
 
 RECOMPUTED = "recomputed"
 """The slot of what a checkpointed region has made again, for the node that needs it."""

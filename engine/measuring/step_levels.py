@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from ..inspector.graph.collector import collector_paused
+from ...inspector.graph.collector import collector_paused
+from ..memory.timeline import Timeline
 from .allocator import CpuAllocator
-from .memory.timeline import Timeline
 
 T = TypeVar("T")
 Step = Callable[[], None]

@@ -11,21 +11,21 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.facts import CallRecord, Operation
-from ..inspector.graph.graph import Graph
-from ..inspector.graph.marks import tensors_of
-from ..inspector.torch_internals import FollowedStorage, hooks_registered, leaf_hooks, saved_slots
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.facts import CallRecord, Operation
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.marks import tensors_of
+from ...inspector.torch_internals import FollowedStorage, hooks_registered, leaf_hooks, saved_slots
+from ..memory.accumulation import PYTORCHS, Accumulation
+from ..memory.footprint import Footprints, LeafState
+from ..memory.measured_device import device_of
+from ..memory.timeline import Maker, Timeline
 from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
 from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
 from .calibration import footprints_of
 from .cuda_allocator import CudaAllocator
-from .kept import kept_by
-from .memory.accumulation import PYTORCHS, Accumulation
-from .memory.footprint import Footprints, LeafState
-from .memory.measured_device import device_of
-from .memory.timeline import Maker, Timeline
 from .memory_watch import Followed, MemoryWatch, look, unseen
+from .saved_blocks import kept_by
 
 _CPU = torch.device("cpu")
 _one_at_a_time = Lock()  # torch's profiler crashes where two threads use it

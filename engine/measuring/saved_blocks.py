@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 
-from ..inspector.graph.facts import Operation
-from ..inspector.graph.graph import Graph
-from ..inspector.graph.marks import tensors_of
-from ..inspector.torch_internals import (
+from ...inspector.graph.facts import Operation
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.marks import tensors_of
+from ...inspector.torch_internals import (
     attributes_of,
     hides_saved,
     packed_by_user,
@@ -17,7 +17,7 @@ from ..inspector.torch_internals import (
     saved_slots,
     saved_variables,
 )
-from .memory.timeline import ON_CTX
+from ..memory.timeline import ON_CTX
 from .memory_watch import look
 
 Slots = tuple[tuple[int, str], ...]

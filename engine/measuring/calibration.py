@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ..inspector.graph.kinds import Kind
+from ...inspector.graph.kinds import Kind
+from ..memory.footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
+from ..memory.timeline import ON_CTX, Category, Timeline
+from ..prediction.simulation import simulate
+from ..tasks.tensor_hooks import TensorHooks
 from .attribution import HIDDEN, Kinds, Lives, Measured, Turn, forward_maker
-from .memory.footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
-from .memory.timeline import ON_CTX, Category, Timeline
 from .memory_watch import Seen
-from .prediction.simulation import simulate
-from .tasks.tensor_hooks import TensorHooks
 
 
 def footprints_of(

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..inspector.torch_internals import start_cuda_history, stop_cuda_history
+from ...inspector.torch_internals import start_cuda_history, stop_cuda_history
+from ..memory.timeline import BlockLevels
 from .allocator import MARK_BYTES, Recording, Row
-from .memory.timeline import BlockLevels
 from .memory_watch import Moment
 
 _MOST = 20_000_000  # entries of the history, of some 200 bytes each

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..inspector.graph.graph import Graph
-from ..inspector.torch_internals import (
+from ...inspector.graph.graph import Graph
+from ...inspector.torch_internals import (
     FollowedStorage,
     dispatch_mode_is_on,
     function_mode_is_on,
@@ -25,9 +25,9 @@ from ..inspector.torch_internals import (
     stored_values,
     unobserved,
 )
+from ..memory.footprint import Layout
+from ..memory.layouts import is_dense, sparse
 from .allocator import AllocatorRecorder
-from .memory.footprint import Layout
-from .memory.layouts import is_dense, sparse
 
 
 class Seen(NamedTuple):
