@@ -3,7 +3,6 @@
 from .engine.advice import Advice, advise
 from .engine.agreement import wait_for_ranks
 from .engine.backward import backward
-from .engine.batches import Batch, Batches, Fallback
 from .engine.compare import Comparison, compare
 from .engine.diff import Difference, diff
 from .engine.direct import Stepper
@@ -16,7 +15,6 @@ from .engine.memory.accumulation import Accumulation
 from .engine.memory.timeline import Category, Storage, Timeline
 from .engine.mirror import MirrorReport, mirror
 from .engine.mirror_plan import MirrorPlan
-from .engine.peak import PeakReport, peak_report
 from .engine.plan import OrderPlan, PlannedOrder, plan
 from .engine.plan_mirror import plan_mirror
 from .engine.planned_mirror import PlannedMirror
@@ -25,12 +23,14 @@ from .engine.precedence import Break, OrderCheck, check_order, constrained
 from .engine.prediction.simulation import simulate
 from .engine.profile import profile
 from .engine.queue.ready_queue import PolicyError
-from .engine.run import Run
 from .engine.session import NativeSession
-from .engine.statistics import Histogram, Statistics, statistics
 from .engine.stop import Stop
-from .engine.trace import TaskRecord, Trace
-from .engine.trace_file import load
+from .engine.trace.batches import Batch, Batches, Fallback
+from .engine.trace.peak import PeakReport, peak_report
+from .engine.trace.run import Run
+from .engine.trace.statistics import Histogram, Statistics, statistics
+from .engine.trace.trace import TaskRecord, Trace
+from .engine.trace.trace_file import load
 from .engine.unpack_order import Unpack, UnpackOrder, unpack_order
 from .inspector.capturing.capture import capture
 from .inspector.capturing.walk import graph

@@ -22,14 +22,14 @@ from .change_trial import LEAST_GAIN, Cost, Trial, try_change
 from .ensemble_change import Change, changes
 from .ensembles import CallLog, Ensemble, find_ensembles
 from .groups import GroupRules, Groups, groups
-from .hints import Hint
 from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .memory.measured_device import device_of
 from .memory.not_counted import not_counted
 from .memory.storage_words import counted
-from .peak import peak_report
 from .profile import profile
 from .timing import Spread
+from .trace.hints import Hint
+from .trace.peak import peak_report
 from .words.findings import findings_rich, findings_text
 from .words.machine import Machine, this_machine
 from .words.sizes import percent_text, share_text, size_text

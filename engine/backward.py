@@ -19,9 +19,9 @@ from .measuring.measurement import Measurement
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .native import Call, Plan, Queues, run_native
 from .policies import AnyPolicy, find_policy
-from .run import Engine, Run
-from .statistics import Level
 from .tasks.backward_inputs import Inputs
+from .trace.run import Engine, Run
+from .trace.statistics import Level
 
 
 def backward(

@@ -10,7 +10,7 @@ from torch import Tensor
 from .memory.storage_words import counted
 from .policies import Choice, Policy, names_in_turn
 from .tasks.history import Edited, Ran, nbytes_of
-from .trace import Trace
+from .trace.trace import Trace
 
 
 @dataclass(eq=False, slots=True, repr=False)

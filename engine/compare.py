@@ -26,10 +26,10 @@ from .memory.storage_words import counted, joined, task_name
 from .memory.timeline import Timeline
 from .mirror import mirror
 from .mirror_plan import MirrorPlan
-from .peak import PeakReport, peak_report
 from .planned_mirror import PlannedMirror
 from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .schedule import queue_lengths, schedule
+from .trace.peak import PeakReport, peak_report
 from .words.sizes import size_text
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from .memory.footprint import Footprints
     from .native import Queues
-    from .run import Engine
+    from .trace.run import Engine
 
 Theme = Literal["light", "dark"]
 MIRRORED = ", mirrored"

@@ -17,10 +17,10 @@ from .group_runner import AnyBatch, check_batch
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .one_way import NO_HISTORY
 from .policies import AnyPolicy
-from .run import Engine
 from .session import NativeSession
-from .statistics import Level
 from .tasks.backward_inputs import Inputs
+from .trace.run import Engine
+from .trace.statistics import Level
 
 AnyHistory = bool | int | Literal["auto"]
 

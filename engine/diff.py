@@ -18,8 +18,8 @@ from .aligning import aligned
 from .gradient_difference import EQUAL, Apart, apart
 from .memory.storage_words import joined, ordinal, task_name
 from .memory_difference import MemoryDifference
-from .run import Run
-from .trace import RecordedGradient, Trace
+from .trace.run import Run
+from .trace.trace import RecordedGradient, Trace
 from .words.findings import findings_rich, findings_text
 from .words.sizes import percent_text
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from ..inspector.arguments import expect, expect_callable, expect_choice
 from ..inspector.graph.graph import Edge, Graph, Outputs, Task
 from ..inspector.tapes.hips_tape import HipsTape
-from .batches import Batches
 from .group_runner import AnyBatch, check_batch, group_runner
 from .holding import HoldingChoiceQueue, HoldingQueue, planned_order
 from .measuring.measurement import Measurement
@@ -22,11 +21,8 @@ from .memory.accumulation import PYTORCHS, Accumulation
 from .memory.storage_words import counted
 from .policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_name, policy_name
 from .queue.ready_queue import PolicyError, ReadyTask, ready_queue
-from .recorder import Recorder
 from .rewinding import Rewinding
-from .run import Run
 from .schedule import dependencies, schedule
-from .statistics import Level
 from .stop import Stop
 from .stops import Stops
 from .tasks.backward_inputs import Inputs
@@ -36,7 +32,11 @@ from .tasks.input_buffer import InputBuffer, Waiting
 from .tasks.roots import expect_flags
 from .tasks.runner import Measuring, Runner
 from .tasks.task_runner import TaskRunner
-from .trace import Trace
+from .trace.batches import Batches
+from .trace.recorder import Recorder
+from .trace.run import Run
+from .trace.statistics import Level
+from .trace.trace import Trace
 
 
 class Stepper(Rewinding):

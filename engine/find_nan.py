@@ -28,9 +28,9 @@ from .has_to_end import is_sharded
 from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
 from .origin import dense_parts, first_bad, is_bad, number_text
 from .policies import Policy
-from .run import Engine
 from .session import NativeSession
 from .stop import Stop
+from .trace.run import Engine
 from .words.findings import findings_rich, findings_text
 
 if TYPE_CHECKING:

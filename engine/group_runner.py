@@ -23,19 +23,19 @@ from ..inspector.torch_internals import (
     without_torch_function,
 )
 from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape, alone, launches_of, stacked, summed
-from .batches import Batch, Fallback
 from .groups import Group, GroupRules, groups
 from .holding import HoldingChoiceQueue, HoldingQueue
 from .memory.accumulation import PYTORCHS, Accumulation
 from .queue.ready_queue import ReadyQueue
-from .recorder import Recorder
-from .run import Engine
 from .stops import Stops
 from .tasks.hook_watch import no_hooks
 from .tasks.input_buffer import InputBuffer, fits
 from .tasks.runner import Runner
 from .tasks.task_hooks import hook_name, run_tensor_hooks
 from .tasks.task_runner import TaskRunner
+from .trace.batches import Batch, Fallback
+from .trace.recorder import Recorder
+from .trace.run import Engine
 
 AnyBatch = Literal["auto"] | GroupRules | None
 """What runs as one: what `groups` finds, by its own rules or by these; None: nothing."""

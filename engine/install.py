@@ -17,8 +17,8 @@ from .agreement import in_group
 from .backward import backward, check_choices
 from .native import Queues
 from .policies import POLICIES, AnyPolicy, find_policy, policy_name
-from .run import Engine, Run
-from .statistics import Level
+from .trace.run import Engine, Run
+from .trace.statistics import Level
 
 _lock = threading.Lock()
 _installed: list[Installation] = []

@@ -18,8 +18,8 @@ from .places import tasks_at
 from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .problem import Problem
 from .queue.ready_queue import ready_queue
-from .run import Run
 from .schedule import allowed
+from .trace.run import Run
 
 Durations = Sequence[float] | Mapping[int, float] | Run | Sequence[Run] | None
 DeviceOf = Callable[[Task], object] | Mapping[str, object] | None

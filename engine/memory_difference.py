@@ -9,7 +9,7 @@ from functools import cached_property
 
 from .memory.storage_words import joined, ordinal, was_captured
 from .memory.timeline import Category, Storage, Timeline
-from .peak import PeakGroup, groups_of, title_of
+from .trace.peak import PeakGroup, groups_of, title_of
 from .words.sizes import size_text
 
 _MOST_GROUPS = 3  # in a sentence; all are in `only`

@@ -44,14 +44,14 @@ from .measuring.memory_watch import MemoryWatch
 from .policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, note_on, order_name, policy_name
 from .problem import Problem
 from .queue.ready_queue import sort_key
-from .recorder import Recorder
-from .run import Run
 from .schedule import Pending, queue_lengths, schedule
-from .statistics import Level
 from .tasks.backward_inputs import Inputs, inputs_tuple, needed_tasks
 from .tasks.roots import as_gradients, as_outputs, expect_flags, given_gradients, root_gradients
 from .tasks.task_hooks import Gradients, hook_name
 from .tasks.tensor_hooks import TensorHooks
+from .trace.recorder import Recorder
+from .trace.run import Run
+from .trace.statistics import Level
 
 Queues = Literal["one", "per device"]
 

@@ -378,7 +378,7 @@ def _named(problem: Problem, patterns: Iterable[str | int]) -> list[list[int]]:
 
 def _buckets(problem: Problem) -> list[list[int]]:
     """The leaf tasks of each bucket of DistributedDataParallel."""
-    from .buckets import buckets_of  # torch.distributed is for those who ask for it
+    from .trace.buckets import buckets_of  # torch.distributed is for those who ask for it
 
     runs = set(problem.tasks)
     groups = [[task for task in bucket.tasks if task in runs] for bucket in buckets_of(problem.graph)]

@@ -21,8 +21,8 @@ from .problem import Problem
 from .queue.binary_heap import pop, push
 from .queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
 from .queue.stages import POST_BACKWARD, stage_edges
-from .run import Run
 from .schedule import allowed, schedule, stages
+from .trace.run import Run
 from .unpack_order import SavedBy, tensor_text
 from .words.findings import findings_rich, findings_text
 

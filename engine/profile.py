@@ -14,9 +14,9 @@ from .measuring.measurement import Measurement
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .native import Call, Plan, run_native
 from .policies import AnyPolicy, find_policy
-from .run import Engine, Run
-from .statistics import Level
 from .tasks.roots import expect_flags
+from .trace.run import Engine, Run
+from .trace.statistics import Level
 
 
 def profile(

@@ -18,7 +18,6 @@ from .memory.footprint import Footprints
 from .memory.storage_words import counted
 from .policies import Choice, Policy
 from .queue.ready_queue import ReadyQueue, ready_queue
-from .recorder import Recorder
 from .schedule import Pending
 from .tasks.history import (
     BUDGET_BYTES,
@@ -34,6 +33,7 @@ from .tasks.history import (
 )
 from .tasks.input_buffer import InputBuffer, Waiting, alone
 from .tasks.runner import Runner
+from .trace.recorder import Recorder
 from .verbs import AnyTask, Verbs
 
 

@@ -26,16 +26,16 @@ from .numbering import Numbering
 from .one_way import OneWay
 from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
 from .queue.ready_queue import PolicyError, ReadyTask
-from .recorder import Recorder
-from .run import Run
 from .schedule import Pending, schedule
-from .statistics import Level
 from .stop import Stop
 from .stops import Stops
 from .tasks.backward_inputs import Inputs
 from .tasks.edits import as_gradients, check_edit
 from .tasks.task_hooks import Gradients
-from .trace import Trace
+from .trace.recorder import Recorder
+from .trace.run import Run
+from .trace.statistics import Level
+from .trace.trace import Trace
 
 _NEVER = -1  # where to stop: nowhere
 _NEXT = -2  # before whichever task comes next

@@ -18,7 +18,7 @@ from .conditions import Condition, GradientPredicate, Output
 from .origin import Known, Origin, about, origin_of, shown
 from .readings import FINITE, LateReadings, Need, Reading, read_now
 from .stop import Stop
-from .trace import Trace
+from .trace.trace import Trace
 from .watchpoints import Watchpoint, head, make_watchpoint, say, say_late, say_ratio
 
 Entry: TypeAlias = Breakpoint | Watchpoint

@@ -17,7 +17,7 @@ from .memory.accumulation import Accumulation
 from .native import Call, Plan, Queues, run_native
 from .policies import Choice, Policy, order_name, policy_name
 from .queue.ready_queue import PolicyError
-from .run import Run
+from .trace.run import Run
 
 T = TypeVar("T")
 

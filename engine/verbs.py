@@ -18,10 +18,10 @@ from .closing import Closing
 from .conditions import GradientPredicate
 from .places import calls_of
 from .queue.ready_queue import ReadyTask
-from .run import Run
-from .statistics import measure
 from .stop import Stop
 from .stops import Stops
+from .trace.run import Run
+from .trace.statistics import measure
 from .watchpoints import Watchpoint
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 from ..engine.compare import Comparison, Row
-from ..engine.peak import PeakReport
+from ..engine.trace.peak import PeakReport
 from ..engine.words.sizes import size_text
 from .figure_page import figure_page, words_html
 from .glossary import CATEGORIES, COLUMNS

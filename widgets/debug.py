@@ -17,11 +17,11 @@ from ..engine.memory.accumulation import Accumulate, Release
 from ..engine.mirror_saves import mirrored_saves
 from ..engine.mirror_tasks import check_fits
 from ..engine.policies import AnyPolicy
-from ..engine.run import Engine
 from ..engine.session import NativeSession
-from ..engine.statistics import Level
 from ..engine.tasks.backward_inputs import Inputs
 from ..engine.tasks.roots import as_outputs
+from ..engine.trace.run import Engine
+from ..engine.trace.statistics import Level
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Outputs
 from ..inspector.tapes.hips_tape import HipsTape

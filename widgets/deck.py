@@ -16,18 +16,18 @@ import ipywidgets
 import traitlets
 from torch import Tensor
 
-from ..engine.batches import Batches
 from ..engine.branch_comparison import BranchComparison
 from ..engine.breakpoints import Breakpoint, Predicate, Where
 from ..engine.closing import session_over
 from ..engine.direct import Stepper
 from ..engine.policies import AnyPolicy
 from ..engine.queue.ready_queue import ReadyTask
-from ..engine.run import Run
 from ..engine.session import HEARS_SIGNALS_S, NativeSession
 from ..engine.stop import Stop
 from ..engine.tasks.history import History
-from ..engine.trace import Trace
+from ..engine.trace.batches import Batches
+from ..engine.trace.run import Run
+from ..engine.trace.trace import Trace
 from ..engine.verbs import AnyTask
 from ..inspector.graph.graph import Graph, Task
 from .display import forget

@@ -17,13 +17,13 @@ from typing import Any
 
 from ..engine.memory.storage_words import MADE_IN_FORWARD, StorageWords, joined
 from ..engine.memory.timeline import Category, Timeline
-from ..engine.peak import peak_report
 from ..engine.policies import CLASSIC, Choice, Policy, policy_name
-from ..engine.run import Engine
 from ..engine.schedule import Pending
-from ..engine.statistics import Statistics
-from ..engine.trace import RecordedGradient, Trace
-from ..engine.trace_columns import Hook
+from ..engine.trace.peak import peak_report
+from ..engine.trace.run import Engine
+from ..engine.trace.statistics import Statistics
+from ..engine.trace.trace import RecordedGradient, Trace
+from ..engine.trace.trace_columns import Hook
 from ..engine.words.sizes import share_text
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.facts import Operation, resolve_sources

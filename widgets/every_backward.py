@@ -18,9 +18,9 @@ from ..engine.group_runner import AnyBatch
 from ..engine.memory.accumulation import PYTORCHS, Accumulation
 from ..engine.native import Call, Plan, run_native
 from ..engine.policies import AnyPolicy, find_policy
-from ..engine.run import Engine
-from ..engine.statistics import Level
 from ..engine.stop import Stop
+from ..engine.trace.run import Engine
+from ..engine.trace.statistics import Level
 from ..inspector.capturing.capture import capture
 from ..inspector.torch_internals import pins_open, redirect_backward, world
 from .prompt import GROUPS, Prompt

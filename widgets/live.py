@@ -18,12 +18,12 @@ from ..engine.memory.timeline import Timeline
 from ..engine.mirror_saves import ReplayClock
 from ..engine.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
 from ..engine.queue.ready_queue import ReadyTask
-from ..engine.run import Engine
 from ..engine.session import NativeSession
-from ..engine.statistics import form_of, statistics
 from ..engine.stop import Stop
 from ..engine.tasks.history import History
-from ..engine.trace import RecordedGradient
+from ..engine.trace.run import Engine
+from ..engine.trace.statistics import form_of, statistics
+from ..engine.trace.trace import RecordedGradient
 from ..engine.verbs import AnyTask, expect_count
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Graph, Task

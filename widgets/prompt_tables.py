@@ -18,9 +18,9 @@ from ..engine.direct import Stepper
 from ..engine.memory.storage_words import counted
 from ..engine.places import calls_of
 from ..engine.session import NativeSession
-from ..engine.statistics import Statistics, statistics
 from ..engine.stop import Stop
-from ..engine.trace import RecordedGradient, TaskRecord
+from ..engine.trace.statistics import Statistics, statistics
+from ..engine.trace.trace import RecordedGradient, TaskRecord
 from ..engine.words.sizes import size_text
 from ..inspector.graph.graph import Graph, Task, TensorMeta, module_name
 from ..inspector.graph.saved import SavedTensor

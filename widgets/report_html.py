@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..engine.compare import Comparison
 from ..engine.memory.timeline import Category
-from ..engine.peak import PeakGroup, PeakReport
+from ..engine.trace.peak import PeakGroup, PeakReport
 from ..engine.words.sizes import share_text, size_text
 from .glossary import CATEGORIES, COLUMNS
 from .theme import CATEGORY_COLOURS, LIGHT

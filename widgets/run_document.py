@@ -11,9 +11,9 @@ from ..engine.memory.footprint import Footprints
 from ..engine.memory.timeline import Timeline
 from ..engine.policies import CLASSIC, POLICIES, TABS, Policy
 from ..engine.prediction.simulation import simulate
-from ..engine.run import Run
 from ..engine.schedule import Pending, schedule
-from ..engine.trace import Trace
+from ..engine.trace.run import Run
+from ..engine.trace.trace import Trace
 from .document import Document, Json, saved_content, schedule_content, title_of
 from .group_content import with_batches
 from .mirror_content import MirrorContent

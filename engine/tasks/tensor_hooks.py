@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.torch_internals import leaf_hooks, without_torch_function
-from ..trace_columns import Hook
+from ..trace.trace_columns import Hook
 from .hook_watch import node_of, subclasses
 from .task_hooks import hook_name
 

@@ -17,9 +17,9 @@ from measure import Effort, Row
 
 import tapehead as th
 from tapehead.engine.policies import POLICIES
-from tapehead.engine.recorder import Recorder
-from tapehead.engine.statistics import Level
-from tapehead.engine.trace import Trace
+from tapehead.engine.trace.trace.recorder import Recorder
+from tapehead.engine.trace.trace.statistics import Level
+from tapehead.engine.trace.trace.trace import Trace
 from tapehead.inspector.graph.graph.graph import Root, TensorMeta
 from tapehead.inspector.graph.graph.kinds import Kind
 

@@ -15,7 +15,7 @@ from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.run import Engine
+from tapehead.engine.trace.trace.run import Engine
 from tapehead.engine.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]

@@ -22,8 +22,8 @@ from tapehead.__main__ import main
 from tapehead.engine.aligning import aligned
 from tapehead.engine.gradient_difference import apart
 from tapehead.engine.longest_common import longest_common
-from tapehead.engine.statistics import statistics
-from tapehead.engine.trace import RecordedGradient
+from tapehead.engine.trace.trace.statistics import statistics
+from tapehead.engine.trace.trace.trace import RecordedGradient
 from tapehead.engine.workloads import workload
 from tapehead.inspector.graph.graph.graph import TensorMeta
 from tapehead.inspector.graph.graph.graph_file import StoredOperation

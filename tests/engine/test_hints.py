@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.hints import Hint
-from tapehead.engine.peak import peak_report
+from tapehead.engine.trace.trace.hints import Hint
+from tapehead.engine.trace.trace.peak import peak_report
 from tapehead.engine.words.sizes import share_text, size_text
 from tapehead.engine.workloads import WORKLOADS, workload
 

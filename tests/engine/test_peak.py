@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.memory.storage_words import StorageWords, joined, ordinal
 from tapehead.engine.memory.timeline import Category, Maker
-from tapehead.engine.peak import PeakReport, peak_report
 from tapehead.engine.prediction.simulation import simulate
+from tapehead.engine.trace.trace.peak import PeakReport, peak_report
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads import workload
 

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tapehead as th
-from tapehead.engine.buckets import buckets_of
 from tapehead.engine.places import tasks_at
 from tapehead.engine.planners import (
     bfs_width,
@@ -30,6 +29,7 @@ from tapehead.engine.problem import Problem
 from tapehead.engine.schedule import schedule
 from tapehead.engine.series_parallel import contracted
 from tapehead.engine.tasks.backward_inputs import needed_tasks
+from tapehead.engine.trace.trace.buckets import buckets_of
 from tapehead.engine.workloads import workload
 
 from .problems import Block, PosedProblem, is_legal, least_peak, problem_of, random_problem

@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapehead as th
 from tapehead.engine.policies import CLASSIC, Policy
-from tapehead.engine.run import Engine
 from tapehead.engine.schedule import dependencies
+from tapehead.engine.trace.trace.run import Engine
 from tapehead.inspector.torch_internals import node_hooks
 
 from .comparing import ENGINES, assert_equal, engine_order, gradients_of

@@ -15,7 +15,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapehead as th
-from tapehead.engine.statistics import EDGES, _numbers_later, _values, as_statistics, form_of, measure, statistics
+from tapehead.engine.trace.trace.statistics import (
+    EDGES,
+    _numbers_later,
+    _values,
+    as_statistics,
+    form_of,
+    measure,
+    statistics,
+)
 
 FLOATS = st.floats(width=32) | st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, 3e38, -1e-40, 1e-12, 1e3])
 TENSORS = st.lists(FLOATS, max_size=20).map(torch.tensor)
@@ -176,7 +184,7 @@ def test_an_error_inside_is_told_and_not_raised(monkeypatch: pytest.MonkeyPatch)
     def broken(values: Tensor, unstored: int) -> list[float]:
         raise NotImplementedError("no such kernel\nand more")
 
-    monkeypatch.setattr("tapehead.engine.statistics._numbers_now", broken)
+    monkeypatch.setattr("tapehead.engine.trace.statistics._numbers_now", broken)
     assert found(torch.ones(2)).unavailable == "NotImplementedError: no such kernel"
 
 

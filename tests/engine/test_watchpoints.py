@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.origin import FORMULAS, _is_the_value
 from tapehead.engine.readings import FINITE, LateReadings, Need, Reading, read_now
-from tapehead.engine.run import Engine
+from tapehead.engine.trace.trace.run import Engine
 from tapehead.inspector.torch_internals import saved_numbers, saved_slots, unobserved
 
 from .comparing import ENGINES, assert_equal, gradients_of

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.debug import debug
-from tapehead.engine.run import Engine
+from tapehead.engine.trace.trace.run import Engine
 from tapehead.widgets.deck import Deck
 
 ENGINES: tuple[Engine, ...] = ("direct", "native")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.run import Engine
+from tapehead.engine.trace.trace.run import Engine
 from tapehead.widgets.deck import Deck
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients

@@ -17,7 +17,7 @@ import tapehead as th
 from tapehead.__main__ import main
 from tapehead.engine.policies import TABS, Policy, QueueState
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.run import Run
+from tapehead.engine.trace.trace.run import Run
 from tapehead.engine.workloads import workload
 from tapehead.inspector.graph.graph.graph import Task
 from tapehead.widgets.recording import Recording

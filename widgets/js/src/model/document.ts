@@ -198,7 +198,7 @@ export interface Gradient {
   nan?: number;
   inf?: number;
   zero?: number;
-  /** The first bin's number and the counts from there on, see engine/statistics.py, EDGES. */
+  /** The first bin's number and the counts from there on, see engine/trace/statistics.py, EDGES. */
   first_bin?: number;
   bins?: number[];
   why?: string;

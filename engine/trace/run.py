@@ -7,18 +7,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
+from ..memory.accumulation import PYTORCHS, Accumulation
+from ..memory.footprint import Footprints
+from ..memory.timeline import Timeline
+from ..schedule import queue_lengths
+from ..words.sizes import size_text
 from .batches import Batches
-from .memory.accumulation import PYTORCHS, Accumulation
-from .memory.footprint import Footprints
-from .memory.timeline import Timeline
-from .schedule import queue_lengths
 from .trace import Trace
-from .words.sizes import size_text
 
 if TYPE_CHECKING:
-    from ..widgets.recording import Recording
-    from .mirror_plan import MirrorPlan
+    from ...widgets.recording import Recording
+    from ..mirror_plan import MirrorPlan
     from .peak import PeakReport
 
 Engine = Literal["native", "direct"]
@@ -85,7 +85,7 @@ class Run:
         Raises:
             ValueError: memory was not measured.
         """
-        from .memory.not_counted import not_counted
+        from ..memory.not_counted import not_counted
         from .peak import peak_report
 
         before = None if self.footprints is None else not_counted(self.footprints)
@@ -119,7 +119,7 @@ class Run:
             ModuleNotFoundError: `anywidget` is missing.
         """
         try:
-            from ..widgets.recording import Recording
+            from ...widgets.recording import Recording
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "run.deck() needs a notebook with anywidget: pip install 'tapehead[notebook]'. "
@@ -130,6 +130,6 @@ class Run:
 
     def save_html(self, path: str | Path, *, mirroring: MirrorPlan | None = None) -> Path:
         """Writes the run as one page that plays it, without a kernel or a network. For `mirroring` see `deck`."""
-        from ..widgets.run_document import save_run
+        from ...widgets.run_document import save_run
 
         return save_run(self, path, mirroring=mirroring)

@@ -10,8 +10,8 @@ from weakref import WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..inspector.graph.graph import Graph
-from ..inspector.torch_internals import reducer_buckets, reductions_are_delayed
+from ...inspector.graph.graph import Graph
+from ...inspector.torch_internals import reducer_buckets, reductions_are_delayed
 
 
 @dataclass(frozen=True, slots=True)

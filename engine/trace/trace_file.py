@@ -14,16 +14,16 @@ from typing import IO, Any, get_args
 
 import torch
 
-from ..inspector.graph.bounded_file import content_of, path_of
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.graph import Graph
-from ..inspector.graph.graph_file import meta_fields, meta_of, read_graph, write_graph
-from ..inspector.graph.json_columns import ColumnWriter, Section, read_section
+from ...inspector.graph.bounded_file import content_of, path_of
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.graph_file import meta_fields, meta_of, read_graph, write_graph
+from ...inspector.graph.json_columns import ColumnWriter, Section, read_section
+from ..groups import GroupKind
+from ..memory.timeline_file import read_accumulation, read_timeline, write_accumulation, write_timeline
+from ..policies import Key
 from .batches import Batch, Batches, Fallback
 from .buckets import Bucket
-from .groups import GroupKind
-from .memory.timeline_file import read_accumulation, read_timeline, write_accumulation, write_timeline
-from .policies import Key
 from .run import Engine, Run
 from .statistics import BINS, EDGES, Form, Level
 from .statistics_table import StatisticsColumns, StatisticsTable

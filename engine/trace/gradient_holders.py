@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.autograd.graph import Node
 
-from ..inspector.graph.graph import Graph, Task
-from ..inspector.graph.marks import hooks_noted
-from ..inspector.graph.source import Source
-from ..inspector.torch_internals import leaf_hooks, leaf_of, node_hooks, post_accumulate_hooks
-from .memory.storage_words import module_title
-from .tasks.task_hooks import hook_name
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.marks import hooks_noted
+from ...inspector.graph.source import Source
+from ...inspector.torch_internals import leaf_hooks, leaf_of, node_hooks, post_accumulate_hooks
+from ..memory.storage_words import module_title
+from ..tasks.task_hooks import hook_name
 
 _MODULES_HOOK = "BackwardHookFunctionBackward"  # the node which `register_full_backward_hook` puts into the graph
 

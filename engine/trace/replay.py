@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from ..inspector.graph.graph import Graph, Task
-from .policies import Choice, Policy, QueueState
-from .queue.ready_queue import ReadyQueue, ReadyTask, ready_queue
+from ...inspector.graph.graph import Graph, Task
+from ..policies import Choice, Policy, QueueState
+from ..queue.ready_queue import ReadyQueue, ReadyTask, ready_queue
 from .trace_columns import Columns, Term, term_at
 
 

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ..inspector.arguments import expect, expect_choice
-from ..inspector.graph.graph import TensorMeta
-from ..inspector.torch_internals import computes_itself, stored_values, unobserved
+from ...inspector.arguments import expect, expect_choice
+from ...inspector.graph.graph import TensorMeta
+from ...inspector.torch_internals import computes_itself, stored_values, unobserved
 
 Level = Literal["off", "cheap", "full"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from .groups import GroupKind
-from .memory.storage_words import counted
-from .words.findings import findings_rich, findings_text
-from .words.sizes import size_text
+from ..groups import GroupKind
+from ..memory.storage_words import counted
+from ..words.findings import findings_rich, findings_text
+from ..words.sizes import size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -163,7 +163,7 @@ class Batches:
         return self.table
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import cells_html
+        from ...widgets.report_html import cells_html
 
         return cells_html(self.cells, self.sentences, _RIGHT)
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..inspector.graph.graph import Edge, Graph, Task
+from ...inspector.graph.graph import Edge, Graph, Task
+from ..memory.storage_words import StorageWords, joined
+from ..memory.timeline import ON_CTX, Category, Storage, Timeline
+from ..words.sizes import share_text, size_text
 from .gradient_holders import holders
-from .memory.storage_words import StorageWords, joined
-from .memory.timeline import ON_CTX, Category, Storage, Timeline
-from .words.sizes import share_text, size_text
 
 if TYPE_CHECKING:
-    from ..inspector.graph.facts import Operation
-    from ..inspector.graph.graph_file import StoredOperation
+    from ...inspector.graph.facts import Operation
+    from ...inspector.graph.graph_file import StoredOperation
     from .trace import Trace
 
 _LEAST_SHARE = 0.01  # of the peak: what is less is not worth a sentence

@@ -10,12 +10,12 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
-from ..inspector.graph.graph import Graph, Task, TensorMeta
-from ..inspector.torch_internals import function_mode_is_on, unobserved
+from ...inspector.graph.graph import Graph, Task, TensorMeta
+from ...inspector.torch_internals import function_mode_is_on, unobserved
+from ..policies import Choice, Key, Policy, policy_name
+from ..queue.ready_queue import sort_key
 from .batches import Batch, Batches, Fallback
 from .buckets import buckets_of
-from .policies import Choice, Key, Policy, policy_name
-from .queue.ready_queue import sort_key
 from .statistics import Form, Level, form_of, measure
 from .statistics_table import StatisticsTable
 from .trace import Trace, usual_outputs

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..inspector.arguments import expect
-from ..inspector.graph.graph import Graph
-from ..inspector.graph.source import Source
+from ...inspector.arguments import expect
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.source import Source
+from ..memory.not_counted import NotCounted
+from ..memory.storage_words import StorageWords, folded, module_title, ordinal, pattern, was_captured
+from ..memory.timeline import Category, Storage, Timeline
+from ..words.sizes import share_text, size_text
 from .hints import Hint, Peak, hints
-from .memory.not_counted import NotCounted
-from .memory.storage_words import StorageWords, folded, module_title, ordinal, pattern, was_captured
-from .memory.timeline import Category, Storage, Timeline
 from .trace import Trace
-from .words.sizes import share_text, size_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -128,7 +128,7 @@ class PeakReport:
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """A treemap of the peak, by category, module and source line. Needs plotly."""
-        from ..widgets.memory_figures import peak_figure
+        from ...widgets.memory_figures import peak_figure
 
         return peak_figure(self, theme)
 
@@ -180,7 +180,7 @@ class PeakReport:
         return Group(*parts)
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import peak_html
+        from ...widgets.report_html import peak_html
 
         return peak_html(self)
 

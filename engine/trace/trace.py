@@ -9,11 +9,11 @@ from functools import cached_property
 
 import torch
 
-from ..inspector.arguments import expect_number
-from ..inspector.graph.graph import Graph, Task, TensorMeta
+from ...inspector.arguments import expect_number
+from ...inspector.graph.graph import Graph, Task, TensorMeta
+from ..memory.storage_words import counted
 from .batches import Batch, Batches
 from .buckets import Bucket, Reduction, reductions
-from .memory.storage_words import counted
 from .replay import Replay
 from .statistics import Form, Level, Statistics
 from .statistics_table import StatisticsTable
