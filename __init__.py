@@ -15,11 +15,12 @@ from .engine.memory.accumulation import Accumulation
 from .engine.memory.timeline import Category, Storage, Timeline
 from .engine.mirror import MirrorReport, mirror
 from .engine.mirror_plan import MirrorPlan
-from .engine.plan import OrderPlan, PlannedOrder, plan
+from .engine.orders.plan import OrderPlan, PlannedOrder, plan
+from .engine.orders.policies import POLICIES, Policy
+from .engine.orders.precedence import Break, OrderCheck, check_order, constrained
+from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
 from .engine.plan_mirror import plan_mirror
 from .engine.planned_mirror import PlannedMirror
-from .engine.policies import POLICIES, Policy
-from .engine.precedence import Break, OrderCheck, check_order, constrained
 from .engine.prediction.simulation import simulate
 from .engine.profile import profile
 from .engine.queue.ready_queue import PolicyError
@@ -31,7 +32,6 @@ from .engine.trace.run import Run
 from .engine.trace.statistics import Histogram, Statistics, statistics
 from .engine.trace.trace import TaskRecord, Trace
 from .engine.trace.trace_file import load
-from .engine.unpack_order import Unpack, UnpackOrder, unpack_order
 from .inspector.capturing.capture import capture
 from .inspector.capturing.walk import graph
 from .inspector.graph.graph import Edge, Graph, Task

@@ -524,7 +524,7 @@ def _chosen(options: argparse.Namespace) -> tuple[Workload, list[str]]:
 
 
 def _policies(options: argparse.Namespace) -> list[str]:
-    from .engine.policies import find_policy
+    from .engine.orders.policies import find_policy
 
     policies = list(dict.fromkeys(options.policy or DEMO_POLICIES))
     for policy in policies:
@@ -592,7 +592,7 @@ def _view(options: argparse.Namespace, console: Console) -> int:
 
 def _debug(options: argparse.Namespace, console: Console) -> int:
     from .engine.group_runner import check_batch
-    from .engine.policies import find_policy
+    from .engine.orders.policies import find_policy
     from .script import UserError, backward_of, run_script, script_path
     from .widgets.every_backward import EveryBackward, ended_well
     from .widgets.user_traceback import users_traceback

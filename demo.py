@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .engine.backward import backward
 from .engine.direct import Stepper
-from .engine.schedule import queue_lengths, schedule
+from .engine.orders.schedule import queue_lengths, schedule
 from .engine.workloads import Size, Workload
 from .inspector.capturing.capture import capture
 from .inspector.capturing.walk import graph

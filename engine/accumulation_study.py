@@ -18,7 +18,7 @@ from .hips_levels import hips_levels, hips_time
 from .make_loss import MakeLoss, own_gradients
 from .measuring.step_levels import StepLevels, allocated_levels, levels_of
 from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
-from .policies import POLICIES
+from .orders.policies import POLICIES
 from .prediction.simulation import simulate
 from .profile import profile
 from .timing import time_backward, turns

@@ -18,7 +18,7 @@ from .group_runner import AnyBatch, check_batch
 from .measuring.measurement import Measurement
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .native import Call, Plan, Queues, run_native
-from .policies import AnyPolicy, find_policy
+from .orders.policies import AnyPolicy, find_policy
 from .tasks.backward_inputs import Inputs
 from .trace.run import Engine, Run
 from .trace.statistics import Level

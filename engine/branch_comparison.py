@@ -15,9 +15,9 @@ from ..inspector.torch_internals import unobserved
 from .branches import Branch
 from .memory.accumulation import PYTORCHS, Accumulation
 from .memory.footprint import Footprints
+from .orders.schedule import schedule
 from .prediction.dry_run import dry_run
 from .prediction.simulation import simulate
-from .schedule import schedule
 from .tasks.history import HasGrad
 from .words.sizes import percent_text, size_text
 

@@ -18,7 +18,7 @@ from .make_loss import own_gradients, same_random_numbers
 from .measuring.measurement import Measurement
 from .memory.timeline import Timeline
 from .native import Call, Plan, run_native
-from .policies import POLICIES
+from .orders.policies import POLICIES
 from .timing import Spread, turns
 
 _LONGEST_S = 1.0  # for the rounds of one trial, about

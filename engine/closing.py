@@ -9,8 +9,8 @@ from typing import Self
 
 from ..inspector.graph.graph import Graph, Task
 from .memory.footprint import Footprints
-from .policies import Choice, Policy, bound
-from .problem import Problem
+from .orders.policies import Choice, Policy, bound
+from .orders.problem import Problem
 from .queue.ready_queue import ReadyTask
 
 

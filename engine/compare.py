@@ -26,9 +26,9 @@ from .memory.storage_words import counted, joined, task_name
 from .memory.timeline import Timeline
 from .mirror import mirror
 from .mirror_plan import MirrorPlan
+from .orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
+from .orders.schedule import queue_lengths, schedule
 from .planned_mirror import PlannedMirror
-from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
-from .schedule import queue_lengths, schedule
 from .trace.peak import PeakReport, peak_report
 from .words.sizes import size_text
 
@@ -428,9 +428,9 @@ def _compared(
     queues: Queues,
     tell: Callable[[str], object],
 ) -> Comparison:
+    from .orders.problem import Problem
     from .prediction.dry_run import dry_run
     from .prediction.simulation import simulate
-    from .problem import Problem
     from .profile import profile
     from .timing import as_asked, time_backward, time_stepped, turns
 

@@ -16,7 +16,7 @@ from .direct import Stepper
 from .group_runner import AnyBatch, check_batch
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .one_way import NO_HISTORY
-from .policies import AnyPolicy
+from .orders.policies import AnyPolicy
 from .session import NativeSession
 from .tasks.backward_inputs import Inputs
 from .trace.run import Engine

@@ -15,14 +15,14 @@ from ..inspector.arguments import expect, expect_callable, expect_choice
 from ..inspector.graph.graph import Edge, Graph, Outputs, Task
 from ..inspector.tapes.hips_tape import HipsTape
 from .group_runner import AnyBatch, check_batch, group_runner
-from .holding import HoldingChoiceQueue, HoldingQueue, planned_order
 from .measuring.measurement import Measurement
 from .memory.accumulation import PYTORCHS, Accumulation
 from .memory.storage_words import counted
-from .policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_name, policy_name
+from .orders.group_queues import HoldingChoiceQueue, HoldingQueue, planned_order
+from .orders.policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_name, policy_name
+from .orders.schedule import dependencies, schedule
 from .queue.ready_queue import PolicyError, ReadyTask, ready_queue
 from .rewinding import Rewinding
-from .schedule import dependencies, schedule
 from .stop import Stop
 from .stops import Stops
 from .tasks.backward_inputs import Inputs

@@ -26,8 +26,8 @@ from .direct import Stepper
 from .forward_watch import ForwardFind, ForwardWatch
 from .has_to_end import is_sharded
 from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
+from .orders.policies import Policy
 from .origin import dense_parts, first_bad, is_bad, number_text
-from .policies import Policy
 from .session import NativeSession
 from .stop import Stop
 from .trace.run import Engine

@@ -24,8 +24,8 @@ from ..inspector.torch_internals import (
 )
 from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape, alone, launches_of, stacked, summed
 from .groups import Group, GroupRules, groups
-from .holding import HoldingChoiceQueue, HoldingQueue
 from .memory.accumulation import PYTORCHS, Accumulation
+from .orders.group_queues import HoldingChoiceQueue, HoldingQueue
 from .queue.ready_queue import ReadyQueue
 from .stops import Stops
 from .tasks.hook_watch import no_hooks

@@ -16,7 +16,7 @@ from ..inspector.torch_internals import redirect_backward, torch_backward
 from .agreement import in_group
 from .backward import backward, check_choices
 from .native import Queues
-from .policies import POLICIES, AnyPolicy, find_policy, policy_name
+from .orders.policies import POLICIES, AnyPolicy, find_policy, policy_name
 from .trace.run import Engine, Run
 from .trace.statistics import Level
 
@@ -96,7 +96,7 @@ class Installation:
         inputs: Sequence[Tensor] | Sequence[GradientEdge],
     ) -> None:
         if self._may_leave_alone:
-            from .auto import looked_at
+            from .orders.auto import looked_at
 
             with looked_at(tensors, bool(inputs)) as alone:
                 if alone:

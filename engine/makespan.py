@@ -14,11 +14,11 @@ from ..inspector.arguments import expect, expect_callable
 from ..inspector.capturing.walk import graph as graph_of
 from ..inspector.graph.graph import Graph, Outputs, Task
 from .gantt import Bar, Gantt, MakespanReport
+from .orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
+from .orders.problem import Problem
+from .orders.schedule import allowed
 from .places import tasks_at
-from .policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
-from .problem import Problem
 from .queue.ready_queue import ready_queue
-from .schedule import allowed
 from .trace.run import Run
 
 Durations = Sequence[float] | Mapping[int, float] | Run | Sequence[Run] | None

@@ -14,8 +14,8 @@ from ..inspector.capturing.operators import allocates_only
 from ..inspector.graph.bounded_file import content_of, path_of
 from ..inspector.graph.graph_file import Table
 from ..inspector.graph.json_columns import ColumnWriter, Section, read_section
-from .graph_order import GraphOrder
-from .policies import Policy
+from .orders.graph_order import GraphOrder
+from .orders.policies import Policy
 from .words.sizes import size_text
 
 FORMAT = "tapehead.mirror"

@@ -16,7 +16,7 @@ from .gantt import MakespanReport, time_text
 from .make_loss import own_gradients, same_random_numbers
 from .makespan import makespan
 from .memory.storage_words import joined
-from .policies import AnyPolicy, Choice, Policy, is_dynamic
+from .orders.policies import AnyPolicy, Choice, Policy, is_dynamic
 from .timing import Spread
 from .words.machine import Machine, this_machine
 from .words.sizes import size_text

@@ -19,7 +19,6 @@ from ..inspector.capturing.forward_recorder import ForwardRecorder
 from ..inspector.capturing.walk import graph
 from ..inspector.torch_internals import keep_compiler_out
 from .as_found import AsFound
-from .graph_order import GraphOrder, graph_digest
 from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced, nothing_sharded, same_random_numbers
 from .memory.footprint import Footprints
 from .memory.storage_words import joined
@@ -27,13 +26,14 @@ from .mirror import mirror
 from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror_plan import MirrorPlan, MirrorPrediction
 from .mirror_planners import SOLVERS, Found, Goal
-from .plan import PORTFOLIO
+from .orders.graph_order import GraphOrder, graph_digest
+from .orders.plan import PORTFOLIO
+from .orders.policies import Choice, Policy, find_policy, is_dynamic, policy_name
+from .orders.schedule import schedule
 from .planned_mirror import PlannedMirror
-from .policies import Choice, Policy, find_policy, is_dynamic, policy_name
 from .prediction.simulation import simulate
 from .profile import profile
 from .record_forward import clock_of, record_forward
-from .schedule import schedule
 from .timing import turns
 from .words.sizes import percent_text, size_text
 

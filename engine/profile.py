@@ -13,7 +13,7 @@ from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .measuring.measurement import Measurement
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .native import Call, Plan, run_native
-from .policies import AnyPolicy, find_policy
+from .orders.policies import AnyPolicy, find_policy
 from .tasks.roots import expect_flags
 from .trace.run import Engine, Run
 from .trace.statistics import Level

@@ -12,13 +12,13 @@ from ..inspector.graph.graph import Edge, Task
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches
 from .group_runner import GroupRunner
-from .holding import holding_queue
 from .memory.accumulation import Accumulation
 from .memory.footprint import Footprints
 from .memory.storage_words import counted
-from .policies import Choice, Policy
+from .orders.group_queues import holding_queue
+from .orders.policies import Choice, Policy
+from .orders.schedule import Pending
 from .queue.ready_queue import ReadyQueue, ready_queue
-from .schedule import Pending
 from .tasks.history import (
     BUDGET_BYTES,
     Edited,

@@ -24,9 +24,9 @@ from .has_to_end import has_to_end
 from .native import Call, Plan, Watch, one_queue
 from .numbering import Numbering
 from .one_way import OneWay
-from .policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
+from .orders.policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
+from .orders.schedule import Pending, schedule
 from .queue.ready_queue import PolicyError, ReadyTask
-from .schedule import Pending, schedule
 from .stop import Stop
 from .stops import Stops
 from .tasks.backward_inputs import Inputs

@@ -15,7 +15,7 @@ from .direct import Stepper
 from .make_loss import MakeLoss, loss_of
 from .memory.accumulation import Accumulation
 from .native import Call, Plan, Queues, run_native
-from .policies import Choice, Policy, order_name, policy_name
+from .orders.policies import Choice, Policy, order_name, policy_name
 from .queue.ready_queue import PolicyError
 from .trace.run import Run
 

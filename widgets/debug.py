@@ -16,7 +16,7 @@ from ..engine.group_runner import AnyBatch
 from ..engine.memory.accumulation import Accumulate, Release
 from ..engine.mirror_saves import mirrored_saves
 from ..engine.mirror_tasks import check_fits
-from ..engine.policies import AnyPolicy
+from ..engine.orders.policies import AnyPolicy
 from ..engine.session import NativeSession
 from ..engine.tasks.backward_inputs import Inputs
 from ..engine.tasks.roots import as_outputs

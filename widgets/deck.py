@@ -20,7 +20,7 @@ from ..engine.branch_comparison import BranchComparison
 from ..engine.breakpoints import Breakpoint, Predicate, Where
 from ..engine.closing import session_over
 from ..engine.direct import Stepper
-from ..engine.policies import AnyPolicy
+from ..engine.orders.policies import AnyPolicy
 from ..engine.queue.ready_queue import ReadyTask
 from ..engine.session import HEARS_SIGNALS_S, NativeSession
 from ..engine.stop import Stop

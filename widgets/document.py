@@ -17,8 +17,8 @@ from typing import Any
 
 from ..engine.memory.storage_words import MADE_IN_FORWARD, StorageWords, joined
 from ..engine.memory.timeline import Category, Timeline
-from ..engine.policies import CLASSIC, Choice, Policy, policy_name
-from ..engine.schedule import Pending
+from ..engine.orders.policies import CLASSIC, Choice, Policy, policy_name
+from ..engine.orders.schedule import Pending
 from ..engine.trace.peak import peak_report
 from ..engine.trace.run import Engine
 from ..engine.trace.statistics import Statistics

@@ -11,10 +11,10 @@ from ..engine.direct import Stepper
 from ..engine.memory.accumulation import PYTORCHS, Accumulation
 from ..engine.memory.footprint import Footprints
 from ..engine.memory.timeline import Timeline
-from ..engine.policies import Choice, Policy, is_dynamic, policy_name
+from ..engine.orders.policies import Choice, Policy, is_dynamic, policy_name
+from ..engine.orders.schedule import schedule
 from ..engine.prediction.dry_run import dry_run
 from ..engine.prediction.simulation import simulate
-from ..engine.schedule import schedule
 from ..engine.session import NativeSession
 from .document import Json, schedule_content
 from .mirror_content import MirrorContent

@@ -16,7 +16,7 @@ from ..engine.breakpoints import Breakpoint
 from ..engine.direct import Stepper
 from ..engine.memory.timeline import Timeline
 from ..engine.mirror_saves import ReplayClock
-from ..engine.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
+from ..engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
 from ..engine.queue.ready_queue import ReadyTask
 from ..engine.session import NativeSession
 from ..engine.stop import Stop

@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from ..engine.advice import Advice, advise
-from ..engine.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy
+from ..engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy
 from ..inspector.graph.graph import Task
 from .deck import Deck
 from .display import latest_deck

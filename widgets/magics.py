@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..engine.memory.accumulation import Accumulate, Accumulation, Release
 from ..engine.memory.storage_words import joined
-from ..engine.policies import POLICIES
+from ..engine.orders.policies import POLICIES
 from ..inspector.capturing.capture import capture
 from ..inspector.capturing.tape import Tape
 from ..inspector.graph.spent import first_over

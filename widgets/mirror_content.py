@@ -15,8 +15,8 @@ from ..engine.mirror_modules import operation_name
 from ..engine.mirror_plan import MirrorPlan, PlannedStorage
 from ..engine.mirror_saves import MirroredSave, mirrored_saves
 from ..engine.mirror_tasks import check_fits, planned_replays
+from ..engine.orders.schedule import schedule
 from ..engine.planned_mirror import PlannedMirror
-from ..engine.schedule import schedule
 from ..inspector.graph.graph import Graph
 
 Json = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeGuard
 
 from ..engine.direct import Stepper
 from ..engine.memory.storage_words import counted
-from ..engine.policies import POLICIES
+from ..engine.orders.policies import POLICIES
 from ..engine.stop import Stop
 from ..engine.verbs import Verbs
 from ..inspector.graph.graph import Task

@@ -10,7 +10,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..engine.policies import POLICIES
+from ..engine.orders.policies import POLICIES
 from ..engine.queue.ready_queue import ReadyTask
 from ..inspector.graph.graph import Graph
 

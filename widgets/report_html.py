@@ -19,7 +19,7 @@ from .theme import CATEGORY_COLOURS, LIGHT
 
 if TYPE_CHECKING:
     from ..engine.branch_comparison import BranchComparison
-    from ..engine.plan import OrderPlan
+    from ..engine.orders.plan import OrderPlan
     from .prediction import Prediction
 
 _PEAKS = ("peak", "predicted peak")

@@ -42,7 +42,7 @@ from ..memory.footprint import Footprint, Footprints, Layout, LeafState, Output,
 from ..memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from ..memory.measured_device import device_of
 from ..memory.timeline import Maker
-from ..schedule import schedule
+from ..orders.schedule import schedule
 from ..tasks.hook_watch import HookWatch
 from ..tasks.input_buffer import fits, fitted
 from ..tasks.task_runner import APPLIED, takes_of

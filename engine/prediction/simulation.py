@@ -20,8 +20,8 @@ from ..memory.footprint import Footprints
 from ..memory.layouts import copy_for
 from ..memory.timeline import Category, Listed, Timeline
 from ..memory.waiting_in_lists import with_names
-from ..policies import AnyPolicy, Policy, find_policy, is_dynamic, policy_name
-from ..schedule import schedule, stages
+from ..orders.policies import AnyPolicy, Policy, find_policy, is_dynamic, policy_name
+from ..orders.schedule import schedule, stages
 from .dry_run import dry_run
 from .footprint_program import (
     AS_IT_COMES,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...inspector.graph.graph import Graph, Task
-from ..policies import Choice, Key, Policy, QueueState, policy_name
+from ..orders.policies import Choice, Key, Policy, QueueState, policy_name
 from .binary_heap import pop, push
 
 

@@ -11,7 +11,7 @@ from ...inspector.graph.graph import Graph
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
-from ..schedule import queue_lengths
+from ..orders.schedule import queue_lengths
 from ..words.sizes import size_text
 from .batches import Batches
 from .trace import Trace

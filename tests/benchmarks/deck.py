@@ -10,10 +10,10 @@ from pathlib import Path
 from measure import Effort, Row
 
 import tapehead as th
-from tapehead.engine.policies import TABS
+from tapehead.engine.orders.policies import TABS
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.schedule import schedule
 from tapehead.engine.workloads import workload
 from tapehead.widgets.document import Document, schedule_content
 from tapehead.widgets.page import save_page

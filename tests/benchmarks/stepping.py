@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.native import Call, Plan, run_native
-from tapehead.engine.policies import POLICIES
+from tapehead.engine.orders.policies import POLICIES
 from tapehead.engine.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]

@@ -16,7 +16,7 @@ import torch
 from measure import Effort, Row
 
 import tapehead as th
-from tapehead.engine.policies import POLICIES
+from tapehead.engine.orders.policies import POLICIES
 from tapehead.engine.trace.trace.recorder import Recorder
 from tapehead.engine.trace.trace.statistics import Level
 from tapehead.engine.trace.trace.trace import Trace

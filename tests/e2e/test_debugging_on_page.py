@@ -15,9 +15,9 @@ import torch
 from playwright.sync_api import Browser, expect
 
 import tapehead as th
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.schedule import schedule
 from tapehead.engine.workloads import workload
 from tapehead.widgets.document import Document, schedule_content
 

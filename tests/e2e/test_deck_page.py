@@ -14,9 +14,9 @@ from playwright.sync_api import Browser, Page, expect
 from torch import Tensor
 
 import tapehead as th
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.schedule import schedule
 from tapehead.engine.workloads import workload
 from tapehead.widgets.document import Document, packed, schedule_content
 from tapehead.widgets.page import save_page

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 import tapehead as th
-from tapehead.engine.policies import find_policy
+from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads import workload

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.policies import find_policy
+from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.timing import time_backward
 
 LIMIT_S = 6.0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from tapehead.engine.problem import Problem
+from tapehead.engine.orders.problem import Problem
 from tapehead.inspector.graph.graph.graph import Edge, Graph, Root, Task, TensorMeta
 from tapehead.inspector.graph.graph.kinds import Kind
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine import auto
-from tapehead.engine.schedule import schedule
+from tapehead.engine.orders import auto
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.workloads import workload
 
 

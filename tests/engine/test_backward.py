@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.policies import CLASSIC
+from tapehead.engine.orders.policies import CLASSIC
 from tapehead.engine.trace.trace.run import Engine
 
 from .comparing import ENGINES, assert_equal, engine_order, gradients_of

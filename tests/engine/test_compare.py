@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from tapehead.engine.compare import Comparison, compare
 from tapehead.engine.memory.not_counted import NotCounted
-from tapehead.engine.policies import POLICIES
+from tapehead.engine.orders.policies import POLICIES
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.profile import profile
-from tapehead.engine.schedule import schedule
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads import workload
 

@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 
 import tapehead as th
-from tapehead.engine.cp_sat import MOST_TASKS, cp_sat
-from tapehead.engine.problem import Problem
+from tapehead.engine.orders.cp_sat import MOST_TASKS, cp_sat
+from tapehead.engine.orders.problem import Problem
 from tapehead.engine.workloads import workload
 
 from .problems import is_legal, least_peak, problem_of, random_problem
@@ -49,7 +49,7 @@ def test_of_a_real_backward_the_bound_is_below_every_order() -> None:
 def test_without_the_solver_and_for_too_many_tasks_it_says_what_to_do() -> None:
     problem = problem_of(2, [(0, 1)])
     with (
-        mock.patch("tapehead.engine.cp_sat.find_spec", return_value=None),
+        mock.patch("tapehead.engine.orders.cp_sat.find_spec", return_value=None),
         pytest.raises(ModuleNotFoundError, match=r"pip install 'tapehead\[exact\]'"),
     ):
         cp_sat(problem)

@@ -21,7 +21,7 @@ from tapehead.engine.measuring.measurement import Measurement
 from tapehead.engine.memory.measured_device import device_of
 from tapehead.engine.memory.timeline import BlockLevels, Category, Timeline
 from tapehead.engine.native import Call, Plan, run_native
-from tapehead.engine.policies import find_policy
+from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.trace.trace.peak import peak_report
 from tapehead.engine.workloads import WORKLOADS

@@ -13,9 +13,9 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.prediction.dry_run import WORKSPACE, dry_run
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.schedule import schedule
 from tapehead.engine.workloads import WORKLOADS
 
 from .comparing import compiled_loss

@@ -12,7 +12,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.schedule import schedule
+from tapehead.engine.orders.schedule import schedule
 
 from .profiled import profiled
 from .test_simulate import random_order

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.exact import Exact, exact, optimal, optimal_order
-from tapehead.engine.limit_search import LimitSearch, limit_search
-from tapehead.engine.lower_bound import lower_bound
 from tapehead.engine.memory.footprint import Footprint, Footprints, Layout, LeafState, Output
 from tapehead.engine.memory.layouts import contiguous
-from tapehead.engine.problem import Problem
+from tapehead.engine.orders.exact import Exact, exact, optimal, optimal_order
+from tapehead.engine.orders.limit_search import LimitSearch, limit_search
+from tapehead.engine.orders.lower_bound import lower_bound
+from tapehead.engine.orders.problem import Problem
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.queue.ready_queue import PolicyError
-from tapehead.engine.schedule import schedule
 from tapehead.engine.workloads import workload
 
 from .any_backward import random_backward
@@ -311,12 +311,12 @@ def test_without_the_solver_optimal_is_exact_and_with_it_the_better_of_both() ->
     problem = xlas_counter_example()
     order = tuple(exact(problem).order)
     one, other = Exact((0, 1), 9, 4, False, 7, 0.0), Exact(order, 6, 3, False, 0, 0.0)
-    with mock.patch("tapehead.engine.exact.exact", return_value=one):
-        with mock.patch("tapehead.engine.cp_sat.has_ortools", return_value=False):
+    with mock.patch("tapehead.engine.orders.exact.exact", return_value=one):
+        with mock.patch("tapehead.engine.orders.cp_sat.has_ortools", return_value=False):
             assert optimal(problem) == one
         with (
-            mock.patch("tapehead.engine.cp_sat.has_ortools", return_value=True),
-            mock.patch("tapehead.engine.cp_sat.cp_sat", return_value=other) as asked,
+            mock.patch("tapehead.engine.orders.cp_sat.has_ortools", return_value=True),
+            mock.patch("tapehead.engine.orders.cp_sat.cp_sat", return_value=other) as asked,
         ):
             found = optimal(problem)
     assert asked.call_args.kwargs["hint"] == (0, 1)
@@ -327,7 +327,7 @@ def test_the_policy_gives_a_proven_order_or_says_what_was_found() -> None:
     problem = xlas_counter_example()
     assert problem.peak_bytes(optimal_order(problem, (), 10.0)) == 5
     with (
-        mock.patch("tapehead.engine.exact.optimal", return_value=Exact((), 9, 4, False, 7, 0.0)),
+        mock.patch("tapehead.engine.orders.exact.optimal", return_value=Exact((), 9, 4, False, 7, 0.0)),
         pytest.raises(PolicyError, match=r"can't tell the least peak of 7 tasks in 10 s: .* as in \"optimal\(100\)\""),
     ):
         optimal_order(problem, (), 10.0)

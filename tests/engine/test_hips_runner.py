@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tapehead as th
 from tapehead.engine.direct import Stepper
-from tapehead.engine.policies import CLASSIC
+from tapehead.engine.orders.policies import CLASSIC
 
 pytest.importorskip("autograd")
 

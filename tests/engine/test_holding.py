@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tapehead as th
-from tapehead.engine.holding import HoldingChoiceQueue, HoldingQueue, holding_queue
-from tapehead.engine.policies import POLICIES, Policy
+from tapehead.engine.orders.group_queues import HoldingChoiceQueue, HoldingQueue, holding_queue
+from tapehead.engine.orders.policies import POLICIES, Policy
 
 
 def wide_graph() -> th.Graph:

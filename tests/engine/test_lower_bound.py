@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.lower_bound import lower_bound
-from tapehead.engine.problem import Problem
-from tapehead.engine.schedule import schedule
+from tapehead.engine.orders.lower_bound import lower_bound
+from tapehead.engine.orders.problem import Problem
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.workloads import workload
 
 from .problems import PosedProblem, least_peak, problem_of, random_problem

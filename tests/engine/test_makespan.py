@@ -17,9 +17,9 @@ from torch import nn
 import tapehead as th
 from tapehead.engine.gantt import Gantt, time_text
 from tapehead.engine.makespan import makespan, task_times
-from tapehead.engine.policies import Policy, find_policy
-from tapehead.engine.problem import Problem
-from tapehead.engine.schedule import dependencies, schedule
+from tapehead.engine.orders.policies import Policy, find_policy
+from tapehead.engine.orders.problem import Problem
+from tapehead.engine.orders.schedule import dependencies, schedule
 from tapehead.engine.timing import time_backward, turns
 from tapehead.engine.workloads import WORKLOADS
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 import tapehead as th
-from tapehead.engine.block_state import BlockStates
 from tapehead.engine.memory.footprint import Footprints
-from tapehead.engine.memory_state import MemoryState, MemoryStates
+from tapehead.engine.orders.block_state import BlockStates
+from tapehead.engine.orders.memory_state import MemoryState, MemoryStates
+from tapehead.engine.orders.problem import Problem
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.problem import Problem
-from tapehead.engine.schedule import schedule
 from tapehead.engine.workloads import workload
 
 from .any_backward import random_backward

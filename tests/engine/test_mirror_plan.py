@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 import tapehead as th
-from tapehead.engine.graph_order import GraphOrder, graph_digest
 from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
+from tapehead.engine.orders.graph_order import GraphOrder, graph_digest
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.record_forward import record_forward
-from tapehead.engine.schedule import schedule
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 x = torch.randn(6, 4)

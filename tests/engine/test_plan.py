@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 import tapehead as th
-from tapehead.engine import auto, local_search
-from tapehead.engine.plan import PORTFOLIO
-from tapehead.engine.plans import fingerprint, forget_plans
-from tapehead.engine.policies import POLICIES
-from tapehead.engine.problem import Problem
-from tapehead.engine.schedule import dependencies, schedule
+from tapehead.engine.orders import auto, local_search
+from tapehead.engine.orders.kept_plans import fingerprint, forget_plans
+from tapehead.engine.orders.plan import PORTFOLIO
+from tapehead.engine.orders.policies import POLICIES
+from tapehead.engine.orders.problem import Problem
+from tapehead.engine.orders.schedule import dependencies, schedule
 from tapehead.engine.workloads import workload
 from tapehead.inspector.torch_internals import call_node
 
@@ -191,7 +191,7 @@ def test_a_graph_that_can_not_be_planned_keeps_pytorchs_order_and_says_so() -> N
     x = torch.ones(3, requires_grad=True)
     graph = th.graph((x.sin() * x.cos()).sum())
     with (
-        mock.patch("tapehead.engine.auto.planned_order", side_effect=RuntimeError("no values")),
+        mock.patch("tapehead.engine.orders.auto.planned_order", side_effect=RuntimeError("no values")),
         pytest.warns(UserWarning, match="keeps PyTorch's own order for this graph: no values"),
     ):
         assert auto.auto_order(Problem(graph)) == schedule(graph, "heap")
@@ -309,7 +309,7 @@ def test_an_interrupt_ends_a_search_with_the_best_so_far(monkeypatch: pytest.Mon
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(local_search._Search, "try_move", interrupted)
-    monkeypatch.setattr(sys.modules["tapehead.engine.plan"], "_EXACT_TASKS", 0)
+    monkeypatch.setattr(sys.modules["tapehead.engine.orders.plan"], "_EXACT_TASKS", 0)
     _, make_loss = workload("lstm_cell").build(steps=20)
     planned = th.plan(make_loss(), "bfs", seconds=1e6)
     assert tried == [1, 2, 3]

@@ -15,19 +15,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tapehead as th
+from tapehead.engine.orders.planners import bfs_width, comm_first, critical_path, list_schedule, liu, lpmf, postorder
+from tapehead.engine.orders.problem import Problem
+from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.orders.series_parallel import contracted
 from tapehead.engine.places import tasks_at
-from tapehead.engine.planners import (
-    bfs_width,
-    comm_first,
-    critical_path,
-    list_schedule,
-    liu,
-    lpmf,
-    postorder,
-)
-from tapehead.engine.problem import Problem
-from tapehead.engine.schedule import schedule
-from tapehead.engine.series_parallel import contracted
 from tapehead.engine.tasks.backward_inputs import needed_tasks
 from tapehead.engine.trace.trace.buckets import buckets_of
 from tapehead.engine.workloads import workload

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tapehead as th
-from tapehead.engine.policies import CLASSIC, POLICIES, QueueState
-from tapehead.engine.schedule import dependencies, queue_lengths, schedule
+from tapehead.engine.orders.policies import CLASSIC, POLICIES, QueueState
+from tapehead.engine.orders.schedule import dependencies, queue_lengths, schedule
 from tapehead.engine.workloads import WORKLOADS
 from tapehead.inspector.graph.graph.kinds import Kind
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import tapehead as th
-from tapehead.engine import precedence
-from tapehead.engine.problem import Problem
-from tapehead.engine.schedule import dependencies, schedule
+from tapehead.engine.orders import precedence
+from tapehead.engine.orders.problem import Problem
+from tapehead.engine.orders.schedule import dependencies, schedule
 
 from .chunked import State, chunked_loss
 from .programs import random_program

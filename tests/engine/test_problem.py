@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.problem import Problem
+from tapehead.engine.orders.problem import Problem
 from tapehead.engine.workloads import workload
 
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import tapehead as th
-from tapehead.engine.exact import optimal
-from tapehead.engine.local_search import search
-from tapehead.engine.lower_bound import lower_bound
-from tapehead.engine.policies import policy_name
-from tapehead.engine.problem import Problem
-from tapehead.engine.schedule import schedule
+from tapehead.engine.orders.exact import optimal
+from tapehead.engine.orders.local_search import search
+from tapehead.engine.orders.lower_bound import lower_bound
+from tapehead.engine.orders.policies import policy_name
+from tapehead.engine.orders.problem import Problem
+from tapehead.engine.orders.schedule import schedule
 
 NAMES = [name for name in th.POLICIES if name not in ("search", "optimal", "comm_first")]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tapehead.engine import timing
 from tapehead.engine.compare import compare
-from tapehead.engine.policies import POLICIES, Policy
-from tapehead.engine.schedule import schedule
+from tapehead.engine.orders.policies import POLICIES, Policy
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.timing import Spread, time_backward, turns
 
 

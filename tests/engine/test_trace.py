@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import tapehead as th
-from tapehead.engine.policies import find_policy
+from tapehead.engine.orders.policies import find_policy
+from tapehead.engine.orders.schedule import Pending
 from tapehead.engine.queue.ready_queue import ready_queue
-from tapehead.engine.schedule import Pending
 from tapehead.engine.trace.trace.recorder import Recorder
 from tapehead.engine.trace.trace.trace_columns import Hook
 from tapehead.inspector.graph.graph.graph import TensorMeta

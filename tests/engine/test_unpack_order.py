@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine import unpack_order
+from tapehead.engine.orders import unpack_order
 
 from .programs import random_program
 

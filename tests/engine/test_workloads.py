@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tapehead as th
-from tapehead.engine.schedule import schedule
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.workloads import WORKLOADS, Workload, workload
 from tapehead.inspector.graph.graph.kinds import Kind
 

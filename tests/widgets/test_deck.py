@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import tapehead as th
-from tapehead.engine.policies import TABS, Policy, QueueState
+from tapehead.engine.orders.policies import TABS, Policy, QueueState
 from tapehead.engine.trace.trace.run import Engine
 from tapehead.inspector.graph.graph.graph import Task
 from tapehead.widgets.deck import Deck

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.memory.timeline import Category, Timeline
-from tapehead.engine.policies import AnyPolicy, QueueState
+from tapehead.engine.orders.policies import AnyPolicy, QueueState
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads import workload

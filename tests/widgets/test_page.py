@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tapehead as th
-from tapehead.engine.policies import find_policy
+from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.widgets.document import Document, schedule_content
 from tapehead.widgets.page import save_page

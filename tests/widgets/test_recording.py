@@ -15,7 +15,7 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.__main__ import main
-from tapehead.engine.policies import TABS, Policy, QueueState
+from tapehead.engine.orders.policies import TABS, Policy, QueueState
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.trace.trace.run import Run
 from tapehead.engine.workloads import workload

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from .certain_memory import CertainMemory, certain_memory
 from .lower_bound import lower_bound
 from .problem import Problem
+from .unavoidable_memory import CertainMemory, certain_memory
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

@@ -9,7 +9,7 @@ from itertools import accumulate
 from math import exp, log
 from time import perf_counter
 
-from ..inspector.graph.collector import collector_paused
+from ...inspector.graph.collector import collector_paused
 from .lower_bound import lower_bound
 from .problem import Problem
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from ..inspector.graph.collector import collector_paused
+from ...inspector.graph.collector import collector_paused
 from .series_parallel import Segment, contracted
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def comm_first(problem: Problem, ran: Sequence[int] = (), *, patterns: Sequence[
 
 def _named(problem: Problem, patterns: Iterable[str | int]) -> list[list[int]]:
     """The tasks that run of each pattern."""
-    from .places import tasks_at  # the policies, which know the planners, come before the places
+    from ..places import tasks_at  # the policies, which know the planners, come before the places
 
     runs = set(problem.tasks)
     groups = []
@@ -378,7 +378,7 @@ def _named(problem: Problem, patterns: Iterable[str | int]) -> list[list[int]]:
 
 def _buckets(problem: Problem) -> list[list[int]]:
     """The leaf tasks of each bucket of DistributedDataParallel."""
-    from .trace.buckets import buckets_of  # torch.distributed is for those who ask for it
+    from ..trace.buckets import buckets_of  # torch.distributed is for those who ask for it
 
     runs = set(problem.tasks)
     groups = [[task for task in bucket.tasks if task in runs] for bucket in buckets_of(problem.graph)]

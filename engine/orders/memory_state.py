@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .block_state import State, awaited
-from .prediction.footprint_program import (
+from ..prediction.footprint_program import (
     AS_IT_COMES,
     HAS_GRAD,
     NO_LEAF,
@@ -19,6 +18,7 @@ from .prediction.footprint_program import (
     Program,
     compiled,
 )
+from .block_state import State, awaited
 from .problem import Problem
 
 _FOR_GOOD = -1  # as a set of tasks: all there are, and more that never run

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 
-from ..inspector.graph.graph import Graph
-from .memory.footprint import Footprints
-from .memory.timeline import Timeline
-from .queue.stages import stage_edges
+from ...inspector.graph.graph import Graph
+from ..memory.footprint import Footprints
+from ..memory.timeline import Timeline
+from ..queue.stages import stage_edges
 from .schedule import allowed, schedule, stages
 
 _NS_PER_TASK = 5_000  # what the engine and a kernel's launch take, whatever the size
@@ -89,7 +89,7 @@ class Problem:
         Raises:
             ValueError: it is too late for one.
         """
-        from .prediction.dry_run import dry_run
+        from ..prediction.dry_run import dry_run
 
         if self._footprints is None and not self._may_ask:
             raise ValueError(
@@ -110,7 +110,7 @@ class Problem:
 
     def timeline(self, order: Sequence[int]) -> Timeline:
         """The memory in this order, simulated."""
-        from .prediction.simulation import simulate
+        from ..prediction.simulation import simulate
 
         return simulate(self.footprints.graph, order, self.footprints, retain_graph=self.keep_graph)
 

@@ -12,18 +12,18 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..inspector.capturing.walk import graph as graph_of
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.facts import Operation, resolve_sources
-from ..inspector.graph.graph import Graph, Outputs
-from ..inspector.graph.kinds import Kind
-from ..inspector.graph.source import Source
-from ..inspector.torch_internals import first_freed, hides_saved, packed_slots, saved_slots, storage_of
-from .memory.storage_words import counted, joined, module_title, ordinal
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.facts import Operation, resolve_sources
+from ...inspector.graph.graph import Graph, Outputs
+from ...inspector.graph.kinds import Kind
+from ...inspector.graph.source import Source
+from ...inspector.torch_internals import first_freed, hides_saved, packed_slots, saved_slots, storage_of
+from ..memory.storage_words import counted, joined, module_title, ordinal
+from ..words.findings import findings_rich, findings_text
+from ..words.sizes import size_text
 from .policies import AnyPolicy, find_policy, is_dynamic, policy_name
 from .schedule import schedule
-from .words.findings import findings_rich, findings_text
-from .words.sizes import size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -237,7 +237,7 @@ class UnpackOrder:
         return findings_rich(self.sentences, self.cells, _RIGHT)
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import cells_html
+        from ...widgets.report_html import cells_html
 
         return cells_html(self.cells, self.sentences, _RIGHT)
 

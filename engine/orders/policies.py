@@ -11,9 +11,9 @@ from itertools import groupby
 from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..inspector.arguments import expect_callable
-from ..inspector.graph.graph import Graph, Task
-from ..inspector.graph.kinds import Kind
+from ...inspector.arguments import expect_callable
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.kinds import Kind
 from . import planners
 
 if TYPE_CHECKING:
@@ -253,8 +253,8 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
 
 
 def _refuse_stages(policy: Policy | Choice, graph: Graph) -> None:
-    from .queue.ready_queue import PolicyError
-    from .queue.stages import POST_BACKWARD, has_stages, unknown_task
+    from ..queue.ready_queue import PolicyError
+    from ..queue.stages import POST_BACKWARD, has_stages, unknown_task
 
     if (task := unknown_task(graph)) is not None:
         raise PolicyError(
@@ -287,7 +287,7 @@ def following(policy: Policy, plan: Sequence[int]) -> Policy:
 
 def planned(policy: Policy, problem: Problem, ran: Sequence[int] = ()) -> Sequence[int]:
     """The order that a policy plans, which begins with the tasks that `ran`."""
-    from .plans import kept_plan
+    from .kept_plans import kept_plan
 
     assert policy.plan is not None
     if policy.keeps and not problem.given:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..inspector.graph.collector import collector_paused
-from .certain_memory import CALLER, Arrival, CertainMemory, Sum, certain_memory
+from ...inspector.graph.collector import collector_paused
+from ..words.sizes import size_text
 from .problem import Problem
-from .words.sizes import size_text
+from .unavoidable_memory import CALLER, Arrival, CertainMemory, Sum, certain_memory
 
 _ALL = 20_000  # up to so many tasks all are looked at; of more those which run at the highest levels in HEAP's order
 _FEW = 2_048  # of more tasks so many

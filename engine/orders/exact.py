@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from ..inspector.graph.collector import collector_paused
+from ...inspector.graph.collector import collector_paused
+from ..queue.ready_queue import PolicyError
+from ..words.sizes import percent_text, size_text
 from . import planners
 from .limit_search import StoppedError, limit_search
 from .lower_bound import lower_bound
 from .problem import Problem
-from .queue.ready_queue import PolicyError
 from .schedule import schedule
-from .words.sizes import percent_text, size_text
 
 MOST_STATES = 1_000_000  # each takes up to a kilobyte
 _FIRST_LOOK = 256  # states after which a limit is left for another, at first

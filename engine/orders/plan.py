@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
-from ..inspector.arguments import expect, expect_callable
-from ..inspector.capturing.walk import graph as graph_of
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.graph import Graph, Outputs
+from ...inspector.arguments import expect, expect_callable
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.graph import Graph, Outputs
+from ..memory.footprint import Footprints
+from ..memory.storage_words import joined
+from ..memory.timeline import Timeline
+from ..prediction.dry_run import WORKSPACE
+from ..prediction.simulation import difference
+from ..queue.ready_queue import PolicyError
+from ..words.sizes import percent_text, size_text
 from .lower_bound import lower_bound
-from .memory.footprint import Footprints
-from .memory.storage_words import joined
-from .memory.timeline import Timeline
 from .policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, is_dynamic, policy_name
-from .prediction.dry_run import WORKSPACE
-from .prediction.simulation import difference
 from .problem import Problem
-from .queue.ready_queue import PolicyError
 from .schedule import order_of, queue_lengths
-from .words.sizes import percent_text, size_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -180,13 +180,13 @@ class OrderPlan:
         return f"<OrderPlan of {len(self.graph):,} tasks: {best.policy}, {size_text(best.peak_bytes)}>"
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import table_html
+        from ...widgets.report_html import table_html
 
         return table_html(self)
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
-        from ..widgets.memory_figures import memory_figure
+        from ...widgets.memory_figures import memory_figure
 
         return memory_figure({row.policy: self.timeline(row.policy) for row in self.rows}, theme)
 

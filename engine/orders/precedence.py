@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from ..inspector.capturing.walk import graph as graph_of
-from ..inspector.graph.graph import Graph, Outputs, Task
-from .memory.storage_words import counted, joined, ordinal
-from .places import tasks_at
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.graph.graph import Graph, Outputs, Task
+from ..memory.storage_words import counted, joined, ordinal
+from ..places import tasks_at
+from ..queue.binary_heap import pop, push
+from ..queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
+from ..queue.stages import POST_BACKWARD, stage_edges
+from ..trace.run import Run
+from ..words.findings import findings_rich, findings_text
 from .policies import AnyPolicy, Choice, Key, Policy, QueueState, bound, find_policy, is_dynamic, policy_name
 from .problem import Problem
-from .queue.binary_heap import pop, push
-from .queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
-from .queue.stages import POST_BACKWARD, stage_edges
 from .schedule import allowed, schedule, stages
-from .trace.run import Run
 from .unpack_order import SavedBy, tensor_text
-from .words.findings import findings_rich, findings_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -523,7 +523,7 @@ class OrderCheck:
         return findings_rich(self.sentences, [[]])
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import cells_html
+        from ...widgets.report_html import cells_html
 
         first, *others = self.sentences
         said = [first, *others[-1:]] if self.broken else [first]

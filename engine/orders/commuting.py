@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import product
 
-from .memory.footprint import Output
-from .prediction.dry_run import assumed_footprint
-from .prediction.footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, compiled
+from ..memory.footprint import Output
+from ..prediction.dry_run import assumed_footprint
+from ..prediction.footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, compiled
 from .problem import Problem
 
 _MOST_FORMS = 4  # of which so many come to one input, its tasks are told not to commute, without a closer look

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .memory.layouts import copy_for
-from .memory.timeline import Category
-from .prediction.footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, Compiled, Program, compiled
+from ..memory.layouts import copy_for
+from ..memory.timeline import Category
+from ..prediction.footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, Compiled, Program, compiled
 from .problem import Problem
 
 _BUFFER, _HELD, _WORKSPACE = int(Category.BUFFER), int(Category.HELD), int(Category.WORKSPACE)

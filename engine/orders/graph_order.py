@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
 from .policies import Policy
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
+from ..queue.ready_queue import ready_queue
+from ..queue.stages import has_stages, stage_numbers
 from .policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, following, planned
-from .queue.ready_queue import ready_queue
-from .queue.stages import has_stages, stage_numbers
 
 if TYPE_CHECKING:
-    from .memory.footprint import Footprints
+    from ..memory.footprint import Footprints
     from .problem import Problem
 
 _stages: WeakKeyDictionary[Graph, dict[frozenset[int] | None, list[int]]] = WeakKeyDictionary()

@@ -1,0 +1,4 @@
+"""Which order: the table of policies, planners, bounds, exact search, precedences.
+
+May import: inspector, words, queue, memory, prediction, trace.
+"""
