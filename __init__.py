@@ -25,7 +25,7 @@ from .engine.prediction.simulation import simulate
 from .engine.profile import profile
 from .engine.queue.ready_queue import PolicyError
 from .engine.session import NativeSession
-from .engine.stop import Stop
+from .engine.stops.stopped import Stop
 from .engine.trace.batches import Batch, Batches, Fallback
 from .engine.trace.peak import PeakReport, peak_report
 from .engine.trace.run import Run

@@ -23,8 +23,8 @@ from .orders.policies import AnyPolicy, Choice, Policy, find_policy, note_on, or
 from .orders.schedule import dependencies, schedule
 from .queue.ready_queue import PolicyError, ReadyTask, ready_queue
 from .rewinding import Rewinding
-from .stop import Stop
-from .stops import Stops
+from .stops.stopped import Stop
+from .stops.stops import Stops
 from .tasks.backward_inputs import Inputs
 from .tasks.edits import as_gradients, check_edit
 from .tasks.history import BUDGET_BYTES, Ran, expect_budget

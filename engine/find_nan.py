@@ -27,9 +27,9 @@ from .forward_watch import ForwardFind, ForwardWatch
 from .has_to_end import is_sharded
 from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
 from .orders.policies import Policy
-from .origin import dense_parts, first_bad, is_bad, number_text
 from .session import NativeSession
-from .stop import Stop
+from .stops.origin import dense_parts, first_bad, is_bad, number_text
+from .stops.stopped import Stop
 from .trace.run import Engine
 from .words.findings import findings_rich, findings_text
 

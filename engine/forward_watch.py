@@ -15,7 +15,7 @@ from ..inspector.graph.graph import TensorMeta, module_name
 from ..inspector.graph.source import Source
 from ..inspector.torch_internals import uncompiled, unobserved
 from .function_calls import BadResult, FunctionCalls, Kept
-from .origin import dense_parts, has_element, index_text, is_bad, number_text, value_at, what_is_bad
+from .stops.origin import dense_parts, has_element, index_text, is_bad, number_text, value_at, what_is_bad
 from .value_flow import Chain, How, Link, Step, ValueFlow, What, kept_in
 
 

@@ -27,7 +27,7 @@ from .groups import Group, GroupRules, groups
 from .memory.accumulation import PYTORCHS, Accumulation
 from .orders.group_queues import HoldingChoiceQueue, HoldingQueue
 from .queue.ready_queue import ReadyQueue
-from .stops import Stops
+from .stops.stops import Stops
 from .tasks.hook_watch import no_hooks
 from .tasks.input_buffer import InputBuffer, fits
 from .tasks.runner import Runner

@@ -27,8 +27,8 @@ from .one_way import OneWay
 from .orders.policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
 from .orders.schedule import Pending, schedule
 from .queue.ready_queue import PolicyError, ReadyTask
-from .stop import Stop
-from .stops import Stops
+from .stops.stopped import Stop
+from .stops.stops import Stops
 from .tasks.backward_inputs import Inputs
 from .tasks.edits import as_gradients, check_edit
 from .tasks.task_hooks import Gradients

@@ -27,7 +27,7 @@ from ..inspector.torch_internals import (
     unobserved,
 )
 from .function_calls import FunctionCall, FunctionCalls, Kept, KeptTensors
-from .origin import dense_parts, has_element, is_bad
+from .stops.origin import dense_parts, has_element, is_bad
 
 What = Literal["nan", "inf"]
 How = Literal["made", "put", "given"]

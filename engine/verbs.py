@@ -13,16 +13,16 @@ from torch import Tensor
 
 from ..inspector.arguments import expect_number
 from ..inspector.graph.graph import Task
-from .breakpoints import Breakpoint, Predicate, Where
 from .closing import Closing
-from .conditions import GradientPredicate
 from .places import calls_of
 from .queue.ready_queue import ReadyTask
-from .stop import Stop
-from .stops import Stops
+from .stops.breakpoints import Breakpoint, Predicate, Where
+from .stops.conditions import GradientPredicate
+from .stops.stopped import Stop
+from .stops.stops import Stops
+from .stops.watchpoints import Watchpoint
 from .trace.run import Run
 from .trace.statistics import measure
-from .watchpoints import Watchpoint
 
 if TYPE_CHECKING:
     from .checking.check_task import Check

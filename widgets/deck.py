@@ -17,13 +17,13 @@ import traitlets
 from torch import Tensor
 
 from ..engine.branch_comparison import BranchComparison
-from ..engine.breakpoints import Breakpoint, Predicate, Where
 from ..engine.closing import session_over
 from ..engine.direct import Stepper
 from ..engine.orders.policies import AnyPolicy
 from ..engine.queue.ready_queue import ReadyTask
 from ..engine.session import HEARS_SIGNALS_S, NativeSession
-from ..engine.stop import Stop
+from ..engine.stops.breakpoints import Breakpoint, Predicate, Where
+from ..engine.stops.stopped import Stop
 from ..engine.tasks.history import History
 from ..engine.trace.batches import Batches
 from ..engine.trace.run import Run
@@ -42,9 +42,9 @@ from .stop_tables import BranchesView, StopsView
 
 if TYPE_CHECKING:
     from ..engine.checking.check_task import Check
-    from ..engine.conditions import GradientPredicate
     from ..engine.mirror_plan import MirrorPlan
-    from ..engine.watchpoints import Watchpoint
+    from ..engine.stops.conditions import GradientPredicate
+    from ..engine.stops.watchpoints import Watchpoint
 
 T = TypeVar("T")
 

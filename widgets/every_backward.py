@@ -18,7 +18,7 @@ from ..engine.group_runner import AnyBatch
 from ..engine.memory.accumulation import PYTORCHS, Accumulation
 from ..engine.native import Call, Plan, run_native
 from ..engine.orders.policies import AnyPolicy, find_policy
-from ..engine.stop import Stop
+from ..engine.stops.stopped import Stop
 from ..engine.trace.run import Engine
 from ..engine.trace.statistics import Level
 from ..inspector.capturing.capture import capture

@@ -12,14 +12,14 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.branch_comparison import BranchComparison
-from ..engine.breakpoints import Breakpoint
 from ..engine.direct import Stepper
 from ..engine.memory.timeline import Timeline
 from ..engine.mirror_saves import ReplayClock
 from ..engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
 from ..engine.queue.ready_queue import ReadyTask
 from ..engine.session import NativeSession
-from ..engine.stop import Stop
+from ..engine.stops.breakpoints import Breakpoint
+from ..engine.stops.stopped import Stop
 from ..engine.tasks.history import History
 from ..engine.trace.run import Engine
 from ..engine.trace.statistics import form_of, statistics
@@ -43,7 +43,7 @@ from .trouble import in_trouble
 if TYPE_CHECKING:
     from ..engine.checking.check_task import Check
     from ..engine.mirror_plan import MirrorPlan
-    from ..engine.watchpoints import Watchpoint
+    from ..engine.stops.watchpoints import Watchpoint
 
 T = TypeVar("T")
 

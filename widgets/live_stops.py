@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from ..engine.direct import Stepper
 from ..engine.session import NativeSession
-from ..engine.stops import Entry
+from ..engine.stops.stops import Entry
 from .document import Json
 
 

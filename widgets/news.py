@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..engine.stop import Stop
+from ..engine.stops.stopped import Stop
 from ..engine.tasks.history import History
 from ..inspector.graph.graph import Graph
 from .document import Json, numbered

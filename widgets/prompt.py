@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeGuard
 from ..engine.direct import Stepper
 from ..engine.memory.storage_words import counted
 from ..engine.orders.policies import POLICIES
-from ..engine.stop import Stop
+from ..engine.stops.stopped import Stop
 from ..engine.verbs import Verbs
 from ..inspector.graph.graph import Task
 from . import prompt_tables as tables

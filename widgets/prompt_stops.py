@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
 
-from ..engine.breakpoints import Breakpoint, Predicate, Where
-from ..engine.conditions import as_conditions
-from ..engine.stops import Entry
+from ..engine.stops.breakpoints import Breakpoint, Predicate, Where
+from ..engine.stops.conditions import as_conditions
+from ..engine.stops.stops import Entry
 from ..inspector.graph.graph import Task
 from .stop_words import watched
 

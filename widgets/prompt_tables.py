@@ -18,7 +18,7 @@ from ..engine.direct import Stepper
 from ..engine.memory.storage_words import counted
 from ..engine.places import calls_of
 from ..engine.session import NativeSession
-from ..engine.stop import Stop
+from ..engine.stops.stopped import Stop
 from ..engine.trace.statistics import Statistics, statistics
 from ..engine.trace.trace import RecordedGradient, TaskRecord
 from ..engine.words.sizes import size_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ..engine.branches import Branch
-from ..engine.stops import Entry, Stops
+from ..engine.stops.stops import Entry, Stops
 from .report_html import cells_html, cells_text
 
 _NUMBERS = ("number", "hits", "tasks", "ran", "edits")

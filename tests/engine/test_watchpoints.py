@@ -18,8 +18,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.origin import FORMULAS, _is_the_value
-from tapehead.engine.readings import FINITE, LateReadings, Need, Reading, read_now
+from tapehead.engine.stops.stops.origin import FORMULAS, _is_the_value
+from tapehead.engine.stops.stops.readings import FINITE, LateReadings, Need, Reading, read_now
 from tapehead.engine.trace.trace.run import Engine
 from tapehead.inspector.torch_internals import saved_numbers, saved_slots, unobserved
 

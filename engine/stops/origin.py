@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.graph.graph import Graph, Task
-from ..inspector.torch_internals import (
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.torch_internals import (
     SavedSlot,
     computes_itself,
     is_abstract,

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..inspector.torch_internals import computes_itself, stored_values
-from .trace.statistics import measure
+from ...inspector.torch_internals import computes_itself, stored_values
+from ..trace.statistics import measure
 
 Need = Literal["finite", "inf", "zero", "norm"]
 """What is asked: whether all is finite; whether an element is infinite also where another one is NaN; whether all is

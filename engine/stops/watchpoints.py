@@ -9,12 +9,12 @@ from typing import Literal
 
 import torch
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
+from ..places import calls_at, calls_of, tasks_at
 from .breakpoints import name_of
 from .conditions import Condition, Conditions, GradientPredicate, Output, as_conditions, real_dtype
 from .module_flow import ModuleFlow
 from .origin import shown, what_is_bad
-from .places import calls_at, calls_of, tasks_at
 from .readings import Need, Reading
 
 

@@ -8,12 +8,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..inspector.graph.graph import Graph, Task
-from ..inspector.graph.source import Source
-from .memory.storage_words import counted
-from .places import tasks_and_calls_at
-from .queue.ready_queue import ReadyTask
-from .stop import Stop
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.source import Source
+from ..memory.storage_words import counted
+from ..places import tasks_and_calls_at
+from ..queue.ready_queue import ReadyTask
+from .stopped import Stop
 
 Gradients = tuple[Tensor | None, ...]
 Predicate = Callable[[Task, Gradients], object]

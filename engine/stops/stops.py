@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.weak import TensorWeakRef
 
-from ..inspector.graph.graph import Graph, Task
-from ..inspector.torch_internals import leaf_of, unobserved, version_of
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.torch_internals import leaf_of, unobserved, version_of
+from ..trace.trace import Trace
 from .breakpoints import Breakpoint, Gradients, Predicate, Where, make_breakpoint, said
 from .conditions import Condition, GradientPredicate, Output
 from .origin import Known, Origin, about, origin_of, shown
 from .readings import FINITE, LateReadings, Need, Reading, read_now
-from .stop import Stop
-from .trace.trace import Trace
+from .stopped import Stop
 from .watchpoints import Watchpoint, head, make_watchpoint, say, say_late, say_ratio
 
 Entry: TypeAlias = Breakpoint | Watchpoint

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..inspector.graph.graph import Graph, Task, TensorMeta
+from ...inspector.graph.graph import Graph, Task, TensorMeta
 from .breakpoints import name_of
 from .readings import Need, Reading
 
