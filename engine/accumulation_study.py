@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .backward import backward
-from .hips_levels import hips_levels, hips_time
+from .hips.levels import hips_levels, hips_time
 from .make_loss import MakeLoss, own_gradients
 from .measuring.step_levels import StepLevels, allocated_levels, levels_of
 from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release

@@ -112,7 +112,7 @@ def _run_tape(
     accumulation: Accumulation,
 ) -> Run:
     """A whole backward of a tape whose memory is measured. `arguments`: those of `torch.autograd.backward`."""
-    from .hips_memory import ArrayWatch  # which needs the package autograd
+    from .hips.memory import ArrayWatch  # which needs the package autograd
 
     with ArrayWatch(tape) as watch:
         stepper = partial(Stepper, *arguments, policy=policy, trace=trace, accumulation=accumulation)

@@ -552,7 +552,7 @@ def runner_of(
 ) -> Runner:
     """The nodes below these tensors or of this tape, ready to run. Arguments as for `Stepper`, and what it raises."""
     if isinstance(tensors, HipsTape):
-        from .hips_runner import HipsRunner  # which needs the package autograd
+        from .hips.runner import HipsRunner  # which needs the package autograd
 
         return HipsRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)
     return TaskRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)

@@ -15,8 +15,8 @@ import autograd.numpy as np
 import numpy
 from autograd.core import add_outgrads, vspace
 
-from tapehead.engine.hips_buffer import HIPS_BUFFERS
-from tapehead.engine.hips_values import carried, value_of, whole
+from tapehead.engine.hips.buffer import HIPS_BUFFERS
+from tapehead.engine.hips.values import carried, value_of, whole
 from tapehead.engine.memory.accumulation import Accumulate
 
 PAIR = (numpy.zeros(3), numpy.zeros(2))

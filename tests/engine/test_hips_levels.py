@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from tapehead.engine.hips_levels import hips_levels, hips_time
+from tapehead.engine.hips.levels import hips_levels, hips_time
 from tapehead.engine.workloads import workload
 
 autograd = pytest.importorskip("autograd")

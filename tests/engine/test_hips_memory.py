@@ -15,7 +15,7 @@ import autograd.numpy as np
 import numpy
 from autograd.extend import defvjp, primitive
 
-from tapehead.engine.hips_levels import hips_levels
+from tapehead.engine.hips.levels import hips_levels
 
 SIZE = 128
 ARRAY = SIZE * SIZE * 8  # bytes

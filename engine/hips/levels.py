@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from types import ModuleType
 from typing import Any
 
-from .measuring.step_levels import Step, StepLevels, traced_levels
+from ..measuring.step_levels import Step, StepLevels, traced_levels
 
 
 def hips_levels(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> tuple[Any, StepLevels]:

@@ -16,14 +16,14 @@ from weakref import ref
 import numpy as np
 from torch import Tensor
 
-from ..inspector.graph.graph_file import StoredOperation
-from ..inspector.tapes.hips_nodes import RecordedNode, arrays_in, owner_of
-from ..inspector.tapes.hips_tape import HipsTape
-from .hips_values import value_of
-from .memory.accumulation import PYTORCHS, Accumulation
-from .memory.timeline import Category, Maker, Timeline
-from .memory.waiting_in_lists import summed_inputs, with_names
-from .tasks.input_buffer import InputBuffer
+from ...inspector.graph.graph_file import StoredOperation
+from ...inspector.tapes.hips_nodes import RecordedNode, arrays_in, owner_of
+from ...inspector.tapes.hips_tape import HipsTape
+from ..memory.accumulation import PYTORCHS, Accumulation
+from ..memory.timeline import Category, Maker, Timeline
+from ..memory.waiting_in_lists import summed_inputs, with_names
+from ..tasks.input_buffer import InputBuffer
+from .values import value_of
 
 _PYTHONS_BYTES = 16 << 10
 """What a task takes besides arrays up to here may be Python's own objects, which tracemalloc counts, too."""

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..inspector.graph.graph import Task
-from ..inspector.tapes.hips_nodes import metas_of, places, vspace
-from ..inspector.tapes.hips_tape import HipsTape
-from .hips_buffer import HIPS_BUFFERS, HipsBuffer, HipsListBuffer
-from .hips_memory import ArrayWatch
-from .hips_values import carried, carry, flat, value_of, whole
-from .memory.accumulation import Accumulate
-from .tasks.runner import Measuring, OnEnd, Runner
+from ...inspector.graph.graph import Task
+from ...inspector.tapes.hips_nodes import metas_of, places, vspace
+from ...inspector.tapes.hips_tape import HipsTape
+from ..memory.accumulation import Accumulate
+from ..tasks.runner import Measuring, OnEnd, Runner
+from .buffer import HIPS_BUFFERS, HipsBuffer, HipsListBuffer
+from .memory import ArrayWatch
+from .values import carried, carry, flat, value_of, whole
 
 
 class HipsRunner(Runner):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..inspector.tapes.hips_nodes import arrays_in, is_container, is_sparse, metas_of, rebuilt, spaces_in
+from ...inspector.tapes.hips_nodes import arrays_in, is_container, is_sparse, metas_of, rebuilt, spaces_in
 
 _VALUE = "_tapehead_value"
 _IS_SUM = "_tapehead_is_sum"

@@ -1,0 +1,4 @@
+"""Backwards of HIPS autograd, run and measured.
+
+May import: inspector, memory, tasks, measuring.
+"""
