@@ -3,12 +3,12 @@
 from .engine.advice import Advice, advise
 from .engine.agreement import wait_for_ranks
 from .engine.backward import backward
+from .engine.batching.groups import GroupRules, Groups, groups
 from .engine.compare import Comparison, compare
 from .engine.diff import Difference, diff
 from .engine.direct import Stepper
 from .engine.find_nan import NanReport, find_nan
 from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
-from .engine.groups import GroupRules, Groups, groups
 from .engine.install import install, policy, uninstall
 from .engine.makespan import makespan
 from .engine.memory.accumulation import Accumulation

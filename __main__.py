@@ -591,7 +591,7 @@ def _view(options: argparse.Namespace, console: Console) -> int:
 
 
 def _debug(options: argparse.Namespace, console: Console) -> int:
-    from .engine.group_runner import check_batch
+    from .engine.batching.group_runner import check_batch
     from .engine.orders.policies import find_policy
     from .script import UserError, backward_of, run_script, script_path
     from .widgets.every_backward import EveryBackward, ended_well
@@ -665,7 +665,7 @@ def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
     if options.groups is None:
         path = graph.save_svg(options.svg, fold=options.fold)
     else:
-        from .engine.groups import groups
+        from .engine.batching.groups import groups
 
         found = groups(graph)
         console.print(found)

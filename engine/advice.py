@@ -18,10 +18,10 @@ from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import keep_compiler_out
 from .as_found import AsFound
 from .backward import backward
+from .batching.groups import GroupRules, Groups, groups
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change
 from .ensemble_change import Change, changes
 from .ensembles import CallLog, Ensemble, find_ensembles
-from .groups import GroupRules, Groups, groups
 from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .memory.measured_device import device_of
 from .memory.not_counted import not_counted

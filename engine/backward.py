@@ -13,8 +13,8 @@ from ..inspector.arguments import expect_choice, expect_truth
 from ..inspector.graph.graph import Outputs
 from ..inspector.tapes.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import keep_compiler_out
+from .batching.group_runner import AnyBatch, check_batch
 from .direct import Stepper, run_measured
-from .group_runner import AnyBatch, check_batch
 from .measuring.measurement import Measurement
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .native import Call, Plan, Queues, run_native

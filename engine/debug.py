@@ -12,8 +12,8 @@ from ..inspector.graph.spent import first_over
 from ..inspector.tapes.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import FREED
 from .backward import check_choices
+from .batching.group_runner import AnyBatch, check_batch
 from .direct import Stepper
-from .group_runner import AnyBatch, check_batch
 from .memory.accumulation import Accumulate, Accumulation, Release
 from .one_way import NO_HISTORY
 from .orders.policies import AnyPolicy

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..inspector.arguments import expect, expect_callable, expect_choice
 from ..inspector.graph.graph import Edge, Graph, Outputs, Task
 from ..inspector.tapes.hips_tape import HipsTape
-from .group_runner import AnyBatch, check_batch, group_runner
+from .batching.group_runner import AnyBatch, check_batch, group_runner
 from .measuring.measurement import Measurement
 from .memory.accumulation import PYTORCHS, Accumulation
 from .memory.storage_words import counted

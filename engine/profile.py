@@ -7,8 +7,8 @@ import torch
 from ..inspector.capturing.capture import capture
 from ..inspector.torch_internals import keep_compiler_out
 from .backward import check_choices
+from .batching.group_runner import AnyBatch, check_batch
 from .direct import run_measured
-from .group_runner import AnyBatch, check_batch
 from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .measuring.measurement import Measurement
 from .memory.accumulation import Accumulate, Accumulation, Release

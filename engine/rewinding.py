@@ -9,9 +9,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..inspector.graph.graph import Edge, Task
+from .batching.group_runner import GroupRunner
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches
-from .group_runner import GroupRunner
 from .memory.accumulation import Accumulation
 from .memory.footprint import Footprints
 from .memory.storage_words import counted

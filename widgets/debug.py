@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from ..engine.batching.group_runner import AnyBatch
 from ..engine.debug import AnyHistory
 from ..engine.debug import debug as debug_in_python
 from ..engine.direct import Stepper
-from ..engine.group_runner import AnyBatch
 from ..engine.memory.accumulation import Accumulate, Release
 from ..engine.mirror_saves import mirrored_saves
 from ..engine.mirror_tasks import check_fits

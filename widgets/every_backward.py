@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from ..engine.batching.group_runner import AnyBatch
 from ..engine.debug import debug
-from ..engine.group_runner import AnyBatch
 from ..engine.memory.accumulation import PYTORCHS, Accumulation
 from ..engine.native import Call, Plan, run_native
 from ..engine.orders.policies import AnyPolicy, find_policy

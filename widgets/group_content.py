@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..engine.groups import DIRECTIONS, Groups, groups, modules_of
+from ..engine.batching.groups import DIRECTIONS, Groups, groups, modules_of
 from ..engine.trace.batches import Batches
 from ..inspector.graph.graph import Graph
 from .document import Json

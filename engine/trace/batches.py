@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..groups import GroupKind
+from ..batching.groups import GroupKind
 from ..memory.storage_words import counted
 from ..words.findings import findings_rich, findings_text
 from ..words.sizes import size_text

@@ -19,7 +19,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import meta_fields, meta_of, read_graph, write_graph
 from ...inspector.graph.json_columns import ColumnWriter, Section, read_section
-from ..groups import GroupKind
+from ..batching.groups import GroupKind
 from ..memory.timeline_file import read_accumulation, read_timeline, write_accumulation, write_timeline
 from ..orders.policies import Key
 from .batches import Batch, Batches, Fallback

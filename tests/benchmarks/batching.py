@@ -13,8 +13,8 @@ from measure import Effort, Row, ratios, seconds
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.batched_products import Operands, Tally, stacked
-from tapehead.engine.groups import Group
+from tapehead.engine.batching.batched_products import Operands, Tally, stacked
+from tapehead.engine.batching.groups import Group
 from tapehead.engine.measuring.step_levels import Step, allocated_levels
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads import WORKLOADS, workload

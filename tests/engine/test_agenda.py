@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapehead.engine.agenda import Batch, batches, levels
+from tapehead.engine.batching.agenda import Batch, batches, levels
 
 Nexts = list[list[int]]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.batched_products import Operands, Tally, launches_of, stacked, summed
+from tapehead.engine.batching.batched_products import Operands, Tally, launches_of, stacked, summed
 from tapehead.inspector.graph.graph.products import products_of
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine import groups as groups_module
-from tapehead.engine.groups import Group
+from tapehead.engine.batching import groups as groups_module
+from tapehead.engine.batching.groups import Group
 from tapehead.engine.workloads import workload
 
 

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from math import prod
 
-from ..inspector.graph.facts import Operation
-from ..inspector.graph.graph import Edge, Graph, TensorMeta
-from ..inspector.graph.products import Factor, Product, Side
-from ..inspector.torch_internals import saved_facts
+from ...inspector.graph.facts import Operation
+from ...inspector.graph.graph import Edge, Graph, TensorMeta
+from ...inspector.graph.products import Factor, Product, Side
+from ...inspector.torch_internals import saved_facts
+from ..memory.storage_words import joined
 from .agenda import Batch, batches, levels
 from .batched_products import addend_shape, launches_of
 from .groups import Direction, Group, GroupKind, GroupRules, Refused
-from .memory.storage_words import joined
 
 _Source = tuple[int, int, tuple[Hashable, ...]]
 """A task, the number of its input, and what lies between the product and that input."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..inspector.graph.graph import Edge, Graph
-from ..inspector.graph.spent import is_spent
-from ..inspector.torch_internals import (
+from ...inspector.graph.graph import Edge, Graph
+from ...inspector.graph.spent import is_spent
+from ...inspector.torch_internals import (
     call_node,
     free_saved,
     node_hooks,
@@ -22,20 +22,20 @@ from ..inspector.torch_internals import (
     version_of,
     without_torch_function,
 )
+from ..memory.accumulation import PYTORCHS, Accumulation
+from ..orders.group_queues import HoldingChoiceQueue, HoldingQueue
+from ..queue.ready_queue import ReadyQueue
+from ..stops.stops import Stops
+from ..tasks.hook_watch import no_hooks
+from ..tasks.input_buffer import InputBuffer, fits
+from ..tasks.runner import Runner
+from ..tasks.task_hooks import hook_name, run_tensor_hooks
+from ..tasks.task_runner import TaskRunner
+from ..trace.batches import Batch, Fallback
+from ..trace.recorder import Recorder
+from ..trace.run import Engine
 from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape, alone, launches_of, stacked, summed
 from .groups import Group, GroupRules, groups
-from .memory.accumulation import PYTORCHS, Accumulation
-from .orders.group_queues import HoldingChoiceQueue, HoldingQueue
-from .queue.ready_queue import ReadyQueue
-from .stops.stops import Stops
-from .tasks.hook_watch import no_hooks
-from .tasks.input_buffer import InputBuffer, fits
-from .tasks.runner import Runner
-from .tasks.task_hooks import hook_name, run_tensor_hooks
-from .tasks.task_runner import TaskRunner
-from .trace.batches import Batch, Fallback
-from .trace.recorder import Recorder
-from .trace.run import Engine
 
 AnyBatch = Literal["auto"] | GroupRules | None
 """What runs as one: what `groups` finds, by its own rules or by these; None: nothing."""

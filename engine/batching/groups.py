@@ -9,16 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..inspector.arguments import expect_number
-from ..inspector.capturing.walk import graph as graph_of
-from ..inspector.drawing.outlines import Outline, letters
-from ..inspector.drawing.svg import graph_to_svg
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.graph import Fold, Graph, Outputs, Task, Theme
-from ..inspector.graph.products import Product, Side, products_of
-from .memory.storage_words import counted, folded, joined, module_title, pattern, was_captured
-from .words.findings import findings_rich, findings_text
-from .words.sizes import size_text
+from ...inspector.arguments import expect_number
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.drawing.outlines import Outline, letters
+from ...inspector.drawing.svg import graph_to_svg
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.graph import Fold, Graph, Outputs, Task, Theme
+from ...inspector.graph.products import Product, Side, products_of
+from ..memory.storage_words import counted, folded, joined, module_title, pattern, was_captured
+from ..words.findings import findings_rich, findings_text
+from ..words.sizes import size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -344,7 +344,7 @@ class Groups:
         return self.table
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import cells_html
+        from ...widgets.report_html import cells_html
 
         # A label and a product's shapes stay on one line: the place, whatever its length, is what may wrap.
         cells = [[*(text.replace(" ", "\u00a0") for text in row[:3]), *row[3:]] for row in self.cells]
@@ -378,7 +378,7 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
         ['5 × mm → bmm', '5 × mm → bmm']
 
     Members of a group have one shape, dtype and device, and ask for the same gradients; none depends on another, and
-    with all groups joined at once the graph still has no cycle (`engine/agenda.py` and `engine/group_search.py` say
+    with all groups joined at once the graph still has no cycle (`engine/batching/agenda.py` and `engine/batching/group_search.py` say
     why). The products that one parameter's gradient sums up are a "tree", and one product of what they are made of.
 
     A forward's groups are those of the operations which a capture saw (`th.capture`).

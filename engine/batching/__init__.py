@@ -1,0 +1,4 @@
+"""Products of matrices that could run as one, and running them so.
+
+May import: inspector, words, queue, memory, tasks, trace, orders, stops.
+"""
