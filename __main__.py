@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .engine.accumulation_study import AccumulationStudy
     from .engine.mirror_study import MirrorStudy
     from .engine.order_study import OrderStudy
-    from .engine.workloads import Size, Workload
+    from .engine.workloads.workloads import Size, Workload
     from .inspector.graph.graph import Fold, Graph
 
 _Study = TypeVar("_Study", bound="AccumulationStudy | MirrorStudy")
@@ -269,7 +269,7 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
 @contextmanager
 def _program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[[], Tensor]]]:
     """Name, title and source of a ready model or of a user's function, and what makes its loss."""
-    from .engine.workloads import workload
+    from .engine.workloads.workloads import workload
     from .script import make_loss_of
 
     if ":" in target or target.endswith(".py"):
@@ -386,7 +386,7 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
     import torch
 
     from .engine.accumulation_study import STUDIED, accumulation_study, save_studies
-    from .engine.workloads import workload
+    from .engine.workloads.workloads import workload
 
     def studies(tell: Callable[[str], object]) -> Iterator[AccumulationStudy]:
         size, repetitions = options.size, options.repetitions
@@ -400,7 +400,7 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
 
 def _bench_mirroring(options: argparse.Namespace, console: Console) -> int:
     from .engine.mirror_study import STUDIED, mirror_study, save_studies
-    from .engine.workloads import workload
+    from .engine.workloads.workloads import workload
 
     def studies(tell: Callable[[str], object]) -> Iterator[MirrorStudy]:
         for each in [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]:
@@ -515,7 +515,7 @@ def _place_for(option: str, path: Path | None) -> None:
 
 def _chosen(options: argparse.Namespace) -> tuple[Workload, list[str]]:
     """The workload and the policies that are meant; makes the folder for what comes out."""
-    from .engine.workloads import workload
+    from .engine.workloads.workloads import workload
 
     policies = _policies(options)
     found = workload(options.workload)
@@ -535,7 +535,7 @@ def _policies(options: argparse.Namespace) -> list[str]:
 def _workloads(options: argparse.Namespace, console: Console) -> int:
     from rich.table import Table
 
-    from .engine.workloads import WORKLOADS
+    from .engine.workloads.workloads import WORKLOADS
 
     table = Table.grid(padding=(0, 2, 0, 0))
     for found in WORKLOADS.values():

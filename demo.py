@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .engine.backward import backward
 from .engine.direct import Stepper
 from .engine.orders.schedule import queue_lengths, schedule
-from .engine.workloads import Size, Workload
+from .engine.workloads.workloads import Size, Workload
 from .inspector.capturing.capture import capture
 from .inspector.capturing.walk import graph
 from .inspector.graph.graph import Graph

@@ -24,7 +24,7 @@ from .profile import profile
 from .timing import time_backward, turns
 from .words.machine import Machine, this_machine
 from .words.sizes import percent_text, size_text
-from .workloads import Size, Workload, workload
+from .workloads.workloads import Size, Workload, workload
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -24,7 +24,7 @@ from .planned_mirror import PlannedMirror
 from .timing import Spread, turns
 from .words.machine import Machine, this_machine
 from .words.sizes import percent_text, size_text
-from .workloads import Workload, workload
+from .workloads.workloads import Workload, workload
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

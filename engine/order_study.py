@@ -20,7 +20,7 @@ from .orders.policies import AnyPolicy, Choice, Policy, is_dynamic
 from .timing import Spread
 from .words.machine import Machine, this_machine
 from .words.sizes import size_text
-from .workloads import Size, Workload, workload
+from .workloads.workloads import Size, Workload, workload
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -12,7 +12,7 @@ import torch
 
 import tapehead.demo
 from tapehead.__main__ import main
-from tapehead.engine.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 
 MODEL = """
 import torch

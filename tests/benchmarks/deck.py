@@ -14,7 +14,7 @@ from tapehead.engine.orders.policies import TABS
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets.document import Document, schedule_content
 from tapehead.widgets.page import save_page
 
@@ -29,7 +29,7 @@ _BUNDLE = Path(th.__file__).parent / "widgets" / "static" / "deck.js"
 
 _SETUP = """
 import torch, tapehead as th
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 def chain(length):
     x = torch.ones(4, requires_grad=True)
     for _ in range(length // 2):

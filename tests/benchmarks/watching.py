@@ -16,7 +16,7 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.trace.trace.run import Engine
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from tapehead.engine.compare import compare
 from tapehead.engine.plan_mirror import plan_mirror
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 
 from .chromium import trouble_of
 

@@ -17,7 +17,7 @@ import tapehead as th
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets.document import Document, packed, schedule_content
 from tapehead.widgets.page import save_page
 

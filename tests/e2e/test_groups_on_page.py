@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, expect
 
 import tapehead as th
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets.document import Document, schedule_content
 from tapehead.widgets.group_content import group_content
 from tapehead.widgets.page import save_page

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.e2e
 
 PROGRAMS = """
 import torch, autograd, numpy, tapehead as th
-from tapehead.engine.programs_hips219 import fan_out_program, needless_program, rnn_program
-from tapehead.engine.workload_models_hips219 import FanOut, NeedlessAdditions, VanillaRNN
+from tapehead.engine.workloads.programs_hips219 import fan_out_program, needless_program, rnn_program
+from tapehead.engine.workloads.workload_models_hips219 import FanOut, NeedlessAdditions, VanillaRNN
 
 torch.manual_seed(0)
 def programs():

@@ -12,7 +12,7 @@ import tapehead as th
 from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets.document import Document, schedule_content
 from tapehead.widgets.page import save_page
 

@@ -25,7 +25,7 @@ from tapehead.engine.accumulation_study import (
     save_studies,
 )
 from tapehead.engine.measuring.step_levels import allocated_levels
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 
 NEVER = f"{IN_PLACE}, never released"
 REPEATED = {"rnn": "steps", "fan_out": "uses", "needless": "additions"}

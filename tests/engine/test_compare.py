@@ -21,7 +21,7 @@ from tapehead.engine.orders.policies import POLICIES
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.profile import profile
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 
 from .profiled import profiled
 from .programs import OnCtx

@@ -24,7 +24,7 @@ from tapehead.engine.native import Call, Plan, run_native
 from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.trace.trace.peak import peak_report
-from tapehead.engine.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 from tapehead.inspector.graph.graph.graph import Root, Task, TensorMeta
 from tapehead.inspector.graph.graph.kinds import Kind
 from tapehead.inspector.torch_internals import start_allocation_events, stop_allocation_events

@@ -24,7 +24,7 @@ from tapehead.engine.gradient_difference import apart
 from tapehead.engine.longest_common import longest_common
 from tapehead.engine.trace.trace.statistics import statistics
 from tapehead.engine.trace.trace.trace import RecordedGradient
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.graph.graph.graph import TensorMeta
 from tapehead.inspector.graph.graph.graph_file import StoredOperation
 

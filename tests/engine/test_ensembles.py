@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from tapehead.engine.ensembles import Ensemble
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 
 from .ensembles import WIDTH, Members, batch, only, perceptron, searched
 

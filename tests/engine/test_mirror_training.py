@@ -18,8 +18,8 @@ from tapehead.engine.mirror import mirror
 from tapehead.engine.mirror_plan import MirrorPlan
 from tapehead.engine.profile import profile
 from tapehead.engine.record_forward import record_forward
-from tapehead.engine.workload_models import Bottleneck
-from tapehead.engine.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads.workload_models import Bottleneck
+from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 
 from .mirroring import MakeLoss, plan_all, same, trained
 

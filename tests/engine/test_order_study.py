@@ -14,7 +14,7 @@ from tapehead.engine.order_study import OrderStudy, order_study, ratio_text
 from tapehead.engine.orders.schedule import queue_lengths, schedule
 from tapehead.engine.profile import profile
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads import Parts, Workload, workload
+from tapehead.engine.workloads.workloads.workloads import Parts, Workload, workload
 
 LINEAR = replace(workload("linear50"), small={"uses": 8, "width": 64, "batch": 2})
 ENSEMBLE = replace(

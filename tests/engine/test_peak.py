@@ -17,7 +17,7 @@ from tapehead.engine.memory.timeline import Category, Maker
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.trace.trace.peak import PeakReport, peak_report
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 
 from .programs import OnCtx
 from .timelines import Told

@@ -22,7 +22,7 @@ from tapehead.engine.orders.plan import PORTFOLIO
 from tapehead.engine.orders.policies import POLICIES
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import dependencies, schedule
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.torch_internals import call_node
 
 from .programs import random_program

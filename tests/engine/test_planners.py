@@ -22,7 +22,7 @@ from tapehead.engine.orders.series_parallel import contracted
 from tapehead.engine.places import tasks_at
 from tapehead.engine.tasks.backward_inputs import needed_tasks
 from tapehead.engine.trace.trace.buckets import buckets_of
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 
 from .problems import Block, PosedProblem, is_legal, least_peak, problem_of, random_problem
 from .programs import random_program

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tapehead as th
 from tapehead.engine.orders.policies import CLASSIC, POLICIES, QueueState
 from tapehead.engine.orders.schedule import dependencies, queue_lengths, schedule
-from tapehead.engine.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 from tapehead.inspector.graph.graph.kinds import Kind
 
 from .programs import random_program

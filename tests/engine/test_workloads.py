@@ -5,7 +5,7 @@ import torch
 
 import tapehead as th
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads import WORKLOADS, Workload, workload
+from tapehead.engine.workloads.workloads.workloads import WORKLOADS, Workload, workload
 from tapehead.inspector.graph.graph.kinds import Kind
 
 NAMES = list(WORKLOADS)

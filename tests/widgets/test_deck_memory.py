@@ -17,7 +17,7 @@ from tapehead.engine.memory.timeline import Category, Timeline
 from tapehead.engine.orders.policies import AnyPolicy, QueueState
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.graph.graph.graph import Task
 from tapehead.widgets.document import memory_content
 

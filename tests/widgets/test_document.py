@@ -14,7 +14,7 @@ from torch import nn
 import tapehead as th
 from tapehead.engine.orders.policies import CLASSIC
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 from tapehead.widgets.document import FORMAT, NONE, VERSION, Document, arrivals_of, numbered, packed, title_of
 from tapehead.widgets.page import page_html
 

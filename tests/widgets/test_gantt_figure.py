@@ -8,7 +8,7 @@ import torch
 
 import tapehead as th
 from tapehead.engine.gantt import Gantt, MakespanReport
-from tapehead.engine.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 from tapehead.widgets.gantt_figure import gantt_drawing, why_idle
 from tapehead.widgets.theme import DARK, LIGHT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tapehead as th
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets import foresight
 from tapehead.widgets.deck import Deck
 from tapehead.widgets.document import Document

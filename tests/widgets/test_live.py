@@ -11,7 +11,7 @@ from torch import Tensor
 import tapehead as th
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets import foresight
 from tapehead.widgets.deck import Deck
 from tapehead.widgets.document import packed

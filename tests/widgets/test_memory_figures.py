@@ -16,7 +16,7 @@ from torch import nn
 import tapehead as th
 from tapehead.engine.compare import Comparison, compare
 from tapehead.engine.memory.timeline import Category, Timeline
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets.comparison_page import page_html
 from tapehead.widgets.memory_figures import category_figure, escaped, lifetimes_drawing, memory_drawing
 from tapehead.widgets.theme import DARK, LATER, LIGHT

@@ -18,7 +18,7 @@ from tapehead.__main__ import main
 from tapehead.engine.orders.policies import TABS, Policy, QueueState
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.trace.trace.run import Run
-from tapehead.engine.workloads import workload
+from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.graph.graph.graph import Task
 from tapehead.widgets.recording import Recording
 from tapehead.widgets.run_document import other_policies, run_document

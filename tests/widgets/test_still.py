@@ -18,7 +18,7 @@ from tapehead.engine.debug import debug
 from tapehead.engine.memory.timeline import Timeline
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 from tapehead.widgets import still as still_module
 from tapehead.widgets import still_memory
 from tapehead.widgets.deck import Deck

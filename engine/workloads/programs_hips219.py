@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .hips.levels import find_autograd
+from ..hips.levels import find_autograd
 
 if TYPE_CHECKING:
     from .workload_models_hips219 import FanOut, NeedlessAdditions, VanillaRNN

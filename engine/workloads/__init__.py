@@ -1,0 +1,4 @@
+"""Ready models and programs.
+
+May import: inspector, hips.
+"""
