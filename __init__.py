@@ -6,7 +6,6 @@ from .engine.backward import backward
 from .engine.batching.groups import GroupRules, Groups, groups
 from .engine.compare import Comparison, compare
 from .engine.diff import Difference, diff
-from .engine.direct import Stepper
 from .engine.find_nan import NanReport, find_nan
 from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.install import install, policy, uninstall
@@ -24,7 +23,8 @@ from .engine.planned_mirror import PlannedMirror
 from .engine.prediction.simulation import simulate
 from .engine.profile import profile
 from .engine.queue.ready_queue import PolicyError
-from .engine.session import NativeSession
+from .engine.sessions.native_session import NativeSession
+from .engine.sessions.stepper import Stepper
 from .engine.stops.stopped import Stop
 from .engine.trace.batches import Batch, Batches, Fallback
 from .engine.trace.peak import PeakReport, peak_report

@@ -17,8 +17,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from .engine.backward import backward
-from .engine.direct import Stepper
 from .engine.orders.schedule import queue_lengths, schedule
+from .engine.sessions.stepper import Stepper
 from .engine.workloads.workloads import Size, Workload
 from .inspector.capturing.capture import capture
 from .inspector.capturing.walk import graph

@@ -14,11 +14,11 @@ from ..inspector.graph.graph import Outputs
 from ..inspector.tapes.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import keep_compiler_out
 from .batching.group_runner import AnyBatch, check_batch
-from .direct import Stepper, run_measured
 from .measuring.measurement import Measurement
 from .memory.accumulation import Accumulate, Accumulation, Release
-from .native import Call, Plan, Queues, run_native
 from .orders.policies import AnyPolicy, find_policy
+from .sessions.native import Call, Plan, Queues, run_native
+from .sessions.stepper import Stepper, run_measured
 from .tasks.backward_inputs import Inputs
 from .trace.run import Engine, Run
 from .trace.statistics import Level

@@ -17,8 +17,8 @@ from .ensembles import Argument, Ensemble
 from .make_loss import own_gradients, same_random_numbers
 from .measuring.measurement import Measurement
 from .memory.timeline import Timeline
-from .native import Call, Plan, run_native
 from .orders.policies import POLICIES
+from .sessions.native import Call, Plan, run_native
 from .timing import Spread, turns
 
 _LONGEST_S = 1.0  # for the rounds of one trial, about

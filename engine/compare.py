@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from .memory.footprint import Footprints
-    from .native import Queues
+    from .sessions.native import Queues
     from .trace.run import Engine
 
 Theme = Literal["light", "dark"]

@@ -13,11 +13,11 @@ from ..inspector.tapes.hips_tape import HipsTape, not_native
 from ..inspector.torch_internals import FREED
 from .backward import check_choices
 from .batching.group_runner import AnyBatch, check_batch
-from .direct import Stepper
 from .memory.accumulation import Accumulate, Accumulation, Release
-from .one_way import NO_HISTORY
 from .orders.policies import AnyPolicy
-from .session import NativeSession
+from .sessions.native_session import NativeSession
+from .sessions.one_way import NO_HISTORY
+from .sessions.stepper import Stepper
 from .tasks.backward_inputs import Inputs
 from .trace.run import Engine
 from .trace.statistics import Level

@@ -22,12 +22,12 @@ from ..inspector.torch_internals import (
     unobserved,
 )
 from .as_found import AsFound
-from .direct import Stepper
 from .forward_watch import ForwardFind, ForwardWatch
-from .has_to_end import is_sharded
 from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
 from .orders.policies import Policy
-from .session import NativeSession
+from .sessions.has_to_end import is_sharded
+from .sessions.native_session import NativeSession
+from .sessions.stepper import Stepper
 from .stops.origin import dense_parts, first_bad, is_bad, number_text
 from .stops.stopped import Stop
 from .trace.run import Engine

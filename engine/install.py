@@ -15,8 +15,8 @@ from ..inspector.arguments import expect_callable, expect_choice
 from ..inspector.torch_internals import redirect_backward, torch_backward
 from .agreement import in_group
 from .backward import backward, check_choices
-from .native import Queues
 from .orders.policies import POLICIES, AnyPolicy, find_policy, policy_name
+from .sessions.native import Queues
 from .trace.run import Engine, Run
 from .trace.statistics import Level
 

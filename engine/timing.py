@@ -11,12 +11,12 @@ from typing import TypeVar
 import torch
 
 from ..inspector.graph.graph import Graph
-from .direct import Stepper
 from .make_loss import MakeLoss, loss_of
 from .memory.accumulation import Accumulation
-from .native import Call, Plan, Queues, run_native
 from .orders.policies import Choice, Policy, order_name, policy_name
 from .queue.ready_queue import PolicyError
+from .sessions.native import Call, Plan, Queues, run_native
+from .sessions.stepper import Stepper
 from .trace.run import Run
 
 T = TypeVar("T")

@@ -16,19 +16,19 @@ import ipywidgets
 import traitlets
 from torch import Tensor
 
-from ..engine.branch_comparison import BranchComparison
-from ..engine.closing import session_over
-from ..engine.direct import Stepper
 from ..engine.orders.policies import AnyPolicy
 from ..engine.queue.ready_queue import ReadyTask
-from ..engine.session import HEARS_SIGNALS_S, NativeSession
+from ..engine.sessions.branch_comparison import BranchComparison
+from ..engine.sessions.native_session import HEARS_SIGNALS_S, NativeSession
+from ..engine.sessions.session_base import session_over
+from ..engine.sessions.stepper import Stepper
+from ..engine.sessions.verbs import AnyTask
 from ..engine.stops.breakpoints import Breakpoint, Predicate, Where
 from ..engine.stops.stopped import Stop
 from ..engine.tasks.history import History
 from ..engine.trace.batches import Batches
 from ..engine.trace.run import Run
 from ..engine.trace.trace import Trace
-from ..engine.verbs import AnyTask
 from ..inspector.graph.graph import Graph, Task
 from .display import forget
 from .document import Json, packed, title_of

@@ -11,20 +11,20 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
-from ..engine.branch_comparison import BranchComparison
-from ..engine.direct import Stepper
 from ..engine.memory.timeline import Timeline
 from ..engine.mirror_saves import ReplayClock
 from ..engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
 from ..engine.queue.ready_queue import ReadyTask
-from ..engine.session import NativeSession
+from ..engine.sessions.branch_comparison import BranchComparison
+from ..engine.sessions.native_session import NativeSession
+from ..engine.sessions.stepper import Stepper
+from ..engine.sessions.verbs import AnyTask, expect_count
 from ..engine.stops.breakpoints import Breakpoint
 from ..engine.stops.stopped import Stop
 from ..engine.tasks.history import History
 from ..engine.trace.run import Engine
 from ..engine.trace.statistics import form_of, statistics
 from ..engine.trace.trace import RecordedGradient
-from ..engine.verbs import AnyTask, expect_count
 from ..inspector.graph.collector import collector_paused
 from ..inspector.graph.graph import Graph, Task
 from .document import Document, Json, numbered

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from ..engine.direct import Stepper
-from ..engine.session import NativeSession
+from ..engine.sessions.native_session import NativeSession
+from ..engine.sessions.stepper import Stepper
 from ..engine.stops.stops import Entry
 from .document import Json
 

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ..engine.direct import Stepper
 from ..engine.memory.storage_words import counted
 from ..engine.places import calls_of
-from ..engine.session import NativeSession
+from ..engine.sessions.native_session import NativeSession
+from ..engine.sessions.stepper import Stepper
 from ..engine.stops.stopped import Stop
 from ..engine.trace.statistics import Statistics, statistics
 from ..engine.trace.trace import RecordedGradient, TaskRecord
@@ -29,7 +29,7 @@ from ..inspector.torch_internals import storage_of
 from .prompt_text import plain
 
 if TYPE_CHECKING:
-    from ..engine.branches import Branch
+    from ..engine.sessions.branches import Branch
     from .prompt_stops import Asked
 
 Session: TypeAlias = Stepper | NativeSession

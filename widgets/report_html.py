@@ -18,8 +18,8 @@ from .glossary import CATEGORIES, COLUMNS
 from .theme import CATEGORY_COLOURS, LIGHT
 
 if TYPE_CHECKING:
-    from ..engine.branch_comparison import BranchComparison
     from ..engine.orders.plan import OrderPlan
+    from ..engine.sessions.branch_comparison import BranchComparison
     from .prediction import Prediction
 
 _PEAKS = ("peak", "predicted peak")

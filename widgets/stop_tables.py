@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..engine.branches import Branch
+from ..engine.sessions.branches import Branch
 from ..engine.stops.stops import Entry, Stops
 from .report_html import cells_html, cells_text
 

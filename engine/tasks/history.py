@@ -15,8 +15,8 @@ from torch.utils.weak import TensorWeakRef
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_internals import storage_of, stored_bytes, version_of
-from ..hook_state import HookState
-from ..recomputed_buffers import RecomputedBuffers
+from ..sessions.hook_state import HookState
+from ..sessions.recomputed_buffers import RecomputedBuffers
 from .input_buffer import InputBuffer, Waiting
 
 BUDGET_BYTES = 1 << 30

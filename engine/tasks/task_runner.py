@@ -39,10 +39,10 @@ from ...inspector.torch_internals import (
     unpacking,
     version_of,
 )
-from ..has_to_end import is_sharded
-from ..hook_state import HookState
 from ..memory.accumulation import Accumulate
-from ..recomputed_buffers import RecomputedBuffers
+from ..sessions.has_to_end import is_sharded
+from ..sessions.hook_state import HookState
+from ..sessions.recomputed_buffers import RecomputedBuffers
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
 from .backward_inputs import Inputs, as_inputs, needed_tasks

@@ -10,8 +10,8 @@ from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.native import Call, Plan, run_native
 from tapehead.engine.orders.policies import POLICIES
+from tapehead.engine.sessions.native import Call, Plan, run_native
 from tapehead.engine.workloads.workloads.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.direct import Stepper
+from tapehead.engine.sessions.stepper import Stepper
 
 from .programs import random_policy, random_program
 from .test_going_back import grads, same, small_model, start_again, wander

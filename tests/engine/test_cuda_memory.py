@@ -20,9 +20,9 @@ from tapehead.engine.measuring.cuda_allocator import CudaAllocator, CudaRecordin
 from tapehead.engine.measuring.measurement import Measurement
 from tapehead.engine.memory.measured_device import device_of
 from tapehead.engine.memory.timeline import BlockLevels, Category, Timeline
-from tapehead.engine.native import Call, Plan, run_native
 from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.dry_run import dry_run
+from tapehead.engine.sessions.native import Call, Plan, run_native
 from tapehead.engine.trace.trace.peak import peak_report
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 from tapehead.inspector.graph.graph.graph import Root, Task, TensorMeta

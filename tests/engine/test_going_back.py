@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import tapehead as th
-from tapehead.engine.direct import Stepper
+from tapehead.engine.sessions.stepper import Stepper
 
 from .programs import random_policy, random_program
 

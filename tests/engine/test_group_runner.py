@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.direct import Stepper
 from tapehead.engine.measuring.step_levels import allocated_levels
 from tapehead.engine.memory.timeline import IN_TREE
+from tapehead.engine.sessions.stepper import Stepper
 from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.torch_internals import retains_any
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tapehead as th
-from tapehead.engine.direct import Stepper
 from tapehead.engine.orders.policies import CLASSIC
+from tapehead.engine.sessions.stepper import Stepper
 
 pytest.importorskip("autograd")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from tapehead.engine.direct import Stepper
+from tapehead.engine.sessions.stepper import Stepper
 
 pytestmark = pytest.mark.leaves_hooks  # those on several tensors, and on retained ones that stand in their own lists
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.debug import debug
-from tapehead.engine.direct import Stepper
+from tapehead.engine.sessions.stepper import Stepper
 
 SECOND_TIME = "Trying to backward through the graph a second time"
 

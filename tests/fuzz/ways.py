@@ -14,8 +14,8 @@ from recipe import Forward, World
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.direct import Stepper
 from tapehead.engine.record_forward import record_forward
+from tapehead.engine.sessions.stepper import Stepper
 
 POLICIES = ("heap", "heap", "bfs", "dfs", "lpmf", "list", "postorder", "liu", "random")
 

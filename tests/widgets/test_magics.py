@@ -19,7 +19,7 @@ from jupyter_client.manager import start_new_kernel
 from torch import nn
 
 import tapehead as th
-from tapehead.engine.direct import Stepper
+from tapehead.engine.sessions.stepper import Stepper
 from tapehead.widgets.display import latest_deck
 from tapehead.widgets.magics import complete, parse
 

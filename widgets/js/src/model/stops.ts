@@ -70,7 +70,7 @@ export function taskOf({ kind, text, tasks }: StopPoint): number {
 
 /**
  * The position at which all tasks of a task's module call have run, the calls in it included; `out`: of the call around
- * it. One task on where no capture saw the call, the end where there is none around it, as engine/verbs.py has it.
+ * it. One task on where no capture saw the call, the end where there is none around it, as engine/sessions/verbs.py has it.
  */
 export function endOfCall({ graph, place, length, schedule }: Replay, t: number, out: boolean): number {
   const { tasks, calls } = graph.document;

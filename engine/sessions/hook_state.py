@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import BackwardHook
 
-from ..inspector.graph.source import Source
-from ..inspector.torch_internals import version_of
+from ...inspector.graph.source import Source
+from ...inspector.torch_internals import version_of
 
 _MISSING = object()
 _DEEP = 10  # hooks, one of them, its closure, torch's BackwardHook, its list, the user's hook, its closure, a dict, ...

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from ..inspector.graph.graph import Graph
-from ..inspector.graph.kinds import Kind, kind_of
-from ..inspector.torch_internals import current_number, make_numbers, sequence_nr, set_number
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.kinds import Kind, kind_of
+from ...inspector.torch_internals import current_number, make_numbers, sequence_nr, set_number
 
 
 class Numbering:

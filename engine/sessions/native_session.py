@@ -16,26 +16,26 @@ from weakref import finalize
 
 from torch import Tensor
 
-from ..inspector.arguments import expect_choice
-from ..inspector.graph.graph import Graph, Outputs, Task
-from ..inspector.torch_internals import Pin, ThreadState, empty_queue, sequence_nr, sort_queue_again
-from .agreement import in_group
+from ...inspector.arguments import expect_choice
+from ...inspector.graph.graph import Graph, Outputs, Task
+from ...inspector.torch_internals import Pin, ThreadState, empty_queue, sequence_nr, sort_queue_again
+from ..agreement import in_group
+from ..orders.policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
+from ..orders.schedule import Pending, schedule
+from ..queue.ready_queue import PolicyError, ReadyTask
+from ..stops.stopped import Stop
+from ..stops.stops import Stops
+from ..tasks.backward_inputs import Inputs
+from ..tasks.edits import as_gradients, check_edit
+from ..tasks.task_hooks import Gradients
+from ..trace.recorder import Recorder
+from ..trace.run import Run
+from ..trace.statistics import Level
+from ..trace.trace import Trace
 from .has_to_end import has_to_end
 from .native import Call, Plan, Watch, one_queue
 from .numbering import Numbering
 from .one_way import OneWay
-from .orders.policies import AnyPolicy, Choice, Policy, find_policy, is_dynamic, note_on, order_name, policy_name
-from .orders.schedule import Pending, schedule
-from .queue.ready_queue import PolicyError, ReadyTask
-from .stops.stopped import Stop
-from .stops.stops import Stops
-from .tasks.backward_inputs import Inputs
-from .tasks.edits import as_gradients, check_edit
-from .tasks.task_hooks import Gradients
-from .trace.recorder import Recorder
-from .trace.run import Run
-from .trace.statistics import Level
-from .trace.trace import Trace
 
 _NEVER = -1  # where to stop: nowhere
 _NEXT = -2  # before whichever task comes next

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..inspector.arguments import expect_number
-from ..inspector.graph.graph import Task
-from .closing import Closing
-from .places import calls_of
-from .queue.ready_queue import ReadyTask
-from .stops.breakpoints import Breakpoint, Predicate, Where
-from .stops.conditions import GradientPredicate
-from .stops.stopped import Stop
-from .stops.stops import Stops
-from .stops.watchpoints import Watchpoint
-from .trace.run import Run
-from .trace.statistics import measure
+from ...inspector.arguments import expect_number
+from ...inspector.graph.graph import Task
+from ..places import calls_of
+from ..queue.ready_queue import ReadyTask
+from ..stops.breakpoints import Breakpoint, Predicate, Where
+from ..stops.conditions import GradientPredicate
+from ..stops.stopped import Stop
+from ..stops.stops import Stops
+from ..stops.watchpoints import Watchpoint
+from ..trace.run import Run
+from ..trace.statistics import measure
+from .session_base import Closing
 
 if TYPE_CHECKING:
-    from .checking.check_task import Check
+    from ..checking.check_task import Check
 
 AnyTask = Task | ReadyTask | int
 
@@ -258,7 +258,7 @@ class Verbs(Closing):
 
     def check(self, task: AnyTask | None = None) -> Check:
         """Compares a task's backward with finite differences of its forward operation; see `check_task`."""
-        from .checking.check_task import check_task
+        from ..checking.check_task import check_task
 
         about = self._about(task)
         try:
@@ -269,7 +269,7 @@ class Verbs(Closing):
 
     def interact(self) -> None:
         """A prompt for the terminal, with the same verbs."""
-        from ..widgets.prompt import interact
+        from ...widgets.prompt import interact
 
         interact(self)
 

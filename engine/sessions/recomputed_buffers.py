@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from ..inspector.torch_internals import is_recomputed, region_code, set_version, unobserved, version_of
+from ...inspector.torch_internals import is_recomputed, region_code, set_version, unobserved, version_of
 from .hook_state import tensors_below
 
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
 
-from ..inspector.capturing.walk import graph as graph_of
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.graph import Graph, Outputs
-from ..inspector.graph.spent import is_spent
-from ..inspector.torch_internals import (
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.graph import Graph, Outputs
+from ...inspector.graph.spent import is_spent
+from ...inspector.torch_internals import (
     FREED,
     Pin,
     called_by_engine,
@@ -37,21 +37,21 @@ from ..inspector.torch_internals import (
     settle_queue,
     torch_backward,
 )
-from .agreement import in_group, why_not
-from .measuring.measurement import Measurement
-from .measuring.memory_watch import MemoryWatch
-from .orders.live_sequence_numbers import LiveNumbers
-from .orders.policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, note_on, order_name, policy_name
-from .orders.problem import Problem
-from .orders.schedule import Pending, queue_lengths, schedule
-from .queue.ready_queue import sort_key
-from .tasks.backward_inputs import Inputs, inputs_tuple, needed_tasks
-from .tasks.roots import as_gradients, as_outputs, expect_flags, given_gradients, root_gradients
-from .tasks.task_hooks import Gradients, hook_name
-from .tasks.tensor_hooks import TensorHooks
-from .trace.recorder import Recorder
-from .trace.run import Run
-from .trace.statistics import Level
+from ..agreement import in_group, why_not
+from ..measuring.measurement import Measurement
+from ..measuring.memory_watch import MemoryWatch
+from ..orders.live_sequence_numbers import LiveNumbers
+from ..orders.policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, note_on, order_name, policy_name
+from ..orders.problem import Problem
+from ..orders.schedule import Pending, queue_lengths, schedule
+from ..queue.ready_queue import sort_key
+from ..tasks.backward_inputs import Inputs, inputs_tuple, needed_tasks
+from ..tasks.roots import as_gradients, as_outputs, expect_flags, given_gradients, root_gradients
+from ..tasks.task_hooks import Gradients, hook_name
+from ..tasks.tensor_hooks import TensorHooks
+from ..trace.recorder import Recorder
+from ..trace.run import Run
+from ..trace.statistics import Level
 
 Queues = Literal["one", "per device"]
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..inspector.graph.graph import Graph
-from ..inspector.torch_internals import unobserved
+from ...inspector.graph.graph import Graph
+from ...inspector.torch_internals import unobserved
+from ..memory.accumulation import PYTORCHS, Accumulation
+from ..memory.footprint import Footprints
+from ..orders.schedule import schedule
+from ..prediction.dry_run import dry_run
+from ..prediction.simulation import simulate
+from ..tasks.history import HasGrad
+from ..words.sizes import percent_text, size_text
 from .branches import Branch
-from .memory.accumulation import PYTORCHS, Accumulation
-from .memory.footprint import Footprints
-from .orders.schedule import schedule
-from .prediction.dry_run import dry_run
-from .prediction.simulation import simulate
-from .tasks.history import HasGrad
-from .words.sizes import percent_text, size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class BranchComparison:
         return f"<BranchComparison of {len(self.rows)} branches>"
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import table_html
+        from ...widgets.report_html import table_html
 
         return table_html(self)
 

@@ -8,18 +8,16 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..inspector.graph.graph import Edge, Task
-from .batching.group_runner import GroupRunner
-from .branch_comparison import BranchComparison, compare_branches
-from .branches import Branch, Branches
-from .memory.accumulation import Accumulation
-from .memory.footprint import Footprints
-from .memory.storage_words import counted
-from .orders.group_queues import holding_queue
-from .orders.policies import Choice, Policy
-from .orders.schedule import Pending
-from .queue.ready_queue import ReadyQueue, ready_queue
-from .tasks.history import (
+from ...inspector.graph.graph import Edge, Task
+from ..batching.group_runner import GroupRunner
+from ..memory.accumulation import Accumulation
+from ..memory.footprint import Footprints
+from ..memory.storage_words import counted
+from ..orders.group_queues import holding_queue
+from ..orders.policies import Choice, Policy
+from ..orders.schedule import Pending
+from ..queue.ready_queue import ReadyQueue, ready_queue
+from ..tasks.history import (
     BUDGET_BYTES,
     Edited,
     History,
@@ -31,9 +29,11 @@ from .tasks.history import (
     random_states,
     set_random_states,
 )
-from .tasks.input_buffer import InputBuffer, Waiting, alone
-from .tasks.runner import Runner
-from .trace.recorder import Recorder
+from ..tasks.input_buffer import InputBuffer, Waiting, alone
+from ..tasks.runner import Runner
+from ..trace.recorder import Recorder
+from .branch_comparison import BranchComparison, compare_branches
+from .branches import Branch, Branches
 from .verbs import AnyTask, Verbs
 
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self
 
-from ..inspector.graph.graph import Graph, Task
-from .memory.footprint import Footprints
-from .orders.policies import Choice, Policy, bound
-from .orders.problem import Problem
-from .queue.ready_queue import ReadyTask
+from ...inspector.graph.graph import Graph, Task
+from ..memory.footprint import Footprints
+from ..orders.policies import Choice, Policy, bound
+from ..orders.problem import Problem
+from ..queue.ready_queue import ReadyTask
 
 
 class Closing(ABC):

@@ -11,32 +11,32 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from ..inspector.arguments import expect, expect_callable, expect_choice
-from ..inspector.graph.graph import Edge, Graph, Outputs, Task
-from ..inspector.tapes.hips_tape import HipsTape
-from .batching.group_runner import AnyBatch, check_batch, group_runner
-from .measuring.measurement import Measurement
-from .memory.accumulation import PYTORCHS, Accumulation
-from .memory.storage_words import counted
-from .orders.group_queues import HoldingChoiceQueue, HoldingQueue, planned_order
-from .orders.policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_name, policy_name
-from .orders.schedule import dependencies, schedule
-from .queue.ready_queue import PolicyError, ReadyTask, ready_queue
+from ...inspector.arguments import expect, expect_callable, expect_choice
+from ...inspector.graph.graph import Edge, Graph, Outputs, Task
+from ...inspector.tapes.hips_tape import HipsTape
+from ..batching.group_runner import AnyBatch, check_batch, group_runner
+from ..measuring.measurement import Measurement
+from ..memory.accumulation import PYTORCHS, Accumulation
+from ..memory.storage_words import counted
+from ..orders.group_queues import HoldingChoiceQueue, HoldingQueue, planned_order
+from ..orders.policies import AnyPolicy, Choice, Policy, find_policy, note_on, order_name, policy_name
+from ..orders.schedule import dependencies, schedule
+from ..queue.ready_queue import PolicyError, ReadyTask, ready_queue
+from ..stops.stopped import Stop
+from ..stops.stops import Stops
+from ..tasks.backward_inputs import Inputs
+from ..tasks.edits import as_gradients, check_edit
+from ..tasks.history import BUDGET_BYTES, Ran, expect_budget
+from ..tasks.input_buffer import InputBuffer, Waiting
+from ..tasks.roots import expect_flags
+from ..tasks.runner import Measuring, Runner
+from ..tasks.task_runner import TaskRunner
+from ..trace.batches import Batches
+from ..trace.recorder import Recorder
+from ..trace.run import Run
+from ..trace.statistics import Level
+from ..trace.trace import Trace
 from .rewinding import Rewinding
-from .stops.stopped import Stop
-from .stops.stops import Stops
-from .tasks.backward_inputs import Inputs
-from .tasks.edits import as_gradients, check_edit
-from .tasks.history import BUDGET_BYTES, Ran, expect_budget
-from .tasks.input_buffer import InputBuffer, Waiting
-from .tasks.roots import expect_flags
-from .tasks.runner import Measuring, Runner
-from .tasks.task_runner import TaskRunner
-from .trace.batches import Batches
-from .trace.recorder import Recorder
-from .trace.run import Run
-from .trace.statistics import Level
-from .trace.trace import Trace
 
 
 class Stepper(Rewinding):
@@ -552,7 +552,7 @@ def runner_of(
 ) -> Runner:
     """The nodes below these tensors or of this tape, ready to run. Arguments as for `Stepper`, and what it raises."""
     if isinstance(tensors, HipsTape):
-        from .hips.runner import HipsRunner  # which needs the package autograd
+        from ..hips.runner import HipsRunner  # which needs the package autograd
 
         return HipsRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)
     return TaskRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)
