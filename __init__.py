@@ -1,14 +1,11 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
 from .engine.advice import Advice, advise
-from .engine.agreement import wait_for_ranks
-from .engine.backward import backward
 from .engine.batching.groups import GroupRules, Groups, groups
 from .engine.compare import Comparison, compare
 from .engine.diff import Difference, diff
 from .engine.find_nan import NanReport, find_nan
 from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
-from .engine.install import install, policy, uninstall
 from .engine.makespan import makespan
 from .engine.memory.accumulation import Accumulation
 from .engine.memory.timeline import Category, Storage, Timeline
@@ -21,7 +18,10 @@ from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
 from .engine.plan_mirror import plan_mirror
 from .engine.planned_mirror import PlannedMirror
 from .engine.prediction.simulation import simulate
-from .engine.profile import profile
+from .engine.programs.agreement import wait_for_ranks
+from .engine.programs.backward import backward
+from .engine.programs.install import install, policy, uninstall
+from .engine.programs.profile import profile
 from .engine.queue.ready_queue import PolicyError
 from .engine.sessions.native_session import NativeSession
 from .engine.sessions.stepper import Stepper

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
-from .backward import backward
 from .hips.levels import hips_levels, hips_time
-from .make_loss import MakeLoss, own_gradients
 from .measuring.step_levels import StepLevels, allocated_levels, levels_of
 from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .orders.policies import POLICIES
 from .prediction.simulation import simulate
-from .profile import profile
-from .timing import time_backward, turns
+from .programs.backward import backward
+from .programs.make_loss import MakeLoss, own_gradients
+from .programs.profile import profile
+from .programs.timing import time_backward, turns
 from .words.machine import Machine, this_machine
 from .words.sizes import percent_text, size_text
 from .workloads.workloads import Size, Workload, workload

@@ -16,18 +16,18 @@ from ..inspector.capturing.capture import capture
 from ..inspector.capturing.walk import graph
 from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals import keep_compiler_out
-from .as_found import AsFound
-from .backward import backward
 from .batching.groups import GroupRules, Groups, groups
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change
 from .ensemble_change import Change, changes
 from .ensembles import CallLog, Ensemble, find_ensembles
-from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .memory.measured_device import device_of
 from .memory.not_counted import not_counted
 from .memory.storage_words import counted
-from .profile import profile
-from .timing import Spread
+from .programs.as_found import AsFound
+from .programs.backward import backward
+from .programs.make_loss import MakeLoss, expect_make_loss, loss_of
+from .programs.profile import profile
+from .programs.timing import Spread
 from .trace.hints import Hint
 from .trace.peak import peak_report
 from .words.findings import findings_rich, findings_text

@@ -17,9 +17,6 @@ from ..inspector.arguments import expect, expect_callable, expect_choice, expect
 from ..inspector.capturing.capture import capture
 from ..inspector.capturing.walk import graph
 from ..inspector.graph.graph import Edge, Graph, Task
-from .as_found import AsFound
-from .backward import backward
-from .make_loss import MakeLoss, expect_make_loss, loss_of
 from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .memory.not_counted import NotCounted, not_counted
 from .memory.storage_words import counted, joined, task_name
@@ -29,6 +26,9 @@ from .mirror_plan import MirrorPlan
 from .orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .orders.schedule import queue_lengths, schedule
 from .planned_mirror import PlannedMirror
+from .programs.as_found import AsFound
+from .programs.backward import backward
+from .programs.make_loss import MakeLoss, expect_make_loss, loss_of
 from .trace.peak import PeakReport, peak_report
 from .words.sizes import size_text
 
@@ -431,8 +431,8 @@ def _compared(
     from .orders.problem import Problem
     from .prediction.dry_run import dry_run
     from .prediction.simulation import simulate
-    from .profile import profile
-    from .timing import as_asked, time_backward, time_stepped, turns
+    from .programs.profile import profile
+    from .programs.timing import as_asked, time_backward, time_stepped, turns
 
     stepped = rules != [PYTORCHS]
     tell("warming up")

@@ -36,8 +36,8 @@ from ..inspector.torch_internals import (
     without_torch_function,
 )
 from .combination import Combination, combination_of
-from .make_loss import MakeLoss, loss_of
 from .memory.storage_words import folded, joined, pattern
+from .programs.make_loss import MakeLoss, loss_of
 
 How = Literal["shared", "sliced", "stacked", "plain"]
 

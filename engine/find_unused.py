@@ -23,9 +23,9 @@ from ..inspector.torch_internals import (
     sharded_parameters,
     uncompiled,
 )
-from .as_found import AsFound
-from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
 from .memory.storage_words import counted, joined, operation_title, ordinal
+from .programs.as_found import AsFound
+from .programs.make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
 from .words.findings import findings_rich, findings_text
 from .zero_gradients import Arrived, Origin, arrived_at
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ..inspector.torch_internals import activation_memory_budget
-from .make_loss import MakeLoss, own_gradients, same_random_numbers
 from .measuring.step_levels import allocated_levels
 from .mirror import mirror
 from .order_study import usable_device
 from .plan_mirror import OVERHEAD, plan_mirror
 from .planned_mirror import PlannedMirror
-from .timing import Spread, turns
+from .programs.make_loss import MakeLoss, own_gradients, same_random_numbers
+from .programs.timing import Spread, turns
 from .words.machine import Machine, this_machine
 from .words.sizes import percent_text, size_text
 from .workloads.workloads import Workload, workload

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from .backward import backward
 from .compare import Comparison, chosen_policies, compare
 from .gantt import MakespanReport, time_text
-from .make_loss import own_gradients, same_random_numbers
 from .makespan import makespan
 from .memory.storage_words import joined
 from .orders.policies import AnyPolicy, Choice, Policy, is_dynamic
-from .timing import Spread
+from .programs.backward import backward
+from .programs.make_loss import own_gradients, same_random_numbers
+from .programs.timing import Spread
 from .words.machine import Machine, this_machine
 from .words.sizes import size_text
 from .workloads.workloads import Size, Workload, workload

@@ -18,8 +18,6 @@ from ..inspector.capturing.capture import capture
 from ..inspector.capturing.forward_recorder import ForwardRecorder
 from ..inspector.capturing.walk import graph
 from ..inspector.torch_internals import keep_compiler_out
-from .as_found import AsFound
-from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced, nothing_sharded, same_random_numbers
 from .memory.footprint import Footprints
 from .memory.storage_words import joined
 from .mirror import mirror
@@ -32,9 +30,18 @@ from .orders.policies import Choice, Policy, find_policy, is_dynamic, policy_nam
 from .orders.schedule import schedule
 from .planned_mirror import PlannedMirror
 from .prediction.simulation import simulate
-from .profile import profile
-from .record_forward import clock_of, record_forward
-from .timing import turns
+from .programs.as_found import AsFound
+from .programs.make_loss import (
+    MakeLoss,
+    expect_make_loss,
+    loss_of,
+    nothing_reduced,
+    nothing_sharded,
+    same_random_numbers,
+)
+from .programs.profile import profile
+from .programs.record_forward import clock_of, record_forward
+from .programs.timing import turns
 from .words.sizes import percent_text, size_text
 
 OVERHEAD = 0.06

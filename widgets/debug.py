@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from ..engine.batching.group_runner import AnyBatch
-from ..engine.debug import AnyHistory
-from ..engine.debug import debug as debug_in_python
 from ..engine.memory.accumulation import Accumulate, Release
 from ..engine.mirror_saves import mirrored_saves
 from ..engine.mirror_tasks import check_fits
 from ..engine.orders.policies import AnyPolicy
+from ..engine.programs.debug import AnyHistory
+from ..engine.programs.debug import debug as debug_in_python
 from ..engine.sessions.native_session import NativeSession
 from ..engine.sessions.stepper import Stepper
 from ..engine.tasks.backward_inputs import Inputs

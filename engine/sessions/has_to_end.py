@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...inspector.graph.graph import Graph
 from ...inspector.torch_internals import flat_names, sharded_parameters
-from ..make_loss import is_reduced
+from ..programs.make_loss import is_reduced
 from ..queue.stages import has_stages
 from ..trace.buckets import buckets_of
 

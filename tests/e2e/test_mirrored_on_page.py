@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import tapehead as th
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.planned_mirror import PlannedMirror
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.record_forward import record_forward
 from tapehead.engine.words.sizes import size_text
 from tapehead.widgets.document import Document, schedule_content
 from tapehead.widgets.page import page_html

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.orders.policies import find_policy
-from tapehead.engine.timing import time_backward
+from tapehead.engine.programs.timing import time_backward
 
 LIMIT_S = 6.0
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tapehead.engine.mirror import mirror
 from tapehead.engine.mirror_plan import MirrorPlan
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.record_forward import record_forward
 
 STEPS = 3  # buckets are made up anew in the second
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tapehead.engine.mirror import mirror
 from tapehead.engine.mirror_plan import MirrorPlan
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 MakeLoss = Callable[[], Tensor]

@@ -19,7 +19,7 @@ from tapehead.engine import advice as advice_module
 from tapehead.engine.change_trial import Cost, Trial, try_change
 from tapehead.engine.ensemble_change import Change
 from tapehead.engine.ensembles import Ensemble
-from tapehead.engine.timing import Spread
+from tapehead.engine.programs.timing import Spread
 from tapehead.engine.workloads.workloads.workloads import workload
 
 from .ensembles import WIDTH, Members, batch, perceptron

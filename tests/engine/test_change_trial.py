@@ -13,7 +13,7 @@ import tapehead as th
 from tapehead.engine.change_trial import Check, Cost, Trial, try_change
 from tapehead.engine.ensemble_change import Change, changes
 from tapehead.engine.ensembles import Ensemble
-from tapehead.engine.timing import Spread
+from tapehead.engine.programs.timing import Spread
 
 from .ensembles import WIDTH, Members, batch, only, perceptron
 

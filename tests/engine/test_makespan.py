@@ -20,7 +20,7 @@ from tapehead.engine.makespan import makespan, task_times
 from tapehead.engine.orders.policies import Policy, find_policy
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import dependencies, schedule
-from tapehead.engine.timing import time_backward, turns
+from tapehead.engine.programs.timing import time_backward, turns
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 
 from .programs import random_program

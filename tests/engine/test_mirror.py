@@ -19,7 +19,7 @@ from tapehead.engine.mirror import mirror
 from tapehead.engine.mirror_plan import MirrorPlan
 from tapehead.engine.mirror_replay import Bytes
 from tapehead.engine.mirror_watch import MirrorWatch, state_of
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.torch_internals import FollowedStorage
 
 from .memory_programs import Program

@@ -22,7 +22,7 @@ from tapehead.engine.mirror_footprint import (
     mirrored_footprints,
 )
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 torch.manual_seed(0)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tapehead.engine.mirror_modules import module_cells, module_sentences
 from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 BATCH, WIDTH = 16, 8

@@ -16,7 +16,7 @@ import tapehead as th
 from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
 from tapehead.engine.orders.graph_order import GraphOrder, graph_digest
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 x = torch.randn(6, 4)

@@ -14,7 +14,7 @@ import tapehead as th
 from tapehead.engine.mirror_footprint import MirroredMemory, footprints_for, mirror_storages
 from tapehead.engine.mirror_planners import Candidates, Found, Goal, greedy, search
 from tapehead.engine.prediction.simulation import simulate
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 PRODUCT_NS, ELEMENTWISE_NS = 100_000, 1_000  # as on a large model: here products would take no longer

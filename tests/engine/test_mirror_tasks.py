@@ -13,7 +13,7 @@ import tapehead as th
 from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
 from tapehead.engine.mirror_saves import ReplayClock, mirrored_saves
 from tapehead.engine.mirror_tasks import check_fits, mirror_signs, planned_replays
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 from tapehead.inspector.drawing.svg import graph_to_svg
 

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from tapehead.engine.mirror import mirror
 from tapehead.engine.mirror_plan import MirrorPlan
-from tapehead.engine.profile import profile
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.profile import profile
+from tapehead.engine.programs.record_forward import record_forward
 from tapehead.engine.workloads.workloads.workload_models import Bottleneck
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tapehead.engine.order_study import OrderStudy, order_study, ratio_text
 from tapehead.engine.orders.schedule import queue_lengths, schedule
-from tapehead.engine.profile import profile
+from tapehead.engine.programs.profile import profile
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads.workloads import Parts, Workload, workload
 

@@ -168,7 +168,7 @@ def test_a_training_loop_plans_once_and_gets_pytorchs_gradients(name: str) -> No
 def test_where_pytorchs_order_is_the_best_the_graph_is_read_no_more() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     data = torch.randn(8, 4)
-    with mock.patch("tapehead.engine.install.backward", wraps=th.backward) as ours, th.policy("auto"):
+    with mock.patch("tapehead.engine.programs.install.backward", wraps=th.backward) as ours, th.policy("auto"):
         training(model, lambda: model(data).sum(), 5)
         assert ours.call_count <= 2  # before the first nobody knows how many nodes a forward makes
         training(model, lambda: model(data).exp().sum(), 1)
@@ -216,7 +216,7 @@ def test_auto_is_nowhere_worse_than_heap_predicted_and_measured(name: str) -> No
 def ordered(make_losses: Callable[[], list[Tensor]], model: nn.Module, steps: int) -> list[int]:
     """How many backwards of each step were read and ordered, under auto."""
     counts = []
-    with mock.patch("tapehead.engine.install.backward", wraps=th.backward) as ours, th.policy("auto"):
+    with mock.patch("tapehead.engine.programs.install.backward", wraps=th.backward) as ours, th.policy("auto"):
         for _ in range(steps):
             model.zero_grad()
             before = ours.call_count

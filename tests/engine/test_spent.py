@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.debug import debug
+from tapehead.engine.programs.debug import debug
 from tapehead.engine.sessions.stepper import Stepper
 
 SECOND_TIME = "Trying to backward through the graph a second time"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tapehead as th
 from tapehead.engine.memory.timeline import BlockLevels, Category, Maker, Timeline
-from tapehead.engine.profile import profile
+from tapehead.engine.programs.profile import profile
 
 from .comparing import ENGINES
 from .programs import random_program

@@ -14,7 +14,7 @@ from recipe import Forward, World
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.record_forward import record_forward
+from tapehead.engine.programs.record_forward import record_forward
 from tapehead.engine.sessions.stepper import Stepper
 
 POLICIES = ("heap", "heap", "bfs", "dfs", "lpmf", "list", "postorder", "liu", "random")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.debug import debug
+from tapehead.engine.programs.debug import debug
 from tapehead.engine.trace.trace.run import Engine
 from tapehead.widgets.deck import Deck
 

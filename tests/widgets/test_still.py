@@ -14,9 +14,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import tapehead as th
-from tapehead.engine.debug import debug
 from tapehead.engine.memory.timeline import Timeline
 from tapehead.engine.prediction.dry_run import dry_run
+from tapehead.engine.programs.debug import debug
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 from tapehead.widgets import still as still_module

@@ -7,20 +7,20 @@ from typing import Literal, TypeVar, overload
 
 from torch import Tensor
 
-from ..inspector.graph.graph import Outputs
-from ..inspector.graph.spent import first_over
-from ..inspector.tapes.hips_tape import HipsTape, not_native
-from ..inspector.torch_internals import FREED
+from ...inspector.graph.graph import Outputs
+from ...inspector.graph.spent import first_over
+from ...inspector.tapes.hips_tape import HipsTape, not_native
+from ...inspector.torch_internals import FREED
+from ..batching.group_runner import AnyBatch, check_batch
+from ..memory.accumulation import Accumulate, Accumulation, Release
+from ..orders.policies import AnyPolicy
+from ..sessions.native_session import NativeSession
+from ..sessions.one_way import NO_HISTORY
+from ..sessions.stepper import Stepper
+from ..tasks.backward_inputs import Inputs
+from ..trace.run import Engine
+from ..trace.statistics import Level
 from .backward import check_choices
-from .batching.group_runner import AnyBatch, check_batch
-from .memory.accumulation import Accumulate, Accumulation, Release
-from .orders.policies import AnyPolicy
-from .sessions.native_session import NativeSession
-from .sessions.one_way import NO_HISTORY
-from .sessions.stepper import Stepper
-from .tasks.backward_inputs import Inputs
-from .trace.run import Engine
-from .trace.statistics import Level
 
 AnyHistory = bool | int | Literal["auto"]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ..inspector.capturing.capture import capture
-from ..inspector.capturing.forward_program import ForwardProgram
-from ..inspector.capturing.forward_recorder import ForwardRecorder
-from ..inspector.capturing.walk import graph
-from ..inspector.torch_internals import Operator, SeenOperations, keep_compiler_out
+from ...inspector.capturing.capture import capture
+from ...inspector.capturing.forward_program import ForwardProgram
+from ...inspector.capturing.forward_recorder import ForwardRecorder
+from ...inspector.capturing.walk import graph
+from ...inspector.torch_internals import Operator, SeenOperations, keep_compiler_out
 from .make_loss import MakeLoss, loss_of, nothing_reduced, nothing_sharded, same_random_numbers
 
 

@@ -9,19 +9,19 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from ..inspector.arguments import expect_choice, expect_truth
-from ..inspector.graph.graph import Outputs
-from ..inspector.tapes.hips_tape import HipsTape, not_native
-from ..inspector.torch_internals import keep_compiler_out
-from .batching.group_runner import AnyBatch, check_batch
-from .measuring.measurement import Measurement
-from .memory.accumulation import Accumulate, Accumulation, Release
-from .orders.policies import AnyPolicy, find_policy
-from .sessions.native import Call, Plan, Queues, run_native
-from .sessions.stepper import Stepper, run_measured
-from .tasks.backward_inputs import Inputs
-from .trace.run import Engine, Run
-from .trace.statistics import Level
+from ...inspector.arguments import expect_choice, expect_truth
+from ...inspector.graph.graph import Outputs
+from ...inspector.tapes.hips_tape import HipsTape, not_native
+from ...inspector.torch_internals import keep_compiler_out
+from ..batching.group_runner import AnyBatch, check_batch
+from ..measuring.measurement import Measurement
+from ..memory.accumulation import Accumulate, Accumulation, Release
+from ..orders.policies import AnyPolicy, find_policy
+from ..sessions.native import Call, Plan, Queues, run_native
+from ..sessions.stepper import Stepper, run_measured
+from ..tasks.backward_inputs import Inputs
+from ..trace.run import Engine, Run
+from ..trace.statistics import Level
 
 
 def backward(
@@ -112,7 +112,7 @@ def _run_tape(
     accumulation: Accumulation,
 ) -> Run:
     """A whole backward of a tape whose memory is measured. `arguments`: those of `torch.autograd.backward`."""
-    from .hips.memory import ArrayWatch  # which needs the package autograd
+    from ..hips.memory import ArrayWatch  # which needs the package autograd
 
     with ArrayWatch(tape) as watch:
         stepper = partial(Stepper, *arguments, policy=policy, trace=trace, accumulation=accumulation)

@@ -17,9 +17,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import stateless
 
-from ..inspector.capturing.operators import may_write, written_by
-from ..inspector.graph.marks import tensors_of
-from ..inspector.torch_internals import (
+from ...inspector.capturing.operators import may_write, written_by
+from ...inspector.graph.marks import tensors_of
+from ...inspector.torch_internals import (
     FollowedStorage,
     Operator,
     SeenOperations,
@@ -37,8 +37,8 @@ from ..inspector.torch_internals import (
     watching_modules,
     without_torch_function,
 )
+from ..tasks.hook_watch import subclasses
 from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before
-from .tasks.hook_watch import subclasses
 
 
 class AsFound:

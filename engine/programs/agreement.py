@@ -29,9 +29,9 @@ from threading import Lock, Thread
 from typing import Any
 from weakref import ref
 
-from ..inspector.graph.graph import Graph
-from ..inspector.graph.kinds import Kind
-from ..inspector.torch_internals import (
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.kinds import Kind
+from ...inspector.torch_internals import (
     collectives_issued,
     computes_itself,
     hides_saved,
@@ -41,7 +41,7 @@ from ..inspector.torch_internals import (
     world,
     world_store,
 )
-from .tasks.hook_watch import no_hooks
+from ..tasks.hook_watch import no_hooks
 
 _MOST_KINDS = 256  # of graphs and orders that are asked for: the store keeps some 100 bytes of each for every rank
 _YES = "yes"

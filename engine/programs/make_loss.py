@@ -12,9 +12,9 @@ from threading import get_ident
 import torch
 from torch import Tensor, nn
 
-from ..inspector.arguments import expect_callable
-from ..inspector.tapes.hips_tape import HipsTape
-from ..inspector.torch_internals import (
+from ...inspector.arguments import expect_callable
+from ...inspector.tapes.hips_tape import HipsTape
+from ...inspector.torch_internals import (
     Sharding,
     flattens,
     is_flattened,

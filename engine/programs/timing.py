@@ -10,14 +10,14 @@ from typing import TypeVar
 
 import torch
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
+from ..memory.accumulation import Accumulation
+from ..orders.policies import Choice, Policy, order_name, policy_name
+from ..queue.ready_queue import PolicyError
+from ..sessions.native import Call, Plan, Queues, run_native
+from ..sessions.stepper import Stepper
+from ..trace.run import Run
 from .make_loss import MakeLoss, loss_of
-from .memory.accumulation import Accumulation
-from .orders.policies import Choice, Policy, order_name, policy_name
-from .queue.ready_queue import PolicyError
-from .sessions.native import Call, Plan, Queues, run_native
-from .sessions.stepper import Stepper
-from .trace.run import Run
 
 T = TypeVar("T")
 

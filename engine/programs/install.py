@@ -11,14 +11,14 @@ from typing import get_args
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..inspector.arguments import expect_callable, expect_choice
-from ..inspector.torch_internals import redirect_backward, torch_backward
+from ...inspector.arguments import expect_callable, expect_choice
+from ...inspector.torch_internals import redirect_backward, torch_backward
+from ..orders.policies import POLICIES, AnyPolicy, find_policy, policy_name
+from ..sessions.native import Queues
+from ..trace.run import Engine, Run
+from ..trace.statistics import Level
 from .agreement import in_group
 from .backward import backward, check_choices
-from .orders.policies import POLICIES, AnyPolicy, find_policy, policy_name
-from .sessions.native import Queues
-from .trace.run import Engine, Run
-from .trace.statistics import Level
 
 _lock = threading.Lock()
 _installed: list[Installation] = []
@@ -96,7 +96,7 @@ class Installation:
         inputs: Sequence[Tensor] | Sequence[GradientEdge],
     ) -> None:
         if self._may_leave_alone:
-            from .orders.auto import looked_at
+            from ..orders.auto import looked_at
 
             with looked_at(tensors, bool(inputs)) as alone:
                 if alone:

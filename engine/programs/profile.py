@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from ..inspector.capturing.capture import capture
-from ..inspector.torch_internals import keep_compiler_out
+from ...inspector.capturing.capture import capture
+from ...inspector.torch_internals import keep_compiler_out
+from ..batching.group_runner import AnyBatch, check_batch
+from ..measuring.measurement import Measurement
+from ..memory.accumulation import Accumulate, Accumulation, Release
+from ..orders.policies import AnyPolicy, find_policy
+from ..sessions.native import Call, Plan, run_native
+from ..sessions.stepper import run_measured
+from ..tasks.roots import expect_flags
+from ..trace.run import Engine, Run
+from ..trace.statistics import Level
 from .backward import check_choices
-from .batching.group_runner import AnyBatch, check_batch
 from .make_loss import MakeLoss, expect_make_loss, loss_of
-from .measuring.measurement import Measurement
-from .memory.accumulation import Accumulate, Accumulation, Release
-from .orders.policies import AnyPolicy, find_policy
-from .sessions.native import Call, Plan, run_native
-from .sessions.stepper import run_measured
-from .tasks.roots import expect_flags
-from .trace.run import Engine, Run
-from .trace.statistics import Level
 
 
 def profile(
