@@ -9,14 +9,14 @@ from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.makespan import makespan
 from .engine.memory.accumulation import Accumulation
 from .engine.memory.timeline import Category, Storage, Timeline
-from .engine.mirror import MirrorReport, mirror
-from .engine.mirror_plan import MirrorPlan
+from .engine.mirroring.mirror import MirrorReport, mirror
+from .engine.mirroring.plan import MirrorPlan
+from .engine.mirroring.plan_mirror import plan_mirror
+from .engine.mirroring.planned_mirror import PlannedMirror
 from .engine.orders.plan import OrderPlan, PlannedOrder, plan
 from .engine.orders.policies import POLICIES, Policy
 from .engine.orders.precedence import Break, OrderCheck, check_order, constrained
 from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
-from .engine.plan_mirror import plan_mirror
-from .engine.planned_mirror import PlannedMirror
 from .engine.prediction.simulation import simulate
 from .engine.programs.agreement import wait_for_ranks
 from .engine.programs.backward import backward

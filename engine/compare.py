@@ -21,11 +21,11 @@ from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .memory.not_counted import NotCounted, not_counted
 from .memory.storage_words import counted, joined, task_name
 from .memory.timeline import Timeline
-from .mirror import mirror
-from .mirror_plan import MirrorPlan
+from .mirroring.mirror import mirror
+from .mirroring.plan import MirrorPlan
+from .mirroring.planned_mirror import PlannedMirror
 from .orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from .orders.schedule import queue_lengths, schedule
-from .planned_mirror import PlannedMirror
 from .programs.as_found import AsFound
 from .programs.backward import backward
 from .programs.make_loss import MakeLoss, expect_make_loss, loss_of

@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from ..inspector.torch_internals import activation_memory_budget
 from .measuring.step_levels import allocated_levels
-from .mirror import mirror
+from .mirroring.mirror import mirror
+from .mirroring.plan_mirror import OVERHEAD, plan_mirror
+from .mirroring.planned_mirror import PlannedMirror
 from .order_study import usable_device
-from .plan_mirror import OVERHEAD, plan_mirror
-from .planned_mirror import PlannedMirror
 from .programs.make_loss import MakeLoss, own_gradients, same_random_numbers
 from .programs.timing import Spread, turns
 from .words.machine import Machine, this_machine

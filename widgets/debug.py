@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..engine.batching.group_runner import AnyBatch
 from ..engine.memory.accumulation import Accumulate, Release
-from ..engine.mirror_saves import mirrored_saves
-from ..engine.mirror_tasks import check_fits
+from ..engine.mirroring.saves import mirrored_saves
+from ..engine.mirroring.tasks import check_fits
 from ..engine.orders.policies import AnyPolicy
 from ..engine.programs.debug import AnyHistory
 from ..engine.programs.debug import debug as debug_in_python
@@ -27,7 +27,7 @@ from ..inspector.graph.graph import Outputs
 from ..inspector.tapes.hips_tape import HipsTape
 
 if TYPE_CHECKING:
-    from ..engine.mirror_plan import MirrorPlan
+    from ..engine.mirroring.plan import MirrorPlan
     from .deck import Deck
 
 

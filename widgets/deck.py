@@ -42,7 +42,7 @@ from .stop_tables import BranchesView, StopsView
 
 if TYPE_CHECKING:
     from ..engine.checking.check_task import Check
-    from ..engine.mirror_plan import MirrorPlan
+    from ..engine.mirroring.plan import MirrorPlan
     from ..engine.stops.conditions import GradientPredicate
     from ..engine.stops.watchpoints import Watchpoint
 

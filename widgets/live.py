@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from ..engine.memory.timeline import Timeline
-from ..engine.mirror_saves import ReplayClock
+from ..engine.mirroring.saves import ReplayClock
 from ..engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
 from ..engine.queue.ready_queue import ReadyTask
 from ..engine.sessions.branch_comparison import BranchComparison
@@ -42,7 +42,7 @@ from .trouble import in_trouble
 
 if TYPE_CHECKING:
     from ..engine.checking.check_task import Check
-    from ..engine.mirror_plan import MirrorPlan
+    from ..engine.mirroring.plan import MirrorPlan
     from ..engine.stops.watchpoints import Watchpoint
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.mirror_plan import MirrorPlan
+from ..engine.mirroring.plan import MirrorPlan
 from ..engine.trace.run import Run
 from .played import Played
 from .run_document import other_policies, run_document

@@ -20,7 +20,7 @@ from .mirror_content import MirrorContent
 from .page import save_page
 
 if TYPE_CHECKING:
-    from ..engine.mirror_plan import MirrorPlan
+    from ..engine.mirroring.plan import MirrorPlan
 
 Other = tuple[str, list[int], Timeline | None]
 """A policy's name, the order that it makes, and the memory of that where it is known."""

@@ -18,7 +18,7 @@ from .trace import Trace
 
 if TYPE_CHECKING:
     from ...widgets.recording import Recording
-    from ..mirror_plan import MirrorPlan
+    from ..mirroring.plan import MirrorPlan
     from .peak import PeakReport
 
 Engine = Literal["native", "direct"]

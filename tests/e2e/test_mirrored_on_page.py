@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, Page, expect
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.engine.mirroring.planned_mirror import PlannedMirror
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.planned_mirror import PlannedMirror
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.engine.words.sizes import size_text
 from tapehead.widgets.document import Document, schedule_content

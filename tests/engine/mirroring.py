@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from tapehead.engine.mirror import mirror
-from tapehead.engine.mirror_plan import MirrorPlan
+from tapehead.engine.mirroring.mirror import mirror
+from tapehead.engine.mirroring.plan import MirrorPlan
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tapehead.engine.mirror import mirror
-from tapehead.engine.mirror_plan import MirrorPlan
-from tapehead.engine.mirror_replay import Bytes
-from tapehead.engine.mirror_watch import MirrorWatch, state_of
+from tapehead.engine.mirroring.mirror import mirror
+from tapehead.engine.mirroring.plan import MirrorPlan
+from tapehead.engine.mirroring.replay import Bytes
+from tapehead.engine.mirroring.watch import MirrorWatch, state_of
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.torch_internals import FollowedStorage
 

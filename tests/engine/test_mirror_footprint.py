@@ -14,7 +14,7 @@ from torch.nn import functional
 import tapehead as th
 from tapehead.engine.memory.footprint import Footprints
 from tapehead.engine.memory.timeline import Timeline
-from tapehead.engine.mirror_footprint import (
+from tapehead.engine.mirroring.footprint import (
     FOR_REPLAY,
     MirroredMemory,
     footprints_for,

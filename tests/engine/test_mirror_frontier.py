@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.mirror_frontier import _planned as reckoned
-from tapehead.engine.mirror_frontier import prediction_of
-from tapehead.engine.mirror_planners import Found, Goal, greedy
+from tapehead.engine.mirroring.frontier import _planned as reckoned
+from tapehead.engine.mirroring.frontier import prediction_of
+from tapehead.engine.mirroring.planners import Found, Goal, greedy
 
 from .mirroring import gradients, same
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tapehead.engine.mirror_modules import module_cells, module_sentences
-from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
+from tapehead.engine.mirroring.modules import module_cells, module_sentences
+from tapehead.engine.mirroring.plan import MirrorPlan, MirrorPrediction
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import tapehead as th
-from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
+from tapehead.engine.mirroring.plan import MirrorPlan, MirrorPrediction
 from tapehead.engine.orders.graph_order import GraphOrder, graph_digest
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.programs.record_forward import record_forward

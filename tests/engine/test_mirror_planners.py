@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.mirror_footprint import MirroredMemory, footprints_for, mirror_storages
-from tapehead.engine.mirror_planners import Candidates, Found, Goal, greedy, search
+from tapehead.engine.mirroring.footprint import MirroredMemory, footprints_for, mirror_storages
+from tapehead.engine.mirroring.planners import Candidates, Found, Goal, greedy, search
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.mirror_saves import mirrored_saves
+from tapehead.engine.mirroring.saves import mirrored_saves
 
 from .mirroring import plan_all
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.mirror_plan import MirrorPlan, MirrorPrediction
-from tapehead.engine.mirror_saves import ReplayClock, mirrored_saves
-from tapehead.engine.mirror_tasks import check_fits, mirror_signs, planned_replays
+from tapehead.engine.mirroring.plan import MirrorPlan, MirrorPrediction
+from tapehead.engine.mirroring.saves import ReplayClock, mirrored_saves
+from tapehead.engine.mirroring.tasks import check_fits, mirror_signs, planned_replays
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 from tapehead.inspector.drawing.svg import graph_to_svg

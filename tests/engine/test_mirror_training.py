@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapehead.engine.mirror import mirror
-from tapehead.engine.mirror_plan import MirrorPlan
+from tapehead.engine.mirroring.mirror import mirror
+from tapehead.engine.mirroring.plan import MirrorPlan
 from tapehead.engine.programs.profile import profile
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.engine.workloads.workloads.workload_models import Bottleneck

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 import tapehead as th
 from tapehead.engine.memory.timeline import Category
-from tapehead.engine.mirror_modules import module_cells
-from tapehead.engine.mirror_plan import MirrorPlan
-from tapehead.engine.plan_mirror import _Extra, _Runs
+from tapehead.engine.mirroring.modules import module_cells
+from tapehead.engine.mirroring.plan import MirrorPlan
+from tapehead.engine.mirroring.plan_mirror import _Extra, _Runs
 from tapehead.engine.words.sizes import size_text
 
 MakeLoss = Callable[[], Tensor]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.memory.timeline import Timeline
-from tapehead.engine.planned_mirror import PlannedMirror
+from tapehead.engine.mirroring.planned_mirror import PlannedMirror
 from tapehead.engine.trace.trace.run import Engine, Run
 from tapehead.widgets.deck import Deck
 from tapehead.widgets.mirror_content import FIRST_LET_GO

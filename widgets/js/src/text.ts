@@ -33,7 +33,7 @@ export function grouped(amount: number): string {
   return GROUPED.format(amount);
 }
 
-/** `5.2 ms`, `0.04 ms`, as engine/planned_mirror.py writes them. */
+/** `5.2 ms`, `0.04 ms`, as engine/mirroring/planned_mirror.py writes them. */
 export function milliseconds(nanoseconds: number): string {
   const amount = nanoseconds / 1e6;
   return `${amount >= 1 ? amount.toFixed(1) : String(+amount.toPrecision(2))} ms`;

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..inspector.torch_internals import (
+from ...inspector.torch_internals import (
     close_hooks,
     close_mode,
     in_backward,
@@ -25,7 +25,7 @@ from ..inspector.torch_internals import (
     open_mode,
     open_pack_hook,
 )
-from .mirror_watch import Function, MirrorTally, MirrorWatch, PlannedCall, PlannedCalls, PlanState
+from .watch import Function, MirrorTally, MirrorWatch, PlannedCall, PlannedCalls, PlanState
 
 
 def followed(state: PlanState, tally: MirrorTally) -> tuple[MirrorWatch, list[AbstractContextManager[object]]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..inspector.drawing.signs import AGAIN, KEPT, LET_GO, Sign
-from ..inspector.graph.graph import Graph
-from .mirror_modules import ms_text
-from .mirror_plan import MirrorPlan, PlannedStorage
-from .mirror_saves import MirroredSave
+from ...inspector.drawing.signs import AGAIN, KEPT, LET_GO, Sign
+from ...inspector.graph.graph import Graph
+from ..prediction.simulation import difference
+from ..words.sizes import size_text
+from .modules import ms_text
+from .plan import MirrorPlan, PlannedStorage
 from .planned_mirror import PlannedMirror
-from .prediction.simulation import difference
-from .words.sizes import size_text
+from .saves import MirroredSave
 
 
 @dataclass(frozen=True, slots=True)

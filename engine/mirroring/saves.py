@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..inspector.graph.graph import Graph, TensorMeta
-from ..inspector.torch_internals import packed_slots
-from .memory.storage_words import joined
-from .mirror_replay import Bytes, Saved, Tally
+from ...inspector.graph.graph import Graph, TensorMeta
+from ...inspector.torch_internals import packed_slots
+from ..memory.storage_words import joined
+from .replay import Bytes, Saved, Tally
 
 
 @dataclass(frozen=True, slots=True)

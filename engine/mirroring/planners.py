@@ -9,8 +9,8 @@ from heapq import heapify, heappop, heappush
 from math import exp, inf, log
 from time import perf_counter
 
-from ..inspector.graph.collector import collector_paused
-from .mirror_footprint import Mirrored, MirroredMemory
+from ...inspector.graph.collector import collector_paused
+from .footprint import Mirrored, MirroredMemory
 
 # Shares of the time that is allowed, which the greedy planner is tried with.
 _BUDGETS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
@@ -371,7 +371,7 @@ def _by_search(
 
 
 def _by_milp(memory: MirroredMemory, goal: Goal, seconds: float, start: object, progress: object) -> Found:
-    from .mirror_milp import milp
+    from .milp import milp
 
     return milp(memory, goal, seconds=seconds)
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..inspector.capturing.forward_program import WHOLE, overlap
-from ..inspector.capturing.operators import moves_storage, traits_of, written_by
-from ..inspector.graph.marks import tensors_of
-from ..inspector.graph.source import is_library
-from ..inspector.torch_internals import (
+from ...inspector.capturing.forward_program import WHOLE, overlap
+from ...inspector.capturing.operators import moves_storage, traits_of, written_by
+from ...inspector.graph.marks import tensors_of
+from ...inspector.graph.source import is_library
+from ...inspector.torch_internals import (
     FollowedStorage,
     Operator,
     SeenOperations,
@@ -34,9 +34,9 @@ from ..inspector.torch_internals import (
     unobserved,
     version_of,
 )
-from .memory.storage_words import joined
-from .mirror_plan import MirrorPlan, PlannedStorage
-from .mirror_replay import Bytes, Call, Held, Part, Saved, Tally, at_hand, bytes_of, described, made_again, view_of
+from ..memory.storage_words import joined
+from .plan import MirrorPlan, PlannedStorage
+from .replay import Bytes, Call, Held, Part, Saved, Tally, at_hand, bytes_of, described, made_again, view_of
 
 Packed = Saved | tuple[Tensor, int]
 """What stands for a saved tensor: its bytes, to be made again, or it itself with the version that it had."""

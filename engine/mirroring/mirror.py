@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
-from ..inspector.capturing.forward_recorder import COMPILED, INSTEAD
-from ..inspector.capturing.opened import Opened
-from ..inspector.torch_internals import compiled_code_refused
-from .mirror_calls import followed
-from .mirror_plan import MirrorPlan, PlannedStorage
-from .mirror_watch import MirrorTally, MirrorWatch, banned_sentence, state_of
-from .words.sizes import size_text
+from ...inspector.capturing.forward_recorder import COMPILED, INSTEAD
+from ...inspector.capturing.opened import Opened
+from ...inspector.torch_internals import compiled_code_refused
+from ..words.sizes import size_text
+from .calls import followed
+from .plan import MirrorPlan, PlannedStorage
+from .watch import MirrorTally, MirrorWatch, banned_sentence, state_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..inspector.capturing.forward_program import ForwardProgram, ForwardStorage
-from .memory.footprint import Footprint, Footprints, StartStorage
-from .memory.timeline import Category, Maker, Timeline
-from .prediction.simulation import difference
+from ...inspector.capturing.forward_program import ForwardProgram, ForwardStorage
+from ..memory.footprint import Footprint, Footprints, StartStorage
+from ..memory.timeline import Category, Maker, Timeline
+from ..prediction.simulation import difference
 
 FOR_REPLAY = "for a replay"
 """The slot of what a node keeps though its own formula does not read it: a replay of what it dropped does."""

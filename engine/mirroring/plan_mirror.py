@@ -13,25 +13,20 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..inspector.arguments import expect_callable, expect_choice
-from ..inspector.capturing.capture import capture
-from ..inspector.capturing.forward_recorder import ForwardRecorder
-from ..inspector.capturing.walk import graph
-from ..inspector.torch_internals import keep_compiler_out
-from .memory.footprint import Footprints
-from .memory.storage_words import joined
-from .mirror import mirror
-from .mirror_footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
-from .mirror_plan import MirrorPlan, MirrorPrediction
-from .mirror_planners import SOLVERS, Found, Goal
-from .orders.graph_order import GraphOrder, graph_digest
-from .orders.plan import PORTFOLIO
-from .orders.policies import Choice, Policy, find_policy, is_dynamic, policy_name
-from .orders.schedule import schedule
-from .planned_mirror import PlannedMirror
-from .prediction.simulation import simulate
-from .programs.as_found import AsFound
-from .programs.make_loss import (
+from ...inspector.arguments import expect_callable, expect_choice
+from ...inspector.capturing.capture import capture
+from ...inspector.capturing.forward_recorder import ForwardRecorder
+from ...inspector.capturing.walk import graph
+from ...inspector.torch_internals import keep_compiler_out
+from ..memory.footprint import Footprints
+from ..memory.storage_words import joined
+from ..orders.graph_order import GraphOrder, graph_digest
+from ..orders.plan import PORTFOLIO
+from ..orders.policies import Choice, Policy, find_policy, is_dynamic, policy_name
+from ..orders.schedule import schedule
+from ..prediction.simulation import simulate
+from ..programs.as_found import AsFound
+from ..programs.make_loss import (
     MakeLoss,
     expect_make_loss,
     loss_of,
@@ -39,10 +34,15 @@ from .programs.make_loss import (
     nothing_sharded,
     same_random_numbers,
 )
-from .programs.profile import profile
-from .programs.record_forward import clock_of, record_forward
-from .programs.timing import turns
-from .words.sizes import percent_text, size_text
+from ..programs.profile import profile
+from ..programs.record_forward import clock_of, record_forward
+from ..programs.timing import turns
+from ..words.sizes import percent_text, size_text
+from .footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
+from .mirror import mirror
+from .plan import MirrorPlan, MirrorPrediction
+from .planned_mirror import PlannedMirror
+from .planners import SOLVERS, Found, Goal
 
 OVERHEAD = 0.06
 """How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""

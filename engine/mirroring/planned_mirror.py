@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..inspector.capturing.forward_program import ForwardProgram
-from ..inspector.graph.graph import Fold
-from ..inspector.graph.graph import Theme as GraphTheme
-from .memory.timeline import Timeline
-from .mirror_footprint import MirroredMemory
-from .mirror_modules import RIGHT, module_cells, module_sentences, ms_text
-from .mirror_plan import MirrorPlan
-from .words.sizes import percent_text, share_text, size_text
+from ...inspector.capturing.forward_program import ForwardProgram
+from ...inspector.graph.graph import Fold
+from ...inspector.graph.graph import Theme as GraphTheme
+from ..memory.timeline import Timeline
+from ..words.sizes import percent_text, share_text, size_text
+from .footprint import MirroredMemory
+from .modules import RIGHT, module_cells, module_sentences, ms_text
+from .plan import MirrorPlan
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
-    from .mirror_frontier import MirrorFrontier
+    from .frontier import MirrorFrontier
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -75,7 +75,7 @@ class PlannedMirror(MirrorPlan):
         Raises:
             ValueError: that is no time.
         """
-        from .mirror_frontier import explored
+        from .frontier import explored
 
         return explored(self, seconds)
 
@@ -168,15 +168,15 @@ class PlannedMirror(MirrorPlan):
         return f"<PlannedMirror: {count:,} dropped, {size_text(self.plain_peak_bytes)} to {size_text(self.peak_bytes)}>"
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import cells_html
+        from ...widgets.report_html import cells_html
 
         return cells_html(self.cells if self.left_alone is None else [[]], self.sentences, RIGHT)
 
     def to_svg(self, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> str:
         """The graph with signs at tasks whose saved tensors are let go of, that make them again first, and that newly
         keep others for that. See `Graph.save_svg` for `fold` and `theme`."""
-        from ..inspector.drawing.svg import graph_to_svg
-        from .mirror_tasks import mirror_signs
+        from ...inspector.drawing.svg import graph_to_svg
+        from .tasks import mirror_signs
 
         return graph_to_svg(self.plain.graph, fold=fold, theme=theme, signs=mirror_signs(self, self.order))
 
@@ -188,6 +188,6 @@ class PlannedMirror(MirrorPlan):
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""
-        from ..widgets.memory_figures import memory_figure
+        from ...widgets.memory_figures import memory_figure
 
         return memory_figure({"without": self.plain, "mirrored": self.timeline}, theme)

@@ -9,10 +9,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from .memory.timeline import Timeline
-from .mirror_plan import MirrorPlan, MirrorPrediction
-from .mirror_planners import Found, Goal, search
-from .words.sizes import percent_text, share_text, size_text
+from ..memory.timeline import Timeline
+from ..words.sizes import percent_text, share_text, size_text
+from .plan import MirrorPlan, MirrorPrediction
+from .planners import Found, Goal, search
 
 if TYPE_CHECKING:
     from .planned_mirror import PlannedMirror
@@ -115,7 +115,7 @@ class MirrorFrontier:
         return "\n".join([*lines, *([""] if self.sentences else []), *self.sentences])
 
     def _repr_html_(self) -> str:
-        from ..widgets.frontier_page import frontier_html
+        from ...widgets.frontier_page import frontier_html
 
         return frontier_html(self)
 
@@ -133,7 +133,7 @@ class MirrorFrontier:
         Raises:
             ValueError: one of them is of another graph.
         """
-        from ..widgets.frontier_page import page_html
+        from ...widgets.frontier_page import page_html
 
         path = Path(path)
         path.write_text(page_html(self, title, measured or {}), encoding="utf-8")

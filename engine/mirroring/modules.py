@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .memory.storage_words import pattern
-from .mirror_plan import MirrorPlan, PlannedStorage
-from .words.sizes import size_text
+from ..memory.storage_words import pattern
+from ..words.sizes import size_text
+from .plan import MirrorPlan, PlannedStorage
 
 HEADINGS = ("module", "let go", "newly kept", "replays", "replay time", "operations")
 RIGHT = ("let go", "newly kept", "replays", "replay time")

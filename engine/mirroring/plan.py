@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..inspector.capturing.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
-from ..inspector.capturing.operators import allocates_only
-from ..inspector.graph.bounded_file import content_of, path_of
-from ..inspector.graph.graph_file import Table
-from ..inspector.graph.json_columns import ColumnWriter, Section, read_section
-from .orders.graph_order import GraphOrder
-from .orders.policies import Policy
-from .words.sizes import size_text
+from ...inspector.capturing.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
+from ...inspector.capturing.operators import allocates_only
+from ...inspector.graph.bounded_file import content_of, path_of
+from ...inspector.graph.graph_file import Table
+from ...inspector.graph.json_columns import ColumnWriter, Section, read_section
+from ..orders.graph_order import GraphOrder
+from ..orders.policies import Policy
+from ..words.sizes import size_text
 
 FORMAT = "tapehead.mirror"
 VERSION = 2
