@@ -1,9 +1,9 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
-from .engine.advice import Advice, advise
 from .engine.batching.groups import GroupRules, Groups, groups
 from .engine.compare import Comparison, compare
 from .engine.diff import Difference, diff
+from .engine.ensembles.advice import Advice, advise
 from .engine.find_nan import NanReport, find_nan
 from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.makespan import makespan

@@ -313,7 +313,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
 
 
 def _advise(options: argparse.Namespace, console: Console) -> int:
-    from .engine.advice import advise
+    from .engine.ensembles.advice import advise
     from .script import UserError
     from .widgets.user_traceback import users_traceback
 

@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ..engine.advice import Advice, advise
+from ..engine.ensembles.advice import Advice, advise
 from ..engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy
 from ..inspector.graph.graph import Task
 from .deck import Deck

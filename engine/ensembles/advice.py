@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..inspector.arguments import expect_callable, expect_number
-from ..inspector.capturing.capture import capture
-from ..inspector.capturing.walk import graph
-from ..inspector.graph.graph import Graph
-from ..inspector.torch_internals import keep_compiler_out
-from .batching.groups import GroupRules, Groups, groups
+from ...inspector.arguments import expect_callable, expect_number
+from ...inspector.capturing.capture import capture
+from ...inspector.capturing.walk import graph
+from ...inspector.graph.graph import Graph
+from ...inspector.torch_internals import keep_compiler_out
+from ..batching.groups import GroupRules, Groups, groups
+from ..memory.measured_device import device_of
+from ..memory.not_counted import not_counted
+from ..memory.storage_words import counted
+from ..programs.as_found import AsFound
+from ..programs.backward import backward
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
+from ..programs.profile import profile
+from ..programs.timing import Spread
+from ..trace.hints import Hint
+from ..trace.peak import peak_report
+from ..words.findings import findings_rich, findings_text
+from ..words.machine import Machine, this_machine
+from ..words.sizes import percent_text, share_text, size_text
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change
 from .ensemble_change import Change, changes
 from .ensembles import CallLog, Ensemble, find_ensembles
-from .memory.measured_device import device_of
-from .memory.not_counted import not_counted
-from .memory.storage_words import counted
-from .programs.as_found import AsFound
-from .programs.backward import backward
-from .programs.make_loss import MakeLoss, expect_make_loss, loss_of
-from .programs.profile import profile
-from .programs.timing import Spread
-from .trace.hints import Hint
-from .trace.peak import peak_report
-from .words.findings import findings_rich, findings_text
-from .words.machine import Machine, this_machine
-from .words.sizes import percent_text, share_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -171,7 +171,7 @@ class Advice:
         return Group(*parts)
 
     def _repr_html_(self) -> str:
-        from ..widgets.advice_html import advice_html
+        from ...widgets.advice_html import advice_html
 
         return advice_html(self)
 

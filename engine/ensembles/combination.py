@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..inspector.graph.graph import Edge, Graph, Task
-from ..inspector.torch_internals import saved_value
+from ...inspector.graph.graph import Edge, Graph, Task
+from ...inspector.torch_internals import saved_value
 
 Made = Literal["stacked", "concatenated", "summed", "averaged", "listed"]
 

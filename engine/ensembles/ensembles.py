@@ -19,12 +19,12 @@ from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from ..inspector.capturing.dataflow import Dataflow, Taken, follow
-from ..inspector.graph.facts import CallRecord, Operation
-from ..inspector.graph.graph import Graph
-from ..inspector.graph.kept_inputs import argument_names, names_by_place
-from ..inspector.graph.products import products_of
-from ..inspector.torch_internals import (
+from ...inspector.capturing.dataflow import Dataflow, Taken, follow
+from ...inspector.graph.facts import CallRecord, Operation
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.kept_inputs import argument_names, names_by_place
+from ...inspector.graph.products import products_of
+from ...inspector.torch_internals import (
     Storage,
     functorch_is_active,
     leaf_hooks,
@@ -35,9 +35,9 @@ from ..inspector.torch_internals import (
     watching_modules,
     without_torch_function,
 )
+from ..memory.storage_words import folded, joined, pattern
+from ..programs.make_loss import MakeLoss, loss_of
 from .combination import Combination, combination_of
-from .memory.storage_words import folded, joined, pattern
-from .programs.make_loss import MakeLoss, loss_of
 
 How = Literal["shared", "sliced", "stacked", "plain"]
 
@@ -426,7 +426,7 @@ class _Follower:
         self._flow = None
 
     def graph(self, loss: Tensor) -> Graph:
-        from ..inspector.capturing.walk import graph
+        from ...inspector.capturing.walk import graph
 
         self._second = graph(loss)
         self._tasks = {node: task for task, node in enumerate(self._second.nodes)}

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..inspector.capturing.capture import capture
+from ...inspector.capturing.capture import capture
+from ..measuring.measurement import Measurement
+from ..memory.timeline import Timeline
+from ..orders.policies import POLICIES
+from ..programs.make_loss import own_gradients, same_random_numbers
+from ..programs.timing import Spread, turns
+from ..sessions.native import Call, Plan, run_native
 from .ensemble_change import Change
 from .ensembles import Argument, Ensemble
-from .measuring.measurement import Measurement
-from .memory.timeline import Timeline
-from .orders.policies import POLICIES
-from .programs.make_loss import own_gradients, same_random_numbers
-from .programs.timing import Spread, turns
-from .sessions.native import Call, Plan, run_native
 
 _LONGEST_S = 1.0  # for the rounds of one trial, about
 _ROUNDS = (7, 40)

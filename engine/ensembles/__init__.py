@@ -1,0 +1,4 @@
+"""Modules called side by side that could be called as one; th.advise.
+
+May import: inspector, words, memory, measuring, trace, orders, batching, sessions, programs.
+"""
