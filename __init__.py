@@ -2,10 +2,10 @@
 
 from .engine.batching.groups import GroupRules, Groups, groups
 from .engine.compare import Comparison, compare
-from .engine.diff import Difference, diff
 from .engine.ensembles.advice import Advice, advise
-from .engine.find_nan import NanReport, find_nan
-from .engine.find_unused import UnusedParameter, UnusedReport, find_unused
+from .engine.finding.diff import Difference, diff
+from .engine.finding.find_nan import NanReport, find_nan
+from .engine.finding.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.makespan import makespan
 from .engine.memory.accumulation import Accumulation
 from .engine.memory.timeline import Category, Storage, Timeline

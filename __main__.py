@@ -638,7 +638,7 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
 
 
 def _diff(options: argparse.Namespace, console: Console) -> int:
-    from .engine.diff import diff
+    from .engine.finding.diff import diff
     from .engine.trace.trace_file import load
 
     paths: tuple[Path, Path] = options.first, options.second

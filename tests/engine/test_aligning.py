@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.aligning import aligned
+from tapehead.engine.finding.aligned_tasks import aligned
 
 Program = Callable[[Tensor, Tensor], Tensor]
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.__main__ import main
-from tapehead.engine.aligning import aligned
-from tapehead.engine.gradient_difference import apart
-from tapehead.engine.longest_common import longest_common
+from tapehead.engine.finding.aligned_tasks import aligned
+from tapehead.engine.finding.gradient_difference import apart
+from tapehead.engine.finding.longest_common import longest_common
 from tapehead.engine.trace.trace.statistics import statistics
 from tapehead.engine.trace.trace.trace import RecordedGradient
 from tapehead.engine.workloads.workloads.workloads import workload

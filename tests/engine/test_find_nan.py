@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine import find_nan as find_nan_file
+from tapehead.engine.finding import find_nan as find_nan_file
 from tapehead.engine.trace.trace.run import Engine
 from tapehead.inspector.torch_internals import node_hooks
 

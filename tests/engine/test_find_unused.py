@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.find_unused import CUTS, _Paths
+from tapehead.engine.finding.find_unused import CUTS, _Paths
 from tapehead.inspector.capturing.dataflow import Cut, Dataflow, Step
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tapehead as th
-from tapehead.engine.forward_watch import ForwardWatch
+from tapehead.engine.finding.forward_watch import ForwardWatch
 from tapehead.inspector.graph.graph.kinds import Kind
 
 INF = math.inf

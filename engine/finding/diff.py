@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..inspector.arguments import expect, expect_number
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.graph import Graph, Task
-from .aligning import aligned
+from ...inspector.arguments import expect, expect_number
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.graph import Graph, Task
+from ..memory.storage_words import joined, ordinal, task_name
+from ..trace.run import Run
+from ..trace.trace import RecordedGradient, Trace
+from ..words.findings import findings_rich, findings_text
+from ..words.sizes import percent_text
+from .aligned_tasks import aligned
 from .gradient_difference import EQUAL, Apart, apart
-from .memory.storage_words import joined, ordinal, task_name
 from .memory_difference import MemoryDifference
-from .trace.run import Run
-from .trace.trace import RecordedGradient, Trace
-from .words.findings import findings_rich, findings_text
-from .words.sizes import percent_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -342,7 +342,7 @@ class Difference:
         return findings_rich(self._all_sentences(), self.cells, self.cells[0][1:2] + self.cells[0][3:])
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import cells_html
+        from ...widgets.report_html import cells_html
 
         return cells_html(self.cells, self._all_sentences(), self.cells[0][1:2] + self.cells[0][3:])
 

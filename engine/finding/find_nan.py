@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor
 
-from ..inspector.arguments import expect_choice
-from ..inspector.capturing.walk import graph as graph_of
-from ..inspector.graph.graph import Graph, Task
-from ..inspector.graph.source import Source
-from ..inspector.torch_internals import (
+from ...inspector.arguments import expect_choice
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.source import Source
+from ...inspector.torch_internals import (
     keep_compiler_out,
     leaf_hooks,
     leaf_of,
@@ -21,17 +21,17 @@ from ..inspector.torch_internals import (
     uncompiled,
     unobserved,
 )
+from ..orders.policies import Policy
+from ..programs.as_found import AsFound
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
+from ..sessions.has_to_end import is_sharded
+from ..sessions.native_session import NativeSession
+from ..sessions.stepper import Stepper
+from ..stops.origin import dense_parts, first_bad, is_bad, number_text
+from ..stops.stopped import Stop
+from ..trace.run import Engine
+from ..words.findings import findings_rich, findings_text
 from .forward_watch import ForwardFind, ForwardWatch
-from .orders.policies import Policy
-from .programs.as_found import AsFound
-from .programs.make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
-from .sessions.has_to_end import is_sharded
-from .sessions.native_session import NativeSession
-from .sessions.stepper import Stepper
-from .stops.origin import dense_parts, first_bad, is_bad, number_text
-from .stops.stopped import Stop
-from .trace.run import Engine
-from .words.findings import findings_rich, findings_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -83,7 +83,7 @@ class NanReport:
         return findings_rich(self.sentences, [[]])
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import cells_html
+        from ...widgets.report_html import cells_html
 
         return cells_html([[]], self.sentences)
 

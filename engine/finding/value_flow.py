@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.capturing.capture import capture
-from ..inspector.capturing.operators import leaves_empty, may_write, written_by
-from ..inspector.graph.facts import Operation
-from ..inspector.graph.marks import operation_of, tensors_of
-from ..inspector.torch_internals import (
+from ...inspector.capturing.capture import capture
+from ...inspector.capturing.operators import leaves_empty, may_write, written_by
+from ...inspector.graph.facts import Operation
+from ...inspector.graph.marks import operation_of, tensors_of
+from ...inspector.torch_internals import (
     EveryOperation,
     FollowedStorage,
     View,
@@ -26,8 +26,8 @@ from ..inspector.torch_internals import (
     storage_of,
     unobserved,
 )
+from ..stops.origin import dense_parts, has_element, is_bad
 from .function_calls import FunctionCall, FunctionCalls, Kept, KeptTensors
-from .stops.origin import dense_parts, has_element, is_bad
 
 What = Literal["nan", "inf"]
 How = Literal["made", "put", "given"]

@@ -11,22 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import UninitializedParameter
 
-from ..inspector.capturing.dataflow import Cut, Dataflow, Taken, follow
-from ..inspector.capturing.walk import graph
-from ..inspector.graph.facts import Operation
-from ..inspector.graph.graph import Graph, module_name
-from ..inspector.graph.kinds import Kind
-from ..inspector.graph.source import Source
-from ..inspector.torch_internals import (
-    is_fully_sharded,
-    keep_compiler_out,
-    sharded_parameters,
-    uncompiled,
-)
-from .memory.storage_words import counted, joined, operation_title, ordinal
-from .programs.as_found import AsFound
-from .programs.make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
-from .words.findings import findings_rich, findings_text
+from ...inspector.capturing.dataflow import Cut, Dataflow, Taken, follow
+from ...inspector.capturing.walk import graph
+from ...inspector.graph.facts import Operation
+from ...inspector.graph.graph import Graph, module_name
+from ...inspector.graph.kinds import Kind
+from ...inspector.graph.source import Source
+from ...inspector.torch_internals import is_fully_sharded, keep_compiler_out, sharded_parameters, uncompiled
+from ..memory.storage_words import counted, joined, operation_title, ordinal
+from ..programs.as_found import AsFound
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
+from ..words.findings import findings_rich, findings_text
 from .zero_gradients import Arrived, Origin, arrived_at
 
 if TYPE_CHECKING:
@@ -201,7 +196,7 @@ class UnusedReport:
         return findings_rich(self.sentences, self.cells)
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import cells_html
+        from ...widgets.report_html import cells_html
 
         return cells_html(self.cells, self.sentences)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
-from ..inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task
+from ..memory.storage_words import was_captured
 from .longest_common import longest_common
-from .memory.storage_words import was_captured
 from .task_signatures import Signatures, Surveyed, label
 
 _MOST_ROUNDS = 16  # each finds what the one before has come near to

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.graph.graph import Graph
-from ..inspector.graph.kinds import Kind
-from ..inspector.torch_internals import computes_itself, stored_values, torch_backward, unobserved
-from .programs.make_loss import own_gradients
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.kinds import Kind
+from ...inspector.torch_internals import computes_itself, stored_values, torch_backward, unobserved
+from ..programs.make_loss import own_gradients
 from .zero_reasons import passing, reason_of
 
 State = bool | None

@@ -6,9 +6,9 @@ import re
 from collections.abc import Hashable, Iterator, Mapping
 from functools import cached_property, lru_cache
 
-from ..inspector.graph.graph import Edge, Graph, Task
-from ..inspector.graph.kinds import short_name
-from ..inspector.graph.ranks import ranks_of
+from ...inspector.graph.graph import Edge, Graph, Task
+from ...inspector.graph.kinds import short_name
+from ...inspector.graph.ranks import ranks_of
 
 COMMUTATIVE = frozenset({"Add", "Mul", "Maximum", "Minimum", "Hypot", "Logaddexp"})
 """Which of two operands comes first is no difference."""

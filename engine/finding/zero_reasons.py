@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.torch_internals import computes_itself, saved_numbers, saved_slots, unobserved
+from ...inspector.torch_internals import computes_itself, saved_numbers, saved_slots, unobserved
 
 _Kept = Mapping[str, Tensor | float]
 """What a node keeps, by name."""

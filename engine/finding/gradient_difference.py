@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from .trace.statistics import Statistics
-from .trace.trace import RecordedGradient
+from ..trace.statistics import Statistics
+from ..trace.trace import RecordedGradient
 
 
 class Apart(NamedTuple):

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..inspector.capturing.capture import capture
-from ..inspector.graph.graph import TensorMeta, module_name
-from ..inspector.graph.source import Source
-from ..inspector.torch_internals import uncompiled, unobserved
+from ...inspector.capturing.capture import capture
+from ...inspector.graph.graph import TensorMeta, module_name
+from ...inspector.graph.source import Source
+from ...inspector.torch_internals import uncompiled, unobserved
+from ..stops.origin import dense_parts, has_element, index_text, is_bad, number_text, value_at, what_is_bad
 from .function_calls import BadResult, FunctionCalls, Kept
-from .stops.origin import dense_parts, has_element, index_text, is_bad, number_text, value_at, what_is_bad
 from .value_flow import Chain, How, Link, Step, ValueFlow, What, kept_in
 
 
