@@ -1,12 +1,10 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
 from .engine.batching.groups import GroupRules, Groups, groups
-from .engine.compare import Comparison, compare
 from .engine.ensembles.advice import Advice, advise
 from .engine.finding.diff import Difference, diff
 from .engine.finding.find_nan import NanReport, find_nan
 from .engine.finding.find_unused import UnusedParameter, UnusedReport, find_unused
-from .engine.makespan import makespan
 from .engine.memory.accumulation import Accumulation
 from .engine.memory.timeline import Category, Storage, Timeline
 from .engine.mirroring.mirror import MirrorReport, mirror
@@ -26,6 +24,8 @@ from .engine.queue.ready_queue import PolicyError
 from .engine.sessions.native_session import NativeSession
 from .engine.sessions.stepper import Stepper
 from .engine.stops.stopped import Stop
+from .engine.studies.compare import Comparison, compare
+from .engine.studies.makespan import makespan
 from .engine.trace.batches import Batch, Batches, Fallback
 from .engine.trace.peak import PeakReport, peak_report
 from .engine.trace.run import Run

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from .engine.accumulation_study import AccumulationStudy
-    from .engine.mirror_study import MirrorStudy
-    from .engine.order_study import OrderStudy
+    from .engine.studies.accumulation_study import AccumulationStudy
+    from .engine.studies.mirror_study import MirrorStudy
+    from .engine.studies.order_study import OrderStudy
     from .engine.workloads.workloads import Size, Workload
     from .inspector.graph.graph import Fold, Graph
 
@@ -281,8 +281,8 @@ def _program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
-    from .engine.compare import compare
     from .engine.queue.ready_queue import PolicyError
+    from .engine.studies.compare import compare
     from .script import UserError
     from .widgets.user_traceback import users_traceback
 
@@ -343,7 +343,7 @@ def _print_title(title: str, source: str, console: Console) -> None:
 
 
 def _bench_orders(options: argparse.Namespace, console: Console) -> int:
-    from .engine.order_study import ORDERS_STUDIED, WORKLOADS_STUDIED, order_study
+    from .engine.studies.order_study import ORDERS_STUDIED, WORKLOADS_STUDIED, order_study
 
     if options.html is not None and find_spec("plotly") is None:
         return _refuse("the page draws its figure with plotly, which is missing: pip install plotly")
@@ -385,7 +385,7 @@ def _bench_orders(options: argparse.Namespace, console: Console) -> int:
 def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
     import torch
 
-    from .engine.accumulation_study import STUDIED, accumulation_study, save_studies
+    from .engine.studies.accumulation_study import STUDIED, accumulation_study, save_studies
     from .engine.workloads.workloads import workload
 
     def studies(tell: Callable[[str], object]) -> Iterator[AccumulationStudy]:
@@ -399,7 +399,7 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
 
 
 def _bench_mirroring(options: argparse.Namespace, console: Console) -> int:
-    from .engine.mirror_study import STUDIED, mirror_study, save_studies
+    from .engine.studies.mirror_study import STUDIED, mirror_study, save_studies
     from .engine.workloads.workloads import workload
 
     def studies(tell: Callable[[str], object]) -> Iterator[MirrorStudy]:

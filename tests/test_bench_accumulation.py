@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapehead.__main__ import main
-from tapehead.engine import accumulation_study as module
+from tapehead.engine.studies import accumulation_study as module
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 
 

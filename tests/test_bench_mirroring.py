@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tapehead.__main__ import main
-from tapehead.engine import mirror_study as module
+from tapehead.engine.studies import mirror_study as module
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tapehead.__main__ import ProgressLine, main
-from tapehead.engine.order_study import OrderStudy
+from tapehead.engine.studies.order_study import OrderStudy
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS, Parts, Workload
 
 

@@ -52,7 +52,7 @@ assert hooks.asked == sorted((number for number, _ in asked), reverse=True)
 assert installed.backwards == 5
 """,
     "06_accumulation": """
-from tapehead.engine.accumulation_study import FUSED, IN_PLACE
+from tapehead.engine.studies.accumulation_study import FUSED, IN_PLACE
 from tapehead.engine.memory.timeline import Category
 assert all(1 <= each.ratio(name) < 1.05 for each in (study, *studies) for name in (IN_PLACE, PYTORCH))
 assert all(not row.error for each in (study, *studies) for row in each.rows if row.predicted_bytes is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from ..engine.compare import Comparison, Row
+from ..engine.studies.compare import Comparison, Row
 from ..engine.trace.peak import PeakReport
 from ..engine.words.sizes import size_text
 from .figure_page import figure_page, words_html

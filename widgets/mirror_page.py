@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..engine.mirror_study import BELOW, BLOCKS, COMPILED, HALF, NOTHING, SELECTIVE, WITHIN, MirrorStudy, Theme
+from ..engine.studies.mirror_study import BELOW, BLOCKS, COMPILED, HALF, NOTHING, SELECTIVE, WITHIN, MirrorStudy, Theme
 from ..engine.words.sizes import size_text
 from .figure_page import studies_page
 from .memory_figures import Drawing, escaped

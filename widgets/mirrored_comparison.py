@@ -7,8 +7,8 @@ from html import escape
 
 import plotly.graph_objects as go
 
-from ..engine.compare import Comparison, Row, Theme
 from ..engine.mirroring.modules import RIGHT, module_cells, module_sentences
+from ..engine.studies.compare import Comparison, Row, Theme
 from ..engine.words.sizes import size_text, unit_name, unit_of
 from .memory_figures import Drawing, escaped
 from .report_html import cells_html

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..engine.compare import Comparison
 from ..engine.memory.timeline import Category
+from ..engine.studies.compare import Comparison
 from ..engine.trace.peak import PeakGroup, PeakReport
 from ..engine.words.sizes import share_text, size_text
 from .glossary import CATEGORIES, COLUMNS

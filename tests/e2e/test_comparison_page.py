@@ -10,8 +10,8 @@ import torch
 from playwright.sync_api import Browser, Page
 from torch import nn
 
-from tapehead.engine.compare import compare
 from tapehead.engine.mirroring.plan_mirror import plan_mirror
+from tapehead.engine.studies.compare import compare
 from tapehead.engine.workloads.workloads.workloads import workload
 
 from .chromium import trouble_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tapehead.engine.order_study import order_study
+from tapehead.engine.studies.order_study import order_study
 from tapehead.engine.workloads.workloads.workloads import workload
 
 pytestmark = pytest.mark.e2e

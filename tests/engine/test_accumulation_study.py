@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 
 import tapehead as th
-from tapehead.engine import accumulation_study as module
-from tapehead.engine.accumulation_study import (
+from tapehead.engine.measuring.step_levels import allocated_levels
+from tapehead.engine.studies import accumulation_study as module
+from tapehead.engine.studies.accumulation_study import (
     BY_HAND,
     FUSED,
     HIPS,
@@ -24,7 +25,6 @@ from tapehead.engine.accumulation_study import (
     accumulation_study,
     save_studies,
 )
-from tapehead.engine.measuring.step_levels import allocated_levels
 from tapehead.engine.workloads.workloads.workloads import workload
 
 NEVER = f"{IN_PLACE}, never released"

@@ -15,11 +15,11 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from tapehead.engine.compare import Comparison, compare
 from tapehead.engine.memory.not_counted import NotCounted
 from tapehead.engine.orders.policies import POLICIES
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.programs.profile import profile
+from tapehead.engine.studies.compare import Comparison, compare
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads.workloads import workload
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tapehead as th
-from tapehead.engine.gantt import Gantt, time_text
-from tapehead.engine.makespan import makespan, task_times
 from tapehead.engine.orders.policies import Policy, find_policy
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import dependencies, schedule
 from tapehead.engine.programs.timing import time_backward, turns
+from tapehead.engine.studies.gantt import Gantt, time_text
+from tapehead.engine.studies.makespan import makespan, task_times
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 
 from .programs import random_program

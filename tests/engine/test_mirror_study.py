@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from tapehead.engine import mirror_study as module
 from tapehead.engine.measuring.step_levels import allocated_levels
-from tapehead.engine.mirror_study import (
+from tapehead.engine.studies import mirror_study as module
+from tapehead.engine.studies.mirror_study import (
     BELOW,
     BLOCKS,
     COMPILED,

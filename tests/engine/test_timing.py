@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tapehead.engine.compare import compare
 from tapehead.engine.orders.policies import POLICIES, Policy
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.programs import timing
 from tapehead.engine.programs.timing import Spread, time_backward, turns
+from tapehead.engine.studies.compare import compare
 
 
 def test_of_three_six_rounds_are_all_the_orders_there_are() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tapehead.engine.accumulation_study import BY_HAND, AccumulationStudy, accumulation_study, save_studies
+from tapehead.engine.studies.accumulation_study import BY_HAND, AccumulationStudy, accumulation_study, save_studies
 from tapehead.widgets.accumulation_page import page_html, study_drawing, study_figure, study_html
 from tapehead.widgets.theme import LATER, LIGHT
 

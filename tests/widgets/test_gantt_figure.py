@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tapehead as th
-from tapehead.engine.gantt import Gantt, MakespanReport
+from tapehead.engine.studies.gantt import Gantt, MakespanReport
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 from tapehead.widgets.gantt_figure import gantt_drawing, why_idle
 from tapehead.widgets.theme import DARK, LIGHT

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import tapehead as th
-from tapehead.engine.compare import Comparison, compare
 from tapehead.engine.memory.timeline import Category, Timeline
+from tapehead.engine.studies.compare import Comparison, compare
 from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets.comparison_page import page_html
 from tapehead.widgets.memory_figures import category_figure, escaped, lifetimes_drawing, memory_drawing

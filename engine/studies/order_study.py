@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
+from ..memory.storage_words import joined
+from ..orders.policies import AnyPolicy, Choice, Policy, is_dynamic
+from ..programs.backward import backward
+from ..programs.make_loss import own_gradients, same_random_numbers
+from ..programs.timing import Spread
+from ..words.machine import Machine, this_machine
+from ..words.sizes import size_text
+from ..workloads.workloads import Size, Workload, workload
 from .compare import Comparison, chosen_policies, compare
 from .gantt import MakespanReport, time_text
 from .makespan import makespan
-from .memory.storage_words import joined
-from .orders.policies import AnyPolicy, Choice, Policy, is_dynamic
-from .programs.backward import backward
-from .programs.make_loss import own_gradients, same_random_numbers
-from .programs.timing import Spread
-from .words.machine import Machine, this_machine
-from .words.sizes import size_text
-from .workloads.workloads import Size, Workload, workload
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -324,7 +324,7 @@ class OrderStudy:
         return f"<OrderStudy of {', '.join(row.name for row in self.rows) or 'nothing'}: {', '.join(self.policies)}>"
 
     def _repr_html_(self) -> str:
-        from ..widgets.order_study_page import study_html
+        from ...widgets.order_study_page import study_html
 
         return study_html(self)
 
@@ -394,13 +394,13 @@ class OrderStudy:
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """Peak and time of each order against the reference, per workload. Needs plotly."""
-        from ..widgets.order_study_page import study_figure
+        from ...widgets.order_study_page import study_figure
 
         return study_figure(self, theme)
 
     def save_html(self, path: str | Path, title: str = "Orders of the backward") -> Path:
         """Writes one page with the table and the figure. It works offline, plotly.js is inside. Needs plotly."""
-        from ..widgets.order_study_page import save_page
+        from ...widgets.order_study_page import save_page
 
         return save_page(self, Path(path), title)
 

@@ -13,32 +13,32 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from ..inspector.arguments import expect, expect_callable, expect_choice, expect_number
-from ..inspector.capturing.capture import capture
-from ..inspector.capturing.walk import graph
-from ..inspector.graph.graph import Edge, Graph, Task
-from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
-from .memory.not_counted import NotCounted, not_counted
-from .memory.storage_words import counted, joined, task_name
-from .memory.timeline import Timeline
-from .mirroring.mirror import mirror
-from .mirroring.plan import MirrorPlan
-from .mirroring.planned_mirror import PlannedMirror
-from .orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
-from .orders.schedule import queue_lengths, schedule
-from .programs.as_found import AsFound
-from .programs.backward import backward
-from .programs.make_loss import MakeLoss, expect_make_loss, loss_of
-from .trace.peak import PeakReport, peak_report
-from .words.sizes import size_text
+from ...inspector.arguments import expect, expect_callable, expect_choice, expect_number
+from ...inspector.capturing.capture import capture
+from ...inspector.capturing.walk import graph
+from ...inspector.graph.graph import Edge, Graph, Task
+from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from ..memory.not_counted import NotCounted, not_counted
+from ..memory.storage_words import counted, joined, task_name
+from ..memory.timeline import Timeline
+from ..mirroring.mirror import mirror
+from ..mirroring.plan import MirrorPlan
+from ..mirroring.planned_mirror import PlannedMirror
+from ..orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
+from ..orders.schedule import queue_lengths, schedule
+from ..programs.as_found import AsFound
+from ..programs.backward import backward
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
+from ..trace.peak import PeakReport, peak_report
+from ..words.sizes import size_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
-    from .memory.footprint import Footprints
-    from .sessions.native import Queues
-    from .trace.run import Engine
+    from ..memory.footprint import Footprints
+    from ..sessions.native import Queues
+    from ..trace.run import Engine
 
 Theme = Literal["light", "dark"]
 MIRRORED = ", mirrored"
@@ -302,7 +302,7 @@ class Comparison:
         return f"<Comparison of {len(self.graph):,} tasks: {peaks}>"
 
     def _repr_html_(self) -> str:
-        from ..widgets.report_html import table_html
+        from ...widgets.report_html import table_html
 
         return table_html(self)
 
@@ -319,13 +319,13 @@ class Comparison:
         Raises:
             ValueError: the policy is not compared here, or its forward was not mirrored.
         """
-        from ..widgets.mirrored_comparison import mirrored_figure
+        from ...widgets.mirrored_comparison import mirrored_figure
 
         return mirrored_figure(self, self[policy], theme)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
-        from ..widgets.memory_figures import memory_figure
+        from ...widgets.memory_figures import memory_figure
 
         return memory_figure(self.timelines, theme)
 
@@ -340,7 +340,7 @@ class Comparison:
         Raises:
             ValueError: the policy is not compared here, or no clock was recorded.
         """
-        from ..widgets.memory_figures import lifetimes_figure
+        from ...widgets.memory_figures import lifetimes_figure
 
         return lifetimes_figure(self[policy].timeline, theme, clock=clock)
 
@@ -355,7 +355,7 @@ class Comparison:
         The page works offline, from file:// too (plotly.js, some 5 MB, is inside), and follows the reader's light or
         dark theme. Needs plotly.
         """
-        from ..widgets.comparison_page import save_page
+        from ...widgets.comparison_page import save_page
 
         return save_page(self, Path(path), title)
 
@@ -428,11 +428,11 @@ def _compared(
     queues: Queues,
     tell: Callable[[str], object],
 ) -> Comparison:
-    from .orders.problem import Problem
-    from .prediction.dry_run import dry_run
-    from .prediction.simulation import simulate
-    from .programs.profile import profile
-    from .programs.timing import as_asked, time_backward, time_stepped, turns
+    from ..orders.problem import Problem
+    from ..prediction.dry_run import dry_run
+    from ..prediction.simulation import simulate
+    from ..programs.profile import profile
+    from ..programs.timing import as_asked, time_backward, time_stepped, turns
 
     stepped = rules != [PYTORCHS]
     tell("warming up")
@@ -574,7 +574,7 @@ def _rows(
     That of a mirrored forward comes from its plan, if this is the order that was planned for; and so does that of a
     plain one where no other ran.
     """
-    from .prediction.simulation import simulate
+    from ..prediction.simulation import simulate
 
     plans = list(dict.fromkeys(run.plan for run in runs.values() if run.plan is not None))
     for name, (timeline, _, plan) in runs.items():
@@ -610,7 +610,7 @@ def _is_for(plan: MirrorPlan, timeline: Timeline) -> bool:
 
 
 def _signature(drawn: Graph) -> _Signature:
-    from .prediction.simulation import kind_of
+    from ..prediction.simulation import kind_of
 
     return tuple((kind_of(task), task.inputs) for task in drawn.tasks), drawn.edges
 

@@ -10,16 +10,16 @@ from typing import overload
 
 import torch
 
-from ..inspector.arguments import expect, expect_callable
-from ..inspector.capturing.walk import graph as graph_of
-from ..inspector.graph.graph import Graph, Outputs, Task
+from ...inspector.arguments import expect, expect_callable
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.graph.graph import Graph, Outputs, Task
+from ..orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
+from ..orders.problem import Problem
+from ..orders.schedule import allowed
+from ..places import tasks_at
+from ..queue.ready_queue import ready_queue
+from ..trace.run import Run
 from .gantt import Bar, Gantt, MakespanReport
-from .orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
-from .orders.problem import Problem
-from .orders.schedule import allowed
-from .places import tasks_at
-from .queue.ready_queue import ready_queue
-from .trace.run import Run
 
 Durations = Sequence[float] | Mapping[int, float] | Run | Sequence[Run] | None
 DeviceOf = Callable[[Task], object] | Mapping[str, object] | None

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from ..inspector.torch_internals import activation_memory_budget
-from .measuring.step_levels import allocated_levels
-from .mirroring.mirror import mirror
-from .mirroring.plan_mirror import OVERHEAD, plan_mirror
-from .mirroring.planned_mirror import PlannedMirror
+from ...inspector.torch_internals import activation_memory_budget
+from ..measuring.step_levels import allocated_levels
+from ..mirroring.mirror import mirror
+from ..mirroring.plan_mirror import OVERHEAD, plan_mirror
+from ..mirroring.planned_mirror import PlannedMirror
+from ..programs.make_loss import MakeLoss, own_gradients, same_random_numbers
+from ..programs.timing import Spread, turns
+from ..words.machine import Machine, this_machine
+from ..words.sizes import percent_text, size_text
+from ..workloads.workloads import Workload, workload
 from .order_study import usable_device
-from .programs.make_loss import MakeLoss, own_gradients, same_random_numbers
-from .programs.timing import Spread, turns
-from .words.machine import Machine, this_machine
-from .words.sizes import percent_text, size_text
-from .workloads.workloads import Workload, workload
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -270,13 +270,13 @@ class MirrorStudy:
         return f"<MirrorStudy of {self.title}: {len(self.rows)} rows>"
 
     def _repr_html_(self) -> str:
-        from ..widgets.mirror_page import study_html
+        from ...widgets.mirror_page import study_html
 
         return study_html(self)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """Each way as a point: its time against its peak, both over those without anything. Needs plotly."""
-        from ..widgets.mirror_page import study_figure
+        from ...widgets.mirror_page import study_figure
 
         return study_figure(self, theme)
 
@@ -372,7 +372,7 @@ def save_studies(studies: Sequence[MirrorStudy], path: str | Path, title: str = 
     """
     if not studies:
         raise ValueError("there is no study to save")
-    from ..widgets.mirror_page import save_page
+    from ...widgets.mirror_page import save_page
 
     return save_page(studies, Path(path), title)
 

@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
-from .hips.levels import hips_levels, hips_time
-from .measuring.step_levels import StepLevels, allocated_levels, levels_of
-from .memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
-from .orders.policies import POLICIES
-from .prediction.simulation import simulate
-from .programs.backward import backward
-from .programs.make_loss import MakeLoss, own_gradients
-from .programs.profile import profile
-from .programs.timing import time_backward, turns
-from .words.machine import Machine, this_machine
-from .words.sizes import percent_text, size_text
-from .workloads.workloads import Size, Workload, workload
+from ..hips.levels import hips_levels, hips_time
+from ..measuring.step_levels import StepLevels, allocated_levels, levels_of
+from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from ..orders.policies import POLICIES
+from ..prediction.simulation import simulate
+from ..programs.backward import backward
+from ..programs.make_loss import MakeLoss, own_gradients
+from ..programs.profile import profile
+from ..programs.timing import time_backward, turns
+from ..words.machine import Machine, this_machine
+from ..words.sizes import percent_text, size_text
+from ..workloads.workloads import Size, Workload, workload
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
-    from .memory.footprint import Footprints
+    from ..memory.footprint import Footprints
 
 STUDIED = ("rnn", "fan_out", "needless")
 RULES = tuple(Accumulation(accumulate, release) for release in get_args(Release) for accumulate in get_args(Accumulate))
@@ -195,13 +195,13 @@ class AccumulationStudy:
         return f"<AccumulationStudy of {self.title}: {len(self.rows)} rows>"
 
     def _repr_html_(self) -> str:
-        from ..widgets.accumulation_page import study_html
+        from ...widgets.accumulation_page import study_html
 
         return study_html(self)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the backward for each row, above that of the gradient by hand. Needs plotly."""
-        from ..widgets.accumulation_page import study_figure
+        from ...widgets.accumulation_page import study_figure
 
         return study_figure(self, theme)
 
@@ -267,7 +267,7 @@ def save_studies(studies: Sequence[AccumulationStudy], path: str | Path, title: 
     """
     if not studies:
         raise ValueError("there is no study to save")
-    from ..widgets.accumulation_page import save_page
+    from ...widgets.accumulation_page import save_page
 
     return save_page(studies, Path(path), title)
 
