@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ..engine.memory.storage_words import counted
-from ..engine.places import calls_of
+from ..engine.queue.named_tasks import calls_of
 from ..engine.sessions.native_session import NativeSession
 from ..engine.sessions.stepper import Stepper
 from ..engine.stops.stopped import Stop

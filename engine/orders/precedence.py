@@ -15,8 +15,8 @@ from torch import Tensor
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs, Task
 from ..memory.storage_words import counted, joined, ordinal
-from ..places import tasks_at
 from ..queue.binary_heap import pop, push
+from ..queue.named_tasks import tasks_at
 from ..queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
 from ..queue.stages import POST_BACKWARD, stage_edges
 from ..trace.run import Run

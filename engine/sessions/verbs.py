@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Task
-from ..places import calls_of
+from ..queue.named_tasks import calls_of
 from ..queue.ready_queue import ReadyTask
 from ..stops.breakpoints import Breakpoint, Predicate, Where
 from ..stops.conditions import GradientPredicate

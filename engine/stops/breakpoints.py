@@ -11,7 +11,7 @@ from torch import Tensor
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.source import Source
 from ..memory.storage_words import counted
-from ..places import tasks_and_calls_at
+from ..queue.named_tasks import tasks_and_calls_at
 from ..queue.ready_queue import ReadyTask
 from .stopped import Stop
 

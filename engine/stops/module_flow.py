@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ...inspector.graph.graph import Graph
-from ..places import calls_of
+from ..queue.named_tasks import calls_of
 
 Port = tuple[int, int]
 """A task and the number of one of its inputs or outputs."""

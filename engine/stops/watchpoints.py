@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from ...inspector.graph.graph import Graph
-from ..places import calls_at, calls_of, tasks_at
+from ..queue.named_tasks import calls_at, calls_of, tasks_at
 from .breakpoints import name_of
 from .conditions import Condition, Conditions, GradientPredicate, Output, as_conditions, real_dtype
 from .module_flow import ModuleFlow

@@ -16,7 +16,7 @@ from ...inspector.graph.graph import Graph, Outputs, Task
 from ..orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
 from ..orders.problem import Problem
 from ..orders.schedule import allowed
-from ..places import tasks_at
+from ..queue.named_tasks import tasks_at
 from ..queue.ready_queue import ready_queue
 from ..trace.run import Run
 from .gantt import Bar, Gantt, MakespanReport

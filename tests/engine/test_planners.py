@@ -19,7 +19,7 @@ from tapehead.engine.orders.planners import bfs_width, comm_first, critical_path
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.orders.series_parallel import contracted
-from tapehead.engine.places import tasks_at
+from tapehead.engine.queue.named_tasks import tasks_at
 from tapehead.engine.tasks.backward_inputs import needed_tasks
 from tapehead.engine.trace.trace.buckets import buckets_of
 from tapehead.engine.workloads.workloads.workloads import workload

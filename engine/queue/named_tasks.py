@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 
-from ..inspector.graph.graph import Graph, Task
-from ..inspector.graph.source import Source
-from .queue.ready_queue import ReadyTask
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.source import Source
+from .ready_queue import ReadyTask
 
 _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 _SHOWN = 3  # names in an error
