@@ -18,7 +18,7 @@ from ..inspector.drawing.text_width import shorten, text_width
 from ..inspector.graph.graph import Fold, Graph
 from . import still_memory
 from .document import peak_words
-from .theme import DARK, FONT, LIGHT, variables
+from .pages.theme import DARK, FONT, LIGHT, variables
 
 _WIDTH = 900.0  # pixels which an output cell of a notebook has at least on a usual screen
 _MARGIN = 20.0

@@ -9,7 +9,7 @@ from ..engine.memory.timeline import Timeline
 from ..engine.words.sizes import size_text
 from ..inspector.drawing.svg import escaped
 from ..inspector.drawing.text_width import shorten, text_width
-from .theme import CATEGORY_COLOURS
+from .pages.theme import CATEGORY_COLOURS
 
 HEIGHT = 184.0
 

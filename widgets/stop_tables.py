@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..engine.sessions.branches import Branch
 from ..engine.stops.stops import Entry, Stops
-from .report_html import cells_html, cells_text
+from .pages.report_html import cells_html, cells_text
 
 _NUMBERS = ("number", "hits", "tasks", "ran", "edits")
 

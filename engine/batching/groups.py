@@ -344,7 +344,7 @@ class Groups:
         return self.table
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import cells_html
+        from ...widgets.pages.report_html import cells_html
 
         # A label and a product's shapes stay on one line: the place, whatever its length, is what may wrap.
         cells = [[*(text.replace(" ", "\u00a0") for text in row[:3]), *row[3:]] for row in self.cells]

@@ -171,7 +171,7 @@ class Advice:
         return Group(*parts)
 
     def _repr_html_(self) -> str:
-        from ...widgets.advice_html import advice_html
+        from ...widgets.pages.advice_html import advice_html
 
         return advice_html(self)
 

@@ -342,7 +342,7 @@ class Difference:
         return findings_rich(self._all_sentences(), self.cells, self.cells[0][1:2] + self.cells[0][3:])
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import cells_html
+        from ...widgets.pages.report_html import cells_html
 
         return cells_html(self.cells, self._all_sentences(), self.cells[0][1:2] + self.cells[0][3:])
 

@@ -83,7 +83,7 @@ class NanReport:
         return findings_rich(self.sentences, [[]])
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import cells_html
+        from ...widgets.pages.report_html import cells_html
 
         return cells_html([[]], self.sentences)
 

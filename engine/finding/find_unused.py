@@ -196,7 +196,7 @@ class UnusedReport:
         return findings_rich(self.sentences, self.cells)
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import cells_html
+        from ...widgets.pages.report_html import cells_html
 
         return cells_html(self.cells, self.sentences)
 

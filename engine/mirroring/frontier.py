@@ -115,7 +115,7 @@ class MirrorFrontier:
         return "\n".join([*lines, *([""] if self.sentences else []), *self.sentences])
 
     def _repr_html_(self) -> str:
-        from ...widgets.frontier_page import frontier_html
+        from ...widgets.pages.frontier_page import frontier_html
 
         return frontier_html(self)
 
@@ -133,7 +133,7 @@ class MirrorFrontier:
         Raises:
             ValueError: one of them is of another graph.
         """
-        from ...widgets.frontier_page import page_html
+        from ...widgets.pages.frontier_page import page_html
 
         path = Path(path)
         path.write_text(page_html(self, title, measured or {}), encoding="utf-8")

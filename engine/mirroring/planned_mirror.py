@@ -168,7 +168,7 @@ class PlannedMirror(MirrorPlan):
         return f"<PlannedMirror: {count:,} dropped, {size_text(self.plain_peak_bytes)} to {size_text(self.peak_bytes)}>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import cells_html
+        from ...widgets.pages.report_html import cells_html
 
         return cells_html(self.cells if self.left_alone is None else [[]], self.sentences, RIGHT)
 
@@ -188,6 +188,6 @@ class PlannedMirror(MirrorPlan):
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""
-        from ...widgets.memory_figures import memory_figure
+        from ...widgets.pages.memory_figures import memory_figure
 
         return memory_figure({"without": self.plain, "mirrored": self.timeline}, theme)

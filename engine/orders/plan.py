@@ -180,13 +180,13 @@ class OrderPlan:
         return f"<OrderPlan of {len(self.graph):,} tasks: {best.policy}, {size_text(best.peak_bytes)}>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import table_html
+        from ...widgets.pages.report_html import table_html
 
         return table_html(self)
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
-        from ...widgets.memory_figures import memory_figure
+        from ...widgets.pages.memory_figures import memory_figure
 
         return memory_figure({row.policy: self.timeline(row.policy) for row in self.rows}, theme)
 

@@ -523,7 +523,7 @@ class OrderCheck:
         return findings_rich(self.sentences, [[]])
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import cells_html
+        from ...widgets.pages.report_html import cells_html
 
         first, *others = self.sentences
         said = [first, *others[-1:]] if self.broken else [first]

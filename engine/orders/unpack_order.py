@@ -237,7 +237,7 @@ class UnpackOrder:
         return findings_rich(self.sentences, self.cells, _RIGHT)
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import cells_html
+        from ...widgets.pages.report_html import cells_html
 
         return cells_html(self.cells, self.sentences, _RIGHT)
 

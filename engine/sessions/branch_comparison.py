@@ -143,7 +143,7 @@ class BranchComparison:
         return f"<BranchComparison of {len(self.rows)} branches>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import table_html
+        from ...widgets.pages.report_html import table_html
 
         return table_html(self)
 

@@ -195,13 +195,13 @@ class AccumulationStudy:
         return f"<AccumulationStudy of {self.title}: {len(self.rows)} rows>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.accumulation_page import study_html
+        from ...widgets.pages.accumulation_page import study_html
 
         return study_html(self)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the backward for each row, above that of the gradient by hand. Needs plotly."""
-        from ...widgets.accumulation_page import study_figure
+        from ...widgets.pages.accumulation_page import study_figure
 
         return study_figure(self, theme)
 
@@ -267,7 +267,7 @@ def save_studies(studies: Sequence[AccumulationStudy], path: str | Path, title: 
     """
     if not studies:
         raise ValueError("there is no study to save")
-    from ...widgets.accumulation_page import save_page
+    from ...widgets.pages.accumulation_page import save_page
 
     return save_page(studies, Path(path), title)
 

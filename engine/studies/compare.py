@@ -302,7 +302,7 @@ class Comparison:
         return f"<Comparison of {len(self.graph):,} tasks: {peaks}>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import table_html
+        from ...widgets.pages.report_html import table_html
 
         return table_html(self)
 
@@ -319,13 +319,13 @@ class Comparison:
         Raises:
             ValueError: the policy is not compared here, or its forward was not mirrored.
         """
-        from ...widgets.mirrored_comparison import mirrored_figure
+        from ...widgets.pages.mirrored_comparison import mirrored_figure
 
         return mirrored_figure(self, self[policy], theme)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
-        from ...widgets.memory_figures import memory_figure
+        from ...widgets.pages.memory_figures import memory_figure
 
         return memory_figure(self.timelines, theme)
 
@@ -340,7 +340,7 @@ class Comparison:
         Raises:
             ValueError: the policy is not compared here, or no clock was recorded.
         """
-        from ...widgets.memory_figures import lifetimes_figure
+        from ...widgets.pages.memory_figures import lifetimes_figure
 
         return lifetimes_figure(self[policy].timeline, theme, clock=clock)
 
@@ -355,7 +355,7 @@ class Comparison:
         The page works offline, from file:// too (plotly.js, some 5 MB, is inside), and follows the reader's light or
         dark theme. Needs plotly.
         """
-        from ...widgets.comparison_page import save_page
+        from ...widgets.pages.comparison_page import save_page
 
         return save_page(self, Path(path), title)
 

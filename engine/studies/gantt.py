@@ -244,13 +244,13 @@ class Gantt:
         return findings_rich([f"{self.policy}: {self._span}", *self.sentences], self.cells, _RIGHT)
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import cells_html
+        from ...widgets.pages.report_html import cells_html
 
         return cells_html(self.cells, [f"{self.policy}: {self._span}", *self.sentences], _RIGHT)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """A bar for each task, a row for each device, over time. Needs plotly."""
-        from ...widgets.gantt_figure import gantt_figure
+        from ...widgets.pages.gantt_figure import gantt_figure
 
         return gantt_figure([self], theme)
 
@@ -369,13 +369,13 @@ class MakespanReport:
         return self.table
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import cells_html
+        from ...widgets.pages.report_html import cells_html
 
         return cells_html(self.cells, self.sentences, self._right)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The policies below each other, over one axis of time. Needs plotly."""
-        from ...widgets.gantt_figure import gantt_figure
+        from ...widgets.pages.gantt_figure import gantt_figure
 
         return gantt_figure(self.rows, theme, self.lower_bound_ns)
 

@@ -270,13 +270,13 @@ class MirrorStudy:
         return f"<MirrorStudy of {self.title}: {len(self.rows)} rows>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.mirror_page import study_html
+        from ...widgets.pages.mirror_page import study_html
 
         return study_html(self)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """Each way as a point: its time against its peak, both over those without anything. Needs plotly."""
-        from ...widgets.mirror_page import study_figure
+        from ...widgets.pages.mirror_page import study_figure
 
         return study_figure(self, theme)
 
@@ -372,7 +372,7 @@ def save_studies(studies: Sequence[MirrorStudy], path: str | Path, title: str = 
     """
     if not studies:
         raise ValueError("there is no study to save")
-    from ...widgets.mirror_page import save_page
+    from ...widgets.pages.mirror_page import save_page
 
     return save_page(studies, Path(path), title)
 

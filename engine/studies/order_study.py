@@ -324,7 +324,7 @@ class OrderStudy:
         return f"<OrderStudy of {', '.join(row.name for row in self.rows) or 'nothing'}: {', '.join(self.policies)}>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.order_study_page import study_html
+        from ...widgets.pages.order_study_page import study_html
 
         return study_html(self)
 
@@ -394,13 +394,13 @@ class OrderStudy:
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """Peak and time of each order against the reference, per workload. Needs plotly."""
-        from ...widgets.order_study_page import study_figure
+        from ...widgets.pages.order_study_page import study_figure
 
         return study_figure(self, theme)
 
     def save_html(self, path: str | Path, title: str = "Orders of the backward") -> Path:
         """Writes one page with the table and the figure. It works offline, plotly.js is inside. Needs plotly."""
-        from ...widgets.order_study_page import save_page
+        from ...widgets.pages.order_study_page import save_page
 
         return save_page(self, Path(path), title)
 

@@ -163,7 +163,7 @@ class Batches:
         return self.table
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import cells_html
+        from ...widgets.pages.report_html import cells_html
 
         return cells_html(self.cells, self.sentences, _RIGHT)
 

@@ -128,7 +128,7 @@ class PeakReport:
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """A treemap of the peak, by category, module and source line. Needs plotly."""
-        from ...widgets.memory_figures import peak_figure
+        from ...widgets.pages.memory_figures import peak_figure
 
         return peak_figure(self, theme)
 
@@ -180,7 +180,7 @@ class PeakReport:
         return Group(*parts)
 
     def _repr_html_(self) -> str:
-        from ...widgets.report_html import peak_html
+        from ...widgets.pages.report_html import peak_html
 
         return peak_html(self)
 

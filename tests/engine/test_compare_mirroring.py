@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.words.sizes import size_text
-from tapehead.widgets.comparison_page import page_html
+from tapehead.widgets.pages.comparison_page import page_html
 
 MODEL = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.GELU(), nn.Dropout(0.1)) for _ in range(3)])
 X = torch.ones(64, 32)

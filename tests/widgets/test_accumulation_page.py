@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tapehead.engine.studies.accumulation_study import BY_HAND, AccumulationStudy, accumulation_study, save_studies
-from tapehead.widgets.accumulation_page import page_html, study_drawing, study_figure, study_html
-from tapehead.widgets.theme import LATER, LIGHT
+from tapehead.widgets.pages.accumulation_page import page_html, study_drawing, study_figure, study_html
+from tapehead.widgets.pages.theme import LATER, LIGHT
 
 pytest.importorskip("plotly")
 

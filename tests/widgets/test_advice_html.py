@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tapehead as th
-from tapehead.widgets.advice_html import advice_html
+from tapehead.widgets.pages.advice_html import advice_html
 
 NASTY = "<img src=x onerror=alert(1)>"
 

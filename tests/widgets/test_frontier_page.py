@@ -12,7 +12,7 @@ from torch import nn
 
 import tapehead as th
 from tapehead.engine.mirroring.frontier import MirrorFrontier
-from tapehead.widgets.frontier_page import frontier_html
+from tapehead.widgets.pages.frontier_page import frontier_html
 
 
 @pytest.fixture(scope="module")

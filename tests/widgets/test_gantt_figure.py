@@ -9,8 +9,8 @@ import torch
 import tapehead as th
 from tapehead.engine.studies.gantt import Gantt, MakespanReport
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
-from tapehead.widgets.gantt_figure import gantt_drawing, why_idle
-from tapehead.widgets.theme import DARK, LIGHT
+from tapehead.widgets.pages.gantt_figure import gantt_drawing, why_idle
+from tapehead.widgets.pages.theme import DARK, LIGHT
 
 NASTY = "<b>x</b><script>alert(1)</script>$y$&amp;"
 POLICIES = ("bfs", "dfs", "heap")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from tapehead.engine.memory.timeline import Category
-from tapehead.widgets.glossary import CATEGORIES
 from tapehead.widgets.page import CODE
-from tapehead.widgets.theme import CATEGORY_COLOURS, DARK, LIGHT
+from tapehead.widgets.pages.glossary import CATEGORIES
+from tapehead.widgets.pages.theme import CATEGORY_COLOURS, DARK, LIGHT
 
 
 def test_each_category_has_a_colour_of_its_own_in_both_themes_and_a_line_of_words() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from ..engine.studies.compare import Comparison, Row
-from ..engine.trace.peak import PeakReport
-from ..engine.words.sizes import size_text
+from ...engine.studies.compare import Comparison, Row
+from ...engine.trace.peak import PeakReport
+from ...engine.words.sizes import size_text
 from .figure_page import figure_page, words_html
 from .glossary import CATEGORIES, COLUMNS
 from .memory_figures import Drawing, category_drawing, lifetimes_drawing, memory_drawing, peak_drawing

@@ -8,8 +8,18 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..engine.studies.mirror_study import BELOW, BLOCKS, COMPILED, HALF, NOTHING, SELECTIVE, WITHIN, MirrorStudy, Theme
-from ..engine.words.sizes import size_text
+from ...engine.studies.mirror_study import (
+    BELOW,
+    BLOCKS,
+    COMPILED,
+    HALF,
+    NOTHING,
+    SELECTIVE,
+    WITHIN,
+    MirrorStudy,
+    Theme,
+)
+from ...engine.words.sizes import size_text
 from .figure_page import studies_page
 from .memory_figures import Drawing, escaped
 from .report_html import cells_html

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.memory.timeline import Category
+from ...engine.memory.timeline import Category
 
 CATEGORIES = {
     Category.SAVED: "a node keeps it for its backward",

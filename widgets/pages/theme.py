@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..engine.memory.timeline import Category
+from ...engine.memory.timeline import Category
 
 Colours = Mapping[str, str]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .report_html import cells_html
 
 if TYPE_CHECKING:
-    from ..engine.ensembles.advice import Advice
+    from ...engine.ensembles.advice import Advice
 
 _STYLE = """
 .th-advice h4{font-size:1em;margin:16px 0 4px}

@@ -10,17 +10,17 @@ from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..engine.memory.timeline import Category
-from ..engine.studies.compare import Comparison
-from ..engine.trace.peak import PeakGroup, PeakReport
-from ..engine.words.sizes import share_text, size_text
+from ...engine.memory.timeline import Category
+from ...engine.studies.compare import Comparison
+from ...engine.trace.peak import PeakGroup, PeakReport
+from ...engine.words.sizes import share_text, size_text
 from .glossary import CATEGORIES, COLUMNS
 from .theme import CATEGORY_COLOURS, LIGHT
 
 if TYPE_CHECKING:
-    from ..engine.orders.plan import OrderPlan
-    from ..engine.sessions.branch_comparison import BranchComparison
-    from .prediction import Prediction
+    from ...engine.orders.plan import OrderPlan
+    from ...engine.sessions.branch_comparison import BranchComparison
+    from ..prediction import Prediction
 
 _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")

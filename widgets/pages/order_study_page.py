@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..engine.studies.order_study import Block, Cell, OrderStudy, StudiedWorkload, Theme, ratio_text
+from ...engine.studies.order_study import Block, Cell, OrderStudy, StudiedWorkload, Theme, ratio_text
 from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
 from .memory_figures import Drawing, escaped
