@@ -36,7 +36,7 @@ from .inspector.capturing.capture import capture
 from .inspector.capturing.walk import graph
 from .inspector.graph.graph import Edge, Graph, Task
 from .inspector.tapes.hips_tape import HipsTape, hips_tape
-from .widgets.debug import debug
+from .widgets.deck.debug import debug
 
 
 def load_ipython_extension(shell: object) -> None:

@@ -571,8 +571,8 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
 
 def _view(options: argparse.Namespace, console: Console) -> int:
     from .engine.trace.trace_file import load
-    from .widgets.page import is_page_of
-    from .widgets.run_document import save_run
+    from .widgets.deck.page import is_page_of
+    from .widgets.deck.run_document import save_run
 
     path: Path = options.trace
     out: Path = options.out or path.with_name(f"{path.name.removesuffix('.gz').removesuffix('.json')}.html")

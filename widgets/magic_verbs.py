@@ -15,12 +15,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from ..engine.ensembles.advice import Advice, advise
 from ..engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy
 from ..inspector.graph.graph import Task
-from .deck import Deck
-from .display import latest_deck
+from .deck.deck import Deck
+from .deck.display import latest_deck
+from .deck.stop_tables import BranchesView, StopsView
+from .deck.stop_words import watched
 from .prompt_completion import offered
 from .prompt_stops import Test, read_break
-from .stop_tables import BranchesView, StopsView
-from .stop_words import watched
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from ..engine.stops.breakpoints import Breakpoint, Predicate, Where
 from ..engine.stops.conditions import as_conditions
 from ..engine.stops.stops import Entry
 from ..inspector.graph.graph import Task
-from .stop_words import watched
+from .deck.stop_words import watched
 
 if TYPE_CHECKING:
     from .prompt_tables import Session

@@ -17,7 +17,7 @@ from .batches import Batches
 from .trace import Trace
 
 if TYPE_CHECKING:
-    from ...widgets.recording import Recording
+    from ...widgets.deck.recording import Recording
     from ..mirroring.plan import MirrorPlan
     from .peak import PeakReport
 
@@ -119,7 +119,7 @@ class Run:
             ModuleNotFoundError: `anywidget` is missing.
         """
         try:
-            from ...widgets.recording import Recording
+            from ...widgets.deck.recording import Recording
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "run.deck() needs a notebook with anywidget: pip install 'tapehead[notebook]'. "
@@ -130,6 +130,6 @@ class Run:
 
     def save_html(self, path: str | Path, *, mirroring: MirrorPlan | None = None) -> Path:
         """Writes the run as one page that plays it, without a kernel or a network. For `mirroring` see `deck`."""
-        from ...widgets.run_document import save_run
+        from ...widgets.deck.run_document import save_run
 
         return save_run(self, path, mirroring=mirroring)

@@ -40,7 +40,7 @@ def open_notebook(lab: Lab, browser: Browser) -> Iterator[Notebook]:
 
 # As in tests/conftest.py: sessions are not to look for hooks through all that was imported.
 SET_ASIDE = """
-import gc as _gc, torch._dynamo, ipywidgets, tapehead.widgets.deck
+import gc as _gc, torch._dynamo, ipywidgets, tapehead.widgets.deck.deck
 _gc.freeze()
 _gc.get_freeze_count = lambda: 0
 """

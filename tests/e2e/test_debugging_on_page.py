@@ -19,7 +19,7 @@ from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.widgets.document import Document, schedule_content
+from tapehead.widgets.deck.deck.document import Document, schedule_content
 
 from .chromium import trouble_of
 from .posed import PosedDeck

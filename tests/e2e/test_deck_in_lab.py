@@ -20,7 +20,7 @@ MODEL = """
 %load_ext tapehead
 import threading
 import ipywidgets, torch, tapehead as th
-from tapehead.widgets.display import latest_deck
+from tapehead.widgets.deck.display import latest_deck
 from torch import nn
 
 class Block(nn.Module):

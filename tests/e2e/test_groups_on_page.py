@@ -11,9 +11,9 @@ from playwright.sync_api import Browser, Locator, expect
 
 import tapehead as th
 from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.widgets.document import Document, schedule_content
-from tapehead.widgets.group_content import group_content
-from tapehead.widgets.page import save_page
+from tapehead.widgets.deck.deck.document import Document, schedule_content
+from tapehead.widgets.deck.deck.group_content import group_content
+from tapehead.widgets.deck.deck.page import save_page
 
 from .chromium import trouble_of
 from .posed import PosedDeck

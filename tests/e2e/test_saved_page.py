@@ -13,8 +13,8 @@ from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.widgets.document import Document, schedule_content
-from tapehead.widgets.page import save_page
+from tapehead.widgets.deck.deck.document import Document, schedule_content
+from tapehead.widgets.deck.deck.page import save_page
 
 from .chromium import trouble_of
 

@@ -22,7 +22,7 @@ import tapehead as th
 from tapehead.engine.orders.policies import TABS, Policy, QueueState
 from tapehead.engine.trace.trace.run import Engine
 from tapehead.inspector.graph.graph.graph import Task
-from tapehead.widgets.deck import Deck
+from tapehead.widgets.deck.deck.deck import Deck
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
 from .page_side import Page, settle

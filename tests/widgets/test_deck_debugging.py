@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import tapehead as th
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.trace.trace.run import Engine
-from tapehead.widgets.deck import Deck
+from tapehead.widgets.deck.deck.deck import Deck
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
 from .page_side import Page, settle, unpacked

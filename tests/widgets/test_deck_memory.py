@@ -19,7 +19,7 @@ from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.graph.graph.graph import Task
-from tapehead.widgets.document import memory_content
+from tapehead.widgets.deck.deck.document import memory_content
 
 
 def middle(ready: Sequence[Task], _: QueueState) -> Task:

@@ -6,11 +6,11 @@ import pytest
 
 import tapehead as th
 from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.widgets import foresight
-from tapehead.widgets.deck import Deck
-from tapehead.widgets.document import Document
-from tapehead.widgets.group_content import group_content
-from tapehead.widgets.run_document import run_document
+from tapehead.widgets.deck.deck import foresight
+from tapehead.widgets.deck.deck.deck import Deck
+from tapehead.widgets.deck.deck.document import Document
+from tapehead.widgets.deck.deck.group_content import group_content
+from tapehead.widgets.deck.deck.run_document import run_document
 
 from .models import deck_on
 from .page_side import Page, settle, unpacked
@@ -97,7 +97,7 @@ def test_where_they_cannot_be_told_the_page_hears_why(page: Page, monkeypatch: p
     monkeypatch.setattr(foresight, "_MOST_UNASKED", 0)
     deck = ensemble_deck()
     page.open(deck)
-    monkeypatch.setattr("tapehead.widgets.live.group_content", fails)
+    monkeypatch.setattr("tapehead.widgets.deck.live.group_content", fails)
     page.send(kind="groups")
     settle(deck)
     assert "no factors here" in page.last["trouble"]

@@ -20,7 +20,7 @@ from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.drawing.layout import Layout, Rect, layout
 from tapehead.inspector.drawing.text_width import text_width
 from tapehead.inspector.graph.graph.graph import Graph
-from tapehead.widgets.document import Document
+from tapehead.widgets.deck.deck.document import Document
 
 TOLERANCE = 0.1
 

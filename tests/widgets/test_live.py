@@ -12,9 +12,9 @@ import tapehead as th
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.widgets import foresight
-from tapehead.widgets.deck import Deck
-from tapehead.widgets.document import packed
+from tapehead.widgets.deck.deck import foresight
+from tapehead.widgets.deck.deck.deck import Deck
+from tapehead.widgets.deck.deck.document import packed
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
 from .page_side import Page, listening, settle, unpacked

@@ -20,7 +20,7 @@ from torch import nn
 
 import tapehead as th
 from tapehead.engine.sessions.stepper import Stepper
-from tapehead.widgets.display import latest_deck
+from tapehead.widgets.deck.deck.display import latest_deck
 from tapehead.widgets.magics import complete, parse
 
 SETUP = """
@@ -297,7 +297,7 @@ def test_what_is_wrong_is_one_sentence(fresh: Kernel, line: str, said: str) -> N
 def seen(fresh: Kernel) -> Kernel:
     """A deck whose forward was captured."""
     fresh.run("%%tapehead --keep-inputs loss\nloss = model(x).sum()")
-    fresh.run("from tapehead.widgets.display import latest_deck")
+    fresh.run("from tapehead.widgets.deck.display import latest_deck")
     return fresh
 
 
@@ -422,7 +422,7 @@ def test_a_tensor_named_as_a_verb_is_a_loss(fresh: Kernel) -> None:
     assert len(fresh.run("%tapehead out").decks) == 1
     fresh.run("del out")
     fresh.run("%tapehead out")
-    fresh.run("from tapehead.widgets.display import latest_deck")
+    fresh.run("from tapehead.widgets.deck.display import latest_deck")
     assert fresh.value("latest_deck().status") == "finished"
 
 
@@ -486,7 +486,7 @@ def test_completion_offers_what_fits(fresh: Kernel) -> None:
 
 def test_closing_the_output_closes_a_deck_that_nobody_holds(fresh: Kernel) -> None:
     unseen = "._handle_custom_msg({'kind': 'unseen'}, [])"
-    fresh.run("from tapehead.widgets.display import latest_deck, _latest")
+    fresh.run("from tapehead.widgets.deck.display import latest_deck, _latest")
     for held in (
         "deck = latest_deck()",
         "box = ipywidgets.Tab([ipywidgets.HBox([latest_deck()])])",
@@ -520,7 +520,7 @@ def test_what_the_first_deck_needs_is_loaded_in_the_users_own_thread(fresh: Kern
 def test_the_users_own_mappings_are_not_looked_into(fresh: Kernel) -> None:
     fresh.run(
         "from collections import UserDict\n"
-        "from tapehead.widgets.display import latest_deck, _latest\n"
+        "from tapehead.widgets.deck.display import latest_deck, _latest\n"
         "class Lazy(UserDict):\n"
         "    def values(self):\n"
         "        raise OSError('reads a file')\n"

@@ -20,8 +20,8 @@ from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.trace.trace.run import Run
 from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.graph.graph.graph import Task
-from tapehead.widgets.recording import Recording
-from tapehead.widgets.run_document import other_policies, run_document
+from tapehead.widgets.deck.deck.recording import Recording
+from tapehead.widgets.deck.deck.run_document import other_policies, run_document
 
 from .models import Branches, forward
 from .page_side import Replay, unpacked
@@ -264,7 +264,7 @@ def test_other_policies_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> N
         simulated.append(given)
         return th.simulate(*given, **more)
 
-    monkeypatch.setattr("tapehead.widgets.run_document.simulate", counting)
+    monkeypatch.setattr("tapehead.widgets.deck.run_document.simulate", counting)
     recording = run.deck()
     assert set(recording.moment().timelines) == set(recording.moment().timelines) == set(TABS)
     assert len(simulated) == len(TABS) - 1

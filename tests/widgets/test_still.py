@@ -19,11 +19,11 @@ from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.programs.debug import debug
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
-from tapehead.widgets import still as still_module
-from tapehead.widgets import still_memory
-from tapehead.widgets.deck import Deck
-from tapehead.widgets.document import title_of
-from tapehead.widgets.still import Moment, Still
+from tapehead.widgets.deck.deck import still as still_module
+from tapehead.widgets.deck.deck import still_memory
+from tapehead.widgets.deck.deck.deck import Deck
+from tapehead.widgets.deck.deck.document import title_of
+from tapehead.widgets.deck.deck.still import Moment, Still
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert(1)</script>\"'& 🦩" + "long" * 3000

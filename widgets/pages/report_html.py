@@ -20,7 +20,7 @@ from .theme import CATEGORY_COLOURS, LIGHT
 if TYPE_CHECKING:
     from ...engine.orders.plan import OrderPlan
     from ...engine.sessions.branch_comparison import BranchComparison
-    from ..prediction import Prediction
+    from ..deck.prediction import Prediction
 
 _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")

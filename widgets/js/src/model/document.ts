@@ -1,4 +1,4 @@
-/** What the page is given: one backward as columns. widgets/document.py writes it and says what each field means. */
+/** What the page is given: one backward as columns. widgets/deck/document.py writes it and says what each field means. */
 
 export const FORMAT = "tapehead.deck";
 export const VERSION = 1;
@@ -80,7 +80,7 @@ export interface DeckDocument {
 /** Of the backward, of its forward, or what really ran as one. */
 export type Direction = "backward" | "forward" | "ran";
 
-/** See widgets/group_content.py. */
+/** See widgets/deck/group_content.py. */
 export interface Groups {
   /** `launches`: before and after; `copied`: bytes. */
   found: {
@@ -133,7 +133,7 @@ export interface Schedule {
   /** null: not known (yet); `memory_note` says why. */
   memory: Memory | null;
   memory_note: string;
-  /** By storage that a task makes again what its plan says of that; missing: none is known. See widgets/mirror_content.py. */
+  /** By storage that a task makes again what its plan says of that; missing: none is known. See widgets/deck/mirror_content.py. */
   replays?: {
     task: number[];
     storage: number[];

@@ -11,7 +11,7 @@ import ipywidgets
 import traitlets
 from IPython.display import display
 
-from ..inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph
 from .display import is_held, names_of
 from .page import CODE
 from .still import Moment, Still

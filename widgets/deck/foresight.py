@@ -6,16 +6,16 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ..engine.memory.accumulation import PYTORCHS, Accumulation
-from ..engine.memory.footprint import Footprints
-from ..engine.memory.timeline import Timeline
-from ..engine.orders.policies import Choice, Policy, is_dynamic, policy_name
-from ..engine.orders.schedule import schedule
-from ..engine.prediction.dry_run import dry_run
-from ..engine.prediction.simulation import simulate
-from ..engine.sessions.branch_comparison import BranchComparison
-from ..engine.sessions.native_session import NativeSession
-from ..engine.sessions.stepper import Stepper
+from ...engine.memory.accumulation import PYTORCHS, Accumulation
+from ...engine.memory.footprint import Footprints
+from ...engine.memory.timeline import Timeline
+from ...engine.orders.policies import Choice, Policy, is_dynamic, policy_name
+from ...engine.orders.schedule import schedule
+from ...engine.prediction.dry_run import dry_run
+from ...engine.prediction.simulation import simulate
+from ...engine.sessions.branch_comparison import BranchComparison
+from ...engine.sessions.native_session import NativeSession
+from ...engine.sessions.stepper import Stepper
 from .document import Json, schedule_content
 from .mirror_content import MirrorContent
 from .prediction import Prediction

@@ -11,22 +11,22 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
-from ..engine.memory.timeline import Timeline
-from ..engine.mirroring.saves import ReplayClock
-from ..engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
-from ..engine.queue.ready_queue import ReadyTask
-from ..engine.sessions.branch_comparison import BranchComparison
-from ..engine.sessions.native_session import NativeSession
-from ..engine.sessions.stepper import Stepper
-from ..engine.sessions.verbs import AnyTask, expect_count
-from ..engine.stops.breakpoints import Breakpoint
-from ..engine.stops.stopped import Stop
-from ..engine.tasks.history import History
-from ..engine.trace.run import Engine
-from ..engine.trace.statistics import form_of, statistics
-from ..engine.trace.trace import RecordedGradient
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.graph import Graph, Task
+from ...engine.memory.timeline import Timeline
+from ...engine.mirroring.saves import ReplayClock
+from ...engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
+from ...engine.queue.ready_queue import ReadyTask
+from ...engine.sessions.branch_comparison import BranchComparison
+from ...engine.sessions.native_session import NativeSession
+from ...engine.sessions.stepper import Stepper
+from ...engine.sessions.verbs import AnyTask, expect_count
+from ...engine.stops.breakpoints import Breakpoint
+from ...engine.stops.stopped import Stop
+from ...engine.tasks.history import History
+from ...engine.trace.run import Engine
+from ...engine.trace.statistics import form_of, statistics
+from ...engine.trace.trace import RecordedGradient
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.graph import Graph, Task
 from .document import Document, Json, numbered
 from .driver import Driver
 from .foresight import Foresight
@@ -41,9 +41,9 @@ from .terms import Terms
 from .trouble import in_trouble
 
 if TYPE_CHECKING:
-    from ..engine.checking.check_task import Check
-    from ..engine.mirroring.plan import MirrorPlan
-    from ..engine.stops.watchpoints import Watchpoint
+    from ...engine.checking.check_task import Check
+    from ...engine.mirroring.plan import MirrorPlan
+    from ...engine.stops.watchpoints import Watchpoint
 
 T = TypeVar("T")
 

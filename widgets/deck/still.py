@@ -9,16 +9,16 @@ from functools import cached_property
 
 from IPython.display import display, update_display
 
-from ..engine.memory.storage_words import counted
-from ..engine.memory.timeline import Timeline
-from ..engine.words.sizes import size_text
-from ..inspector.drawing.svg import Drawing, draw_graph, escaped
-from ..inspector.drawing.svg_style import style_sheet
-from ..inspector.drawing.text_width import shorten, text_width
-from ..inspector.graph.graph import Fold, Graph
+from ...engine.memory.storage_words import counted
+from ...engine.memory.timeline import Timeline
+from ...engine.words.sizes import size_text
+from ...inspector.drawing.svg import Drawing, draw_graph, escaped
+from ...inspector.drawing.svg_style import style_sheet
+from ...inspector.drawing.text_width import shorten, text_width
+from ...inspector.graph.graph import Fold, Graph
+from ..pages.theme import DARK, FONT, LIGHT, variables
 from . import still_memory
 from .document import peak_words
-from .pages.theme import DARK, FONT, LIGHT, variables
 
 _WIDTH = 900.0  # pixels which an output cell of a notebook has at least on a usual screen
 _MARGIN = 20.0

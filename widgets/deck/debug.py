@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from ..engine.batching.group_runner import AnyBatch
-from ..engine.memory.accumulation import Accumulate, Release
-from ..engine.mirroring.saves import mirrored_saves
-from ..engine.mirroring.tasks import check_fits
-from ..engine.orders.policies import AnyPolicy
-from ..engine.programs.debug import AnyHistory
-from ..engine.programs.debug import debug as debug_in_python
-from ..engine.sessions.native_session import NativeSession
-from ..engine.sessions.stepper import Stepper
-from ..engine.tasks.backward_inputs import Inputs
-from ..engine.tasks.roots import as_outputs
-from ..engine.trace.run import Engine
-from ..engine.trace.statistics import Level
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.graph import Outputs
-from ..inspector.tapes.hips_tape import HipsTape
+from ...engine.batching.group_runner import AnyBatch
+from ...engine.memory.accumulation import Accumulate, Release
+from ...engine.mirroring.saves import mirrored_saves
+from ...engine.mirroring.tasks import check_fits
+from ...engine.orders.policies import AnyPolicy
+from ...engine.programs.debug import AnyHistory
+from ...engine.programs.debug import debug as debug_in_python
+from ...engine.sessions.native_session import NativeSession
+from ...engine.sessions.stepper import Stepper
+from ...engine.tasks.backward_inputs import Inputs
+from ...engine.tasks.roots import as_outputs
+from ...engine.trace.run import Engine
+from ...engine.trace.statistics import Level
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.graph import Outputs
+from ...inspector.tapes.hips_tape import HipsTape
 
 if TYPE_CHECKING:
-    from ..engine.mirroring.plan import MirrorPlan
+    from ...engine.mirroring.plan import MirrorPlan
     from .deck import Deck
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..engine.mirroring.plan import MirrorPlan
-from ..engine.trace.run import Run
+from ...engine.mirroring.plan import MirrorPlan
+from ...engine.trace.run import Run
 from .played import Played
 from .run_document import other_policies, run_document
 from .still import Moment

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..engine.sessions.branches import Branch
-from ..engine.sessions.native_session import NativeSession
-from ..engine.sessions.stepper import Stepper
+from ...engine.sessions.branches import Branch
+from ...engine.sessions.native_session import NativeSession
+from ...engine.sessions.stepper import Stepper
 from .document import Json
 from .foresight import Foresight
 

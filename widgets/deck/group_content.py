@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..engine.batching.groups import DIRECTIONS, Groups, groups, modules_of
-from ..engine.trace.batches import Batches
-from ..inspector.graph.graph import Graph
+from ...engine.batching.groups import DIRECTIONS, Groups, groups, modules_of
+from ...engine.trace.batches import Batches
+from ...inspector.graph.graph import Graph
 from .document import Json
 
 _MOST = 200  # outlines: more are no help to anybody

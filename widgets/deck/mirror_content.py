@@ -8,16 +8,16 @@ from functools import cached_property
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from ..engine.memory.accumulation import PYTORCHS, Accumulation
-from ..engine.memory.storage_words import joined
-from ..engine.memory.timeline import Timeline
-from ..engine.mirroring.modules import operation_name
-from ..engine.mirroring.plan import MirrorPlan, PlannedStorage
-from ..engine.mirroring.planned_mirror import PlannedMirror
-from ..engine.mirroring.saves import MirroredSave, mirrored_saves
-from ..engine.mirroring.tasks import check_fits, planned_replays
-from ..engine.orders.schedule import schedule
-from ..inspector.graph.graph import Graph
+from ...engine.memory.accumulation import PYTORCHS, Accumulation
+from ...engine.memory.storage_words import joined
+from ...engine.memory.timeline import Timeline
+from ...engine.mirroring.modules import operation_name
+from ...engine.mirroring.plan import MirrorPlan, PlannedStorage
+from ...engine.mirroring.planned_mirror import PlannedMirror
+from ...engine.mirroring.saves import MirroredSave, mirrored_saves
+from ...engine.mirroring.tasks import check_fits, planned_replays
+from ...engine.orders.schedule import schedule
+from ...inspector.graph.graph import Graph
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from base64 import b64encode
 from html import escape
 from pathlib import Path
 
-from .pages.theme import DARK, FONT, LIGHT
+from ..pages.theme import DARK, FONT, LIGHT
 
 _HEAD_BYTES = 4096  # which hold the page's meta elements
 

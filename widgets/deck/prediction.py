@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..engine.memory.timeline import Timeline
-from ..engine.orders.schedule import queue_lengths
-from ..engine.words.sizes import share_text, size_text
-from .pages.report_html import table_html
+from ...engine.memory.timeline import Timeline
+from ...engine.orders.schedule import queue_lengths
+from ...engine.words.sizes import share_text, size_text
+from ..pages.report_html import table_html
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -59,6 +59,6 @@ class Prediction:
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
-        from .pages.memory_figures import memory_figure
+        from ..pages.memory_figures import memory_figure
 
         return memory_figure(self.timelines, theme)

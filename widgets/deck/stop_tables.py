@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..engine.sessions.branches import Branch
-from ..engine.stops.stops import Entry, Stops
-from .pages.report_html import cells_html, cells_text
+from ...engine.sessions.branches import Branch
+from ...engine.stops.stops import Entry, Stops
+from ..pages.report_html import cells_html, cells_text
 
 _NUMBERS = ("number", "hits", "tasks", "ran", "edits")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from ..engine.memory.timeline import Timeline
-from ..engine.words.sizes import size_text
-from ..inspector.drawing.svg import escaped
-from ..inspector.drawing.text_width import shorten, text_width
-from .pages.theme import CATEGORY_COLOURS
+from ...engine.memory.timeline import Timeline
+from ...engine.words.sizes import size_text
+from ...inspector.drawing.svg import escaped
+from ...inspector.drawing.text_width import shorten, text_width
+from ..pages.theme import CATEGORY_COLOURS
 
 HEIGHT = 184.0
 

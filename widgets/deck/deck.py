@@ -16,20 +16,20 @@ import ipywidgets
 import traitlets
 from torch import Tensor
 
-from ..engine.orders.policies import AnyPolicy
-from ..engine.queue.ready_queue import ReadyTask
-from ..engine.sessions.branch_comparison import BranchComparison
-from ..engine.sessions.native_session import HEARS_SIGNALS_S, NativeSession
-from ..engine.sessions.session_base import session_over
-from ..engine.sessions.stepper import Stepper
-from ..engine.sessions.verbs import AnyTask
-from ..engine.stops.breakpoints import Breakpoint, Predicate, Where
-from ..engine.stops.stopped import Stop
-from ..engine.tasks.history import History
-from ..engine.trace.batches import Batches
-from ..engine.trace.run import Run
-from ..engine.trace.trace import Trace
-from ..inspector.graph.graph import Graph, Task
+from ...engine.orders.policies import AnyPolicy
+from ...engine.queue.ready_queue import ReadyTask
+from ...engine.sessions.branch_comparison import BranchComparison
+from ...engine.sessions.native_session import HEARS_SIGNALS_S, NativeSession
+from ...engine.sessions.session_base import session_over
+from ...engine.sessions.stepper import Stepper
+from ...engine.sessions.verbs import AnyTask
+from ...engine.stops.breakpoints import Breakpoint, Predicate, Where
+from ...engine.stops.stopped import Stop
+from ...engine.tasks.history import History
+from ...engine.trace.batches import Batches
+from ...engine.trace.run import Run
+from ...engine.trace.trace import Trace
+from ...inspector.graph.graph import Graph, Task
 from .display import forget
 from .document import Json, packed, title_of
 from .live import Live
@@ -41,10 +41,10 @@ from .still import Moment
 from .stop_tables import BranchesView, StopsView
 
 if TYPE_CHECKING:
-    from ..engine.checking.check_task import Check
-    from ..engine.mirroring.plan import MirrorPlan
-    from ..engine.stops.conditions import GradientPredicate
-    from ..engine.stops.watchpoints import Watchpoint
+    from ...engine.checking.check_task import Check
+    from ...engine.mirroring.plan import MirrorPlan
+    from ...engine.stops.conditions import GradientPredicate
+    from ...engine.stops.watchpoints import Watchpoint
 
 T = TypeVar("T")
 

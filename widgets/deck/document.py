@@ -15,20 +15,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ..engine.memory.storage_words import MADE_IN_FORWARD, StorageWords, joined
-from ..engine.memory.timeline import Category, Timeline
-from ..engine.orders.policies import CLASSIC, Choice, Policy, policy_name
-from ..engine.orders.schedule import Pending
-from ..engine.trace.peak import peak_report
-from ..engine.trace.run import Engine
-from ..engine.trace.statistics import Statistics
-from ..engine.trace.trace import RecordedGradient, Trace
-from ..engine.trace.trace_columns import Hook
-from ..engine.words.sizes import share_text
-from ..inspector.graph.collector import collector_paused
-from ..inspector.graph.facts import Operation, resolve_sources
-from ..inspector.graph.graph import Graph, TensorMeta
-from ..inspector.graph.source import Source
+from ...engine.memory.storage_words import MADE_IN_FORWARD, StorageWords, joined
+from ...engine.memory.timeline import Category, Timeline
+from ...engine.orders.policies import CLASSIC, Choice, Policy, policy_name
+from ...engine.orders.schedule import Pending
+from ...engine.trace.peak import peak_report
+from ...engine.trace.run import Engine
+from ...engine.trace.statistics import Statistics
+from ...engine.trace.trace import RecordedGradient, Trace
+from ...engine.trace.trace_columns import Hook
+from ...engine.words.sizes import share_text
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.facts import Operation, resolve_sources
+from ...inspector.graph.graph import Graph, TensorMeta
+from ...inspector.graph.source import Source
 from .mirror_content import FIRST_LET_GO, MirrorContent
 
 FORMAT = "tapehead.deck"

@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine.memory.footprint import Footprints
-from ..engine.memory.timeline import Timeline
-from ..engine.orders.policies import CLASSIC, POLICIES, TABS, Policy
-from ..engine.orders.schedule import Pending, schedule
-from ..engine.prediction.simulation import simulate
-from ..engine.trace.run import Run
-from ..engine.trace.trace import Trace
+from ...engine.memory.footprint import Footprints
+from ...engine.memory.timeline import Timeline
+from ...engine.orders.policies import CLASSIC, POLICIES, TABS, Policy
+from ...engine.orders.schedule import Pending, schedule
+from ...engine.prediction.simulation import simulate
+from ...engine.trace.run import Run
+from ...engine.trace.trace import Trace
 from .document import Document, Json, saved_content, schedule_content, title_of
 from .group_content import with_batches
 from .mirror_content import MirrorContent
 from .page import save_page
 
 if TYPE_CHECKING:
-    from ..engine.mirroring.plan import MirrorPlan
+    from ...engine.mirroring.plan import MirrorPlan
 
 Other = tuple[str, list[int], Timeline | None]
 """A policy's name, the order that it makes, and the memory of that where it is known."""
