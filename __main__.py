@@ -284,7 +284,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     from .engine.queue.ready_queue import PolicyError
     from .engine.studies.compare import compare
     from .script import UserError
-    from .widgets.user_traceback import users_traceback
+    from .widgets.terminal.user_traceback import users_traceback
 
     if find_spec("plotly") is None:
         return _refuse("the page draws its figures with plotly, which is missing: pip install plotly")
@@ -315,7 +315,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
 def _advise(options: argparse.Namespace, console: Console) -> int:
     from .engine.ensembles.advice import advise
     from .script import UserError
-    from .widgets.user_traceback import users_traceback
+    from .widgets.terminal.user_traceback import users_traceback
 
     target: str = options.target
     with ProgressLine() as line:
@@ -552,7 +552,7 @@ def _workloads(options: argparse.Namespace, console: Console) -> int:
 
 def _graph(options: argparse.Namespace, console: Console) -> int:
     from .script import draw_function
-    from .widgets.user_traceback import users_traceback
+    from .widgets.terminal.user_traceback import users_traceback
 
     try:
         drawn = draw_function(options.target)
@@ -594,8 +594,8 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
     from .engine.batching.group_runner import check_batch
     from .engine.orders.policies import find_policy
     from .script import UserError, backward_of, run_script, script_path
-    from .widgets.every_backward import EveryBackward, ended_well
-    from .widgets.user_traceback import users_traceback
+    from .widgets.terminal.every_backward import EveryBackward, ended_well
+    from .widgets.terminal.user_traceback import users_traceback
 
     target: str = options.target
     of_function = ":" in target and not Path(target).is_file()

@@ -19,8 +19,8 @@ from .deck.deck import Deck
 from .deck.display import latest_deck
 from .deck.stop_tables import BranchesView, StopsView
 from .deck.stop_words import watched
-from .prompt_completion import offered
-from .prompt_stops import Test, read_break
+from .terminal.prompt_completion import offered
+from .terminal.prompt_stops import Test, read_break
 
 
 @dataclass(frozen=True, slots=True)

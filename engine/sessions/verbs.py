@@ -269,7 +269,7 @@ class Verbs(Closing):
 
     def interact(self) -> None:
         """A prompt for the terminal, with the same verbs."""
-        from ...widgets.prompt import interact
+        from ...widgets.terminal.prompt import interact
 
         interact(self)
 

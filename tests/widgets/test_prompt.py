@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.widgets.prompt import SHORT, Prompt
-from tapehead.widgets.prompt_completion import offered
-from tapehead.widgets.prompt_names import Names
+from tapehead.widgets.terminal.prompt import SHORT, Prompt
+from tapehead.widgets.terminal.prompt_completion import offered
+from tapehead.widgets.terminal.prompt_names import Names
 
 PROMPT = "(tapehead) "
 TAKES_NOTHING = ("over", "out", "continue", "branches", "queue", "memory", "stops", "stop", "close")

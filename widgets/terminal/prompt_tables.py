@@ -14,22 +14,22 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ..engine.memory.storage_words import counted
-from ..engine.queue.named_tasks import calls_of
-from ..engine.sessions.native_session import NativeSession
-from ..engine.sessions.stepper import Stepper
-from ..engine.stops.stopped import Stop
-from ..engine.trace.statistics import Statistics, statistics
-from ..engine.trace.trace import RecordedGradient, TaskRecord
-from ..engine.words.sizes import size_text
-from ..inspector.graph.graph import Graph, Task, TensorMeta, module_name
-from ..inspector.graph.saved import SavedTensor
-from ..inspector.graph.source import Source
-from ..inspector.torch_internals import storage_of
+from ...engine.memory.storage_words import counted
+from ...engine.queue.named_tasks import calls_of
+from ...engine.sessions.native_session import NativeSession
+from ...engine.sessions.stepper import Stepper
+from ...engine.stops.stopped import Stop
+from ...engine.trace.statistics import Statistics, statistics
+from ...engine.trace.trace import RecordedGradient, TaskRecord
+from ...engine.words.sizes import size_text
+from ...inspector.graph.graph import Graph, Task, TensorMeta, module_name
+from ...inspector.graph.saved import SavedTensor
+from ...inspector.graph.source import Source
+from ...inspector.torch_internals import storage_of
 from .prompt_text import plain
 
 if TYPE_CHECKING:
-    from ..engine.sessions.branches import Branch
+    from ...engine.sessions.branches import Branch
     from .prompt_stops import Asked
 
 Session: TypeAlias = Stepper | NativeSession

@@ -13,16 +13,16 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..engine.batching.group_runner import AnyBatch
-from ..engine.memory.accumulation import PYTORCHS, Accumulation
-from ..engine.orders.policies import AnyPolicy, find_policy
-from ..engine.programs.debug import debug
-from ..engine.sessions.native import Call, Plan, run_native
-from ..engine.stops.stopped import Stop
-from ..engine.trace.run import Engine
-from ..engine.trace.statistics import Level
-from ..inspector.capturing.capture import capture
-from ..inspector.torch_internals import pins_open, redirect_backward, world
+from ...engine.batching.group_runner import AnyBatch
+from ...engine.memory.accumulation import PYTORCHS, Accumulation
+from ...engine.orders.policies import AnyPolicy, find_policy
+from ...engine.programs.debug import debug
+from ...engine.sessions.native import Call, Plan, run_native
+from ...engine.stops.stopped import Stop
+from ...engine.trace.run import Engine
+from ...engine.trace.statistics import Level
+from ...inspector.capturing.capture import capture
+from ...inspector.torch_internals import pins_open, redirect_backward, world
 from .prompt import GROUPS, Prompt
 from .prompt_names import Names, users_frame
 from .prompt_stops import read_break, read_watch

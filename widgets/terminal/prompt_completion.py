@@ -10,9 +10,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..engine.orders.policies import POLICIES
-from ..engine.queue.ready_queue import ReadyTask
-from ..inspector.graph.graph import Graph
+from ...engine.orders.policies import POLICIES
+from ...engine.queue.ready_queue import ReadyTask
+from ...inspector.graph.graph import Graph
 
 
 class Debugged(Protocol):

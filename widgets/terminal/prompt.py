@@ -11,12 +11,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from ..engine.memory.storage_words import counted
-from ..engine.orders.policies import POLICIES
-from ..engine.sessions.stepper import Stepper
-from ..engine.sessions.verbs import Verbs
-from ..engine.stops.stopped import Stop
-from ..inspector.graph.graph import Task
+from ...engine.memory.storage_words import counted
+from ...engine.orders.policies import POLICIES
+from ...engine.sessions.stepper import Stepper
+from ...engine.sessions.verbs import Verbs
+from ...engine.stops.stopped import Stop
+from ...inspector.graph.graph import Task
 from . import prompt_tables as tables
 from .prompt_completion import offered, whole
 from .prompt_names import Names, assigns, compiled, statements, test_of, users_frame

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
 
-from ..engine.stops.breakpoints import Breakpoint, Predicate, Where
-from ..engine.stops.conditions import as_conditions
-from ..engine.stops.stops import Entry
-from ..inspector.graph.graph import Task
-from .deck.stop_words import watched
+from ...engine.stops.breakpoints import Breakpoint, Predicate, Where
+from ...engine.stops.conditions import as_conditions
+from ...engine.stops.stops import Entry
+from ...inspector.graph.graph import Task
+from ..deck.stop_words import watched
 
 if TYPE_CHECKING:
     from .prompt_tables import Session

@@ -1,0 +1,4 @@
+"""The terminal's prompt, and what it runs.
+
+May import: pages, deck.
+"""
