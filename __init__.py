@@ -41,7 +41,7 @@ from .widgets.deck.debug import debug
 
 def load_ipython_extension(shell: object) -> None:
     """`%load_ext tapehead`: the magics `%tapehead` and `%%tapehead`."""
-    from .widgets.magics import load
+    from .widgets.magic.magics import load
 
     load(shell)  # type: ignore[arg-type]
 

@@ -21,7 +21,7 @@ from torch import nn
 import tapehead as th
 from tapehead.engine.sessions.stepper import Stepper
 from tapehead.widgets.deck.deck.display import latest_deck
-from tapehead.widgets.magics import complete, parse
+from tapehead.widgets.magic.magics import complete, parse
 
 SETUP = """
 import torch, ipywidgets, tapehead as th
@@ -504,7 +504,7 @@ def test_closing_the_output_closes_a_deck_that_nobody_holds(fresh: Kernel) -> No
 
 def test_what_the_first_deck_needs_is_loaded_in_the_users_own_thread(fresh: Kernel) -> None:
     fresh.run(
-        "import threading, tapehead.widgets.magics as magics\n"
+        "import threading, tapehead.widgets.magic.magics as magics\n"
         "loaded_in, warm_up = [], magics.warm_up_fakes\n"
         "magics.warm_up_fakes = lambda: loaded_in.append(threading.current_thread().name)\n"
         "%reload_ext tapehead"

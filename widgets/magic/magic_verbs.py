@@ -12,15 +12,15 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ..engine.ensembles.advice import Advice, advise
-from ..engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy
-from ..inspector.graph.graph import Task
-from .deck.deck import Deck
-from .deck.display import latest_deck
-from .deck.stop_tables import BranchesView, StopsView
-from .deck.stop_words import watched
-from .terminal.prompt_completion import offered
-from .terminal.prompt_stops import Test, read_break
+from ...engine.ensembles.advice import Advice, advise
+from ...engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy
+from ...inspector.graph.graph import Task
+from ..deck.deck import Deck
+from ..deck.display import latest_deck
+from ..deck.stop_tables import BranchesView, StopsView
+from ..deck.stop_words import watched
+from ..terminal.prompt_completion import offered
+from ..terminal.prompt_stops import Test, read_break
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import display
 from torch import Tensor, nn
 
-from ..engine.memory.accumulation import Accumulate, Accumulation, Release
-from ..engine.memory.storage_words import joined
-from ..engine.orders.policies import POLICIES
-from ..inspector.capturing.capture import capture
-from ..inspector.capturing.tape import Tape
-from ..inspector.graph.spent import first_over
-from ..inspector.torch_internals import warm_up_fakes
-from .deck.debug import debug, in_notebook
+from ...engine.memory.accumulation import Accumulate, Accumulation, Release
+from ...engine.memory.storage_words import joined
+from ...engine.orders.policies import POLICIES
+from ...inspector.capturing.capture import capture
+from ...inspector.capturing.tape import Tape
+from ...inspector.graph.spent import first_over
+from ...inspector.torch_internals import warm_up_fakes
+from ..deck.debug import debug, in_notebook
 from .magic_verbs import VERBS, Told, complete_verb, policy_of
 
 ENGINES = ("direct", "native")

@@ -1,0 +1,4 @@
+"""IPython's magics.
+
+May import: pages, deck, terminal.
+"""
