@@ -254,7 +254,7 @@ def _fold(text: str) -> Fold:
 
 
 def _demo(options: argparse.Namespace, console: Console) -> int:
-    from .demo import run_demo
+    from .commands.demo import run_demo
 
     try:
         found, policies = _chosen(options)
@@ -269,8 +269,8 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
 @contextmanager
 def _program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[[], Tensor]]]:
     """Name, title and source of a ready model or of a user's function, and what makes its loss."""
+    from .commands.script import make_loss_of
     from .engine.workloads.workloads import workload
-    from .script import make_loss_of
 
     if ":" in target or target.endswith(".py"):
         with make_loss_of(target) as make_loss:
@@ -281,9 +281,9 @@ def _program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
+    from .commands.script import UserError
     from .engine.queue.ready_queue import PolicyError
     from .engine.studies.compare import compare
-    from .script import UserError
     from .widgets.terminal.user_traceback import users_traceback
 
     if find_spec("plotly") is None:
@@ -313,8 +313,8 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
 
 
 def _advise(options: argparse.Namespace, console: Console) -> int:
+    from .commands.script import UserError
     from .engine.ensembles.advice import advise
-    from .script import UserError
     from .widgets.terminal.user_traceback import users_traceback
 
     target: str = options.target
@@ -551,7 +551,7 @@ def _workloads(options: argparse.Namespace, console: Console) -> int:
 
 
 def _graph(options: argparse.Namespace, console: Console) -> int:
-    from .script import draw_function
+    from .commands.script import draw_function
     from .widgets.terminal.user_traceback import users_traceback
 
     try:
@@ -591,9 +591,9 @@ def _view(options: argparse.Namespace, console: Console) -> int:
 
 
 def _debug(options: argparse.Namespace, console: Console) -> int:
+    from .commands.script import UserError, backward_of, run_script, script_path
     from .engine.batching.group_runner import check_batch
     from .engine.orders.policies import find_policy
-    from .script import UserError, backward_of, run_script, script_path
     from .widgets.terminal.every_backward import EveryBackward, ended_well
     from .widgets.terminal.user_traceback import users_traceback
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-import tapehead.demo
+import tapehead.commands.demo
 from tapehead.__main__ import main
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 

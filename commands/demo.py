@@ -16,13 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from torch import Tensor, nn
 
-from .engine.orders.schedule import queue_lengths, schedule
-from .engine.programs.backward import backward
-from .engine.sessions.stepper import Stepper
-from .engine.workloads.workloads import Size, Workload
-from .inspector.capturing.capture import capture
-from .inspector.capturing.walk import graph
-from .inspector.graph.graph import Graph
+from ..engine.orders.schedule import queue_lengths, schedule
+from ..engine.programs.backward import backward
+from ..engine.sessions.stepper import Stepper
+from ..engine.workloads.workloads import Size, Workload
+from ..inspector.capturing.capture import capture
+from ..inspector.capturing.walk import graph
+from ..inspector.graph.graph import Graph
 
 Gradients = dict[str, Tensor]
 MakeLoss = Callable[[], Tensor]

@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .inspector.capturing.capture import capture
-from .inspector.capturing.walk import graph
-from .inspector.graph.graph import Graph
-from .widgets.terminal.user_traceback import without_own_frames
+from ..inspector.capturing.capture import capture
+from ..inspector.capturing.walk import graph
+from ..inspector.graph.graph import Graph
+from ..widgets.terminal.user_traceback import without_own_frames
 
 
 def script_path(script: str) -> Path:
