@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("inspector", "engine", "widgets")
-SOURCES = sorted([*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
+PACKAGES = ("inspector", "engine", "widgets", "commands")
+SOURCES = sorted([*ROOT.glob("__*__.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 
 # torch, what torch requires, and tapehead; everything else that is not Python's own is refused.
 BLOCKER = """

@@ -378,8 +378,9 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
         ['5 × mm → bmm', '5 × mm → bmm']
 
     Members of a group have one shape, dtype and device, and ask for the same gradients; none depends on another, and
-    with all groups joined at once the graph still has no cycle (`engine/batching/agenda.py` and `engine/batching/group_search.py` say
-    why). The products that one parameter's gradient sums up are a "tree", and one product of what they are made of.
+    with all groups joined at once the graph still has no cycle (`engine/batching/agenda.py` and
+    `engine/batching/group_search.py` say why). The products that one parameter's gradient sums up are a "tree", and
+    one product of what they are made of.
 
     A forward's groups are those of the operations which a capture saw (`th.capture`).
 

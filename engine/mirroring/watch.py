@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ...inspector.capturing.forward_program import WHOLE, overlap
 from ...inspector.capturing.operators import moves_storage, traits_of, written_by
 from ...inspector.graph.marks import tensors_of
-from ...inspector.graph.source import is_library
+from ...inspector.graph.source import PACKAGE, is_library
 from ...inspector.torch_internals import (
     FollowedStorage,
     Operator,
@@ -465,7 +465,7 @@ def _warn(message: str) -> None:
     warnings.warn(f"th.mirror: {message}", stacklevel=level)
 
 
-_HERE = os.path.dirname(__file__) + os.sep
+_HERE = str(PACKAGE / "engine") + os.sep
 
 
 def _same(made: torch.UntypedStorage, original: torch.UntypedStorage, views: Sequence[View]) -> bool:

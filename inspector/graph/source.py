@@ -13,11 +13,14 @@ import torch
 
 # The engine's ready models stand for the user's code; but th.mirror and th.find_nan call the user's operations on their
 # way.
-_ENGINE = Path(__file__).parent.parent / "engine"
+PACKAGE = Path(__file__).parents[2]
+"""Where tapehead itself is installed."""
+
+_ENGINE = PACKAGE / "engine"
 _LIBRARY_FOLDERS = (
     str(Path(torch.__file__).parent) + os.sep,
-    str(Path(__file__).parents[1]) + os.sep,
-    *(str(_ENGINE / name) for name in ("mirror", "value_flow.py", "function_calls.py")),
+    str(PACKAGE / "inspector") + os.sep,
+    *(str(_ENGINE / name) for name in ("mirroring", "finding/value_flow.py", "finding/function_calls.py")),
     "<frozen",
 )
 

@@ -7,11 +7,12 @@ from base64 import b64encode
 from html import escape
 from pathlib import Path
 
+from ...inspector.graph.source import PACKAGE
 from ..pages.theme import DARK, FONT, LIGHT
 
 _HEAD_BYTES = 4096  # which hold the page's meta elements
 
-CODE = Path(__file__).parent / "static" / "deck.js"
+CODE = PACKAGE / "widgets" / "static" / "deck.js"
 
 # Nothing may be loaded: what is in the file is all there is. The code is imported from a Blob of itself.
 _POLICY = (

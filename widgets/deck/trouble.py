@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import traceback
-from pathlib import Path
 
 from ...inspector.graph.graph import Graph
-from ...inspector.graph.source import Source, innermost_user_line
+from ...inspector.graph.source import PACKAGE, Source, innermost_user_line
 from .document import numbered
 
-_OURS = tuple(f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("engine", "widgets"))
+_OURS = tuple(f"{PACKAGE / name}{os.sep}" for name in ("engine", "widgets"))
 _NOTED = "tapehead: raised "
 
 

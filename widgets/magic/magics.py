@@ -25,6 +25,7 @@ from ...engine.memory.storage_words import joined
 from ...engine.orders.policies import POLICIES
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.tape import Tape
+from ...inspector.graph.source import PACKAGE
 from ...inspector.graph.spent import first_over
 from ...inspector.torch_internals import warm_up_fakes
 from ..deck.debug import debug, in_notebook
@@ -37,11 +38,10 @@ FLAGS = ("keep-inputs",)
 _NEAR = 50  # nodes
 _SOON_S = 0.2  # a cell that is waiting begins first
 
-_HERE = Path(__file__).parent
 _NOT_THE_USERS = tuple(
     str(folder) + os.sep
     for folder in (
-        *(_HERE.parent / name for name in ("inspector", "engine", "widgets")),
+        *(PACKAGE / name for name in ("inspector", "engine", "widgets", "commands")),
         Path(IPython.__file__).parent,
         Path(concurrent.futures.__file__).parent,
     )

@@ -12,8 +12,12 @@ from typing import Any
 
 import torch
 
-HERE = Path(__file__).parents[1]
-_OTHERS = (str(Path(torch.__file__).parent), *(str(HERE / name) for name in ("inspector", "engine", "widgets")))
+from ...inspector.graph.source import PACKAGE
+
+_OTHERS = (
+    str(Path(torch.__file__).parent),
+    *(str(PACKAGE / name) for name in ("inspector", "engine", "widgets", "commands")),
+)
 
 
 def users_frame() -> FrameType | None:

@@ -10,8 +10,9 @@ from types import TracebackType
 
 import torch
 
-HERE = Path(__file__).parents[1]
-OWN = tuple(HERE / name for name in ("inspector", "engine", "widgets", "commands/script.py"))
+from ...inspector.graph.source import PACKAGE
+
+OWN = tuple(PACKAGE / name for name in ("inspector", "engine", "widgets", "commands"))
 TORCH = str(Path(torch.__file__).parent)
 LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 
