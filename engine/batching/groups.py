@@ -16,6 +16,7 @@ from ...inspector.drawing.svg import graph_to_svg
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Fold, Graph, Outputs, Task, Theme
 from ...inspector.graph.products import Product, Side, products_of
+from ...inspector.shown import text_of
 from ..memory.storage_words import counted, folded, joined, module_title, pattern, was_captured
 from ..words.findings import findings_rich, findings_text
 from ..words.sizes import size_text
@@ -344,11 +345,9 @@ class Groups:
         return self.table
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import cells_html
-
         # A label and a product's shapes stay on one line: the place, whatever its length, is what may wrap.
         cells = [[*(text.replace(" ", "\u00a0") for text in row[:3]), *row[3:]] for row in self.cells]
-        return cells_html(cells, self.sentences, _RIGHT)
+        return text_of("findings as HTML", cells, self.sentences, _RIGHT)
 
 
 _RIGHT = ("level", "launches", "copies")

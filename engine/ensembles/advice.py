@@ -15,6 +15,7 @@ from ...inspector.arguments import expect_callable, expect_number
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.walk import graph
 from ...inspector.graph.graph import Graph
+from ...inspector.shown import text_of
 from ...inspector.torch_internals import keep_compiler_out
 from ..batching.groups import GroupRules, Groups, groups
 from ..memory.measured_device import device_of
@@ -171,9 +172,7 @@ class Advice:
         return Group(*parts)
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.advice_html import advice_html
-
-        return advice_html(self)
+        return text_of("advice as HTML", self)
 
 
 def advise(

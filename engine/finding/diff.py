@@ -14,6 +14,7 @@ import torch
 from ...inspector.arguments import expect, expect_number
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task
+from ...inspector.shown import text_of
 from ..memory.storage_words import joined, ordinal, task_name
 from ..trace.run import Run
 from ..trace.trace import RecordedGradient, Trace
@@ -342,9 +343,7 @@ class Difference:
         return findings_rich(self._all_sentences(), self.cells, self.cells[0][1:2] + self.cells[0][3:])
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import cells_html
-
-        return cells_html(self.cells, self._all_sentences(), self.cells[0][1:2] + self.cells[0][3:])
+        return text_of("findings as HTML", self.cells, self._all_sentences(), self.cells[0][1:2] + self.cells[0][3:])
 
     def _all_sentences(self) -> tuple[str, ...]:
         more = len([each for each in self.leaves if each.taken]) - _MOST_LEAVES

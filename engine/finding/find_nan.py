@@ -12,6 +12,7 @@ from ...inspector.arguments import expect_choice
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.source import Source
+from ...inspector.shown import text_of
 from ...inspector.torch_internals import (
     keep_compiler_out,
     leaf_hooks,
@@ -83,9 +84,7 @@ class NanReport:
         return findings_rich(self.sentences, [[]])
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import cells_html
-
-        return cells_html([[]], self.sentences)
+        return text_of("findings as HTML", [[]], self.sentences)
 
 
 def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:

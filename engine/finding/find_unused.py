@@ -17,6 +17,7 @@ from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph, module_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source import Source
+from ...inspector.shown import text_of
 from ...inspector.torch_internals import is_fully_sharded, keep_compiler_out, sharded_parameters, uncompiled
 from ..memory.storage_words import counted, joined, operation_title, ordinal
 from ..programs.as_found import AsFound
@@ -196,9 +197,7 @@ class UnusedReport:
         return findings_rich(self.sentences, self.cells)
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import cells_html
-
-        return cells_html(self.cells, self.sentences)
+        return text_of("findings as HTML", self.cells, self.sentences)
 
 
 def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from ...inspector.shown import text_of
 from ..memory.timeline import Timeline
 from ..words.sizes import percent_text, share_text, size_text
 from .plan import MirrorPlan, MirrorPrediction
@@ -115,9 +116,7 @@ class MirrorFrontier:
         return "\n".join([*lines, *([""] if self.sentences else []), *self.sentences])
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.frontier_page import frontier_html
-
-        return frontier_html(self)
+        return text_of("frontier as HTML", self)
 
     def save_html(
         self, path: str | Path, title: str = "A plan for mirroring", measured: Mapping[str, Timeline] | None = None
@@ -133,10 +132,8 @@ class MirrorFrontier:
         Raises:
             ValueError: one of them is of another graph.
         """
-        from ...widgets.pages.frontier_page import page_html
-
         path = Path(path)
-        path.write_text(page_html(self, title, measured or {}), encoding="utf-8")
+        path.write_text(text_of("frontier as a page", self, title, measured or {}), encoding="utf-8")
         return path
 
 

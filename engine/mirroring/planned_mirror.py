@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ...inspector.capturing.forward_program import ForwardProgram
 from ...inspector.graph.graph import Fold
 from ...inspector.graph.graph import Theme as GraphTheme
+from ...inspector.shown import drawn, text_of
 from ..memory.timeline import Timeline
 from ..words.sizes import percent_text, share_text, size_text
 from .footprint import MirroredMemory
@@ -168,17 +169,14 @@ class PlannedMirror(MirrorPlan):
         return f"<PlannedMirror: {count:,} dropped, {size_text(self.plain_peak_bytes)} to {size_text(self.peak_bytes)}>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import cells_html
-
-        return cells_html(self.cells if self.left_alone is None else [[]], self.sentences, RIGHT)
+        return text_of("findings as HTML", self.cells if self.left_alone is None else [[]], self.sentences, RIGHT)
 
     def to_svg(self, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> str:
         """The graph with signs at tasks whose saved tensors are let go of, that make them again first, and that newly
         keep others for that. See `Graph.save_svg` for `fold` and `theme`."""
-        from ...inspector.drawing.svg import graph_to_svg
         from .tasks import mirror_signs
 
-        return graph_to_svg(self.plain.graph, fold=fold, theme=theme, signs=mirror_signs(self, self.order))
+        return text_of("graph as SVG", self.plain.graph, fold=fold, theme=theme, signs=mirror_signs(self, self.order))
 
     def save_svg(self, path: str | Path, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> Path:
         """Writes `to_svg()` to a file."""
@@ -188,6 +186,4 @@ class PlannedMirror(MirrorPlan):
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""
-        from ...widgets.pages.memory_figures import memory_figure
-
-        return memory_figure({"without": self.plain, "mirrored": self.timeline}, theme)
+        return drawn("levels as a figure", {"without": self.plain, "mirrored": self.timeline}, theme)

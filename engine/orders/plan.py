@@ -12,6 +12,7 @@ from ...inspector.arguments import expect, expect_callable
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Outputs
+from ...inspector.shown import drawn, text_of
 from ..memory.footprint import Footprints
 from ..memory.storage_words import joined
 from ..memory.timeline import Timeline
@@ -180,15 +181,11 @@ class OrderPlan:
         return f"<OrderPlan of {len(self.graph):,} tasks: {best.policy}, {size_text(best.peak_bytes)}>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import table_html
-
-        return table_html(self)
+        return text_of("table as HTML", self)
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
-        from ...widgets.pages.memory_figures import memory_figure
-
-        return memory_figure({row.policy: self.timeline(row.policy) for row in self.rows}, theme)
+        return drawn("levels as a figure", {row.policy: self.timeline(row.policy) for row in self.rows}, theme)
 
 
 def plan(

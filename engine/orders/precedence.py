@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs, Task
+from ...inspector.shown import text_of
 from ..memory.storage_words import counted, joined, ordinal
 from ..queue.binary_heap import pop, push
 from ..queue.named_tasks import tasks_at
@@ -523,11 +524,9 @@ class OrderCheck:
         return findings_rich(self.sentences, [[]])
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import cells_html
-
         first, *others = self.sentences
         said = [first, *others[-1:]] if self.broken else [first]
-        return cells_html(self.cells, said, ("at",))
+        return text_of("findings as HTML", self.cells, said, ("at",))
 
 
 def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], policy: AnyPolicy = "heap") -> OrderCheck:

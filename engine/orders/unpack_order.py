@@ -18,6 +18,7 @@ from ...inspector.graph.facts import Operation, resolve_sources
 from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source import Source
+from ...inspector.shown import text_of
 from ...inspector.torch_internals import first_freed, hides_saved, packed_slots, saved_slots, storage_of
 from ..memory.storage_words import counted, joined, module_title, ordinal
 from ..words.findings import findings_rich, findings_text
@@ -237,9 +238,7 @@ class UnpackOrder:
         return findings_rich(self.sentences, self.cells, _RIGHT)
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import cells_html
-
-        return cells_html(self.cells, self.sentences, _RIGHT)
+        return text_of("findings as HTML", self.cells, self.sentences, _RIGHT)
 
 
 _RIGHT = ("place", "bytes")

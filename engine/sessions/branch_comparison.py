@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.graph import Graph
+from ...inspector.shown import text_of
 from ...inspector.torch_internals import unobserved
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints
@@ -143,9 +144,7 @@ class BranchComparison:
         return f"<BranchComparison of {len(self.rows)} branches>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import table_html
-
-        return table_html(self)
+        return text_of("table as HTML", self)
 
 
 def compare_branches(

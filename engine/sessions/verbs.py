@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Task
+from ...inspector.shown import drawn
 from ..queue.named_tasks import calls_of
 from ..queue.ready_queue import ReadyTask
 from ..stops.breakpoints import Breakpoint, Predicate, Where
@@ -269,9 +270,7 @@ class Verbs(Closing):
 
     def interact(self) -> None:
         """A prompt for the terminal, with the same verbs."""
-        from ...widgets.terminal.prompt import interact
-
-        interact(self)
+        drawn("session at a prompt", self)
 
     def _about(self, task: AnyTask | None) -> Task:
         about = self.current if task is None else self._task(task)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
+from ...inspector.shown import drawn, saved, text_of
 from ..hips.levels import hips_levels, hips_time
 from ..measuring.step_levels import StepLevels, allocated_levels, levels_of
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
@@ -195,15 +196,11 @@ class AccumulationStudy:
         return f"<AccumulationStudy of {self.title}: {len(self.rows)} rows>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.accumulation_page import study_html
-
-        return study_html(self)
+        return text_of("accumulation as HTML", self)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the backward for each row, above that of the gradient by hand. Needs plotly."""
-        from ...widgets.pages.accumulation_page import study_figure
-
-        return study_figure(self, theme)
+        return drawn("accumulation as a figure", self, theme)
 
 
 def accumulation_study(
@@ -267,9 +264,7 @@ def save_studies(studies: Sequence[AccumulationStudy], path: str | Path, title: 
     """
     if not studies:
         raise ValueError("there is no study to save")
-    from ...widgets.pages.accumulation_page import save_page
-
-    return save_page(studies, Path(path), title)
+    return saved("accumulation as a page", studies, Path(path), title)
 
 
 class _Way(Protocol):

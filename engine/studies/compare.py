@@ -17,6 +17,7 @@ from ...inspector.arguments import expect, expect_callable, expect_choice, expec
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.walk import graph
 from ...inspector.graph.graph import Edge, Graph, Task
+from ...inspector.shown import drawn, saved, text_of
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from ..memory.not_counted import NotCounted, not_counted
 from ..memory.storage_words import counted, joined, task_name
@@ -302,9 +303,7 @@ class Comparison:
         return f"<Comparison of {len(self.graph):,} tasks: {peaks}>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import table_html
-
-        return table_html(self)
+        return text_of("table as HTML", self)
 
     def without(self, row: Row) -> Row | None:
         """The row of the same policy whose forward was not mirrored; None: there is none, or it is this one."""
@@ -319,15 +318,11 @@ class Comparison:
         Raises:
             ValueError: the policy is not compared here, or its forward was not mirrored.
         """
-        from ...widgets.pages.mirrored_comparison import mirrored_figure
-
-        return mirrored_figure(self, self[policy], theme)
+        return drawn("mirrored comparison as a figure", self, self[policy], theme)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
-        from ...widgets.pages.memory_figures import memory_figure
-
-        return memory_figure(self.timelines, theme)
+        return drawn("levels as a figure", self.timelines, theme)
 
     def lifetimes_figure(self, policy: str, theme: Theme = "light", *, clock: bool = False) -> go.Figure:
         """One bar per storage, the largest by bytes × time first. Needs plotly.
@@ -340,9 +335,7 @@ class Comparison:
         Raises:
             ValueError: the policy is not compared here, or no clock was recorded.
         """
-        from ...widgets.pages.memory_figures import lifetimes_figure
-
-        return lifetimes_figure(self[policy].timeline, theme, clock=clock)
+        return drawn("lifetimes as a figure", self[policy].timeline, theme, clock=clock)
 
     @property
     def timelines(self) -> dict[str, Timeline]:
@@ -355,9 +348,7 @@ class Comparison:
         The page works offline, from file:// too (plotly.js, some 5 MB, is inside), and follows the reader's light or
         dark theme. Needs plotly.
         """
-        from ...widgets.pages.comparison_page import save_page
-
-        return save_page(self, Path(path), title)
+        return saved("comparison as a page", self, Path(path), title)
 
 
 def compare(

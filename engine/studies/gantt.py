@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...inspector.graph.graph import Graph
+from ...inspector.shown import drawn, text_of
 from ..memory.storage_words import counted
 from ..words.findings import findings_rich, findings_text
 from ..words.sizes import share_text
@@ -244,15 +245,11 @@ class Gantt:
         return findings_rich([f"{self.policy}: {self._span}", *self.sentences], self.cells, _RIGHT)
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import cells_html
-
-        return cells_html(self.cells, [f"{self.policy}: {self._span}", *self.sentences], _RIGHT)
+        return text_of("findings as HTML", self.cells, [f"{self.policy}: {self._span}", *self.sentences], _RIGHT)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """A bar for each task, a row for each device, over time. Needs plotly."""
-        from ...widgets.pages.gantt_figure import gantt_figure
-
-        return gantt_figure([self], theme)
+        return drawn("devices over time as a figure", [self], theme)
 
 
 _RIGHT = ("tasks", "busy", "idle")
@@ -369,15 +366,11 @@ class MakespanReport:
         return self.table
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import cells_html
-
-        return cells_html(self.cells, self.sentences, self._right)
+        return text_of("findings as HTML", self.cells, self.sentences, self._right)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The policies below each other, over one axis of time. Needs plotly."""
-        from ...widgets.pages.gantt_figure import gantt_figure
-
-        return gantt_figure(self.rows, theme, self.lower_bound_ns)
+        return drawn("devices over time as a figure", self.rows, theme, self.lower_bound_ns)
 
 
 def time_unit(elapsed_ns: float) -> tuple[float, str]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from ...inspector.shown import drawn, saved, text_of
 from ...inspector.torch_internals import activation_memory_budget
 from ..measuring.step_levels import allocated_levels
 from ..mirroring.mirror import mirror
@@ -270,15 +271,11 @@ class MirrorStudy:
         return f"<MirrorStudy of {self.title}: {len(self.rows)} rows>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.mirror_page import study_html
-
-        return study_html(self)
+        return text_of("mirroring as HTML", self)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """Each way as a point: its time against its peak, both over those without anything. Needs plotly."""
-        from ...widgets.pages.mirror_page import study_figure
-
-        return study_figure(self, theme)
+        return drawn("mirroring as a figure", self, theme)
 
 
 def mirror_study(
@@ -372,9 +369,7 @@ def save_studies(studies: Sequence[MirrorStudy], path: str | Path, title: str = 
     """
     if not studies:
         raise ValueError("there is no study to save")
-    from ...widgets.pages.mirror_page import save_page
-
-    return save_page(studies, Path(path), title)
+    return saved("mirroring as a page", studies, Path(path), title)
 
 
 class _Way:

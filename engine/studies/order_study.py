@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
+from ...inspector.shown import drawn, saved, text_of
 from ..memory.storage_words import joined
 from ..orders.policies import AnyPolicy, Choice, Policy, is_dynamic
 from ..programs.backward import backward
@@ -324,9 +325,7 @@ class OrderStudy:
         return f"<OrderStudy of {', '.join(row.name for row in self.rows) or 'nothing'}: {', '.join(self.policies)}>"
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.order_study_page import study_html
-
-        return study_html(self)
+        return text_of("orders as HTML", self)
 
     @property
     def markdown(self) -> str:
@@ -394,15 +393,11 @@ class OrderStudy:
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """Peak and time of each order against the reference, per workload. Needs plotly."""
-        from ...widgets.pages.order_study_page import study_figure
-
-        return study_figure(self, theme)
+        return drawn("orders as a figure", self, theme)
 
     def save_html(self, path: str | Path, title: str = "Orders of the backward") -> Path:
         """Writes one page with the table and the figure. It works offline, plotly.js is inside. Needs plotly."""
-        from ...widgets.pages.order_study_page import save_page
-
-        return save_page(self, Path(path), title)
+        return saved("orders as a page", self, Path(path), title)
 
 
 def order_study(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ...inspector.shown import text_of
 from ..batching.groups import GroupKind
 from ..memory.storage_words import counted
 from ..words.findings import findings_rich, findings_text
@@ -163,9 +164,7 @@ class Batches:
         return self.table
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import cells_html
-
-        return cells_html(self.cells, self.sentences, _RIGHT)
+        return text_of("findings as HTML", self.cells, self.sentences, _RIGHT)
 
 
 _RIGHT = ("tasks", "launches", "copies", "kept", "µs")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...inspector.arguments import expect
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.source import Source
+from ...inspector.shown import drawn, text_of
 from ..memory.not_counted import NotCounted
 from ..memory.storage_words import StorageWords, folded, module_title, ordinal, pattern, was_captured
 from ..memory.timeline import Category, Storage, Timeline
@@ -128,9 +129,7 @@ class PeakReport:
 
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """A treemap of the peak, by category, module and source line. Needs plotly."""
-        from ...widgets.pages.memory_figures import peak_figure
-
-        return peak_figure(self, theme)
+        return drawn("peak as a figure", self, theme)
 
     def __repr__(self) -> str:
         hints = {0: "no hint", 1: "1 hint"}.get(len(self.hints), f"{len(self.hints)} hints")
@@ -180,9 +179,7 @@ class PeakReport:
         return Group(*parts)
 
     def _repr_html_(self) -> str:
-        from ...widgets.pages.report_html import peak_html
-
-        return peak_html(self)
+        return text_of("peak as HTML", self)
 
     def _amount(self, nbytes: int) -> str:
         return f"{size_text(nbytes)} ({share_text(nbytes, self.nbytes)})"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...inspector.graph.graph import Graph
+from ...inspector.shown import drawn, saved
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
@@ -17,8 +18,6 @@ from .batches import Batches
 from .trace import Trace
 
 if TYPE_CHECKING:
-    from ...widgets.deck.recording import Recording
-    from ..mirroring.plan import MirrorPlan
     from .peak import PeakReport
 
 Engine = Literal["native", "direct"]
@@ -107,29 +106,25 @@ class Run:
 
         return save(self, path)
 
-    def deck(self, *, mirroring: MirrorPlan | None = None) -> Recording:
-        """The run as a widget that plays it again, in a notebook.
+    def deck(self, *, mirroring: Any = None) -> Any:
+        """The run as a widget (`widgets.deck.recording.Recording`) that plays it again, in a notebook.
 
         Args:
-            mirroring: the plan by which the forward was mirrored: the deck says what it let go of, and draws the
-                memory that the plan predicts, with it and without, beside what was measured.
+            mirroring: the plan (`th.MirrorPlan`) by which the forward was mirrored: the deck says what it let go of,
+                and draws the memory that the plan predicts, with it and without, beside what was measured.
 
         Raises:
             TypeError, ValueError: that is no plan, or the graph is another's.
             ModuleNotFoundError: `anywidget` is missing.
         """
         try:
-            from ...widgets.deck.recording import Recording
+            return drawn("run as a deck", self, mirroring=mirroring)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "run.deck() needs a notebook with anywidget: pip install 'tapehead[notebook]'. "
                 "run.save_html(path) writes a page that plays without"
             ) from error
 
-        return Recording(self, mirroring=mirroring)
-
-    def save_html(self, path: str | Path, *, mirroring: MirrorPlan | None = None) -> Path:
+    def save_html(self, path: str | Path, *, mirroring: Any = None) -> Path:
         """Writes the run as one page that plays it, without a kernel or a network. For `mirroring` see `deck`."""
-        from ...widgets.deck.run_document import save_run
-
-        return save_run(self, path, mirroring=mirroring)
+        return saved("run as a page", self, path, mirroring=mirroring)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from ..shown import drawn, text_of
 from ..torch_internals import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
 from .saved import SavedTensor, saved_tensors
@@ -238,15 +239,11 @@ class Graph:
 
     def to_json(self) -> str:
         """The graph as versioned JSON; see `inspector/drawing/to_json.py` for the fields."""
-        from ..drawing.to_json import graph_to_json
-
-        return graph_to_json(self)
+        return text_of("graph as JSON", self)
 
     def to_svg(self, *, fold: Fold = "repeats", theme: Theme = "auto") -> str:
         """The graph as one self-contained SVG. See `save_svg`."""
-        from ..drawing.svg import graph_to_svg
-
-        return graph_to_svg(self, fold=fold, theme=theme)
+        return text_of("graph as SVG", self, fold=fold, theme=theme)
 
     def save_svg(self, path: str | Path, *, fold: Fold = "repeats", theme: Theme = "auto") -> Path:
         """Draws the graph with tapehead's own layout.
@@ -261,14 +258,10 @@ class Graph:
 
     def to_graphviz(self) -> graphviz.Digraph:
         """The graph as a `graphviz.Digraph`, modules as clusters. Needs the `graphviz` package."""
-        from ..drawing.dot import graph_to_graphviz
-
-        return graph_to_graphviz(self)
+        return drawn("graph for Graphviz", self)
 
     def _repr_svg_(self) -> str | None:
-        from ..drawing.svg import graph_to_svg
-
-        return graph_to_svg(self, widest=_CELL_WIDTH) if len(self.tasks) <= _MOST_SHOWN else None
+        return text_of("graph as SVG", self, widest=_CELL_WIDTH) if len(self.tasks) <= _MOST_SHOWN else None
 
 
 def module_name(path: str) -> str:
