@@ -12,7 +12,7 @@ from .engine.mirroring.plan import MirrorPlan
 from .engine.mirroring.plan_mirror import plan_mirror
 from .engine.mirroring.planned_mirror import PlannedMirror
 from .engine.orders.plan import OrderPlan, PlannedOrder, plan
-from .engine.orders.policies import POLICIES, Policy
+from .engine.orders.policies import POLICIES
 from .engine.orders.precedence import Break, OrderCheck, check_order, constrained
 from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
 from .engine.prediction.simulation import simulate
@@ -20,6 +20,7 @@ from .engine.programs.agreement import wait_for_ranks
 from .engine.programs.backward import backward
 from .engine.programs.install import install, policy, uninstall
 from .engine.programs.profile import profile
+from .engine.queue.policy import Policy
 from .engine.queue.ready_queue import PolicyError
 from .engine.sessions.native_session import NativeSession
 from .engine.sessions.stepper import Stepper

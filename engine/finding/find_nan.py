@@ -22,9 +22,9 @@ from ...inspector.torch_internals import (
     uncompiled,
     unobserved,
 )
-from ..orders.policies import Policy
 from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
+from ..queue.policy import Policy
 from ..sessions.has_to_end import is_sharded
 from ..sessions.native_session import NativeSession
 from ..sessions.stepper import Stepper

@@ -15,7 +15,7 @@ from ...inspector.graph.bounded_file import content_of, path_of
 from ...inspector.graph.graph_file import Table
 from ...inspector.graph.json_columns import ColumnWriter, Section, read_section
 from ..orders.graph_order import GraphOrder
-from ..orders.policies import Policy
+from ..queue.policy import Policy
 from ..words.sizes import size_text
 
 FORMAT = "tapehead.mirror"

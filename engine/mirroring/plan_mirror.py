@@ -22,7 +22,7 @@ from ..memory.footprint import Footprints
 from ..memory.storage_words import joined
 from ..orders.graph_order import GraphOrder, graph_digest
 from ..orders.plan import PORTFOLIO
-from ..orders.policies import Choice, Policy, find_policy, is_dynamic, policy_name
+from ..orders.policies import find_policy
 from ..orders.schedule import schedule
 from ..prediction.simulation import simulate
 from ..programs.as_found import AsFound
@@ -37,6 +37,7 @@ from ..programs.make_loss import (
 from ..programs.profile import profile
 from ..programs.record_forward import clock_of, record_forward
 from ..programs.timing import turns
+from ..queue.policy import Choice, Policy, is_dynamic, policy_name
 from ..words.sizes import percent_text, size_text
 from .footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror import mirror

@@ -14,11 +14,12 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ...inspector.graph.collector import collector_paused
 from ...inspector.torch_internals import input_metadata, is_packed, leaf_of, sequence_nr
+from ..queue.policy import Policy, following
 from ..tasks.hook_watch import no_hooks
 from .kept_plans import Kept, fingerprint
 from .lower_bound import lower_bound
 from .plan import PORTFOLIO, PlannedOrder, planned_order
-from .policies import POLICIES, Policy, find_policy, following
+from .policies import POLICIES, find_policy
 from .problem import Problem
 
 _MANY = 2_000  # tasks, of more of which only the quickest planners are asked, and no bound: to plan them takes a second

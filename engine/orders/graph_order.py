@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...inspector.graph.graph import Graph
-from .policies import Policy
+from ..queue.policy import Policy
 
 if TYPE_CHECKING:
     from .problem import Problem

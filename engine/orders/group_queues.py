@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from ...inspector.graph.graph import Graph
 from ..queue.binary_heap import pop, push
+from ..queue.policy import Choice, Key, Policy
 from ..queue.ready_queue import ChoiceQueue, KeyedQueue, ReadyTask, sort_key
-from .policies import Choice, Key, Policy
 
 Together = Callable[[int], Sequence[int]]
 """By task those that are to run with it, itself among them; empty for one that runs by itself."""

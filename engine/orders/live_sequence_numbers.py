@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
 from ...inspector.torch_internals import falling_numbers
-from .policies import Key
+from ..queue.policy import Key
 
 
 class LiveNumbers:

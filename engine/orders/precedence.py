@@ -18,11 +18,12 @@ from ...inspector.shown import text_of
 from ..memory.storage_words import counted, joined, ordinal
 from ..queue.binary_heap import pop, push
 from ..queue.named_tasks import tasks_at
+from ..queue.policy import AnyPolicy, Choice, Key, Policy, QueueState, is_dynamic, policy_name
 from ..queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
 from ..queue.stages import POST_BACKWARD, stage_edges
 from ..trace.run import Run
 from ..words.findings import findings_rich, findings_text
-from .policies import AnyPolicy, Choice, Key, Policy, QueueState, bound, find_policy, is_dynamic, policy_name
+from .policies import bound, find_policy
 from .problem import Problem
 from .schedule import allowed, schedule, stages
 from .unpack_order import SavedBy, tensor_text

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ...inspector.graph.graph import Graph
+from ..queue.policy import AnyPolicy, Choice, Policy, following
 from ..queue.ready_queue import ready_queue
 from ..queue.stages import has_stages, stage_numbers
-from .policies import POLICIES, AnyPolicy, Choice, Policy, find_policy, following, planned
+from .policies import POLICIES, find_policy, planned
 
 if TYPE_CHECKING:
     from ..memory.footprint import Footprints

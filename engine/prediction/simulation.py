@@ -20,8 +20,9 @@ from ..memory.footprint import Footprints
 from ..memory.layouts import copy_for
 from ..memory.timeline import Category, Listed, Timeline
 from ..memory.waiting_in_lists import with_names
-from ..orders.policies import AnyPolicy, Policy, find_policy, is_dynamic, policy_name
+from ..orders.policies import find_policy
 from ..orders.schedule import schedule, stages
+from ..queue.policy import AnyPolicy, Policy, is_dynamic, policy_name
 from .dry_run import dry_run
 from .footprint_program import (
     AS_IT_COMES,

@@ -13,7 +13,7 @@ from ...inspector.tapes.hips_tape import HipsTape, not_native
 from ...inspector.torch_internals import FREED
 from ..batching.group_runner import AnyBatch, check_batch
 from ..memory.accumulation import Accumulate, Accumulation, Release
-from ..orders.policies import AnyPolicy
+from ..queue.policy import AnyPolicy
 from ..sessions.native_session import NativeSession
 from ..sessions.one_way import NO_HISTORY
 from ..sessions.stepper import Stepper

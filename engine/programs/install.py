@@ -13,7 +13,8 @@ from torch.autograd.graph import GradientEdge
 
 from ...inspector.arguments import expect_callable, expect_choice
 from ...inspector.torch_internals import redirect_backward, torch_backward
-from ..orders.policies import POLICIES, AnyPolicy, find_policy, policy_name
+from ..orders.policies import POLICIES, find_policy
+from ..queue.policy import AnyPolicy, policy_name
 from ..sessions.native import Queues
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level

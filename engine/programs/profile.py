@@ -9,7 +9,8 @@ from ...inspector.torch_internals import keep_compiler_out
 from ..batching.group_runner import AnyBatch, check_batch
 from ..measuring.measurement import Measurement
 from ..memory.accumulation import Accumulate, Accumulation, Release
-from ..orders.policies import AnyPolicy, find_policy
+from ..orders.policies import find_policy
+from ..queue.policy import AnyPolicy
 from ..sessions.native import Call, Plan, run_native
 from ..sessions.stepper import run_measured
 from ..tasks.roots import expect_flags

@@ -12,7 +12,8 @@ import torch
 
 from ...inspector.graph.graph import Graph
 from ..memory.accumulation import Accumulation
-from ..orders.policies import Choice, Policy, order_name, policy_name
+from ..orders.policies import order_name
+from ..queue.policy import Choice, Policy, policy_name
 from ..queue.ready_queue import PolicyError
 from ..sessions.native import Call, Plan, Queues, run_native
 from ..sessions.stepper import Stepper

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...inspector.graph.graph import Graph, Task
-from ..orders.policies import Choice, Key, Policy, QueueState, policy_name
 from .binary_heap import pop, push
+from .policy import Choice, Key, Policy, QueueState, policy_name
 
 
 class PolicyError(RuntimeError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..memory.storage_words import counted
-from ..orders.policies import Choice, Policy, names_in_turn
+from ..queue.policy import Choice, Policy, names_in_turn
 from ..tasks.history import Edited, Ran, nbytes_of
 from ..trace.trace import Trace
 

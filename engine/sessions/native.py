@@ -40,10 +40,11 @@ from ...inspector.torch_internals import (
 from ..measuring.measurement import Measurement
 from ..measuring.memory_watch import MemoryWatch
 from ..orders.live_sequence_numbers import LiveNumbers
-from ..orders.policies import POLICIES, Choice, Policy, bound, is_dynamic, label_of, note_on, order_name, policy_name
+from ..orders.policies import POLICIES, bound, note_on, order_name
 from ..orders.problem import Problem
 from ..orders.schedule import Pending, queue_lengths, schedule
 from ..programs.agreement import in_group, why_not
+from ..queue.policy import Choice, Policy, is_dynamic, label_of, policy_name
 from ..queue.ready_queue import sort_key
 from ..tasks.backward_inputs import Inputs, inputs_tuple, needed_tasks
 from ..tasks.roots import as_gradients, as_outputs, expect_flags, given_gradients, root_gradients

@@ -25,11 +25,12 @@ from ..memory.timeline import Timeline
 from ..mirroring.mirror import mirror
 from ..mirroring.plan import MirrorPlan
 from ..mirroring.planned_mirror import PlannedMirror
-from ..orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
+from ..orders.policies import bound, find_policy
 from ..orders.schedule import queue_lengths, schedule
 from ..programs.as_found import AsFound
 from ..programs.backward import backward
 from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
+from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..trace.peak import PeakReport, peak_report
 from ..words.sizes import size_text
 

@@ -13,10 +13,11 @@ import torch
 from ...inspector.arguments import expect, expect_callable
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs, Task
-from ..orders.policies import AnyPolicy, Choice, Policy, bound, find_policy, is_dynamic, policy_name
+from ..orders.policies import bound, find_policy
 from ..orders.problem import Problem
 from ..orders.schedule import allowed
 from ..queue.named_tasks import tasks_at
+from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..queue.ready_queue import ready_queue
 from ..trace.run import Run
 from .gantt import Bar, Gantt, MakespanReport

@@ -12,10 +12,10 @@ import torch
 
 from ...inspector.shown import drawn, saved, text_of
 from ..memory.storage_words import joined
-from ..orders.policies import AnyPolicy, Choice, Policy, is_dynamic
 from ..programs.backward import backward
 from ..programs.make_loss import own_gradients, same_random_numbers
 from ..programs.timing import Spread
+from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic
 from ..words.machine import Machine, this_machine
 from ..words.sizes import size_text
 from ..workloads.workloads import Size, Workload, workload

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.torch_internals import function_mode_is_on, unobserved
-from ..orders.policies import Choice, Key, Policy, policy_name
+from ..queue.policy import Choice, Key, Policy, policy_name
 from ..queue.ready_queue import sort_key
 from .batches import Batch, Batches, Fallback
 from .buckets import buckets_of

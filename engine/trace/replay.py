@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from ...inspector.graph.graph import Graph, Task
-from ..orders.policies import Choice, Policy, QueueState
+from ..queue.policy import Choice, Policy, QueueState
 from ..queue.ready_queue import ReadyQueue, ReadyTask, ready_queue
 from .trace_columns import Columns, Term, term_at
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from ..orders.policies import Key
+from ..queue.policy import Key
 from .statistics import Form, Level
 
 NONE = -1  # no end was seen, or no row of statistics

@@ -21,7 +21,7 @@ from ...inspector.graph.graph_file import meta_fields, meta_of, read_graph, writ
 from ...inspector.graph.json_columns import ColumnWriter, Section, read_section
 from ..batching.groups import GroupKind
 from ..memory.timeline_file import read_accumulation, read_timeline, write_accumulation, write_timeline
-from ..orders.policies import Key
+from ..queue.policy import Key
 from .batches import Batch, Batches, Fallback
 from .buckets import Bucket
 from .run import Engine, Run

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import tapehead as th
 from tapehead.engine.orders.group_queues import HoldingChoiceQueue, HoldingQueue, holding_queue
-from tapehead.engine.orders.policies import POLICIES, Policy
+from tapehead.engine.orders.policies import POLICIES
+from tapehead.engine.queue.policy import Policy
 
 
 def wide_graph() -> th.Graph:

@@ -17,8 +17,9 @@ from torch.utils.hooks import RemovableHandle
 
 import tapehead as th
 from tapehead.engine.orders.live_sequence_numbers import LiveNumbers
-from tapehead.engine.orders.policies import CLASSIC, Policy
+from tapehead.engine.orders.policies import CLASSIC
 from tapehead.engine.orders.schedule import Pending, schedule
+from tapehead.engine.queue.policy import Policy
 from tapehead.inspector.torch_internals import Pin, node_hooks
 
 from .comparing import assert_equal, compiled_loss, engine_order, gradients_of

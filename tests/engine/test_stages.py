@@ -18,9 +18,9 @@ import tapehead as th
 from tapehead.engine.orders.exact import optimal
 from tapehead.engine.orders.local_search import search
 from tapehead.engine.orders.lower_bound import lower_bound
-from tapehead.engine.orders.policies import policy_name
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.queue.policy import policy_name
 
 NAMES = [name for name in th.POLICIES if name not in ("search", "optimal", "comm_first")]
 

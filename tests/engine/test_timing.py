@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tapehead.engine.orders.policies import POLICIES, Policy
+from tapehead.engine.orders.policies import POLICIES
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.programs import timing
 from tapehead.engine.programs.timing import Spread, time_backward, turns
+from tapehead.engine.queue.policy import Policy
 from tapehead.engine.studies.compare import compare
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import tapehead as th
-from tapehead.engine.orders.policies import TABS, Policy, QueueState
+from tapehead.engine.orders.policies import TABS
+from tapehead.engine.queue.policy import Policy, QueueState
 from tapehead.engine.trace.trace.run import Engine
 from tapehead.inspector.graph.graph.graph import Task
 from tapehead.widgets.deck.deck.deck import Deck

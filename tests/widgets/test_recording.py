@@ -15,8 +15,9 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.__main__ import main
-from tapehead.engine.orders.policies import TABS, Policy, QueueState
+from tapehead.engine.orders.policies import TABS
 from tapehead.engine.prediction.simulation import simulate
+from tapehead.engine.queue.policy import Policy, QueueState
 from tapehead.engine.trace.trace.run import Run
 from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.graph.graph.graph import Task

@@ -13,9 +13,9 @@ from ...engine.batching.group_runner import AnyBatch
 from ...engine.memory.accumulation import Accumulate, Release
 from ...engine.mirroring.saves import mirrored_saves
 from ...engine.mirroring.tasks import check_fits
-from ...engine.orders.policies import AnyPolicy
 from ...engine.programs.debug import AnyHistory
 from ...engine.programs.debug import debug as debug_in_python
+from ...engine.queue.policy import AnyPolicy
 from ...engine.sessions.native_session import NativeSession
 from ...engine.sessions.stepper import Stepper
 from ...engine.tasks.backward_inputs import Inputs

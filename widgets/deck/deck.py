@@ -16,7 +16,7 @@ import ipywidgets
 import traitlets
 from torch import Tensor
 
-from ...engine.orders.policies import AnyPolicy
+from ...engine.queue.policy import AnyPolicy
 from ...engine.queue.ready_queue import ReadyTask
 from ...engine.sessions.branch_comparison import BranchComparison
 from ...engine.sessions.native_session import HEARS_SIGNALS_S, NativeSession

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ...engine.memory.timeline import Timeline
 from ...engine.mirroring.saves import ReplayClock
-from ...engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy, policy_name
+from ...engine.orders.policies import POLICIES, TABS, find_policy
+from ...engine.queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ...engine.queue.ready_queue import ReadyTask
 from ...engine.sessions.branch_comparison import BranchComparison
 from ...engine.sessions.native_session import NativeSession

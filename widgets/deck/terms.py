@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...engine.orders.policies import Choice, Policy, names_in_turn, policy_name
+from ...engine.queue.policy import Choice, Policy, names_in_turn, policy_name
 from .document import Json
 
 Term = tuple[int, Policy | Choice]

@@ -13,7 +13,8 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from ...engine.ensembles.advice import Advice, advise
-from ...engine.orders.policies import POLICIES, TABS, AnyPolicy, Choice, Policy, find_policy
+from ...engine.orders.policies import POLICIES, TABS, find_policy
+from ...engine.queue.policy import AnyPolicy, Choice, Policy
 from ...inspector.graph.graph import Task
 from ..deck.deck import Deck
 from ..deck.display import latest_deck

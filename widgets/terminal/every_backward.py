@@ -15,8 +15,9 @@ from torch.autograd.graph import GradientEdge
 
 from ...engine.batching.group_runner import AnyBatch
 from ...engine.memory.accumulation import PYTORCHS, Accumulation
-from ...engine.orders.policies import AnyPolicy, find_policy
+from ...engine.orders.policies import find_policy
 from ...engine.programs.debug import debug
+from ...engine.queue.policy import AnyPolicy
 from ...engine.sessions.native import Call, Plan, run_native
 from ...engine.stops.stopped import Stop
 from ...engine.trace.run import Engine

@@ -1,0 +1,118 @@
+"""A policy: a key for each ready task, of which the least runs first, or a choice of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeAlias
+
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.kinds import Kind
+
+if TYPE_CHECKING:
+    from ..orders.problem import Problem
+
+
+Key: TypeAlias = tuple[int, ...]
+
+
+Planner: TypeAlias = "Callable[[Problem, Sequence[int]], list[int]]"
+
+
+def arrival_label(task: Task, arrival: int) -> str:
+    """The place in the order of arrival, as the ready queue shows it."""
+    return f"@{arrival}"
+
+
+def _unplanned(task: Task, arrival: int) -> Key:
+    raise AssertionError("a policy that plans has keys in a graph alone: bound() gives them")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A scheduling policy by keys: of the ready tasks the one with the least key runs next.
+
+    Attributes:
+        name: what users call it.
+        title: the rule in words.
+        key: from a task and its place in the order of arrival (0 for the first that got ready) to its key, a tuple that
+            compares with the others. It is asked once, when the task gets ready. A queue of such keys costs O(log n) a
+            task.
+        label: the key as the ready queue shows it.
+        dynamic: whether keys depend on what is only known while the backward runs (memory in use, values of gradients).
+            No order can be planned then. Of equal keys the first to arrive runs first.
+        plan: for a policy that looks at the whole graph before anything runs: gives the ids of all tasks in their order
+            from a `Problem` and the tasks that have run already, with which the order starts. There are no keys then:
+            in a graph, a task's place in the plan is its key.
+        keeps: whether a plan holds for every graph of the same kind (`plans.fingerprint`): a training loop plans once.
+        choose: for a policy that takes one of several others' orders: gives one that goes by it, from what `plan` gets.
+        took: whose order that is.
+        note: why, or why it is not the order that was asked for.
+    """
+
+    name: str
+    title: str
+    key: Callable[[Task, int], Key] = field(default=_unplanned, repr=False)
+    label: Callable[[Task, int], str] = field(default=arrival_label, repr=False)
+    dynamic: bool = False
+    plan: Planner | None = field(default=None, repr=False)
+    keeps: bool = field(default=False, repr=False)
+    choose: Callable[[Problem, Sequence[int]], Policy] | None = field(default=None, repr=False)
+    took: str = field(default="", repr=False)
+    note: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What a user's policy may look at besides the ready tasks: the graph, and the ids of what ran, in order."""
+
+    graph: Graph
+    order: Sequence[int]
+
+
+Choice: TypeAlias = Callable[[Sequence[Task], QueueState], Task]
+"""A user's policy: gets the ready tasks, first arrived first, and returns one of them."""
+
+
+AnyPolicy: TypeAlias = str | Policy | Choice
+
+
+def _creation_label(task: Task, arrival: int) -> str:
+    return "leaf" if task.kind is Kind.ACCUMULATE_GRAD else f"#{task.id}"
+
+
+def following(policy: Policy, plan: Sequence[int]) -> Policy:
+    """The policy once it has planned: of the ready tasks the one that stands first in the plan."""
+    places = {task_id: place for place, task_id in enumerate(plan)}
+
+    def place_of(task: Task) -> int:
+        return places.get(task.id, len(places))
+
+    return replace(
+        policy,
+        plan=None,
+        choose=None,
+        key=lambda task, arrival: (place_of(task), arrival),
+        label=lambda task, arrival: f"{place_of(task) + 1}.",
+    )
+
+
+def policy_name(policy: Policy | Choice) -> str:
+    """What to call it in tables."""
+    return policy.name if isinstance(policy, Policy) else getattr(policy, "__name__", type(policy).__name__)
+
+
+def names_in_turn(policies: Iterable[Policy | Choice]) -> str:
+    """What to call an order that they made, one after the other: "bfs, then dfs"."""
+    return ", then ".join(name for name, _ in groupby(map(policy_name, policies)))
+
+
+def label_of(policy: Policy | Choice) -> Callable[[Task, int], str]:
+    """What the ready queue shows for a task and its arrival."""
+    return policy.label if isinstance(policy, Policy) else arrival_label
+
+
+def is_dynamic(policy: Policy | Choice) -> bool:
+    """Whether its order is only known while the backward runs."""
+    return isinstance(policy, Policy) and policy.dynamic
