@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from torch import Tensor, nn
 
-from ..engine.orders.schedule import queue_lengths, schedule
+from ..engine.orders.schedule import schedule
 from ..engine.programs.backward import backward
+from ..engine.queue.pending import queue_lengths
 from ..engine.sessions.stepper import Stepper
 from ..engine.workloads.workloads import Size, Workload
 from ..inspector.capturing.capture import capture

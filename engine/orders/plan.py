@@ -18,13 +18,14 @@ from ..memory.storage_words import joined
 from ..memory.timeline import Timeline
 from ..prediction.dry_run import WORKSPACE
 from ..prediction.simulation import difference
+from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..queue.ready_queue import PolicyError
 from ..words.sizes import percent_text, size_text
 from .lower_bound import lower_bound
 from .policies import POLICIES, find_policy
 from .problem import Problem
-from .schedule import order_of, queue_lengths
+from .schedule import order_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

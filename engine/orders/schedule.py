@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ...inspector.graph.graph import Graph
+from ..queue.pending import Pending
 from ..queue.policy import AnyPolicy, Choice, Policy, following
 from ..queue.ready_queue import ready_queue
 from ..queue.stages import has_stages, stage_numbers
@@ -17,51 +18,6 @@ if TYPE_CHECKING:
     from .problem import Problem
 
 _stages: WeakKeyDictionary[Graph, dict[frozenset[int] | None, list[int]]] = WeakKeyDictionary()
-
-
-def dependencies(graph: Graph) -> list[int]:
-    """How many gradients each task waits for: one per edge and one per root (engine.cpp, compute_dependencies)."""
-    counts = [0] * len(graph.tasks)
-    for edge in graph.edges:
-        counts[edge.next_task] += 1
-    for root in graph.roots:
-        counts[root.task] += 1
-    return counts
-
-
-class Pending:
-    """The tasks that are not ready yet, and which get ready as others run.
-
-    Args:
-        graph: the graph.
-        needed: the tasks that are going to run at all; None: all. With each comes whatever leads to it.
-    """
-
-    def __init__(self, graph: Graph, needed: Collection[int] | None = None) -> None:
-        self._roots = [root.task for root in graph.roots]
-        self._nexts = [[edge.next_task for edge in edges] for edges in graph.out_edges]
-        self._missing = dependencies(graph)
-        if needed is not None:
-            for task_id in range(len(graph)):
-                if task_id not in needed:
-                    self._missing[task_id] = 0  # never gets to 0 again
-
-    def start(self) -> list[int]:
-        """The tasks that are ready at once."""
-        return self._arrive(self._roots)
-
-    def run(self, task_id: int) -> list[int]:
-        """The tasks that get ready when this one runs, by its output number."""
-        return self._arrive(self._nexts[task_id])
-
-    def _arrive(self, task_ids: list[int]) -> list[int]:
-        missing = self._missing
-        ready = []
-        for task_id in task_ids:
-            missing[task_id] -= 1
-            if not missing[task_id]:
-                ready.append(task_id)
-        return ready
 
 
 class _Staged(Pending):
@@ -176,17 +132,3 @@ def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None
         ready.remove(task_id)
         ready.update(pending.run(task_id))
     return not ready
-
-
-def queue_lengths(graph: Graph, order: Sequence[int]) -> list[int]:
-    """How many tasks were ready when each task of `order` was picked, that one included.
-
-    `order` may leave tasks out, as a backward with `inputs=` does; whatever else it runs must be in a legal order.
-    """
-    pending = Pending(graph, set(order))
-    ready = len(pending.start())
-    lengths = []
-    for task_id in order:
-        lengths.append(ready)
-        ready += len(pending.run(task_id)) - 1
-    return lengths

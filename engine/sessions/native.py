@@ -42,8 +42,9 @@ from ..measuring.memory_watch import MemoryWatch
 from ..orders.live_sequence_numbers import LiveNumbers
 from ..orders.policies import POLICIES, bound, note_on, order_name
 from ..orders.problem import Problem
-from ..orders.schedule import Pending, queue_lengths, schedule
+from ..orders.schedule import schedule
 from ..programs.agreement import in_group, why_not
+from ..queue.pending import Pending, queue_lengths
 from ..queue.policy import Choice, Policy, is_dynamic, label_of, policy_name
 from ..queue.ready_queue import sort_key
 from ..tasks.backward_inputs import Inputs, inputs_tuple, needed_tasks

@@ -20,8 +20,9 @@ from ...inspector.arguments import expect_choice
 from ...inspector.graph.graph import Graph, Outputs, Task
 from ...inspector.torch_internals import Pin, ThreadState, empty_queue, sequence_nr, sort_queue_again
 from ..orders.policies import find_policy, note_on, order_name
-from ..orders.schedule import Pending, schedule
+from ..orders.schedule import schedule
 from ..programs.agreement import in_group
+from ..queue.pending import Pending
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..queue.ready_queue import PolicyError, ReadyTask
 from ..stops.stopped import Stop

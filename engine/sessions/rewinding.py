@@ -14,7 +14,7 @@ from ..memory.accumulation import Accumulation
 from ..memory.footprint import Footprints
 from ..memory.storage_words import counted
 from ..orders.group_queues import holding_queue
-from ..orders.schedule import Pending
+from ..queue.pending import Pending
 from ..queue.policy import Choice, Policy
 from ..queue.ready_queue import ReadyQueue, ready_queue
 from ..tasks.history import (

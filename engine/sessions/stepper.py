@@ -20,7 +20,8 @@ from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.storage_words import counted
 from ..orders.group_queues import HoldingChoiceQueue, HoldingQueue, planned_order
 from ..orders.policies import find_policy, note_on, order_name
-from ..orders.schedule import dependencies, schedule
+from ..orders.schedule import schedule
+from ..queue.pending import dependencies
 from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ..queue.ready_queue import PolicyError, ReadyTask, ready_queue
 from ..stops.stopped import Stop

@@ -26,10 +26,11 @@ from ..mirroring.mirror import mirror
 from ..mirroring.plan import MirrorPlan
 from ..mirroring.planned_mirror import PlannedMirror
 from ..orders.policies import bound, find_policy
-from ..orders.schedule import queue_lengths, schedule
+from ..orders.schedule import schedule
 from ..programs.as_found import AsFound
 from ..programs.backward import backward
 from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
+from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..trace.peak import PeakReport, peak_report
 from ..words.sizes import size_text

@@ -12,7 +12,7 @@ from ...inspector.shown import drawn, saved
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
-from ..orders.schedule import queue_lengths
+from ..queue.pending import queue_lengths
 from ..words.sizes import size_text
 from .batches import Batches
 from .trace import Trace

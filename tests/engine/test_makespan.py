@@ -17,8 +17,9 @@ from torch import nn
 import tapehead as th
 from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import dependencies, schedule
+from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.programs.timing import time_backward, turns
+from tapehead.engine.queue.pending import dependencies
 from tapehead.engine.queue.policy import Policy
 from tapehead.engine.studies.gantt import Gantt, time_text
 from tapehead.engine.studies.makespan import makespan, task_times

@@ -18,7 +18,8 @@ from torch.utils.hooks import RemovableHandle
 import tapehead as th
 from tapehead.engine.orders.live_sequence_numbers import LiveNumbers
 from tapehead.engine.orders.policies import CLASSIC
-from tapehead.engine.orders.schedule import Pending, schedule
+from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.queue.pending import Pending
 from tapehead.engine.queue.policy import Policy
 from tapehead.inspector.torch_internals import Pin, node_hooks
 

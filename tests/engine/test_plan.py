@@ -21,7 +21,8 @@ from tapehead.engine.orders.kept_plans import fingerprint, forget_plans
 from tapehead.engine.orders.plan import PORTFOLIO
 from tapehead.engine.orders.policies import POLICIES
 from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import dependencies, schedule
+from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.queue.pending import dependencies
 from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.torch_internals import call_node
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import tapehead as th
 from tapehead.engine.orders.policies import CLASSIC, POLICIES
-from tapehead.engine.orders.schedule import dependencies, queue_lengths, schedule
+from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.queue.pending import dependencies, queue_lengths
 from tapehead.engine.queue.policy import QueueState
 from tapehead.engine.workloads.workloads.workloads import WORKLOADS
 from tapehead.inspector.graph.graph.kinds import Kind

@@ -17,7 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 import tapehead as th
 from tapehead.engine.orders import precedence
 from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import dependencies, schedule
+from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.queue.pending import dependencies
 
 from .chunked import State, chunked_loss
 from .programs import random_program

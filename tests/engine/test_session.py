@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapehead as th
 from tapehead.engine.orders.policies import CLASSIC
-from tapehead.engine.orders.schedule import dependencies
+from tapehead.engine.queue.pending import dependencies
 from tapehead.engine.queue.policy import Policy
 from tapehead.engine.trace.trace.run import Engine
 from tapehead.inspector.torch_internals import node_hooks

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import tapehead as th
 from tapehead.engine.orders.policies import find_policy
-from tapehead.engine.orders.schedule import Pending
+from tapehead.engine.queue.pending import Pending
 from tapehead.engine.queue.ready_queue import ready_queue
 from tapehead.engine.trace.trace.recorder import Recorder
 from tapehead.engine.trace.trace.trace_columns import Hook

@@ -18,7 +18,7 @@ from typing import Any
 from ...engine.memory.storage_words import MADE_IN_FORWARD, StorageWords, joined
 from ...engine.memory.timeline import Category, Timeline
 from ...engine.orders.policies import CLASSIC
-from ...engine.orders.schedule import Pending
+from ...engine.queue.pending import Pending
 from ...engine.queue.policy import Choice, Policy, policy_name
 from ...engine.trace.peak import peak_report
 from ...engine.trace.run import Engine

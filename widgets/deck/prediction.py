@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ...engine.memory.timeline import Timeline
-from ...engine.orders.schedule import queue_lengths
+from ...engine.queue.pending import queue_lengths
 from ...engine.words.sizes import share_text, size_text
 from ..pages.report_html import table_html
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from ...engine.memory.footprint import Footprints
 from ...engine.memory.timeline import Timeline
 from ...engine.orders.policies import CLASSIC, POLICIES, TABS
-from ...engine.orders.schedule import Pending, schedule
+from ...engine.orders.schedule import schedule
 from ...engine.prediction.simulation import simulate
+from ...engine.queue.pending import Pending
 from ...engine.queue.policy import Policy
 from ...engine.trace.run import Run
 from ...engine.trace.trace import Trace
