@@ -11,7 +11,8 @@ from .engine.mirroring.mirror import MirrorReport, mirror
 from .engine.mirroring.plan import MirrorPlan
 from .engine.mirroring.plan_mirror import plan_mirror
 from .engine.mirroring.planned_mirror import PlannedMirror
-from .engine.orders.plan import OrderPlan, PlannedOrder, plan
+from .engine.orders.plan import OrderPlan, plan
+from .engine.orders.planning import PlannedOrder
 from .engine.orders.policies import POLICIES
 from .engine.orders.precedence import Break, OrderCheck, check_order, constrained
 from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order

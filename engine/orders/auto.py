@@ -18,7 +18,8 @@ from ..queue.policy import Policy, following
 from ..tasks.hook_watch import no_hooks
 from .kept_plans import Kept, fingerprint
 from .lower_bound import lower_bound
-from .plan import PORTFOLIO, PlannedOrder, planned_order
+from .plan import PORTFOLIO
+from .planning import PlannedOrder, planned_order
 from .policies import POLICIES, find_policy
 from .problem import Problem
 

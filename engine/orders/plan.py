@@ -19,13 +19,13 @@ from ..memory.timeline import Timeline
 from ..prediction.dry_run import WORKSPACE
 from ..prediction.simulation import difference
 from ..queue.pending import queue_lengths
-from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
+from ..queue.policy import AnyPolicy, Policy, policy_name
 from ..queue.ready_queue import PolicyError
 from ..words.sizes import percent_text, size_text
 from .lower_bound import lower_bound
-from .policies import POLICIES, find_policy
+from .planning import PlannedOrder, planned_order
+from .policies import find_policy
 from .problem import Problem
-from .schedule import order_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -38,23 +38,6 @@ PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "list", "postorder", "liu", "bfs_widt
 
 _MOST_LIMITS = 3  # that are said
 _EXACT_TASKS = 1_000  # up to so many the least peak is looked for, half of the time that is given
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedOrder:
-    """One order.
-
-    Attributes:
-        policy: what it is called.
-        order: the ids of the tasks.
-        peak_bytes: the highest level, predicted.
-        seconds: what finding it took, the simulation included.
-    """
-
-    policy: str
-    order: tuple[int, ...]
-    peak_bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,17 +261,3 @@ def plan(
         notes.append(f"{len(unknown) - _MOST_LIMITS} more reasons are in plan.footprints.limits.")
     took = perf_counter() - began
     return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, took, tuple(notes))
-
-
-def planned_order(problem: Problem, policy: Policy | Choice) -> PlannedOrder:
-    """What a policy makes of a problem.
-
-    Raises:
-        ValueError: it decides while the backward runs.
-    """
-    if is_dynamic(policy):
-        raise ValueError(f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet")
-    began = perf_counter()
-    own = policy is POLICIES["heap"]
-    order = tuple(problem.heap_order if own else order_of(policy, problem))  # all read the memory of one problem
-    return PlannedOrder(policy_name(policy), order, problem.peak_bytes(order), perf_counter() - began)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...inspector.arguments import expect_callable
 from ...inspector.graph.graph import Graph
-from ..queue.policy import AnyPolicy, Choice, Policy, _creation_label, arrival_label, following, is_dynamic, policy_name
+from ..queue.policy import AnyPolicy, Choice, Policy, _creation_label, arrival_label, is_dynamic, policy_name
 from . import planners
 
 if TYPE_CHECKING:
@@ -167,26 +167,6 @@ def _with_argument(text: str) -> Policy:
         raise ValueError(f"policy {name} takes {what} in brackets, not {argument!r}{reason}") from None
 
 
-def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> Policy | Choice:
-    """The policy in this problem's graph. One that plans has done so, and its keys are places in the plan.
-
-    Args:
-        policy: any; one that does not plan is returned as it is.
-        problem: the graph, which tasks run, and what is known of their memory.
-        ran: those that have run already.
-
-    Raises:
-        PolicyError: `fully_shard` has tasks in this graph, and it is not known ahead what runs before them.
-    """
-    if policy is not POLICIES["heap"]:
-        _refuse_stages(policy, problem.graph)
-    if not isinstance(policy, Policy) or policy.plan is None:
-        return policy
-    if policy.choose is not None:
-        return policy.choose(problem, ran)
-    return following(policy, planned(policy, problem, ran))
-
-
 def _refuse_stages(policy: Policy | Choice, graph: Graph) -> None:
     from ..queue.ready_queue import PolicyError
     from ..queue.stages import POST_BACKWARD, has_stages, unknown_task
@@ -202,16 +182,6 @@ def _refuse_stages(policy: Policy | Choice, graph: Graph) -> None:
             f"group's parameters has to run before its {POST_BACKWARD}, which only an order planned ahead can promise: "
             'take "heap" or any other policy that is not dynamic'
         )
-
-
-def planned(policy: Policy, problem: Problem, ran: Sequence[int] = ()) -> Sequence[int]:
-    """The order that a policy plans, which begins with the tasks that `ran`."""
-    from .kept_plans import kept_plan
-
-    assert policy.plan is not None
-    if policy.keeps and not problem.given:
-        return kept_plan(policy.name, policy.plan, problem, ran)
-    return policy.plan(problem, ran)
 
 
 def order_name(policy: Policy | Choice) -> str:

@@ -23,7 +23,8 @@ from ..queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
 from ..queue.stages import POST_BACKWARD, stage_edges
 from ..trace.run import Run
 from ..words.findings import findings_rich, findings_text
-from .policies import bound, find_policy
+from .planning import bound
+from .policies import find_policy
 from .problem import Problem
 from .schedule import allowed, schedule, stages
 from .unpack_order import SavedBy, tensor_text

@@ -8,14 +8,14 @@ from weakref import WeakKeyDictionary
 
 from ...inspector.graph.graph import Graph
 from ..queue.pending import Pending
-from ..queue.policy import AnyPolicy, Choice, Policy, following
+from ..queue.policy import AnyPolicy, Choice, Policy
 from ..queue.ready_queue import ready_queue
 from ..queue.stages import has_stages, stage_numbers
-from .policies import POLICIES, find_policy, planned
+from .planning import order_of
+from .policies import POLICIES, find_policy
 
 if TYPE_CHECKING:
     from ..memory.footprint import Footprints
-    from .problem import Problem
 
 _stages: WeakKeyDictionary[Graph, dict[frozenset[int] | None, list[int]]] = WeakKeyDictionary()
 
@@ -93,17 +93,6 @@ def schedule(
     return order_of(find_policy(policy), Problem(graph, footprints, needed), ran)
 
 
-def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> list[int]:
-    """The same of a problem, which may know its memory already. It starts with the tasks that `ran`."""
-    graph, needed = problem.graph, problem.needed
-    if isinstance(policy, Policy) and policy.plan is not None:
-        plan = planned(policy, problem, ran)
-        if _is_order(graph, plan, needed):
-            return list(plan)
-        policy = following(policy, plan)
-    return _chosen(graph, policy, allowed(graph, needed), ran)
-
-
 def _chosen(graph: Graph, policy: Policy | Choice, pending: Pending, ran: Sequence[int] = ()) -> list[int]:
     """All tasks, of the ready ones always that which a policy chooses, after those that `ran`."""
     order: list[int] = []
@@ -120,15 +109,3 @@ def _chosen(graph: Graph, policy: Policy | Choice, pending: Pending, ran: Sequen
         for next_task in pending.run(task_id):
             queue.push(next_task)
     return order
-
-
-def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None) -> bool:
-    """Whether each task may run in its turn, and none is left."""
-    pending = allowed(graph, needed)
-    ready = set(pending.start())
-    for task_id in order:
-        if task_id not in ready:
-            return False
-        ready.remove(task_id)
-        ready.update(pending.run(task_id))
-    return not ready

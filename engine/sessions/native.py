@@ -40,7 +40,8 @@ from ...inspector.torch_internals import (
 from ..measuring.measurement import Measurement
 from ..measuring.memory_watch import MemoryWatch
 from ..orders.live_sequence_numbers import LiveNumbers
-from ..orders.policies import POLICIES, bound, note_on, order_name
+from ..orders.planning import bound
+from ..orders.policies import POLICIES, note_on, order_name
 from ..orders.problem import Problem
 from ..orders.schedule import schedule
 from ..programs.agreement import in_group, why_not

@@ -9,7 +9,7 @@ from typing import Self
 
 from ...inspector.graph.graph import Graph, Task
 from ..memory.footprint import Footprints
-from ..orders.policies import bound
+from ..orders.planning import bound
 from ..orders.problem import Problem
 from ..queue.policy import Choice, Policy
 from ..queue.ready_queue import ReadyTask

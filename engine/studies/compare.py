@@ -25,7 +25,8 @@ from ..memory.timeline import Timeline
 from ..mirroring.mirror import mirror
 from ..mirroring.plan import MirrorPlan
 from ..mirroring.planned_mirror import PlannedMirror
-from ..orders.policies import bound, find_policy
+from ..orders.planning import bound
+from ..orders.policies import find_policy
 from ..orders.schedule import schedule
 from ..programs.as_found import AsFound
 from ..programs.backward import backward

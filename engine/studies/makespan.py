@@ -13,7 +13,8 @@ import torch
 from ...inspector.arguments import expect, expect_callable
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs, Task
-from ..orders.policies import bound, find_policy
+from ..orders.planning import bound
+from ..orders.policies import find_policy
 from ..orders.problem import Problem
 from ..orders.schedule import allowed
 from ..queue.named_tasks import tasks_at

@@ -1,0 +1,115 @@
+"""From a policy and a problem to an order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from ...inspector.graph.graph import Graph
+from ..queue.policy import Choice, Policy, following
+from .policies import POLICIES
+
+if TYPE_CHECKING:
+    from .problem import Problem
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...inspector.graph.graph import Graph
+from ..queue.policy import Choice, Policy, following, is_dynamic, policy_name
+from .schedule import _chosen, allowed
+
+if TYPE_CHECKING:
+    from .problem import Problem
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from ...inspector.graph.graph import Graph
+from ..queue.policy import Choice, Policy, is_dynamic, policy_name
+from .policies import POLICIES, _refuse_stages
+from .problem import Problem
+
+
+def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> list[int]:
+    """The same of a problem, which may know its memory already. It starts with the tasks that `ran`."""
+    graph, needed = problem.graph, problem.needed
+    if isinstance(policy, Policy) and policy.plan is not None:
+        plan = planned(policy, problem, ran)
+        if _is_order(graph, plan, needed):
+            return list(plan)
+        policy = following(policy, plan)
+    return _chosen(graph, policy, allowed(graph, needed), ran)
+
+
+def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None) -> bool:
+    """Whether each task may run in its turn, and none is left."""
+    pending = allowed(graph, needed)
+    ready = set(pending.start())
+    for task_id in order:
+        if task_id not in ready:
+            return False
+        ready.remove(task_id)
+        ready.update(pending.run(task_id))
+    return not ready
+
+
+def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> Policy | Choice:
+    """The policy in this problem's graph. One that plans has done so, and its keys are places in the plan.
+
+    Args:
+        policy: any; one that does not plan is returned as it is.
+        problem: the graph, which tasks run, and what is known of their memory.
+        ran: those that have run already.
+
+    Raises:
+        PolicyError: `fully_shard` has tasks in this graph, and it is not known ahead what runs before them.
+    """
+    if policy is not POLICIES["heap"]:
+        _refuse_stages(policy, problem.graph)
+    if not isinstance(policy, Policy) or policy.plan is None:
+        return policy
+    if policy.choose is not None:
+        return policy.choose(problem, ran)
+    return following(policy, planned(policy, problem, ran))
+
+
+def planned(policy: Policy, problem: Problem, ran: Sequence[int] = ()) -> Sequence[int]:
+    """The order that a policy plans, which begins with the tasks that `ran`."""
+    from .kept_plans import kept_plan
+
+    assert policy.plan is not None
+    if policy.keeps and not problem.given:
+        return kept_plan(policy.name, policy.plan, problem, ran)
+    return policy.plan(problem, ran)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedOrder:
+    """One order.
+
+    Attributes:
+        policy: what it is called.
+        order: the ids of the tasks.
+        peak_bytes: the highest level, predicted.
+        seconds: what finding it took, the simulation included.
+    """
+
+    policy: str
+    order: tuple[int, ...]
+    peak_bytes: int
+    seconds: float
+
+
+def planned_order(problem: Problem, policy: Policy | Choice) -> PlannedOrder:
+    """What a policy makes of a problem.
+
+    Raises:
+        ValueError: it decides while the backward runs.
+    """
+    if is_dynamic(policy):
+        raise ValueError(f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet")
+    began = perf_counter()
+    own = policy is POLICIES["heap"]
+    order = tuple(problem.heap_order if own else order_of(policy, problem))  # all read the memory of one problem
+    return PlannedOrder(policy_name(policy), order, problem.peak_bytes(order), perf_counter() - began)
