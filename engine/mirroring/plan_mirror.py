@@ -21,8 +21,7 @@ from ...inspector.torch_internals import keep_compiler_out
 from ..memory.footprint import Footprints
 from ..memory.storage_words import joined
 from ..orders.graph_order import GraphOrder, graph_digest
-from ..orders.plan import PORTFOLIO
-from ..orders.policies import find_policy
+from ..orders.policies import PORTFOLIO, find_policy
 from ..orders.schedule import schedule
 from ..prediction.simulation import simulate
 from ..programs.as_found import AsFound

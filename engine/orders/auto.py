@@ -18,9 +18,8 @@ from ..queue.policy import Policy, following
 from ..tasks.hook_watch import no_hooks
 from .kept_plans import Kept, fingerprint
 from .lower_bound import lower_bound
-from .plan import PORTFOLIO
 from .planning import PlannedOrder, planned_order
-from .policies import POLICIES, find_policy
+from .policies import POLICIES, PORTFOLIO, find_policy
 from .problem import Problem
 
 _MANY = 2_000  # tasks, of more of which only the quickest planners are asked, and no bound: to plan them takes a second

@@ -104,7 +104,7 @@ def search(
 
 def searched_order(problem: Problem, ran: Sequence[int], seconds: float) -> list[int]:
     """The planner of the policy "search": the best order of the portfolio, improved for so long."""
-    from .plan import PORTFOLIO
+    from .policies import PORTFOLIO
     from .schedule import schedule
 
     orders = [schedule(problem.graph, name, problem.needed, ran, problem.footprints) for name in PORTFOLIO]

@@ -24,7 +24,7 @@ from ..queue.ready_queue import PolicyError
 from ..words.sizes import percent_text, size_text
 from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order
-from .policies import find_policy
+from .policies import PORTFOLIO, find_policy
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from .local_search import Found
 
-PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "list", "postorder", "liu", "bfs_width")
-"""The policies of which "auto" takes the best. PyTorch's own comes first: it wins where no other is better."""
 
 _MOST_LIMITS = 3  # that are said
 _EXACT_TASKS = 1_000  # up to so many the least peak is looked for, half of the time that is given

@@ -14,6 +14,7 @@ from ...inspector.arguments import expect_callable
 from ...inspector.graph.graph import Graph
 from ..queue.policy import AnyPolicy, Choice, Policy, _creation_label, arrival_label, is_dynamic, policy_name
 from . import planners
+from .problem import Problem
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -193,3 +194,7 @@ def order_name(policy: Policy | Choice) -> str:
 def note_on(policy: Policy | Choice) -> str:
     """Why it took that order; "" where there is nothing to say."""
     return policy.note if isinstance(policy, Policy) else ""
+
+
+PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "list", "postorder", "liu", "bfs_width")
+"""The policies of which "auto" takes the best. PyTorch's own comes first: it wins where no other is better."""
