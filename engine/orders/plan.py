@@ -198,8 +198,8 @@ def plan(
             no time; or the footprints are another graph's.
         PolicyError: no policy gave an order.
     """
-    from .exact import optimal
     from .local_search import search
+    from .optimal import optimal
 
     began = perf_counter()
     graph = of if isinstance(of, Graph) else graph_of(of)

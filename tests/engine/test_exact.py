@@ -13,9 +13,10 @@ from torch import Tensor
 import tapehead as th
 from tapehead.engine.memory.footprint import Footprint, Footprints, Layout, LeafState, Output
 from tapehead.engine.memory.layouts import contiguous
-from tapehead.engine.orders.exact import Exact, exact, optimal, optimal_order
+from tapehead.engine.orders.exact import Exact, exact
 from tapehead.engine.orders.limit_search import LimitSearch, limit_search
 from tapehead.engine.orders.lower_bound import lower_bound
+from tapehead.engine.orders.optimal import optimal, optimal_order
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.queue.ready_queue import PolicyError
@@ -327,7 +328,7 @@ def test_the_policy_gives_a_proven_order_or_says_what_was_found() -> None:
     problem = xlas_counter_example()
     assert problem.peak_bytes(optimal_order(problem, (), 10.0)) == 5
     with (
-        mock.patch("tapehead.engine.orders.exact.optimal", return_value=Exact((), 9, 4, False, 7, 0.0)),
+        mock.patch("tapehead.engine.orders.optimal.optimal", return_value=Exact((), 9, 4, False, 7, 0.0)),
         pytest.raises(PolicyError, match=r"can't tell the least peak of 7 tasks in 10 s: .* as in \"optimal\(100\)\""),
     ):
         optimal_order(problem, (), 10.0)

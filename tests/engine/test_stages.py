@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import tapehead as th
-from tapehead.engine.orders.exact import optimal
 from tapehead.engine.orders.local_search import search
 from tapehead.engine.orders.lower_bound import lower_bound
+from tapehead.engine.orders.optimal import optimal
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.queue.policy import policy_name
