@@ -15,8 +15,8 @@ from .engine.orders.plan import OrderPlan, plan
 from .engine.orders.planning import PlannedOrder
 from .engine.orders.policies import POLICIES
 from .engine.orders.precedence import Break, OrderCheck, check_order, constrained
+from .engine.orders.simulate import simulate
 from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
-from .engine.prediction.simulation import simulate
 from .engine.programs.agreement import wait_for_ranks
 from .engine.programs.backward import backward
 from .engine.programs.install import install, policy, uninstall

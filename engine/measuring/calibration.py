@@ -9,7 +9,7 @@ from itertools import pairwise
 from ...inspector.graph.kinds import Kind
 from ..memory.footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
 from ..memory.timeline import ON_CTX, Category, Timeline
-from ..prediction.simulation import simulate
+from ..orders.simulate import simulate
 from ..tasks.tensor_hooks import TensorHooks
 from .attribution import HIDDEN, Kinds, Lives, Measured, Turn, forward_maker
 from .memory_watch import Seen

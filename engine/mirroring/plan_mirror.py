@@ -23,7 +23,7 @@ from ..memory.storage_words import joined
 from ..orders.graph_order import GraphOrder, graph_digest
 from ..orders.policies import PORTFOLIO, find_policy
 from ..orders.schedule import schedule
-from ..prediction.simulation import simulate
+from ..orders.simulate import simulate
 from ..programs.as_found import AsFound
 from ..programs.make_loss import (
     MakeLoss,

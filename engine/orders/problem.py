@@ -110,7 +110,7 @@ class Problem:
 
     def timeline(self, order: Sequence[int]) -> Timeline:
         """The memory in this order, simulated."""
-        from ..prediction.simulation import simulate
+        from .simulate import simulate
 
         return simulate(self.footprints.graph, order, self.footprints, retain_graph=self.keep_graph)
 

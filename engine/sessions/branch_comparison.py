@@ -16,8 +16,8 @@ from ...inspector.torch_internals import unobserved
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints
 from ..orders.schedule import schedule
+from ..orders.simulate import simulate
 from ..prediction.dry_run import dry_run
-from ..prediction.simulation import simulate
 from ..tasks.history import HasGrad
 from ..words.sizes import percent_text, size_text
 from .branches import Branch

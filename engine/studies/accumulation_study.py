@@ -18,7 +18,7 @@ from ..hips.levels import hips_levels, hips_time
 from ..measuring.step_levels import StepLevels, allocated_levels, levels_of
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from ..orders.policies import POLICIES
-from ..prediction.simulation import simulate
+from ..orders.simulate import simulate
 from ..programs.backward import backward
 from ..programs.make_loss import MakeLoss, own_gradients
 from ..programs.profile import profile

@@ -423,8 +423,8 @@ def _compared(
     tell: Callable[[str], object],
 ) -> Comparison:
     from ..orders.problem import Problem
+    from ..orders.simulate import simulate
     from ..prediction.dry_run import dry_run
-    from ..prediction.simulation import simulate
     from ..programs.profile import profile
     from ..programs.timing import as_asked, time_backward, time_stepped, turns
 
@@ -568,7 +568,7 @@ def _rows(
     That of a mirrored forward comes from its plan, if this is the order that was planned for; and so does that of a
     plain one where no other ran.
     """
-    from ..prediction.simulation import simulate
+    from ..orders.simulate import simulate
 
     plans = list(dict.fromkeys(run.plan for run in runs.values() if run.plan is not None))
     for name, (timeline, _, plan) in runs.items():

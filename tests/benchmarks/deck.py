@@ -12,8 +12,8 @@ from measure import Effort, Row
 import tapehead as th
 from tapehead.engine.orders.policies import TABS
 from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets.deck.deck.document import Document, schedule_content
 from tapehead.widgets.deck.deck.page import save_page

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets.deck.deck.document import Document, packed, schedule_content
 from tapehead.widgets.deck.deck.page import save_page

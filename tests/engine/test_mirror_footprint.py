@@ -21,7 +21,7 @@ from tapehead.engine.mirroring.footprint import (
     mirror_storages,
     mirrored_footprints,
 )
-from tapehead.engine.prediction.simulation import simulate
+from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import tapehead as th
 from tapehead.engine.mirroring.footprint import MirroredMemory, footprints_for, mirror_storages
 from tapehead.engine.mirroring.planners import Candidates, Found, Goal, greedy, search
-from tapehead.engine.prediction.simulation import simulate
+from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.memory.storage_words import StorageWords, joined, ordinal
 from tapehead.engine.memory.timeline import Category, Maker
-from tapehead.engine.prediction.simulation import simulate
+from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.trace.trace.peak import PeakReport, peak_report
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads.workloads import workload

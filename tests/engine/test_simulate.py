@@ -16,8 +16,8 @@ from tapehead.engine.memory.footprint import Footprint, Footprints, Layout, Leaf
 from tapehead.engine.memory.layouts import contiguous, copy_for, is_dense, layout_of, suits, sum_of
 from tapehead.engine.memory.timeline import Category, Maker, Timeline
 from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.prediction.simulation import simulate
 from tapehead.inspector.graph.graph.graph import Edge, Graph, Root, Task, TensorMeta
 from tapehead.inspector.graph.graph.kinds import Kind
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.prediction.simulation import simulate
+from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.trace.trace.run import Engine
 from tapehead.widgets.deck.deck.deck import Deck
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.memory.timeline import Category, Timeline
+from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.queue.policy import AnyPolicy, QueueState
 from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.inspector.graph.graph.graph import Task

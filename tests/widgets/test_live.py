@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import tapehead as th
+from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.prediction.simulation import simulate
 from tapehead.engine.workloads.workloads.workloads import workload
 from tapehead.widgets.deck.deck import foresight
 from tapehead.widgets.deck.deck.deck import Deck

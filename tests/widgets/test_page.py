@@ -14,7 +14,7 @@ import torch
 
 import tapehead as th
 from tapehead.engine.orders.policies import find_policy
-from tapehead.engine.prediction.simulation import simulate
+from tapehead.engine.orders.simulate import simulate
 from tapehead.widgets.deck.deck.document import Document, schedule_content
 from tapehead.widgets.deck.deck.page import save_page
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import tapehead as th
 from tapehead.__main__ import main
 from tapehead.engine.orders.policies import TABS
-from tapehead.engine.prediction.simulation import simulate
+from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.queue.policy import Policy, QueueState
 from tapehead.engine.trace.trace.run import Run
 from tapehead.engine.workloads.workloads.workloads import workload

@@ -10,8 +10,8 @@ from ...engine.memory.accumulation import PYTORCHS, Accumulation
 from ...engine.memory.footprint import Footprints
 from ...engine.memory.timeline import Timeline
 from ...engine.orders.schedule import schedule
+from ...engine.orders.simulate import simulate
 from ...engine.prediction.dry_run import dry_run
-from ...engine.prediction.simulation import simulate
 from ...engine.queue.policy import Choice, Policy, is_dynamic, policy_name
 from ...engine.sessions.branch_comparison import BranchComparison
 from ...engine.sessions.native_session import NativeSession

@@ -11,7 +11,7 @@ from ...engine.memory.footprint import Footprints
 from ...engine.memory.timeline import Timeline
 from ...engine.orders.policies import CLASSIC, POLICIES, TABS
 from ...engine.orders.schedule import schedule
-from ...engine.prediction.simulation import simulate
+from ...engine.orders.simulate import simulate
 from ...engine.queue.pending import Pending
 from ...engine.queue.policy import Policy
 from ...engine.trace.run import Run
