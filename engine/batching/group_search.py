@@ -10,7 +10,7 @@ from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Edge, Graph, TensorMeta
 from ...inspector.graph.products import Factor, Product, Side
 from ...inspector.torch_internals import saved_facts
-from ..memory.storage_words import joined
+from ..words.phrases import joined
 from .agenda import Batch, batches, levels
 from .batched_products import addend_shape, launches_of
 from .groups import Direction, Group, GroupKind, GroupRules, Refused

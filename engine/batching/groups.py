@@ -17,8 +17,8 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Fold, Graph, Outputs, Task, Theme
 from ...inspector.graph.products import Product, Side, products_of
 from ...inspector.shown import text_of
-from ..memory.storage_words import counted, folded, joined, module_title, pattern, was_captured
 from ..words.findings import findings_rich, findings_text
+from ..words.phrases import counted, folded, joined, module_title, pattern, was_captured
 from ..words.sizes import size_text
 
 if TYPE_CHECKING:

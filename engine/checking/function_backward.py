@@ -14,7 +14,7 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.kept_inputs import argument_names, names_by_place
 from ...inspector.torch_internals import call_node, version_of
-from ..memory.storage_words import counted
+from ..words.phrases import counted
 from .derivative import ALLOWED, FiniteDifferences
 from .operation_replay import OperationReplay, Outcome
 

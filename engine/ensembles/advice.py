@@ -20,7 +20,6 @@ from ...inspector.torch_internals import keep_compiler_out
 from ..batching.groups import GroupRules, Groups, groups
 from ..memory.measured_device import device_of
 from ..memory.not_counted import not_counted
-from ..memory.storage_words import counted
 from ..programs.as_found import AsFound
 from ..programs.backward import backward
 from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
@@ -30,6 +29,7 @@ from ..trace.hints import Hint
 from ..trace.peak import peak_report
 from ..words.findings import findings_rich, findings_text
 from ..words.machine import Machine, this_machine
+from ..words.phrases import counted
 from ..words.sizes import percent_text, share_text, size_text
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change
 from .ensemble_change import Change, changes

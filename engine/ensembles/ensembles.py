@@ -35,8 +35,8 @@ from ...inspector.torch_internals import (
     watching_modules,
     without_torch_function,
 )
-from ..memory.storage_words import folded, joined, pattern
 from ..programs.make_loss import MakeLoss, loss_of
+from ..words.phrases import folded, joined, pattern
 from .combination import Combination, combination_of
 
 How = Literal["shared", "sliced", "stacked", "plain"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
 from ...inspector.graph.graph import Graph, Task
-from ..memory.storage_words import was_captured
+from ..words.phrases import was_captured
 from .longest_common import longest_common
 from .task_signatures import Signatures, Surveyed, label
 

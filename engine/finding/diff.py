@@ -15,10 +15,10 @@ from ...inspector.arguments import expect, expect_number
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.shown import text_of
-from ..memory.storage_words import joined, ordinal, task_name
 from ..trace.run import Run
 from ..trace.trace import RecordedGradient, Trace
 from ..words.findings import findings_rich, findings_text
+from ..words.phrases import joined, ordinal, task_name
 from ..words.sizes import percent_text
 from .aligned_tasks import aligned
 from .gradient_difference import EQUAL, Apart, apart

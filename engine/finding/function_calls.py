@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals import detached, is_abstract, storage_of, unobserved
-from ..memory.storage_words import operation_title
 from ..stops.origin import dense_parts, first_bad, is_bad, what_is_bad
+from ..words.phrases import operation_title
 
 
 class Kept:

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..memory.storage_words import joined, ordinal, was_captured
 from ..memory.timeline import Category, Storage, Timeline
 from ..trace.peak import PeakGroup, groups_of, title_of
+from ..words.phrases import joined, ordinal, was_captured
 from ..words.sizes import size_text
 
 _MOST_GROUPS = 3  # in a sentence; all are in `only`

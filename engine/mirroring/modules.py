@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..memory.storage_words import pattern
+from ..words.phrases import pattern
 from ..words.sizes import size_text
 from .plan import MirrorPlan, PlannedStorage
 

@@ -19,7 +19,6 @@ from ...inspector.capturing.forward_recorder import ForwardRecorder
 from ...inspector.capturing.walk import graph
 from ...inspector.torch_internals import keep_compiler_out
 from ..memory.footprint import Footprints
-from ..memory.storage_words import joined
 from ..orders.graph_order import GraphOrder, graph_digest
 from ..orders.policies import PORTFOLIO, find_policy
 from ..orders.schedule import schedule
@@ -37,6 +36,7 @@ from ..programs.profile import profile
 from ..programs.record_forward import clock_of, record_forward
 from ..programs.timing import turns
 from ..queue.policy import Choice, Policy, is_dynamic, policy_name
+from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
 from .footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror import mirror

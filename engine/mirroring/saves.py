@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...inspector.graph.graph import Graph, TensorMeta
 from ...inspector.torch_internals import packed_slots
-from ..memory.storage_words import joined
+from ..words.phrases import joined
 from .replay import Bytes, Saved, Tally
 
 

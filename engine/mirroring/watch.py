@@ -34,7 +34,7 @@ from ...inspector.torch_internals import (
     unobserved,
     version_of,
 )
-from ..memory.storage_words import joined
+from ..words.phrases import joined
 from .plan import MirrorPlan, PlannedStorage
 from .replay import Bytes, Call, Held, Part, Saved, Tally, at_hand, bytes_of, described, made_again, view_of
 

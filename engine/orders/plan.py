@@ -14,13 +14,13 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.shown import drawn, text_of
 from ..memory.footprint import Footprints
-from ..memory.storage_words import joined
 from ..memory.timeline import Timeline
 from ..prediction.dry_run import WORKSPACE
 from ..prediction.simulation import difference
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Policy, policy_name
 from ..queue.ready_queue import PolicyError
+from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
 from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order

@@ -15,7 +15,6 @@ from torch import Tensor
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs, Task
 from ...inspector.shown import text_of
-from ..memory.storage_words import counted, joined, ordinal
 from ..queue.binary_heap import pop, push
 from ..queue.named_tasks import tasks_at
 from ..queue.policy import AnyPolicy, Choice, Key, Policy, QueueState, is_dynamic, policy_name
@@ -23,6 +22,7 @@ from ..queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
 from ..queue.stages import POST_BACKWARD, stage_edges
 from ..trace.run import Run
 from ..words.findings import findings_rich, findings_text
+from ..words.phrases import counted, joined, ordinal
 from .planning import bound
 from .policies import find_policy
 from .problem import Problem

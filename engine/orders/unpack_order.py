@@ -20,9 +20,9 @@ from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source import Source
 from ...inspector.shown import text_of
 from ...inspector.torch_internals import first_freed, hides_saved, packed_slots, saved_slots, storage_of
-from ..memory.storage_words import counted, joined, module_title, ordinal
 from ..queue.policy import AnyPolicy, is_dynamic, policy_name
 from ..words.findings import findings_rich, findings_text
+from ..words.phrases import counted, joined, module_title, ordinal
 from ..words.sizes import size_text
 from .policies import find_policy
 from .schedule import schedule

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..memory.storage_words import counted
 from ..queue.policy import Choice, Policy, names_in_turn
 from ..tasks.history import Edited, Ran, nbytes_of
 from ..trace.trace import Trace
+from ..words.phrases import counted
 
 
 @dataclass(eq=False, slots=True, repr=False)

@@ -12,7 +12,6 @@ from ...inspector.graph.graph import Edge, Task
 from ..batching.group_runner import GroupRunner
 from ..memory.accumulation import Accumulation
 from ..memory.footprint import Footprints
-from ..memory.storage_words import counted
 from ..orders.group_queues import holding_queue
 from ..queue.pending import Pending
 from ..queue.policy import Choice, Policy
@@ -32,6 +31,7 @@ from ..tasks.history import (
 from ..tasks.input_buffer import InputBuffer, Waiting, alone
 from ..tasks.runner import Runner
 from ..trace.recorder import Recorder
+from ..words.phrases import counted
 from .branch_comparison import BranchComparison, compare_branches
 from .branches import Branch, Branches
 from .verbs import AnyTask, Verbs

@@ -17,7 +17,6 @@ from ...inspector.tapes.hips_tape import HipsTape
 from ..batching.group_runner import AnyBatch, check_batch, group_runner
 from ..measuring.measurement import Measurement
 from ..memory.accumulation import PYTORCHS, Accumulation
-from ..memory.storage_words import counted
 from ..orders.group_queues import HoldingChoiceQueue, HoldingQueue, planned_order
 from ..orders.policies import find_policy, note_on, order_name
 from ..orders.schedule import schedule
@@ -38,6 +37,7 @@ from ..trace.recorder import Recorder
 from ..trace.run import Run
 from ..trace.statistics import Level
 from ..trace.trace import Trace
+from ..words.phrases import counted
 from .rewinding import Rewinding
 
 

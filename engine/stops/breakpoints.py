@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.source import Source
-from ..memory.storage_words import counted
 from ..queue.named_tasks import tasks_and_calls_at
 from ..queue.ready_queue import ReadyTask
+from ..words.phrases import counted
 from .stopped import Stop
 
 Gradients = tuple[Tensor | None, ...]

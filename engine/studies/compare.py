@@ -20,7 +20,6 @@ from ...inspector.graph.graph import Edge, Graph, Task
 from ...inspector.shown import drawn, saved, text_of
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from ..memory.not_counted import NotCounted, not_counted
-from ..memory.storage_words import counted, joined, task_name
 from ..memory.timeline import Timeline
 from ..mirroring.mirror import mirror
 from ..mirroring.plan import MirrorPlan
@@ -34,6 +33,7 @@ from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..trace.peak import PeakReport, peak_report
+from ..words.phrases import counted, joined, task_name
 from ..words.sizes import size_text
 
 if TYPE_CHECKING:

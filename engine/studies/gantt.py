@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...inspector.graph.graph import Graph
 from ...inspector.shown import drawn, text_of
-from ..memory.storage_words import counted
 from ..words.findings import findings_rich, findings_text
+from ..words.phrases import counted
 from ..words.sizes import share_text
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 import torch
 
 from ...inspector.shown import drawn, saved, text_of
-from ..memory.storage_words import joined
 from ..programs.backward import backward
 from ..programs.make_loss import own_gradients, same_random_numbers
 from ..programs.timing import Spread
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic
 from ..words.machine import Machine, this_machine
+from ..words.phrases import joined
 from ..words.sizes import size_text
 from ..workloads.workloads import Size, Workload, workload
 from .compare import Comparison, chosen_policies, compare

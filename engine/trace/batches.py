@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ...inspector.shown import text_of
 from ..batching.groups import GroupKind
-from ..memory.storage_words import counted
 from ..words.findings import findings_rich, findings_text
+from ..words.phrases import counted
 from ..words.sizes import size_text
 
 if TYPE_CHECKING:

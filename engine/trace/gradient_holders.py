@@ -11,8 +11,8 @@ from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.marks import hooks_noted
 from ...inspector.graph.source import Source
 from ...inspector.torch_internals import leaf_hooks, leaf_of, node_hooks, post_accumulate_hooks
-from ..memory.storage_words import module_title
 from ..tasks.task_hooks import hook_name
+from ..words.phrases import module_title
 
 _MODULES_HOOK = "BackwardHookFunctionBackward"  # the node which `register_full_backward_hook` puts into the graph
 

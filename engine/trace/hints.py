@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...inspector.graph.graph import Edge, Graph, Task
-from ..memory.storage_words import StorageWords, joined
+from ..memory.storage_words import StorageWords
 from ..memory.timeline import ON_CTX, Category, Storage, Timeline
+from ..words.phrases import joined
 from ..words.sizes import share_text, size_text
 from .gradient_holders import holders
 

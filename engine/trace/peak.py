@@ -12,8 +12,9 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.source import Source
 from ...inspector.shown import drawn, text_of
 from ..memory.not_counted import NotCounted
-from ..memory.storage_words import StorageWords, folded, module_title, ordinal, pattern, was_captured
+from ..memory.storage_words import StorageWords
 from ..memory.timeline import Category, Storage, Timeline
+from ..words.phrases import folded, module_title, ordinal, pattern, was_captured
 from ..words.sizes import share_text, size_text
 from .hints import Hint, Peak, hints
 from .trace import Trace

@@ -11,7 +11,7 @@ import torch
 
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Graph, Task, TensorMeta
-from ..memory.storage_words import counted
+from ..words.phrases import counted
 from .batches import Batch, Batches
 from .buckets import Bucket, Reduction, reductions
 from .replay import Replay

@@ -12,10 +12,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.memory.storage_words import StorageWords, joined, ordinal
+from tapehead.engine.memory.storage_words import StorageWords
 from tapehead.engine.memory.timeline import Category, Maker
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.trace.trace.peak import PeakReport, peak_report
+from tapehead.engine.words.phrases import joined, ordinal
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads.workloads import workload
 

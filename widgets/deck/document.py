@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ...engine.memory.storage_words import MADE_IN_FORWARD, StorageWords, joined
+from ...engine.memory.storage_words import MADE_IN_FORWARD, StorageWords
 from ...engine.memory.timeline import Category, Timeline
 from ...engine.orders.policies import CLASSIC
 from ...engine.queue.pending import Pending
@@ -25,6 +25,7 @@ from ...engine.trace.run import Engine
 from ...engine.trace.statistics import Statistics
 from ...engine.trace.trace import RecordedGradient, Trace
 from ...engine.trace.trace_columns import Hook
+from ...engine.words.phrases import joined
 from ...engine.words.sizes import share_text
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Operation, resolve_sources

@@ -9,7 +9,6 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from ...engine.memory.accumulation import PYTORCHS, Accumulation
-from ...engine.memory.storage_words import joined
 from ...engine.memory.timeline import Timeline
 from ...engine.mirroring.modules import operation_name
 from ...engine.mirroring.plan import MirrorPlan, PlannedStorage
@@ -17,6 +16,7 @@ from ...engine.mirroring.planned_mirror import PlannedMirror
 from ...engine.mirroring.saves import MirroredSave, mirrored_saves
 from ...engine.mirroring.tasks import check_fits, planned_replays
 from ...engine.orders.schedule import schedule
+from ...engine.words.phrases import joined
 from ...inspector.graph.graph import Graph
 
 Json = dict[str, Any]

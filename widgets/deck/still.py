@@ -9,8 +9,8 @@ from functools import cached_property
 
 from IPython.display import display, update_display
 
-from ...engine.memory.storage_words import counted
 from ...engine.memory.timeline import Timeline
+from ...engine.words.phrases import counted
 from ...engine.words.sizes import size_text
 from ...inspector.drawing.svg import Drawing, draw_graph, escaped
 from ...inspector.drawing.svg_style import style_sheet

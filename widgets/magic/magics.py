@@ -21,8 +21,8 @@ from IPython.display import display
 from torch import Tensor, nn
 
 from ...engine.memory.accumulation import Accumulate, Accumulation, Release
-from ...engine.memory.storage_words import joined
 from ...engine.orders.policies import POLICIES
+from ...engine.words.phrases import joined
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.tape import Tape
 from ...inspector.graph.source import PACKAGE

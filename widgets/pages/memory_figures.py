@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from ...engine.memory.storage_words import StorageWords, module_title
+from ...engine.memory.storage_words import StorageWords
 from ...engine.memory.timeline import Category, Storage, Timeline
 from ...engine.trace.peak import PeakGroup, PeakReport
+from ...engine.words.phrases import module_title
 from ...engine.words.sizes import share_text, size_text, unit_name, unit_of
 from .theme import CATEGORY_COLOURS, DARK, LIGHT, Colours, figure_style, hover_label
 

@@ -11,11 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from ...engine.memory.storage_words import counted
 from ...engine.orders.policies import POLICIES
 from ...engine.sessions.stepper import Stepper
 from ...engine.sessions.verbs import Verbs
 from ...engine.stops.stopped import Stop
+from ...engine.words.phrases import counted
 from ...inspector.graph.graph import Task
 from . import prompt_tables as tables
 from .prompt_completion import offered, whole

@@ -14,13 +14,13 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ...engine.memory.storage_words import counted
 from ...engine.queue.named_tasks import calls_of
 from ...engine.sessions.native_session import NativeSession
 from ...engine.sessions.stepper import Stepper
 from ...engine.stops.stopped import Stop
 from ...engine.trace.statistics import Statistics, statistics
 from ...engine.trace.trace import RecordedGradient, TaskRecord
+from ...engine.words.phrases import counted
 from ...engine.words.sizes import size_text
 from ...inspector.graph.graph import Graph, Task, TensorMeta, module_name
 from ...inspector.graph.saved import SavedTensor
