@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -116,3 +116,10 @@ def _calls_noted(on_hook: OnHook) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(None)
+
+
+class Hook(NamedTuple):
+    """A hook that ran. `kind` is "tensor", "retain_grad", "pre", "post" or "post_accumulate"; see `TaskRecord`."""
+
+    kind: str
+    name: str

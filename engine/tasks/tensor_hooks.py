@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.torch_internals import leaf_hooks, without_torch_function
-from ..trace.trace_columns import Hook
 from .hook_watch import node_of, subclasses
-from .task_hooks import hook_name
+from .task_hooks import Hook, hook_name
 
 
 class TensorHooks:

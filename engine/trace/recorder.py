@@ -14,12 +14,13 @@ from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.torch_internals import function_mode_is_on, unobserved
 from ..queue.policy import Choice, Key, Policy, policy_name
 from ..queue.ready_queue import sort_key
+from ..tasks.task_hooks import Hook
 from .batches import Batch, Batches, Fallback
 from .buckets import buckets_of
 from .statistics import Form, Level, form_of, measure
 from .statistics_table import StatisticsTable
 from .trace import Trace, usual_outputs
-from .trace_columns import AS_IN_GRAPH, NONE, EditRow, Forms, Hook, Label, Term, empty_columns
+from .trace_columns import AS_IN_GRAPH, NONE, EditRow, Forms, Label, Term, empty_columns
 
 _MOST_NEW = 4096  # labels
 

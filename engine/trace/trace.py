@@ -11,13 +11,14 @@ import torch
 
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Graph, Task, TensorMeta
+from ..tasks.task_hooks import Hook
 from ..words.phrases import counted
 from .batches import Batch, Batches
 from .buckets import Bucket, Reduction, reductions
 from .replay import Replay
 from .statistics import Form, Level, Statistics
 from .statistics_table import StatisticsTable
-from .trace_columns import NONE, Columns, EditRow, Forms, Hook, Label, Term, term_at
+from .trace_columns import NONE, Columns, EditRow, Forms, Label, Term, term_at
 
 
 @dataclass(frozen=True, slots=True)

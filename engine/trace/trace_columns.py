@@ -99,13 +99,6 @@ class Label(NamedTuple):
     number: str | None  # "task", "arrival" or None
 
 
-class Hook(NamedTuple):
-    """A hook that ran. `kind` is "tensor", "retain_grad", "pre", "post" or "post_accumulate"; see `TaskRecord`."""
-
-    kind: str
-    name: str
-
-
 @dataclass(frozen=True, slots=True)
 class Term:
     """How long a policy picked.

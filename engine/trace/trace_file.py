@@ -22,13 +22,14 @@ from ...inspector.graph.json_columns import ColumnWriter, Section, read_section
 from ..batching.groups import GroupKind
 from ..memory.timeline_file import read_accumulation, read_timeline, write_accumulation, write_timeline
 from ..queue.policy import Key
+from ..tasks.task_hooks import Hook
 from .batches import Batch, Batches, Fallback
 from .buckets import Bucket
 from .run import Engine, Run
 from .statistics import BINS, EDGES, Form, Level
 from .statistics_table import StatisticsColumns, StatisticsTable
 from .trace import Trace
-from .trace_columns import Columns, EditRow, Forms, Hook, Label, Term
+from .trace_columns import Columns, EditRow, Forms, Label, Term
 
 FORMAT = "tapehead.trace"
 VERSION = 1

@@ -20,11 +20,11 @@ from ...engine.memory.timeline import Category, Timeline
 from ...engine.orders.policies import CLASSIC
 from ...engine.queue.pending import Pending
 from ...engine.queue.policy import Choice, Policy, policy_name
+from ...engine.tasks.task_hooks import Hook
 from ...engine.trace.peak import peak_report
 from ...engine.trace.run import Engine
 from ...engine.trace.statistics import Statistics
 from ...engine.trace.trace import RecordedGradient, Trace
-from ...engine.trace.trace_columns import Hook
 from ...engine.words.phrases import joined
 from ...engine.words.sizes import share_text
 from ...inspector.graph.collector import collector_paused
