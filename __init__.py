@@ -1,6 +1,7 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
-from .engine.batching.groups import GroupRules, Groups, groups
+from .engine.batching.group_search import groups
+from .engine.batching.groups import GroupRules, Groups
 from .engine.ensembles.advice import Advice, advise
 from .engine.finding.diff import Difference, diff
 from .engine.finding.find_nan import NanReport, find_nan

@@ -665,7 +665,7 @@ def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
     if options.groups is None:
         path = graph.save_svg(options.svg, fold=options.fold)
     else:
-        from .engine.batching.groups import groups
+        from .engine.batching.group_search import groups
 
         found = groups(graph)
         console.print(found)

@@ -35,7 +35,8 @@ from ..trace.batches import Batch, Fallback
 from ..trace.recorder import Recorder
 from ..trace.run import Engine
 from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape, alone, launches_of, stacked, summed
-from .groups import Group, GroupRules, groups
+from .group_search import groups
+from .groups import Group, GroupRules
 
 AnyBatch = Literal["auto"] | GroupRules | None
 """What runs as one: what `groups` finds, by its own rules or by these; None: nothing."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
 from math import prod
 
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Operation
-from ...inspector.graph.graph import Edge, Graph, TensorMeta
-from ...inspector.graph.products import Factor, Product, Side
+from ...inspector.graph.graph import Edge, Graph, Outputs, TensorMeta
+from ...inspector.graph.products import Factor, Product, Side, products_of
 from ...inspector.torch_internals import saved_facts
+from ..trace.batches import GroupKind
 from ..words.phrases import joined
 from .agenda import Batch, batches, levels
 from .batched_products import addend_shape, launches_of
-from .groups import Direction, Group, GroupKind, GroupRules, Refused
+from .groups import Direction, Group, GroupRules, Groups, Refused
 
 _Source = tuple[int, int, tuple[Hashable, ...]]
 """A task, the number of its input, and what lies between the product and that input."""
@@ -401,3 +405,47 @@ def _nbytes(meta: TensorMeta) -> int:
 
 def _slot_reason(product: Product, output: int, kept: str) -> str:
     return f'"{product.other(output).slot}" of {product.function} {_WHY[kept]}'
+
+
+def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
+    """Finds the products of matrices that could run as one, in a backward and in its forward. Nothing runs, no hook
+    either, and no tensor is kept.
+
+        >>> import torch, tapehead as th
+        >>> x = torch.ones(8, 4)
+        >>> weights = [torch.ones(4, 4, requires_grad=True) for _ in range(5)]
+        >>> hidden = [(x @ weight).relu() @ weight for weight in weights]
+        >>> [group.label for group in th.groups(torch.stack(hidden).sum())]
+        ['5 × mm → bmm', '5 × mm → bmm']
+
+    Members of a group have one shape, dtype and device, and ask for the same gradients; none depends on another, and
+    with all groups joined at once the graph still has no cycle (`engine/batching/agenda.py` and
+    `engine/batching/group_search.py` say why). The products that one parameter's gradient sums up are a "tree", and
+    one product of what they are made of.
+
+    A forward's groups are those of the operations which a capture saw (`th.capture`).
+
+    Args:
+        of: as `th.graph` takes it, or a graph.
+        rules: thresholds; by default TorchScript's.
+
+    Known limitations: only products that a gradient goes through are seen. That one forward operation depends on
+    another is known only through what autograd sees: not through indices, numbers in Python, or detached tensors.
+
+    Raises:
+        ValueError: the graph is from a file, without its nodes.
+        TypeError: `rules` is something else.
+    """
+
+    rules = GroupRules() if rules is None else rules
+    if not isinstance(rules, GroupRules):
+        raise TypeError(f"rules is a th.GroupRules, as th.GroupRules(min_fusion_size=2), not {rules!r}")
+    graph = of if isinstance(of, Graph) else graph_of(of)
+    if graph.is_tape:
+        raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")
+    if not graph.nodes:
+        raise ValueError("this graph has no nodes, so its factors are not known: a graph from a file has none")
+    with collector_paused():
+        products = products_of(graph)
+        found, refused = search(graph, products, rules)
+    return Groups(replace(graph, nodes=()), rules, tuple(found), tuple(refused), products)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ...inspector.arguments import expect_number
-from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.drawing.outlines import Outline, letters
 from ...inspector.drawing.svg import graph_to_svg
-from ...inspector.graph.collector import collector_paused
-from ...inspector.graph.graph import Fold, Graph, Outputs, Task, Theme
-from ...inspector.graph.products import Product, Side, products_of
+from ...inspector.graph.graph import Fold, Graph, Task, Theme
+from ...inspector.graph.products import Product, Side
 from ...inspector.shown import text_of
+from ..trace.batches import GroupKind
 from ..words.findings import findings_rich, findings_text
 from ..words.phrases import counted, folded, joined, module_title, pattern, was_captured
 from ..words.sizes import size_text
@@ -24,7 +23,6 @@ from ..words.sizes import size_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-GroupKind = Literal["bmm", "grouped_conv", "tree"]
 Direction = Literal["backward", "forward"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
@@ -363,48 +361,3 @@ def modules_of(graph: Graph, tasks: Iterable[int]) -> str:
         name = module_title(graph, path)
         alike.setdefault(pattern(path or name), {})[path or name] = None
     return joined([folded(paths) for paths in alike.values()])
-
-
-def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
-    """Finds the products of matrices that could run as one, in a backward and in its forward. Nothing runs, no hook
-    either, and no tensor is kept.
-
-        >>> import torch, tapehead as th
-        >>> x = torch.ones(8, 4)
-        >>> weights = [torch.ones(4, 4, requires_grad=True) for _ in range(5)]
-        >>> hidden = [(x @ weight).relu() @ weight for weight in weights]
-        >>> [group.label for group in th.groups(torch.stack(hidden).sum())]
-        ['5 × mm → bmm', '5 × mm → bmm']
-
-    Members of a group have one shape, dtype and device, and ask for the same gradients; none depends on another, and
-    with all groups joined at once the graph still has no cycle (`engine/batching/agenda.py` and
-    `engine/batching/group_search.py` say why). The products that one parameter's gradient sums up are a "tree", and
-    one product of what they are made of.
-
-    A forward's groups are those of the operations which a capture saw (`th.capture`).
-
-    Args:
-        of: as `th.graph` takes it, or a graph.
-        rules: thresholds; by default TorchScript's.
-
-    Known limitations: only products that a gradient goes through are seen. That one forward operation depends on
-    another is known only through what autograd sees: not through indices, numbers in Python, or detached tensors.
-
-    Raises:
-        ValueError: the graph is from a file, without its nodes.
-        TypeError: `rules` is something else.
-    """
-    from .group_search import search
-
-    rules = GroupRules() if rules is None else rules
-    if not isinstance(rules, GroupRules):
-        raise TypeError(f"rules is a th.GroupRules, as th.GroupRules(min_fusion_size=2), not {rules!r}")
-    graph = of if isinstance(of, Graph) else graph_of(of)
-    if graph.is_tape:
-        raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")
-    if not graph.nodes:
-        raise ValueError("this graph has no nodes, so its factors are not known: a graph from a file has none")
-    with collector_paused():
-        products = products_of(graph)
-        found, refused = search(graph, products, rules)
-    return Groups(replace(graph, nodes=()), rules, tuple(found), tuple(refused), products)

@@ -17,7 +17,8 @@ from ...inspector.capturing.walk import graph
 from ...inspector.graph.graph import Graph
 from ...inspector.shown import text_of
 from ...inspector.torch_internals import keep_compiler_out
-from ..batching.groups import GroupRules, Groups, groups
+from ..batching.group_search import groups
+from ..batching.groups import GroupRules, Groups
 from ..memory.measured_device import device_of
 from ..memory.not_counted import not_counted
 from ..programs.as_found import AsFound

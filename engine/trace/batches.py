@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ...inspector.shown import text_of
-from ..batching.groups import GroupKind
 from ..words.findings import findings_rich, findings_text
 from ..words.phrases import counted
 from ..words.sizes import size_text
@@ -168,3 +167,6 @@ class Batches:
 
 
 _RIGHT = ("tasks", "launches", "copies", "kept", "µs")
+
+
+GroupKind = Literal["bmm", "grouped_conv", "tree"]

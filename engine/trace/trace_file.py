@@ -19,11 +19,10 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import meta_fields, meta_of, read_graph, write_graph
 from ...inspector.graph.json_columns import ColumnWriter, Section, read_section
-from ..batching.groups import GroupKind
 from ..memory.timeline_file import read_accumulation, read_timeline, write_accumulation, write_timeline
 from ..queue.policy import Key
 from ..tasks.task_hooks import Hook
-from .batches import Batch, Batches, Fallback
+from .batches import Batch, Batches, Fallback, GroupKind
 from .buckets import Bucket
 from .run import Engine, Run
 from .statistics import BINS, EDGES, Form, Level

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...engine.batching.groups import DIRECTIONS, Groups, groups, modules_of
+from ...engine.batching.group_search import groups
+from ...engine.batching.groups import DIRECTIONS, Groups, modules_of
 from ...engine.trace.batches import Batches
 from ...inspector.graph.graph import Graph
 from .document import Json
