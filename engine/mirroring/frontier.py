@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from ...inspector.shown import text_of
 from ..memory.timeline import Timeline
 from ..words.sizes import percent_text, share_text, size_text
+from .candidates import Found, Goal
 from .plan import MirrorPlan, MirrorPrediction
-from .planners import Found, Goal, search
+from .planners import search
 
 if TYPE_CHECKING:
     from .planned_mirror import PlannedMirror

@@ -7,8 +7,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from time import perf_counter
 
+from .candidates import Candidates, Found, Goal
 from .footprint import Mirrored, MirroredMemory
-from .planners import Candidates, Found, Goal
 
 _MOST_ROUNDS = 30
 _GAP = 1e-4  # a share of the peak: what is nearer to the bound is as good as it gets

@@ -38,11 +38,12 @@ from ..programs.timing import turns
 from ..queue.policy import Choice, Policy, is_dynamic, policy_name
 from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
+from .candidates import Found, Goal
 from .footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror import mirror
 from .plan import MirrorPlan, MirrorPrediction
 from .planned_mirror import PlannedMirror
-from .planners import SOLVERS, Found, Goal
+from .planners import SOLVERS
 
 OVERHEAD = 0.06
 """How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import exp, inf, log
 from time import perf_counter
 
 from ...inspector.graph.collector import collector_paused
+from .candidates import Candidates, Found, Goal
 from .footprint import Mirrored, MirroredMemory
 
 # Shares of the time that is allowed, which the greedy planner is tried with.
@@ -25,92 +26,6 @@ _DEAR = 5.0  # what a share too much counts
 _FIRST_ROUND = 500  # moves tried before it starts again from the best; each round is longer than the last
 _LONGER = 1.3
 _WARM, _COLD = 0.02, 0.0005  # what may be worse, as a round starts and as it ends
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What is wanted of a plan.
-
-    Attributes:
-        replay_ns: what all replays may take.
-        peak_bytes: the peak that is enough, for as little time as possible; None: as low as it gets.
-        products: whether matrix products and convolutions may be replayed.
-    """
-
-    replay_ns: float = inf
-    peak_bytes: int | None = None
-    products: bool = True
-
-    def rank(self, found: Mirrored) -> tuple[float, float, float]:
-        """The lower, the better: too much time, too high a peak, and then what is wanted least of."""
-        late = max(0.0, found.replay_ns - self.replay_ns)
-        if self.peak_bytes is None:
-            return late, found.peak_bytes, found.replay_ns
-        return late, max(0, found.peak_bytes - self.peak_bytes), found.replay_ns
-
-    def met(self, found: Mirrored) -> bool:
-        """Whether it takes no more time, and no more memory, than is allowed."""
-        return found.replay_ns <= self.replay_ns and (self.peak_bytes is None or found.peak_bytes <= self.peak_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a planner found.
-
-    Attributes:
-        dropped: the numbers of the storages.
-        mirrored: what the backward is like then.
-        evaluations: how many choices were judged.
-        seconds: how long it took.
-        interrupted: the user stopped it (KeyboardInterrupt); this is the best until then.
-        bound_bytes: no choice within the time that is allowed has a lower peak; 0: nothing is known.
-    """
-
-    dropped: frozenset[int]
-    mirrored: Mirrored
-    evaluations: int
-    seconds: float
-    interrupted: bool = False
-    bound_bytes: int = 0
-
-
-class Candidates:
-    """What may be dropped, and what else has to be so that no replay needs anything that is not there.
-
-    Args:
-        memory: the backward.
-        products: whether matrix products and convolutions may be replayed.
-    """
-
-    def __init__(self, memory: MirroredMemory, products: bool = True) -> None:
-        self.memory = memory
-        self._storages = memory.storages
-        self.may_drop = [
-            each.droppable and not held and (products or not each.product)
-            for each, held in zip(memory.storages, memory.held, strict=True)
-        ]
-
-    def kept(self) -> list[int]:
-        """Those that nodes keep."""
-        return [number for number, may in enumerate(self.may_drop) if may and self.memory.places[number]]
-
-    def with_makers(self, number: int, dropped: Collection[int] = (), stop_at_products: bool = False) -> set[int]:
-        """A storage, with all that its replay needs, is not kept by a node, and can be replayed, too.
-
-        With `stop_at_products` the outputs of products are kept for the replay instead.
-        """
-        storages, places, may_drop = self._storages, self.memory.places, self.may_drop
-        found = {number}
-        stack = [number]
-        while stack:
-            for need in storages[stack.pop()].needs:
-                if need in found or need in dropped or places[need] or not may_drop[need]:
-                    continue
-                if storages[need].start >= 0 or (stop_at_products and storages[need].product):
-                    continue
-                found.add(need)
-                stack.append(need)
-        return found
 
 
 def greedy(memory: MirroredMemory, goal: Goal) -> Found:

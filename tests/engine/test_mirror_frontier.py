@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.engine.mirroring.candidates import Found, Goal
 from tapehead.engine.mirroring.frontier import _planned as reckoned
 from tapehead.engine.mirroring.frontier import prediction_of
-from tapehead.engine.mirroring.planners import Found, Goal, greedy
+from tapehead.engine.mirroring.planners import greedy
 
 from .mirroring import gradients, same
 

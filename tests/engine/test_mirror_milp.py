@@ -9,8 +9,8 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.mirroring import milp as mirror_milp
+from tapehead.engine.mirroring.candidates import Candidates, Goal
 from tapehead.engine.mirroring.milp import milp
-from tapehead.engine.mirroring.planners import Candidates, Goal
 
 from .test_mirror_planners import (
     ELEMENTWISE_NS,
