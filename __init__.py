@@ -32,9 +32,9 @@ from .engine.studies.makespan import makespan
 from .engine.trace.batches import Batch, Batches, Fallback
 from .engine.trace.peak import PeakReport, peak_report
 from .engine.trace.run import Run
+from .engine.trace.run_reader import load
 from .engine.trace.statistics import Histogram, Statistics, statistics
 from .engine.trace.trace import TaskRecord, Trace
-from .engine.trace.trace_file import load
 from .inspector.capturing.capture import capture
 from .inspector.capturing.walk import graph
 from .inspector.graph.graph import Edge, Graph, Task

@@ -570,7 +570,7 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
 
 
 def _view(options: argparse.Namespace, console: Console) -> int:
-    from .engine.trace.trace_file import load
+    from .engine.trace.run_reader import load
     from .widgets.deck.page import is_page_of
     from .widgets.deck.run_document import save_run
 
@@ -639,7 +639,7 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
 
 def _diff(options: argparse.Namespace, console: Console) -> int:
     from .engine.finding.diff import diff
-    from .engine.trace.trace_file import load
+    from .engine.trace.run_reader import load
 
     paths: tuple[Path, Path] = options.first, options.second
     names = paths[0].name, paths[1].name
