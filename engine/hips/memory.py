@@ -16,7 +16,7 @@ from weakref import ref
 import numpy as np
 from torch import Tensor
 
-from ...inspector.graph.graph_file import StoredOperation
+from ...inspector.graph.facts import StoredOperation
 from ...inspector.tapes.hips_nodes import RecordedNode, arrays_in, owner_of
 from ...inspector.tapes.hips_tape import HipsTape
 from ..memory.accumulation import PYTORCHS, Accumulation

@@ -16,8 +16,7 @@ from ...inspector.graph.graph import Graph
 from .accumulation import PYTORCHS, Accumulation
 
 if TYPE_CHECKING:
-    from ...inspector.graph.facts import Operation
-    from ...inspector.graph.graph_file import StoredOperation
+    from ...inspector.graph.facts import Operation, StoredOperation
     from ...inspector.graph.source import Source
 
 Basis = Literal["measured", "calibrated", "dry run"]

@@ -17,8 +17,7 @@ from ..words.sizes import share_text, size_text
 from .gradient_holders import holders
 
 if TYPE_CHECKING:
-    from ...inspector.graph.facts import Operation
-    from ...inspector.graph.graph_file import StoredOperation
+    from ...inspector.graph.facts import Operation, StoredOperation
     from .trace import Trace
 
 _LEAST_SHARE = 0.01  # of the peak: what is less is not worth a sentence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from threading import get_ident
 from typing import Any
@@ -181,3 +182,11 @@ class Facts:
             return ""
         twins = [index for index, (name, _) in enumerate(self._root_classes) if name == class_name]
         return class_name if len(twins) == 1 else f"{class_name}#{twins.index(root) + 1}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredOperation:
+    """A forward operation as a file keeps it."""
+
+    name: str
+    source: Source | None

@@ -21,8 +21,7 @@ from .saved import SavedTensor, saved_tensors
 if TYPE_CHECKING:
     import graphviz
 
-    from .facts import Operation
-    from .graph_file import StoredOperation
+    from .facts import Operation, StoredOperation
     from .source import Source
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor | GradientEdge]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import torch
 
+from .facts import StoredOperation
 from .graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
 from .json_columns import ColumnWriter, Section
 from .kinds import Kind
@@ -37,14 +38,6 @@ class StoredSource(Source):
     def code(self, before: int = 0, after: int = 0) -> tuple[str, ...]:
         """The line alone: its neighbours were not saved."""
         return () if self.text is None else (self.text,)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredOperation:
-    """A forward operation as a file keeps it."""
-
-    name: str
-    source: Source | None
 
 
 AnyOperation: TypeAlias = "Operation | StoredOperation"

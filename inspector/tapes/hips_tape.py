@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..arguments import expect
+from ..graph.facts import StoredOperation
 from ..graph.graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
-from ..graph.graph_file import StoredOperation
 from ..graph.kinds import Kind
 from ..torch_internals import UNNUMBERED
 
