@@ -9,7 +9,7 @@ import pytest
 
 from tapehead.__main__ import main
 from tapehead.engine.studies import accumulation_study as module
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads import WORKLOADS
 
 
 @pytest.fixture(autouse=True)

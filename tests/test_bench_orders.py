@@ -10,7 +10,7 @@ import pytest
 
 from tapehead.__main__ import ProgressLine, main
 from tapehead.engine.studies.order_study import OrderStudy
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS, Parts, Workload
+from tapehead.engine.workloads.workloads import WORKLOADS, Parts, Workload
 
 
 @pytest.fixture(autouse=True)

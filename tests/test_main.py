@@ -12,7 +12,7 @@ import torch
 
 import tapehead.commands.demo
 from tapehead.__main__ import main
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads import WORKLOADS
 
 MODEL = """
 import torch

@@ -17,7 +17,7 @@ from tapehead.engine.batching.batched_products import Operands, Tally, stacked
 from tapehead.engine.batching.groups import Group
 from tapehead.engine.measuring.step_levels import Step, allocated_levels
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS, workload
+from tapehead.engine.workloads.workloads import WORKLOADS, workload
 
 _MEMBERS = (2, 4, 8, 16, 32, 64)
 _BOTH: tuple[Literal["auto"] | None, ...] = (None, "auto")

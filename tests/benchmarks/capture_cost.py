@@ -8,7 +8,7 @@ from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 
 def rows(effort: Effort) -> Iterator[Row]:

@@ -14,9 +14,9 @@ from tapehead.engine.orders.policies import TABS
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.widgets.deck.deck.document import Document, schedule_content
-from tapehead.widgets.deck.deck.page import save_page
+from tapehead.engine.workloads.workloads import workload
+from tapehead.widgets.deck.document import Document, schedule_content
+from tapehead.widgets.deck.page import save_page
 
 sys.path.append(str(Path(__file__).parents[1]))
 

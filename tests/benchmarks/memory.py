@@ -14,9 +14,9 @@ from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, O
 from tapehead.engine.memory.layouts import contiguous
 from tapehead.engine.memory.timeline import Maker
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.inspector.graph.graph.graph import Edge, Graph, Root, Task, TensorMeta
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.engine.workloads.workloads import workload
+from tapehead.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
+from tapehead.inspector.graph.kinds import Kind
 
 _LAYOUT = contiguous((16, 16), 4)
 _META = TensorMeta((16, 16), torch.float32, torch.device("cpu"))

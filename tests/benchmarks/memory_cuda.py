@@ -8,7 +8,7 @@ import torch
 from measure import Effort, Row, ratios, seconds
 
 import tapehead as th
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads import WORKLOADS
 
 _GOAL = 1.3
 

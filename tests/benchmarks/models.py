@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tapehead.engine.workloads.workloads.workloads import Parts, workload
+from tapehead.engine.workloads.workloads import Parts, workload
 
 
 @dataclass(frozen=True, slots=True)

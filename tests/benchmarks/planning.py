@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import tapehead as th
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS, workload
+from tapehead.engine.workloads.workloads import WORKLOADS, workload
 
 _TASKS = (1_000, 3_000, 10_000, 30_000, 100_000)
 _GOALS = {10_000: 1.0, 100_000: 10.0}

@@ -11,7 +11,7 @@ from measure import Effort, Row
 
 import tapehead as th
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads import WORKLOADS
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from memory_programs import Program

@@ -12,7 +12,7 @@ from torch import Tensor
 import tapehead as th
 from tapehead.engine.orders.policies import POLICIES
 from tapehead.engine.sessions.native import Call, Plan, run_native
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
 """From a fresh loss to what is measured."""

@@ -17,11 +17,11 @@ from measure import Effort, Row
 
 import tapehead as th
 from tapehead.engine.orders.policies import POLICIES
-from tapehead.engine.trace.trace.recorder import Recorder
-from tapehead.engine.trace.trace.statistics import Level
-from tapehead.engine.trace.trace.trace import Trace
-from tapehead.inspector.graph.graph.graph import Root, TensorMeta
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.engine.trace.recorder import Recorder
+from tapehead.engine.trace.statistics import Level
+from tapehead.engine.trace.trace import Trace
+from tapehead.inspector.graph.graph import Root, TensorMeta
+from tapehead.inspector.graph.kinds import Kind
 
 _ARRIVE_TOGETHER = 100
 _META = TensorMeta((4, 4), torch.float32, torch.device("cpu"))

@@ -15,8 +15,8 @@ from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.trace.trace.run import Engine
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.trace.run import Engine
+from tapehead.engine.workloads.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
 

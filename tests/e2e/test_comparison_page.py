@@ -12,7 +12,7 @@ from torch import nn
 
 from tapehead.engine.mirroring.plan_mirror import plan_mirror
 from tapehead.engine.studies.compare import compare
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 from .chromium import trouble_of
 

@@ -18,8 +18,8 @@ import tapehead as th
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.widgets.deck.deck.document import Document, schedule_content
+from tapehead.engine.workloads.workloads import workload
+from tapehead.widgets.deck.document import Document, schedule_content
 
 from .chromium import trouble_of
 from .posed import PosedDeck

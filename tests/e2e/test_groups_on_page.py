@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import Browser, Locator, expect
 
 import tapehead as th
-from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.widgets.deck.deck.document import Document, schedule_content
-from tapehead.widgets.deck.deck.group_content import group_content
-from tapehead.widgets.deck.deck.page import save_page
+from tapehead.engine.workloads.workloads import workload
+from tapehead.widgets.deck.document import Document, schedule_content
+from tapehead.widgets.deck.group_content import group_content
+from tapehead.widgets.deck.page import save_page
 
 from .chromium import trouble_of
 from .posed import PosedDeck

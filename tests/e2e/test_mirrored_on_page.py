@@ -19,8 +19,8 @@ from tapehead.engine.mirroring.planned_mirror import PlannedMirror
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.engine.words.sizes import size_text
-from tapehead.widgets.deck.deck.document import Document, schedule_content
-from tapehead.widgets.deck.deck.page import page_html
+from tapehead.widgets.deck.document import Document, schedule_content
+from tapehead.widgets.deck.page import page_html
 
 from .chromium import trouble_of
 from .shown import ShownDeck

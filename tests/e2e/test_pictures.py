@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 import tapehead as th
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
-from tapehead.inspector.graph.graph.graph import Fold
+from tapehead.engine.workloads.workloads import WORKLOADS
+from tapehead.inspector.graph.graph import Fold
 
 pytestmark = pytest.mark.e2e
 

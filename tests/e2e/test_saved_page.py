@@ -12,9 +12,9 @@ import tapehead as th
 from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.widgets.deck.deck.document import Document, schedule_content
-from tapehead.widgets.deck.deck.page import save_page
+from tapehead.engine.workloads.workloads import workload
+from tapehead.widgets.deck.document import Document, schedule_content
+from tapehead.widgets.deck.page import save_page
 
 from .chromium import trouble_of
 

@@ -9,8 +9,8 @@ import torch
 from tapehead.engine.memory.footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
 from tapehead.engine.memory.layouts import contiguous
 from tapehead.engine.memory.timeline import Maker
-from tapehead.inspector.graph.graph.graph import Edge, Graph, Root, Task, TensorMeta
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
+from tapehead.inspector.graph.kinds import Kind
 
 _SIDES = (4, 8, 16)
 

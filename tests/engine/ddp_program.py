@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.trace.trace.buckets import buckets_of
+from tapehead.engine.trace.buckets import buckets_of
 
 STEPS = 3  # buckets are made up anew in the second
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tapehead.engine.ensembles.ensembles.ensembles import CallLog, Ensemble, RefusedEnsemble, find_ensembles
+from tapehead.engine.ensembles.ensembles import CallLog, Ensemble, RefusedEnsemble, find_ensembles
 from tapehead.inspector.capturing.capture import capture
 from tapehead.inspector.capturing.walk import graph
 

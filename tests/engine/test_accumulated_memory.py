@@ -16,7 +16,7 @@ from torch import Tensor
 import tapehead as th
 from tapehead.engine.memory.timeline import Category, Keeper, Timeline
 from tapehead.engine.words.sizes import size_text
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.inspector.graph.kinds import Kind
 
 from .memory_programs import Program
 from .sizes import built

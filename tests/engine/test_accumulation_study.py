@@ -25,7 +25,7 @@ from tapehead.engine.studies.accumulation_study import (
     accumulation_study,
     save_studies,
 )
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 NEVER = f"{IN_PLACE}, never released"
 REPEATED = {"rnn": "steps", "fan_out": "uses", "needless": "additions"}

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.orders import auto
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 
 @pytest.fixture(autouse=True)

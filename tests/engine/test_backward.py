@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.orders.policies import CLASSIC
-from tapehead.engine.trace.trace.run import Engine
+from tapehead.engine.trace.run import Engine
 
 from .comparing import ENGINES, assert_equal, engine_order, gradients_of
 from .programs import Swap, random_program

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.batching.batched_products import Operands, Tally, launches_of, stacked, summed
-from tapehead.inspector.graph.graph.products import products_of
+from tapehead.inspector.graph.products import products_of
 
 
 def operands(results: list[Tensor], name: str) -> tuple[list[Operands], list[list[Tensor | None]]]:

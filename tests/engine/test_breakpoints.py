@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.trace.trace.run import Engine
+from tapehead.engine.trace.run import Engine
 
 from .comparing import ENGINES, assert_equal, gradients_of
 from .programs import random_program

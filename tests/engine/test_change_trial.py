@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.ensembles.ensembles.change_trial import Check, Cost, Trial, try_change
-from tapehead.engine.ensembles.ensembles.ensemble_change import Change, changes
-from tapehead.engine.ensembles.ensembles.ensembles import Ensemble
+from tapehead.engine.ensembles.change_trial import Check, Cost, Trial, try_change
+from tapehead.engine.ensembles.ensemble_change import Change, changes
+from tapehead.engine.ensembles.ensembles import Ensemble
 from tapehead.engine.programs.timing import Spread
 
 from .ensembles import WIDTH, Members, batch, only, perceptron

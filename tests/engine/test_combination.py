@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tapehead.engine.ensembles.ensembles.combination import Combination
+from tapehead.engine.ensembles.combination import Combination
 
 from .ensembles import Members, batch, only, perceptron
 

@@ -21,7 +21,7 @@ from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.programs.profile import profile
 from tapehead.engine.studies.compare import Comparison, compare
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 from .profiled import profiled
 from .programs import OnCtx

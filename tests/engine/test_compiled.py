@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.inspector.graph.kinds import Kind
 
 Program = Callable[[], tuple[nn.Module, Callable[[], Tensor]]]
 Step = tuple[Tensor, ...]

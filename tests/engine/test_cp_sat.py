@@ -9,7 +9,7 @@ import pytest
 import tapehead as th
 from tapehead.engine.orders.cp_sat import MOST_TASKS, cp_sat
 from tapehead.engine.orders.problem import Problem
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 from .problems import is_legal, least_peak, problem_of, random_problem
 

@@ -23,10 +23,10 @@ from tapehead.engine.memory.timeline import BlockLevels, Category, Timeline
 from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.sessions.native import Call, Plan, run_native
-from tapehead.engine.trace.trace.peak import peak_report
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
-from tapehead.inspector.graph.graph.graph import Root, Task, TensorMeta
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.engine.trace.peak import peak_report
+from tapehead.engine.workloads.workloads import WORKLOADS
+from tapehead.inspector.graph.graph import Root, Task, TensorMeta
+from tapehead.inspector.graph.kinds import Kind
 from tapehead.inspector.torch_internals import start_allocation_events, stop_allocation_events
 
 from .memory_programs import Program

@@ -22,11 +22,11 @@ from tapehead.__main__ import main
 from tapehead.engine.finding.aligned_tasks import aligned
 from tapehead.engine.finding.gradient_difference import apart
 from tapehead.engine.finding.longest_common import longest_common
-from tapehead.engine.trace.trace.statistics import statistics
-from tapehead.engine.trace.trace.trace import RecordedGradient
-from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.inspector.graph.graph.graph import TensorMeta
-from tapehead.inspector.graph.graph.graph_file import StoredOperation
+from tapehead.engine.trace.statistics import statistics
+from tapehead.engine.trace.trace import RecordedGradient
+from tapehead.engine.workloads.workloads import workload
+from tapehead.inspector.graph.graph import TensorMeta
+from tapehead.inspector.graph.graph_file import StoredOperation
 
 
 class Repeated(nn.Module):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tapehead as th
-from tapehead.engine.trace.trace.buckets import Bucket, Reduction, reductions
+from tapehead.engine.trace.buckets import Bucket, Reduction, reductions
 
 from .ddp_program import VARIANTS
 

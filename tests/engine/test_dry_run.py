@@ -16,7 +16,7 @@ import tapehead as th
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import WORKSPACE, dry_run
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads import WORKLOADS
 
 from .comparing import compiled_loss
 from .profiled import profiled

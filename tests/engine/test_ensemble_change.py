@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tapehead.engine.ensembles.ensembles.ensemble_change import Change, changes
-from tapehead.engine.ensembles.ensembles.ensembles import Ensemble
+from tapehead.engine.ensembles.ensemble_change import Change, changes
+from tapehead.engine.ensembles.ensembles import Ensemble
 
 from .ensembles import WIDTH, Members, batch, only, perceptron
 

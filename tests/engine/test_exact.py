@@ -20,7 +20,7 @@ from tapehead.engine.orders.optimal import optimal, optimal_order
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.queue.ready_queue import PolicyError
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 from .any_backward import random_backward
 from .problems import PosedProblem, is_legal, least_peak, problem_of, random_problem

@@ -663,7 +663,7 @@ def test_of_any_program_those_are_found_that_pytorch_gives_none_and_each_has_its
 
 @pytest.mark.parametrize("name", ["gpt2", "lstm_lm", "recommender"])
 def test_a_healthy_model_has_none(name: str) -> None:
-    from tapehead.engine.workloads.workloads.workloads import workload
+    from tapehead.engine.workloads.workloads import workload
 
     model, make_loss = workload(name).build()
     report = th.find_unused(make_loss, model)

@@ -16,7 +16,7 @@ import tapehead as th
 from tapehead.engine.measuring.step_levels import allocated_levels
 from tapehead.engine.memory.timeline import IN_TREE
 from tapehead.engine.sessions.stepper import Stepper
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 from tapehead.inspector.torch_internals import retains_any
 
 from .comparing import assert_equal, gradients_of

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.batching import groups as groups_module
 from tapehead.engine.batching.groups import Group
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 
 def captured(name: str, **knobs: int) -> th.Groups:

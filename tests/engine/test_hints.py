@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.trace.trace.hints import Hint
-from tapehead.engine.trace.trace.peak import peak_report
+from tapehead.engine.trace.hints import Hint
+from tapehead.engine.trace.peak import peak_report
 from tapehead.engine.words.sizes import share_text, size_text
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS, workload
+from tapehead.engine.workloads.workloads import WORKLOADS, workload
 
 from .programs import OnCtx
 from .sizes import SMALLER

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from tapehead.engine.hips.levels import hips_levels, hips_time
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 autograd = pytest.importorskip("autograd")
 np = pytest.importorskip("autograd.numpy")

@@ -13,7 +13,7 @@ from tapehead.engine.orders.local_search import Found, search, searched_order
 from tapehead.engine.orders.lower_bound import lower_bound
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 from .problems import is_legal, least_peak, problem_of, random_problem
 

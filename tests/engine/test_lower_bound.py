@@ -14,7 +14,7 @@ import tapehead as th
 from tapehead.engine.orders.lower_bound import lower_bound
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 from .problems import PosedProblem, least_peak, problem_of, random_problem
 

@@ -23,7 +23,7 @@ from tapehead.engine.queue.pending import dependencies
 from tapehead.engine.queue.policy import Policy
 from tapehead.engine.studies.gantt import Gantt, time_text
 from tapehead.engine.studies.makespan import makespan, task_times
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads import WORKLOADS
 
 from .programs import random_program
 

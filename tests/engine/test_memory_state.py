@@ -14,7 +14,7 @@ from tapehead.engine.orders.memory_state import MemoryState, MemoryStates
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 from .any_backward import random_backward
 from .memory_programs import Program

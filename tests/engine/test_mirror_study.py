@@ -24,7 +24,7 @@ from tapehead.engine.studies.mirror_study import (
     mirror_study,
     save_studies,
 )
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS, Parts, Workload, workload
+from tapehead.engine.workloads.workloads import WORKLOADS, Parts, Workload, workload
 from tapehead.inspector.torch_internals import activation_memory_budget
 
 

@@ -18,8 +18,8 @@ from tapehead.engine.mirroring.mirror import mirror
 from tapehead.engine.mirroring.plan import MirrorPlan
 from tapehead.engine.programs.profile import profile
 from tapehead.engine.programs.record_forward import record_forward
-from tapehead.engine.workloads.workloads.workload_models import Bottleneck
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workload_models import Bottleneck
+from tapehead.engine.workloads.workloads import WORKLOADS
 
 from .mirroring import MakeLoss, plan_all, same, trained
 

@@ -15,7 +15,7 @@ from tapehead.engine.programs.profile import profile
 from tapehead.engine.queue.pending import queue_lengths
 from tapehead.engine.studies.order_study import OrderStudy, order_study, ratio_text
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads.workloads import Parts, Workload, workload
+from tapehead.engine.workloads.workloads import Parts, Workload, workload
 
 LINEAR = replace(workload("linear50"), small={"uses": 8, "width": 64, "batch": 2})
 ENSEMBLE = replace(

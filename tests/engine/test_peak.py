@@ -15,10 +15,10 @@ import tapehead as th
 from tapehead.engine.memory.storage_words import StorageWords
 from tapehead.engine.memory.timeline import Category, Maker
 from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.trace.trace.peak import PeakReport, peak_report
+from tapehead.engine.trace.peak import PeakReport, peak_report
 from tapehead.engine.words.phrases import joined, ordinal
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 from .programs import OnCtx
 from .timelines import Told

@@ -22,7 +22,7 @@ from tapehead.engine.orders.policies import POLICIES, PORTFOLIO
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.queue.pending import dependencies
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 from tapehead.inspector.torch_internals import call_node
 
 from .programs import random_program

@@ -21,8 +21,8 @@ from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.orders.series_parallel import contracted
 from tapehead.engine.queue.named_tasks import tasks_at
 from tapehead.engine.tasks.backward_inputs import needed_tasks
-from tapehead.engine.trace.trace.buckets import buckets_of
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.trace.buckets import buckets_of
+from tapehead.engine.workloads.workloads import workload
 
 from .problems import Block, PosedProblem, is_legal, least_peak, problem_of, random_problem
 from .programs import random_program

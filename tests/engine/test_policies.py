@@ -12,8 +12,8 @@ from tapehead.engine.orders.policies import CLASSIC, POLICIES
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.queue.pending import dependencies, queue_lengths
 from tapehead.engine.queue.policy import QueueState
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.engine.workloads.workloads import WORKLOADS
+from tapehead.inspector.graph.kinds import Kind
 
 from .programs import random_program
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.orders.problem import Problem
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 
 def residual() -> Tensor:

@@ -22,7 +22,7 @@ import tapehead as th
 from tapehead.engine.measuring import measurement
 from tapehead.engine.measuring.attribution import Lives, lives_of
 from tapehead.engine.memory.timeline import Category, Keeper, Storage, Timeline
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads import WORKLOADS
 
 from .memory_programs import Program
 from .programs import random_policy

@@ -27,7 +27,7 @@ import tapehead as th
 from tapehead.engine.orders.policies import CLASSIC
 from tapehead.engine.queue.pending import dependencies
 from tapehead.engine.queue.policy import Policy
-from tapehead.engine.trace.trace.run import Engine
+from tapehead.engine.trace.run import Engine
 from tapehead.inspector.torch_internals import node_hooks
 
 from .comparing import ENGINES, assert_equal, engine_order, gradients_of

@@ -18,8 +18,8 @@ from tapehead.engine.memory.timeline import Category, Maker, Timeline
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.inspector.graph.graph.graph import Edge, Graph, Root, Task, TensorMeta
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
+from tapehead.inspector.graph.kinds import Kind
 
 from .profiled import profiled
 from .programs import random_policy, random_program

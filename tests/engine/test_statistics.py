@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapehead as th
-from tapehead.engine.trace.trace.statistics import (
+from tapehead.engine.trace.statistics import (
     EDGES,
     _numbers_later,
     _values,

@@ -9,7 +9,7 @@ import torch
 
 import tapehead as th
 from tapehead.engine.measuring.step_levels import Step, allocated_levels, levels_of, traced_levels
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads import WORKLOADS
 
 BOTH = pytest.mark.parametrize("measure", [allocated_levels, traced_levels])
 

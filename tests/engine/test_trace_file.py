@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import tapehead as th
 from tapehead.engine.trace.trace import trace_file
-from tapehead.inspector.graph.graph.json_columns import ColumnWriter, read_section
+from tapehead.inspector.graph.json_columns import ColumnWriter, read_section
 
 from .comparing import ENGINES
 from .programs import random_program

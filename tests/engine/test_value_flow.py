@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import tapehead as th
 from tapehead.engine.finding.forward_watch import ForwardWatch
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.inspector.graph.kinds import Kind
 
 INF = math.inf
 

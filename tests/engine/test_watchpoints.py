@@ -18,9 +18,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.stops.stops.origin import FORMULAS, _is_the_value
-from tapehead.engine.stops.stops.readings import FINITE, LateReadings, Need, Reading, read_now
-from tapehead.engine.trace.trace.run import Engine
+from tapehead.engine.stops.origin import FORMULAS, _is_the_value
+from tapehead.engine.stops.readings import FINITE, LateReadings, Need, Reading, read_now
+from tapehead.engine.trace.run import Engine
 from tapehead.inspector.torch_internals import saved_numbers, saved_slots, unobserved
 
 from .comparing import ENGINES, assert_equal, gradients_of

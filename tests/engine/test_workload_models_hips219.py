@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapehead as th
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS, workload
+from tapehead.engine.workloads.workloads import WORKLOADS, workload
 
 BY_HAND = [name for name, found in WORKLOADS.items() if found.gradient is not None]
 

@@ -5,8 +5,8 @@ import torch
 
 import tapehead as th
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS, Workload, workload
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.engine.workloads.workloads import WORKLOADS, Workload, workload
+from tapehead.inspector.graph.kinds import Kind
 
 NAMES = list(WORKLOADS)
 Tensors = dict[str, torch.Tensor]

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from tapehead.engine.memory.timeline import Category, Maker, Timeline
-from tapehead.inspector.graph.graph.graph import Graph
+from tapehead.inspector.graph.graph import Graph
 
 
 class Told:

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 import tapehead as th
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 
 
 @cache

@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.inspector.graph.graph.facts import Operation
-from tapehead.inspector.graph.graph.kept_inputs import KeptInputs
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.inspector.graph.facts import Operation
+from tapehead.inspector.graph.kept_inputs import KeptInputs
+from tapehead.inspector.graph.kinds import Kind
 
 
 class Block(nn.Module):

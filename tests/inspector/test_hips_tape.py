@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tapehead as th
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.inspector.graph.kinds import Kind
 
 pytest.importorskip("autograd")
 

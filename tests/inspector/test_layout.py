@@ -11,8 +11,8 @@ from torch import nn
 
 import tapehead as th
 from tapehead.inspector.drawing.layout import Layout, PlacedWire, Rect, layout
-from tapehead.inspector.graph.graph.graph import Edge, Fold, Graph, ModuleCall, Root, Task
-from tapehead.inspector.graph.graph.kinds import Kind
+from tapehead.inspector.graph.graph import Edge, Fold, Graph, ModuleCall, Root, Task
+from tapehead.inspector.graph.kinds import Kind
 
 from .programs import captured
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 import tapehead as th
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 from tapehead.inspector.drawing.layout import layout
 from tapehead.inspector.drawing.outlines import HUES, Outline, letters
 from tapehead.inspector.drawing.svg import graph_to_svg

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.inspector.graph.graph.products import Product, products_of
+from tapehead.inspector.graph.products import Product, products_of
 from tapehead.inspector.torch_internals import saved_slots
 
 

@@ -11,7 +11,7 @@ from torch import nn
 import tapehead as th
 from tapehead.inspector.drawing.signs import AGAIN, KEPT, LET_GO, SIGN_TITLES, Sign, Signs
 from tapehead.inspector.drawing.svg import graph_to_svg
-from tapehead.inspector.graph.graph.graph import Graph
+from tapehead.inspector.graph.graph import Graph
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.inspector.graph.graph.source import Source, innermost_user_line
+from tapehead.inspector.graph.source import Source, innermost_user_line
 
 
 def test_the_innermost_line_outside_torch_is_the_users() -> None:

@@ -13,8 +13,8 @@ import tapehead as th
 from tapehead.inspector.drawing.layout import layout
 from tapehead.inspector.drawing.svg import graph_to_svg, path_data
 from tapehead.inspector.drawing.text_width import shorten, text_width
-from tapehead.inspector.graph.graph.graph import ModuleCall
-from tapehead.inspector.graph.graph.kinds import KIND_TITLES, Kind
+from tapehead.inspector.graph.graph import ModuleCall
+from tapehead.inspector.graph.kinds import KIND_TITLES, Kind
 
 from .programs import Twice, captured
 

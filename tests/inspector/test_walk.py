@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 import tapehead as th
-from tapehead.inspector.graph.graph.kinds import Kind, short_name
+from tapehead.inspector.graph.kinds import Kind, short_name
 
 from .programs import Twice
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.programs.debug import debug
-from tapehead.engine.trace.trace.run import Engine
-from tapehead.widgets.deck.deck.deck import Deck
+from tapehead.engine.trace.run import Engine
+from tapehead.widgets.deck.deck import Deck
 
 ENGINES: tuple[Engine, ...] = ("direct", "native")
 

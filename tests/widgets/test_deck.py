@@ -21,9 +21,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import tapehead as th
 from tapehead.engine.orders.policies import TABS
 from tapehead.engine.queue.policy import Policy, QueueState
-from tapehead.engine.trace.trace.run import Engine
-from tapehead.inspector.graph.graph.graph import Task
-from tapehead.widgets.deck.deck.deck import Deck
+from tapehead.engine.trace.run import Engine
+from tapehead.inspector.graph.graph import Task
+from tapehead.widgets.deck.deck import Deck
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
 from .page_side import Page, settle

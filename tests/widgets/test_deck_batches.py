@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.widgets.deck.deck.deck import Deck
-from tapehead.widgets.deck.deck.run_document import run_document
+from tapehead.widgets.deck.deck import Deck
+from tapehead.widgets.deck.run_document import run_document
 
 from .page_side import Page
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.trace.trace.run import Engine
-from tapehead.widgets.deck.deck.deck import Deck
+from tapehead.engine.trace.run import Engine
+from tapehead.widgets.deck.deck import Deck
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
 from .page_side import Page, settle, unpacked

@@ -17,9 +17,9 @@ from tapehead.engine.memory.timeline import Category, Timeline
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.queue.policy import AnyPolicy, QueueState
-from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.inspector.graph.graph.graph import Task
-from tapehead.widgets.deck.deck.document import memory_content
+from tapehead.engine.workloads.workloads import workload
+from tapehead.inspector.graph.graph import Task
+from tapehead.widgets.deck.document import memory_content
 
 
 def middle(ready: Sequence[Task], _: QueueState) -> Task:

@@ -14,9 +14,9 @@ from torch import nn
 import tapehead as th
 from tapehead.engine.orders.policies import CLASSIC
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
-from tapehead.widgets.deck.deck.document import FORMAT, NONE, VERSION, Document, arrivals_of, numbered, packed, title_of
-from tapehead.widgets.deck.deck.page import page_html
+from tapehead.engine.workloads.workloads import WORKLOADS
+from tapehead.widgets.deck.document import FORMAT, NONE, VERSION, Document, arrivals_of, numbered, packed, title_of
+from tapehead.widgets.deck.page import page_html
 
 from .models import Branches, deck_on, forward
 from .page_side import Replay, unpacked

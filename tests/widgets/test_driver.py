@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tapehead.widgets.deck.deck.driver import Driver
+from tapehead.widgets.deck.driver import Driver
 
 
 def test_commands_run_in_the_order_in_which_they_come_in_one_thread() -> None:

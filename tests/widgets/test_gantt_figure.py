@@ -8,7 +8,7 @@ import torch
 
 import tapehead as th
 from tapehead.engine.studies.gantt import Gantt, MakespanReport
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads import WORKLOADS
 from tapehead.widgets.pages.gantt_figure import gantt_drawing, why_idle
 from tapehead.widgets.pages.theme import DARK, LIGHT
 

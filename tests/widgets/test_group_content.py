@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import tapehead as th
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 from tapehead.widgets.deck.deck import foresight
-from tapehead.widgets.deck.deck.deck import Deck
-from tapehead.widgets.deck.deck.document import Document
-from tapehead.widgets.deck.deck.group_content import group_content
-from tapehead.widgets.deck.deck.run_document import run_document
+from tapehead.widgets.deck.deck import Deck
+from tapehead.widgets.deck.document import Document
+from tapehead.widgets.deck.group_content import group_content
+from tapehead.widgets.deck.run_document import run_document
 
 from .models import deck_on
 from .page_side import Page, settle, unpacked

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 import tapehead as th
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 from tapehead.inspector.drawing.layout import Layout, Rect, layout
 from tapehead.inspector.drawing.text_width import text_width
-from tapehead.inspector.graph.graph.graph import Graph
-from tapehead.widgets.deck.deck.document import Document
+from tapehead.inspector.graph.graph import Graph
+from tapehead.widgets.deck.document import Document
 
 TOLERANCE = 0.1
 

@@ -11,10 +11,10 @@ from torch import Tensor
 import tapehead as th
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads.workloads import workload
+from tapehead.engine.workloads.workloads import workload
 from tapehead.widgets.deck.deck import foresight
-from tapehead.widgets.deck.deck.deck import Deck
-from tapehead.widgets.deck.deck.document import packed
+from tapehead.widgets.deck.deck import Deck
+from tapehead.widgets.deck.document import packed
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
 from .page_side import Page, listening, settle, unpacked

@@ -20,7 +20,7 @@ from torch import nn
 
 import tapehead as th
 from tapehead.engine.sessions.stepper import Stepper
-from tapehead.widgets.deck.deck.display import latest_deck
+from tapehead.widgets.deck.display import latest_deck
 from tapehead.widgets.magic.magics import complete, parse
 
 SETUP = """

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import tapehead as th
 from tapehead.engine.memory.timeline import Timeline
 from tapehead.engine.mirroring.planned_mirror import PlannedMirror
-from tapehead.engine.trace.trace.run import Engine, Run
-from tapehead.widgets.deck.deck.deck import Deck
-from tapehead.widgets.deck.deck.mirror_content import FIRST_LET_GO
-from tapehead.widgets.deck.deck.recording import Recording
-from tapehead.widgets.deck.deck.run_document import run_document
+from tapehead.engine.trace.run import Engine, Run
+from tapehead.widgets.deck.deck import Deck
+from tapehead.widgets.deck.mirror_content import FIRST_LET_GO
+from tapehead.widgets.deck.recording import Recording
+from tapehead.widgets.deck.run_document import run_document
 
 from .models import ENGINES, deck_on
 from .page_side import Page, unpacked

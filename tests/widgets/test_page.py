@@ -15,8 +15,8 @@ import torch
 import tapehead as th
 from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.orders.simulate import simulate
-from tapehead.widgets.deck.deck.document import Document, schedule_content
-from tapehead.widgets.deck.deck.page import save_page
+from tapehead.widgets.deck.document import Document, schedule_content
+from tapehead.widgets.deck.page import save_page
 
 BUNDLE = Path(__file__).parents[2] / "widgets" / "static" / "deck.js"
 HOSTILE = "</title><script>alert(1)</script>\"'& 🦩"

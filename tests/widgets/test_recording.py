@@ -18,11 +18,11 @@ from tapehead.__main__ import main
 from tapehead.engine.orders.policies import TABS
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.queue.policy import Policy, QueueState
-from tapehead.engine.trace.trace.run import Run
-from tapehead.engine.workloads.workloads.workloads import workload
-from tapehead.inspector.graph.graph.graph import Task
-from tapehead.widgets.deck.deck.recording import Recording
-from tapehead.widgets.deck.deck.run_document import other_policies, run_document
+from tapehead.engine.trace.run import Run
+from tapehead.engine.workloads.workloads import workload
+from tapehead.inspector.graph.graph import Task
+from tapehead.widgets.deck.recording import Recording
+from tapehead.widgets.deck.run_document import other_policies, run_document
 
 from .models import Branches, forward
 from .page_side import Replay, unpacked

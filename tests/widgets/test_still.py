@@ -18,12 +18,12 @@ from tapehead.engine.memory.timeline import Timeline
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.programs.debug import debug
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads.workloads import WORKLOADS
+from tapehead.engine.workloads.workloads import WORKLOADS
 from tapehead.widgets.deck.deck import still as still_module
 from tapehead.widgets.deck.deck import still_memory
-from tapehead.widgets.deck.deck.deck import Deck
-from tapehead.widgets.deck.deck.document import title_of
-from tapehead.widgets.deck.deck.still import Moment, Still
+from tapehead.widgets.deck.deck import Deck
+from tapehead.widgets.deck.document import title_of
+from tapehead.widgets.deck.still import Moment, Still
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert(1)</script>\"'& 🦩" + "long" * 3000

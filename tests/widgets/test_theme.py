@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tapehead.engine.memory.timeline import Category
-from tapehead.widgets.deck.deck.page import CODE
+from tapehead.widgets.deck.page import CODE
 from tapehead.widgets.pages.glossary import CATEGORIES
 from tapehead.widgets.pages.theme import CATEGORY_COLOURS, DARK, LIGHT
 

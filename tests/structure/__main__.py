@@ -1,0 +1,103 @@
+"""`python tests/structure`: counts how the code is built, from its own imports and definitions; part of `make lint`.
+
+Exit 1 where a count is above its limit. `--picture FILE` draws the rooms instead, see `picture.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+if __package__ in (None, ""):
+    sys.path[0] = str(Path(__file__).parents[1])  # tests/, which has no package above it
+from structure.imports import LAYERS, PACKAGES, ROOT, circles, imports_of, room_of, sources
+
+MOST_MODULES = 28  # in a folder
+MOST_LINES = 550  # in a file
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What was found of a kind, and how much of it may be."""
+
+    what: str
+    found: list[str]
+    most: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        return len(self.found) <= self.most
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.what}: {len(self.found)} (at most {self.most})", *self.found])
+
+
+def counts(modules: Mapping[str, Path]) -> list[Count]:
+    """All that is counted."""
+    imports = imports_of(modules)
+    inside = {name: targets for name, targets in imports.items() if name.partition(".")[0] in PACKAGES}
+    return [
+        Count("circles", [f"{len(circle)}: {', '.join(circle)}" for circle in circles(imports)]),
+        Count("arrows up", [f"{name} -> {other}" for name in inside for other in sorted(inside[name]) if up(name, other)]),
+        Count("rooms without a layer", sorted({room for room in map(room_of, inside) if is_room(room)} - set(LAYERS))),
+        Count(f"folders with more than {MOST_MODULES} modules", large_folders(modules)),
+        Count(f"files over {MOST_LINES} lines", long_files(modules), most=3),
+        Count("public class names that stand twice", doubles(modules), most=3),
+    ]
+
+
+def is_room(name: str) -> bool:
+    return (ROOT / name.replace(".", "/")).is_dir() and name not in PACKAGES
+
+
+def up(module: str, other: str) -> bool:
+    """Whether the arrow leads from a room to one that stands above it."""
+    here, there = room_of(module), room_of(other)
+    if here == there or here not in LAYERS or there not in LAYERS:
+        return here != there and module.partition(".")[0] != other.partition(".")[0] and package_up(module, other)
+    return LAYERS.index(there) > LAYERS.index(here)
+
+
+def package_up(module: str, other: str) -> bool:
+    """The same of modules that stand in no room, by their packages."""
+    return PACKAGES.index(other.partition(".")[0]) > PACKAGES.index(module.partition(".")[0])
+
+
+def large_folders(modules: Mapping[str, Path]) -> list[str]:
+    folders: dict[Path, int] = defaultdict(int)
+    for path in modules.values():
+        folders[path.parent] += path.name != "__init__.py"
+    return [f"{folder.relative_to(ROOT)}: {count}" for folder, count in folders.items() if count > MOST_MODULES]
+
+
+def long_files(modules: Mapping[str, Path]) -> list[str]:
+    lines = {path: len(path.read_text().splitlines()) for path in modules.values()}
+    return [f"{path.relative_to(ROOT)}: {count}" for path, count in lines.items() if count > MOST_LINES]
+
+
+def doubles(modules: Mapping[str, Path]) -> list[str]:
+    where: dict[str, list[str]] = defaultdict(list)
+    for module, path in modules.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where[node.name].append(module)
+    return [f"{name}: {', '.join(places)}" for name, places in sorted(where.items()) if len(places) > 1]
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--picture"]:
+        from structure.picture import draw  # by tapehead itself
+
+        Path(sys.argv[2]).write_text(draw(imports_of(sources())), encoding="utf-8")
+        return 0
+    found = counts(sources())
+    print(*found, sep="\n")
+    return 0 if all(count.is_kept for count in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Which module imports which, read from the code: imports in functions and those for type checkers count, too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("inspector", "engine", "widgets", "commands")
+
+LAYERS = (
+    *("inspector.arguments", "inspector.torch_internals", "inspector.shown"),
+    *("inspector.graph", "inspector.tapes", "inspector.capturing", "inspector.drawing"),
+    *("engine.words", "engine.queue", "engine.memory", "engine.checking", "engine.tasks", "engine.prediction"),
+    *("engine.measuring", "engine.trace", "engine.orders", "engine.stops", "engine.hips", "engine.batching"),
+    *("engine.workloads", "engine.sessions", "engine.programs", "engine.mirroring", "engine.ensembles"),
+    *("engine.finding", "engine.studies"),
+    *("widgets.pages", "widgets.deck", "widgets.terminal", "widgets.magic"),
+    "commands",
+)
+"""The rooms, each of which imports only from those before it."""
+
+Imports = Mapping[str, frozenset[str]]
+"""By module, with dots and without "tapehead.", the modules that it imports."""
+
+
+def module_name(path: Path) -> str:
+    """`engine.queue.policy`; of a folder's `__init__.py` the folder's."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources() -> dict[str, Path]:
+    """By module its file, the public face and the command line's door among them."""
+    paths = [*ROOT.glob("__*__.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
+    return {module_name(path) or "tapehead": path for path in sorted(paths)}
+
+
+def imports_of(sources: Mapping[str, Path]) -> Imports:
+    """What each module imports of the others."""
+    return {name: frozenset(_imported(name, path, sources)) - {name} for name, path in sources.items()}
+
+
+def _imported(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not (isinstance(node, ast.ImportFrom) and node.level):
+            continue
+        folder = path.relative_to(ROOT).parts[:-1]
+        base = [*folder[: len(folder) - (node.level - 1)], *(node.module.split(".") if node.module else ())]
+        for alias in node.names:
+            for parts in ([*base, alias.name], base):
+                if (found := ".".join(parts)) in known:
+                    yield found
+                    break
+
+
+def room_of(module: str) -> str:
+    """`engine.queue` for `engine.queue.policy`; a module that stands in no room is its own."""
+    parts = module.split(".")
+    if parts[0] == "commands":
+        return "commands"
+    return ".".join(parts[:2]) if parts[0] in PACKAGES else module
+
+
+def circles(imports: Imports) -> list[list[str]]:
+    """Modules that lead back to each other, each circle as all that are on it (Tarjan's components)."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    waiting: list[str] = []
+    on_it: set[str] = set()
+    found = []
+    for start in imports:
+        if start in number:
+            continue
+        number[start] = low[start] = len(number)
+        waiting.append(start)
+        on_it.add(start)
+        path = [(start, iter(sorted(imports[start])))]
+        while path:
+            module, others = path[-1]
+            other = next(others, None)
+            if other is None:
+                path.pop()
+                if path:
+                    low[path[-1][0]] = min(low[path[-1][0]], low[module])
+                if low[module] == number[module]:
+                    at = waiting.index(module)
+                    component, waiting = waiting[at:], waiting[:at]
+                    on_it.difference_update(component)
+                    if len(component) > 1:
+                        found.append(sorted(component))
+            elif other not in number:
+                number[other] = low[other] = len(number)
+                waiting.append(other)
+                on_it.add(other)
+                path.append((other, iter(sorted(imports.get(other, ())))))
+            elif other in on_it:
+                low[module] = min(low[module], number[other])
+    return sorted(found, key=len, reverse=True)
