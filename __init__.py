@@ -18,12 +18,12 @@ from .engine.orders.policies import POLICIES
 from .engine.orders.precedence import Break, OrderCheck, check_order, constrained
 from .engine.orders.simulate import simulate
 from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
-from .engine.programs.agreement import wait_for_ranks
 from .engine.programs.backward import backward
 from .engine.programs.install import install, policy, uninstall
 from .engine.programs.profile import profile
 from .engine.queue.policy import Policy
 from .engine.queue.ready_queue import PolicyError
+from .engine.sessions.agreement import wait_for_ranks
 from .engine.sessions.native_session import NativeSession
 from .engine.sessions.stepper import Stepper
 from .engine.stops.stopped import Stop

@@ -23,13 +23,14 @@ from ...inspector.torch_internals import (
     unobserved,
 )
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
 from ..queue.policy import Policy
-from ..sessions.has_to_end import is_sharded
+from ..queue.stages import is_sharded
 from ..sessions.native_session import NativeSession
 from ..sessions.stepper import Stepper
 from ..stops.origin import dense_parts, first_bad, is_bad, number_text
 from ..stops.stopped import Stop
+from ..trace.buckets import nothing_reduced
 from ..trace.run import Engine
 from ..words.findings import findings_rich, findings_text
 from .forward_watch import ForwardFind, ForwardWatch

@@ -20,7 +20,8 @@ from ...inspector.graph.source import Source
 from ...inspector.shown import text_of
 from ...inspector.torch_internals import is_fully_sharded, keep_compiler_out, sharded_parameters, uncompiled
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of, nothing_reduced
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
+from ..trace.buckets import nothing_reduced
 from ..words.findings import findings_rich, findings_text
 from ..words.phrases import counted, joined, operation_title, ordinal
 from .zero_gradients import Arrived, Origin, arrived_at

@@ -9,7 +9,7 @@ from itertools import pairwise
 from ...inspector.graph.kinds import Kind
 from ..memory.footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
 from ..memory.timeline import ON_CTX, Category, Timeline
-from ..orders.simulate import simulate
+from ..prediction.simulation import simulated
 from ..tasks.tensor_hooks import TensorHooks
 from .attribution import HIDDEN, Kinds, Lives, Measured, Turn, forward_maker
 from .memory_watch import Seen
@@ -34,7 +34,7 @@ def footprints_of(
     if found.limits:
         return found
     rule = measured.accumulation
-    again = simulate(measured.graph, timeline.order, found, accumulate=rule.accumulate, release=rule.release)
+    again = simulated(measured.graph, timeline.order, found, accumulation=rule)
     place = _first_difference(timeline, again)
     if place is None:
         return found

@@ -24,18 +24,12 @@ from ..orders.policies import PORTFOLIO, find_policy
 from ..orders.schedule import schedule
 from ..orders.simulate import simulate
 from ..programs.as_found import AsFound
-from ..programs.make_loss import (
-    MakeLoss,
-    expect_make_loss,
-    loss_of,
-    nothing_reduced,
-    nothing_sharded,
-    same_random_numbers,
-)
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of, nothing_sharded, same_random_numbers
 from ..programs.profile import profile
 from ..programs.record_forward import clock_of, record_forward
 from ..programs.timing import turns
 from ..queue.policy import Choice, Policy, is_dynamic, policy_name
+from ..trace.buckets import nothing_reduced
 from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
 from .candidates import Found, Goal

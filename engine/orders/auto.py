@@ -14,16 +14,15 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ...inspector.graph.collector import collector_paused
 from ...inspector.torch_internals import input_metadata, is_packed, leaf_of, sequence_nr
-from ..queue.policy import Policy, following
+from ..queue.policy import HEAP, Policy, following
 from ..tasks.hook_watch import no_hooks
-from .kept_plans import Kept, fingerprint
+from .kept_plans import Kept, fingerprint, forget_kept
 from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order
-from .policies import POLICIES, PORTFOLIO, find_policy
 from .problem import Problem
 
 _MANY = 2_000  # tasks, of more of which only the quickest planners are asked, and no bound: to plan them takes a second
-_QUICK = ("heap", "dfs", "bfs", "lpmf", "list")
+_QUICK = ("dfs", "bfs", "lpmf", "list")
 _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
 _ESTIMATE = "what decides is an estimate"
 _LOOKED_AT = 256  # nodes that make the shape of a graph which is not walked
@@ -65,7 +64,7 @@ class _Thread(local):
         self.looks: list[_Look] = []  # of the backwards under way, the innermost last
 
 
-def auto_order(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
+def auto_order(problem: Problem, ran: Sequence[int], portfolio: Sequence[Policy]) -> list[int]:
     """The order with the least predicted peak of the portfolio; PyTorch's own unless another saves 1 % or more.
 
     For more than 2,000 tasks it is that of HEAP, DFS, BFS, lpmf and list, which take less time to plan.
@@ -76,15 +75,15 @@ def auto_order(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
 
     A training loop plans once (`plans.fingerprint`).
     """
-    return _ordered_by(_taken(problem), problem, ran)
+    return _ordered_by(_taken(problem, portfolio), problem, ran)
 
 
-def auto_choice(problem: Problem, ran: Sequence[int] = ()) -> Policy:
+def auto_choice(problem: Problem, ran: Sequence[int], auto: Policy, portfolio: Sequence[Policy]) -> Policy:
     """The policy "auto" in this graph: it says whose order it took."""
-    taken, auto = _taken(problem), POLICIES["auto"]
+    taken = _taken(problem, portfolio)
     own = taken.order is None and not ran
-    chosen = POLICIES["heap"] if own else following(auto, _ordered_by(taken, problem, ran))
-    title = f"took {taken.policy}: {find_policy(taken.policy).title}"  # type: ignore[union-attr]
+    chosen = HEAP if own else following(auto, _ordered_by(taken, problem, ran))
+    title = f"took {taken.policy}: {next(each.title for each in portfolio if each.name == taken.policy)}"
     return replace(chosen, name=auto.name, title=title, took=taken.policy, note=taken.why)
 
 
@@ -94,10 +93,10 @@ def _ordered_by(taken: _Taken, problem: Problem, ran: Sequence[int]) -> list[int
     return [*ran, *(task for task in order if task not in gone)]
 
 
-def _taken(problem: Problem) -> _Taken:
+def _taken(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
     basis = problem.footprints.basis if problem.given else "dry run"
     key = fingerprint(problem), basis, no_hooks(look=True), any(map(is_packed, problem.graph.nodes))
-    found = _plans.of(key, lambda: _best(problem))
+    found = _plans.of(key, lambda: _best(problem, portfolio))
     if _thread.looks and _thread.looks[-1].own is None:
         _thread.looks[-1].own = found.order is None
     return found
@@ -113,15 +112,15 @@ def _unsure(problem: Problem) -> str:
     return ""
 
 
-def _best(problem: Problem) -> _Taken:
+def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
     """What to take."""
     with collector_paused():
         try:
             if len(problem.tasks) > 1 and (unsure := _unsure(problem)):
                 return _Taken("heap", why=f"{_ESTIMATE}: {unsure}")
             many = len(problem.tasks) > _MANY
-            heap, *others = (find_policy(name) for name in (_QUICK if many else PORTFOLIO))
-            best = own = planned_order(problem, heap)
+            others = [each for each in portfolio if each is not HEAP and (each.name in _QUICK or not many)]
+            best = own = planned_order(problem, HEAP)
             bound = 0 if many else lower_bound(problem).nbytes
             for policy in others:
                 if best.peak_bytes <= bound:
@@ -145,8 +144,9 @@ def _is_sure(problem: Problem, row: PlannedOrder, own: PlannedOrder) -> bool:
 _thread = _Thread()
 
 
-def forget() -> None:
+def forget_plans() -> None:
     """From here on all is planned anew."""
+    forget_kept()
     _plans.clear()
     _left_alone.clear()
     _ordered.clear()

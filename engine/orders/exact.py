@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from ...inspector.graph.collector import collector_paused
+from ..queue.chosen_order import allowed, chosen_order
+from ..queue.policy import BFS, DFS, HEAP
 from ..words.sizes import percent_text, size_text
 from . import planners
 from .limit_search import StoppedError, limit_search
 from .lower_bound import lower_bound
 from .problem import Problem
-from .schedule import schedule
 
 MOST_STATES = 1_000_000  # each takes up to a kilobyte
 _FIRST_LOOK = 256  # states after which a limit is left for another, at first
@@ -94,7 +95,10 @@ class _Hunt:
         self._problem = problem
         self._ran = ran
         self.states = 0
-        orders = [schedule(problem.graph, name, problem.needed, ran) for name in ("heap", "bfs", "dfs")]
+        orders = [
+            chosen_order(problem.graph, policy, allowed(problem.graph, problem.needed), ran)
+            for policy in (HEAP, BFS, DFS)
+        ]
         orders += [plan(problem, ran) for plan in (planners.lpmf, planners.postorder, planners.liu)]
         self.peak, number = min((problem.peak_bytes(order), number) for number, order in enumerate(orders))
         self.order = orders[number]

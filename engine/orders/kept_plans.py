@@ -56,12 +56,9 @@ def kept_plan(
     return _plans.of((name, fingerprint(problem), tuple(ran)), lambda: tuple(planner(problem, ran)))
 
 
-def forget_plans() -> None:
-    """From here on all is planned anew."""
-    from .auto import forget
-
+def forget_kept() -> None:
+    """None is kept any more."""
     _plans.clear()
-    forget()
 
 
 def fingerprint(problem: Problem) -> Hashable:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, log
 from time import perf_counter
 
 from ...inspector.graph.collector import collector_paused
+from ..queue.policy import Policy
 from .lower_bound import lower_bound
+from .planning import order_of
 from .problem import Problem
 
 _TELL_EVERY = 0.1  # seconds
@@ -102,12 +104,10 @@ def search(
     return searching.found(perf_counter() - began, interrupted)
 
 
-def searched_order(problem: Problem, ran: Sequence[int], seconds: float) -> list[int]:
+def searched_order(problem: Problem, ran: Sequence[int], seconds: float, portfolio: Iterable[Policy]) -> list[int]:
     """The planner of the policy "search": the best order of the portfolio, improved for so long."""
-    from .policies import PORTFOLIO
-    from .schedule import schedule
-
-    orders = [schedule(problem.graph, name, problem.needed, ran, problem.footprints) for name in PORTFOLIO]
+    known = Problem(problem.graph, problem.footprints, problem.needed)
+    orders = [order_of(policy, known, ran) for policy in portfolio]
     best = min(orders, key=problem.peak_bytes)
     found = search(problem, best, ran=len(ran), seconds=seconds)
     if found.interrupted:  # who presses Ctrl-C before a backward wants none

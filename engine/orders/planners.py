@@ -361,7 +361,7 @@ def comm_first(problem: Problem, ran: Sequence[int] = (), *, patterns: Sequence[
 
 def _named(problem: Problem, patterns: Iterable[str | int]) -> list[list[int]]:
     """The tasks that run of each pattern."""
-    from ..queue.named_tasks import tasks_at  # the policies, which know the planners, come before the places
+    from ..queue.named_tasks import tasks_at
 
     runs = set(problem.tasks)
     groups = []

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
-
-from ...inspector.graph.graph import Graph
-from ..queue.policy import Choice, Policy, following
-from .policies import POLICIES
-
-if TYPE_CHECKING:
-    from .problem import Problem
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from ...inspector.graph.graph import Graph
-from ..queue.policy import Choice, Policy, following, is_dynamic, policy_name
-from .schedule import _chosen, allowed
-
-if TYPE_CHECKING:
-    from .problem import Problem
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from ...inspector.graph.graph import Graph
-from ..queue.policy import Choice, Policy, is_dynamic, policy_name
-from .policies import POLICIES, _refuse_stages
+from ..queue.chosen_order import allowed, chosen_order
+from ..queue.policy import HEAP, Choice, Policy, following, is_dynamic, policy_name
+from ..queue.ready_queue import PolicyError
+from ..queue.stages import POST_BACKWARD, has_stages, unknown_task
+from .kept_plans import kept_plan
 from .problem import Problem
 
 
@@ -39,7 +23,7 @@ def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ())
         if _is_order(graph, plan, needed):
             return list(plan)
         policy = following(policy, plan)
-    return _chosen(graph, policy, allowed(graph, needed), ran)
+    return chosen_order(graph, policy, allowed(graph, needed), ran)
 
 
 def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None) -> bool:
@@ -54,6 +38,21 @@ def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None
     return not ready
 
 
+def refuse_stages(policy: Policy | Choice, graph: Graph) -> None:
+    """Raises PolicyError where `fully_shard` has tasks in the graph, and the policy can't keep what they ask for."""
+    if (task := unknown_task(graph)) is not None:
+        raise PolicyError(
+            f"policy {policy_name(policy)} can't be followed: {graph.describe(task)} is of fully_shard (FSDP2), and "
+            'what has to run before it is not known of this version of torch; policy="heap" is PyTorch\'s own order'
+        )
+    if is_dynamic(policy) and has_stages(graph):
+        raise PolicyError(
+            f"policy {policy_name(policy)} decides while the backward runs, and under fully_shard (FSDP2) what reads a "
+            f"group's parameters has to run before its {POST_BACKWARD}, which only an order planned ahead can promise: "
+            'take "heap" or any other policy that is not dynamic'
+        )
+
+
 def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> Policy | Choice:
     """The policy in this problem's graph. One that plans has done so, and its keys are places in the plan.
 
@@ -65,8 +64,8 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
     Raises:
         PolicyError: `fully_shard` has tasks in this graph, and it is not known ahead what runs before them.
     """
-    if policy is not POLICIES["heap"]:
-        _refuse_stages(policy, problem.graph)
+    if policy is not HEAP:
+        refuse_stages(policy, problem.graph)
     if not isinstance(policy, Policy) or policy.plan is None:
         return policy
     if policy.choose is not None:
@@ -76,8 +75,6 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
 
 def planned(policy: Policy, problem: Problem, ran: Sequence[int] = ()) -> Sequence[int]:
     """The order that a policy plans, which begins with the tasks that `ran`."""
-    from .kept_plans import kept_plan
-
     assert policy.plan is not None
     if policy.keeps and not problem.given:
         return kept_plan(policy.name, policy.plan, problem, ran)
@@ -110,6 +107,6 @@ def planned_order(problem: Problem, policy: Policy | Choice) -> PlannedOrder:
     if is_dynamic(policy):
         raise ValueError(f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet")
     began = perf_counter()
-    own = policy is POLICIES["heap"]
+    own = policy is HEAP
     order = tuple(problem.heap_order if own else order_of(policy, problem))  # all read the memory of one problem
     return PlannedOrder(policy_name(policy), order, problem.peak_bytes(order), perf_counter() - began)

@@ -11,8 +11,17 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from ...inspector.arguments import expect_callable
-from ...inspector.graph.graph import Graph
-from ..queue.policy import AnyPolicy, Choice, Policy, _creation_label, arrival_label, is_dynamic, policy_name
+from ..queue.policy import (
+    BFS,
+    DFS,
+    HEAP,
+    AnyPolicy,
+    Choice,
+    Policy,
+    arrival_label,
+    creation_label,
+    policy_name,
+)
 from . import planners
 from .problem import Problem
 
@@ -48,13 +57,13 @@ def _comm_first(patterns: str) -> Policy:
 def _auto(problem: Problem, ran: Sequence[int]) -> list[int]:
     from .auto import auto_order
 
-    return auto_order(problem, ran)
+    return auto_order(problem, ran, portfolio())
 
 
 def _auto_choice(problem: Problem, ran: Sequence[int]) -> Policy:
     from .auto import auto_choice
 
-    return auto_choice(problem, ran)
+    return auto_choice(problem, ran, POLICIES["auto"], portfolio())
 
 
 def _seconds(text: str) -> float:
@@ -71,7 +80,7 @@ def _search(seconds: str) -> Policy:
     def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
         from .local_search import searched_order
 
-        return searched_order(problem, ran, most)
+        return searched_order(problem, ran, most, portfolio())
 
     return Policy("search", f"the best order found in {most:g} s", plan=plan, keeps=True)
 
@@ -91,19 +100,15 @@ def _optimal(seconds: str) -> Policy:
 POLICIES = {
     policy.name: policy
     for policy in (
-        # PyTorch before PR #4746 (2018).
-        Policy("bfs", "first ready, first run", lambda task, arrival: (arrival,), arrival_label),
-        # PR #4746, its second candidate.
-        Policy("dfs", "last ready, first run", lambda task, arrival: (-arrival,), arrival_label),
-        # PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest number there is (PR
-        # #7604). Equal numbers come in the order in which the engine's queue gives them, see binary_heap.py.
-        Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr,), _creation_label),
+        BFS,
+        DFS,
+        HEAP,
         # What HEAP would be if leaves did not go first: the gradients that wait for them add up (PR #7604, PR #52180).
         Policy(
             "delay_accumulate",
             "last created, first run; AccumulateGrad last",
             lambda task, arrival: (int(task.is_leaf), -task.sequence_nr, arrival),
-            _creation_label,
+            creation_label,
         ),
         _random("0"),
         # The planned ones: see `planners` for the rule, source and cost of each.
@@ -168,23 +173,6 @@ def _with_argument(text: str) -> Policy:
         raise ValueError(f"policy {name} takes {what} in brackets, not {argument!r}{reason}") from None
 
 
-def _refuse_stages(policy: Policy | Choice, graph: Graph) -> None:
-    from ..queue.ready_queue import PolicyError
-    from ..queue.stages import POST_BACKWARD, has_stages, unknown_task
-
-    if (task := unknown_task(graph)) is not None:
-        raise PolicyError(
-            f"policy {policy_name(policy)} can't be followed: {graph.describe(task)} is of fully_shard (FSDP2), and "
-            'what has to run before it is not known of this version of torch; policy="heap" is PyTorch\'s own order'
-        )
-    if is_dynamic(policy) and has_stages(graph):
-        raise PolicyError(
-            f"policy {policy_name(policy)} decides while the backward runs, and under fully_shard (FSDP2) what reads a "
-            f"group's parameters has to run before its {POST_BACKWARD}, which only an order planned ahead can promise: "
-            'take "heap" or any other policy that is not dynamic'
-        )
-
-
 def order_name(policy: Policy | Choice) -> str:
     """The policy, and whose order it took: "auto: lpmf"."""
     took = policy.took if isinstance(policy, Policy) else ""
@@ -198,3 +186,8 @@ def note_on(policy: Policy | Choice) -> str:
 
 PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "list", "postorder", "liu", "bfs_width")
 """The policies of which "auto" takes the best. PyTorch's own comes first: it wins where no other is better."""
+
+
+def portfolio() -> list[Policy]:
+    """The policies themselves."""
+    return [POLICIES[name] for name in PORTFOLIO]

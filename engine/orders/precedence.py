@@ -16,6 +16,7 @@ from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs, Task
 from ...inspector.shown import text_of
 from ..queue.binary_heap import pop, push
+from ..queue.chosen_order import allowed, stages
 from ..queue.named_tasks import tasks_at
 from ..queue.policy import AnyPolicy, Choice, Key, Policy, QueueState, is_dynamic, policy_name
 from ..queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
@@ -26,7 +27,7 @@ from ..words.phrases import counted, joined, ordinal
 from .planning import bound
 from .policies import find_policy
 from .problem import Problem
-from .schedule import allowed, schedule, stages
+from .schedule import schedule
 from .unpack_order import SavedBy, tensor_text
 
 if TYPE_CHECKING:

@@ -9,8 +9,10 @@ from itertools import accumulate
 from ...inspector.graph.graph import Graph
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
+from ..prediction.dry_run import dry_run
+from ..prediction.simulation import simulated
+from ..queue.chosen_order import allowed, heap_order, stages
 from ..queue.stages import stage_edges
-from .schedule import allowed, schedule, stages
 
 _NS_PER_TASK = 5_000  # what the engine and a kernel's launch take, whatever the size
 _BYTES_PER_NS = 10  # what a core reads and writes
@@ -89,8 +91,6 @@ class Problem:
         Raises:
             ValueError: it is too late for one.
         """
-        from ..prediction.dry_run import dry_run
-
         if self._footprints is None and not self._may_ask:
             raise ValueError(
                 "this policy plans by memory, of which nothing is known once tasks have run: begin with it, or set "
@@ -110,9 +110,7 @@ class Problem:
 
     def timeline(self, order: Sequence[int]) -> Timeline:
         """The memory in this order, simulated."""
-        from .simulate import simulate
-
-        return simulate(self.footprints.graph, order, self.footprints, retain_graph=self.keep_graph)
+        return simulated(self.footprints.graph, order, self.footprints, self.keep_graph)
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         """The highest level in this order, simulated."""
@@ -122,7 +120,7 @@ class Problem:
     @cached_property
     def heap_order(self) -> list[int]:
         """PyTorch's own order."""
-        return schedule(self.graph, "heap", self.needed)
+        return heap_order(self.graph, self.needed)
 
     @cached_property
     def heap_timeline(self) -> Timeline:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import index, lt
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -11,14 +10,11 @@ from torch.autograd.graph import GradientEdge
 from ...inspector.arguments import expect, expect_truth
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph
-from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
 from ..prediction.dry_run import dry_run
-from ..prediction.footprint_program import (
-    compiled,
-)
-from ..prediction.simulation import _OtherRule, _refuse_other_stages, _Simulation, difference
+from ..prediction.simulation import difference, simulated
 from ..queue.policy import AnyPolicy, Policy, is_dynamic, policy_name
 from .policies import find_policy
 from .schedule import schedule
@@ -69,13 +65,12 @@ def simulate(
             footprints = dry_run(graph)
         elif (other := difference(graph, footprints.graph)) is not None:
             raise ValueError(f"the footprints are not this graph's: {other}")
-        program = compiled(footprints)
-        places = _places(graph, order, footprints, program.edges)
-        _refuse_other_stages(graph, places)
-        keep_graph = footprints.keep_graph if retain_graph is None else retain_graph
-        if accumulation == PYTORCHS:
-            return _Simulation(graph, footprints, program, keep_graph).run(places)
-        return _OtherRule(graph, footprints, program, keep_graph, accumulation).run(places)
+        if isinstance(order, str | Policy) or callable(order):
+            policy = find_policy(order)
+            if is_dynamic(policy):
+                raise ValueError(f"policy {policy_name(policy)} decides while the backward runs; give an order instead")
+            order = schedule(graph, policy, footprints=footprints)
+        return simulated(graph, order, footprints, retain_graph, accumulation)
 
 
 def _instead(given: object) -> str:
@@ -83,37 +78,3 @@ def _instead(given: object) -> str:
     if isinstance(given, Tensor | GradientEdge):
         return ": th.simulate(th.graph(loss))"
     return ": pass its .graph" if isinstance(getattr(given, "graph", None), Graph) else ""
-
-
-def _places(
-    graph: Graph, order: AnyPolicy | Sequence[int], footprints: Footprints, edges: tuple[Sequence[int], Sequence[int]]
-) -> Sequence[int]:
-    """The ids of the tasks in their order, which is legal."""
-    if isinstance(order, str | Policy) or callable(order):
-        policy = find_policy(order)
-        if is_dynamic(policy):
-            raise ValueError(f"policy {policy_name(policy)} decides while the backward runs; give an order instead")
-        return schedule(graph, policy, footprints=footprints)
-    if isinstance(order, Tensor) and (order.dim() != 1 or order.is_floating_point()):
-        raise TypeError("order is a Tensor of other than whole numbers in a row; expected the ids of all tasks")
-    order = tuple(order)
-    if set(map(type, order)) - {int}:
-        order = tuple(graph.task(index(each) if hasattr(each, "__index__") else each).id for each in order)
-    count = len(graph)
-    place_of = [-1] * count
-    for place, task_id in enumerate(order):
-        if not 0 <= task_id < count:
-            graph.task(task_id)  # raises
-        if place_of[task_id] >= 0:
-            raise ValueError(f"not a legal order: {graph.describe(task_id)} is in it twice")
-        place_of[task_id] = place
-    first_places, then_places = (map(place_of.__getitem__, tasks) for tasks in edges)
-    if len(order) == count and all(map(lt, first_places, then_places)):
-        return order
-    for edge in graph.edges:
-        after = place_of[edge.next_task]
-        if after >= 0 and not 0 <= place_of[edge.task] < after:
-            first, then = graph.describe(edge.task), graph.describe(edge.next_task)
-            why = f"comes before {first}" if place_of[edge.task] >= 0 else f"is in it without {first}"
-            raise ValueError(f"not a legal order: {then} {why}, for whose gradient it waits")
-    return order

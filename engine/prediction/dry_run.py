@@ -42,7 +42,7 @@ from ..memory.footprint import Footprint, Footprints, Layout, LeafState, Output,
 from ..memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from ..memory.measured_device import device_of
 from ..memory.timeline import Maker
-from ..orders.schedule import schedule
+from ..queue.chosen_order import heap_order
 from ..tasks.hook_watch import HookWatch
 from ..tasks.input_buffer import fits, fitted
 from ..tasks.task_runner import APPLIED, takes_of
@@ -84,7 +84,7 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
         return _of_shapes(graph)
     if not graph.nodes:
         raise ValueError("a graph from a file has no nodes to ask; th.profile measures a run with the graph at hand")
-    order = schedule(graph, "heap")
+    order = heap_order(graph)
     freed = first_freed(graph.nodes[task_id] for task_id in order)
     if freed is not None:
         task = graph.describe(graph.nodes.index(freed))

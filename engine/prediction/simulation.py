@@ -7,14 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import index, lt
 
+from torch import Tensor
+
+from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints
 from ..memory.layouts import copy_for
 from ..memory.timeline import Category, Listed, Timeline
 from ..memory.waiting_in_lists import with_names
-from ..orders.schedule import stages
+from ..queue.chosen_order import stages
 from .footprint_program import (
     AS_IT_COMES,
     HAS_GRAD,
@@ -25,6 +29,7 @@ from .footprint_program import (
     OUTSIDE,
     Compiled,
     More,
+    compiled,
 )
 
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
@@ -51,6 +56,63 @@ def difference(graph: Graph, other: Graph) -> str | None:
         if (kind_of(task), task.inputs) != (kind_of(its), its.inputs):
             return f"where it has {graph.describe(task)}, theirs is {other.describe(its)} or takes another gradient"
     return None
+
+
+def simulated(
+    graph: Graph,
+    order: Sequence[int],
+    footprints: Footprints,
+    keep_graph: bool | None = None,
+    accumulation: Accumulation = PYTORCHS,
+) -> Timeline:
+    """The memory of a backward in an order, predicted.
+
+    Args:
+        graph: the graph, that of the footprints or one of the same forward.
+        order: the ids of the tasks. It may leave out what a backward with `inputs=` does.
+        footprints: what the tasks allocate.
+        keep_graph: whether it frees nothing that is saved; None: as in the run from which the footprints are.
+        accumulation: how gradients that meet are summed.
+
+    Raises:
+        ValueError: the order is not legal.
+        TypeError: an id in it is something else.
+    """
+    with collector_paused():
+        program = compiled(footprints)
+        order = _legal(graph, order, program.edges)
+        _refuse_other_stages(graph, order)
+        keep = footprints.keep_graph if keep_graph is None else keep_graph
+        if accumulation == PYTORCHS:
+            return _Simulation(graph, footprints, program, keep).run(order)
+        return _OtherRule(graph, footprints, program, keep, accumulation).run(order)
+
+
+def _legal(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], Sequence[int]]) -> Sequence[int]:
+    """The ids of the tasks in their order, which is legal."""
+    if isinstance(order, Tensor) and (order.dim() != 1 or order.is_floating_point()):
+        raise TypeError("order is a Tensor of other than whole numbers in a row; expected the ids of all tasks")
+    order = tuple(order)
+    if set(map(type, order)) - {int}:
+        order = tuple(graph.task(index(each) if hasattr(each, "__index__") else each).id for each in order)
+    count = len(graph)
+    place_of = [-1] * count
+    for place, task_id in enumerate(order):
+        if not 0 <= task_id < count:
+            graph.task(task_id)  # raises
+        if place_of[task_id] >= 0:
+            raise ValueError(f"not a legal order: {graph.describe(task_id)} is in it twice")
+        place_of[task_id] = place
+    first_places, then_places = (map(place_of.__getitem__, tasks) for tasks in edges)
+    if len(order) == count and all(map(lt, first_places, then_places)):
+        return order
+    for edge in graph.edges:
+        after = place_of[edge.next_task]
+        if after >= 0 and not 0 <= place_of[edge.task] < after:
+            first, then = graph.describe(edge.task), graph.describe(edge.next_task)
+            why = f"comes before {first}" if place_of[edge.task] >= 0 else f"is in it without {first}"
+            raise ValueError(f"not a legal order: {then} {why}, for whose gradient it waits")
+    return order
 
 
 def _refuse_other_stages(graph: Graph, order: Sequence[int]) -> None:

@@ -15,10 +15,10 @@ from ...inspector.arguments import expect_callable, expect_choice
 from ...inspector.torch_internals import redirect_backward, torch_backward
 from ..orders.policies import POLICIES, find_policy
 from ..queue.policy import AnyPolicy, policy_name
+from ..sessions.agreement import in_group
 from ..sessions.native import Queues
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
-from .agreement import in_group
 from .backward import backward, check_choices
 
 _lock = threading.Lock()

@@ -6,7 +6,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from threading import get_ident
 
 import torch
@@ -19,7 +18,6 @@ from ...inspector.torch_internals import (
     flattens,
     is_flattened,
     is_fully_sharded,
-    unprepared_reducers,
     watching_modules,
 )
 
@@ -86,27 +84,6 @@ def same_random_numbers() -> Iterator[None]:
         random.setstate(before)
         if numpy is not None and numpys is not None:
             numpy.random.set_state(numpys)
-
-
-@contextmanager
-def nothing_reduced() -> Iterator[None]:
-    """Meanwhile DistributedDataParallel and `replicate`, its other face, only call what they wrap: no reduction is
-    prepared, which would wait for a backward, and no rank waits for another. It would even raise, after a backward that
-    left parameters out."""
-    token = _is_reduced.set(False)
-    try:
-        with unprepared_reducers():
-            yield
-    finally:
-        _is_reduced.reset(token)
-
-
-_is_reduced: ContextVar[bool] = ContextVar("is_reduced", default=True)
-
-
-def is_reduced() -> bool:
-    """Whether DistributedDataParallel prepares reductions in its forward: it does but in `nothing_reduced`."""
-    return _is_reduced.get()
 
 
 @contextmanager

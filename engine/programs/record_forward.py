@@ -14,7 +14,8 @@ from ...inspector.capturing.forward_program import ForwardProgram
 from ...inspector.capturing.forward_recorder import ForwardRecorder
 from ...inspector.capturing.walk import graph
 from ...inspector.torch_internals import Operator, SeenOperations, keep_compiler_out
-from .make_loss import MakeLoss, loss_of, nothing_reduced, nothing_sharded, same_random_numbers
+from ..trace.buckets import nothing_reduced
+from .make_loss import MakeLoss, loss_of, nothing_sharded, same_random_numbers
 
 
 def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:

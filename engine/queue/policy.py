@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
 
-if TYPE_CHECKING:
-    from ..orders.problem import Problem
-
-
 Key: TypeAlias = tuple[int, ...]
 
 
-Planner: TypeAlias = "Callable[[Problem, Sequence[int]], list[int]]"
+Planner: TypeAlias = Callable[[Any, Sequence[int]], list[int]]
+"""From a problem (`engine/orders/problem.py`) and the tasks that have run already, an order that begins with these."""
 
 
 def arrival_label(task: Task, arrival: int) -> str:
@@ -58,7 +55,7 @@ class Policy:
     dynamic: bool = False
     plan: Planner | None = field(default=None, repr=False)
     keeps: bool = field(default=False, repr=False)
-    choose: Callable[[Problem, Sequence[int]], Policy] | None = field(default=None, repr=False)
+    choose: Callable[[Any, Sequence[int]], Policy] | None = field(default=None, repr=False)
     took: str = field(default="", repr=False)
     note: str = field(default="", repr=False)
 
@@ -78,7 +75,7 @@ Choice: TypeAlias = Callable[[Sequence[Task], QueueState], Task]
 AnyPolicy: TypeAlias = str | Policy | Choice
 
 
-def _creation_label(task: Task, arrival: int) -> str:
+def creation_label(task: Task, arrival: int) -> str:
     return "leaf" if task.kind is Kind.ACCUMULATE_GRAD else f"#{task.id}"
 
 
@@ -116,3 +113,12 @@ def label_of(policy: Policy | Choice) -> Callable[[Task, int], str]:
 def is_dynamic(policy: Policy | Choice) -> bool:
     """Whether its order is only known while the backward runs."""
     return isinstance(policy, Policy) and policy.dynamic
+
+
+# PyTorch before PR #4746 (2018).
+BFS = Policy("bfs", "first ready, first run", lambda task, arrival: (arrival,), arrival_label)
+# PR #4746, its second candidate.
+DFS = Policy("dfs", "last ready, first run", lambda task, arrival: (-arrival,), arrival_label)
+# PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest number there is (PR #7604).
+# Equal numbers come in the order in which the engine's queue gives them, see binary_heap.py.
+HEAP = Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr,), creation_label)

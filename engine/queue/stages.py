@@ -21,7 +21,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
-from ...inspector.torch_internals import function_of
+from ...inspector.torch_internals import flat_names, function_of, sharded_parameters
 
 POST_BACKWARD = "RegisterPostBackwardFunctionBackward"
 """The task in which `fully_shard` reduces a group's gradients (_fsdp_param_group.py; `replicate` has it, too)."""
@@ -80,3 +80,10 @@ def stage_edges(stages: Sequence[int], nexts: Sequence[Sequence[int]]) -> list[t
             known = set(nexts[task])
             found += [(task, then) for then in first[after] if then not in known]
     return found
+
+
+def is_sharded(graph: Graph) -> bool:
+    """Whether it is one of `fully_shard` or FullyShardedDataParallel."""
+    gathered = {id(each.gathered) for each in sharded_parameters()}
+    leaves = graph.leaves.values()
+    return has_stages(graph) or any(id(leaf) in gathered or flat_names(leaf) for leaf in leaves)

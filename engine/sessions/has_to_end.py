@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from ...inspector.graph.graph import Graph
-from ...inspector.torch_internals import flat_names, sharded_parameters
-from ..programs.make_loss import is_reduced
-from ..queue.stages import has_stages
-from ..trace.buckets import buckets_of
+from ..queue.stages import is_sharded
+from ..trace.buckets import buckets_of, is_reduced
 
 
 def has_to_end(graph: Graph) -> bool:
@@ -16,10 +14,3 @@ def has_to_end(graph: Graph) -> bool:
     parameters stay gathered, so that later steps reduce nothing, and a reducer waits for the rest of its buckets.
     """
     return is_sharded(graph) or (is_reduced() and bool(buckets_of(graph)))
-
-
-def is_sharded(graph: Graph) -> bool:
-    """Whether it is one of `fully_shard` or FullyShardedDataParallel."""
-    gathered = {id(each.gathered) for each in sharded_parameters()}
-    leaves = graph.leaves.values()
-    return has_stages(graph) or any(id(leaf) in gathered or flat_names(leaf) for leaf in leaves)

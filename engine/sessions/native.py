@@ -44,7 +44,6 @@ from ..orders.planning import bound
 from ..orders.policies import POLICIES, note_on, order_name
 from ..orders.problem import Problem
 from ..orders.schedule import schedule
-from ..programs.agreement import in_group, why_not
 from ..queue.pending import Pending, queue_lengths
 from ..queue.policy import Choice, Policy, is_dynamic, label_of, policy_name
 from ..queue.ready_queue import sort_key
@@ -55,6 +54,7 @@ from ..tasks.tensor_hooks import TensorHooks
 from ..trace.recorder import Recorder
 from ..trace.run import Run
 from ..trace.statistics import Level
+from .agreement import in_group, why_not
 
 Queues = Literal["one", "per device"]
 

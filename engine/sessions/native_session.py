@@ -21,7 +21,6 @@ from ...inspector.graph.graph import Graph, Outputs, Task
 from ...inspector.torch_internals import Pin, ThreadState, empty_queue, sequence_nr, sort_queue_again
 from ..orders.policies import find_policy, note_on, order_name
 from ..orders.schedule import schedule
-from ..programs.agreement import in_group
 from ..queue.pending import Pending
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..queue.ready_queue import PolicyError, ReadyTask
@@ -34,6 +33,7 @@ from ..trace.recorder import Recorder
 from ..trace.run import Run
 from ..trace.statistics import Level
 from ..trace.trace import Trace
+from .agreement import in_group
 from .has_to_end import has_to_end
 from .native import Call, Plan, Watch, one_queue
 from .numbering import Numbering

@@ -16,7 +16,7 @@ from ...inspector.graph.graph import Graph, Outputs, Task
 from ..orders.planning import bound
 from ..orders.policies import find_policy
 from ..orders.problem import Problem
-from ..orders.schedule import allowed
+from ..queue.chosen_order import allowed
 from ..queue.named_tasks import tasks_at
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..queue.ready_queue import ready_queue

@@ -19,7 +19,7 @@ from ...inspector.torch_internals import (
     run_as_backward,
     run_engine,
 )
-from ..sessions.hook_state import HookState
+from .hook_state import HookState
 
 
 class GraphTask:

@@ -15,9 +15,9 @@ from torch.utils.weak import TensorWeakRef
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_internals import storage_of, stored_bytes, version_of
-from ..sessions.hook_state import HookState
-from ..sessions.recomputed_buffers import RecomputedBuffers
+from .hook_state import HookState
 from .input_buffer import InputBuffer, Waiting
+from .recomputed_buffers import RecomputedBuffers
 
 BUDGET_BYTES = 1 << 30
 

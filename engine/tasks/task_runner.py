@@ -40,16 +40,16 @@ from ...inspector.torch_internals import (
     version_of,
 )
 from ..memory.accumulation import Accumulate
-from ..sessions.has_to_end import is_sharded
-from ..sessions.hook_state import HookState
-from ..sessions.recomputed_buffers import RecomputedBuffers
+from ..queue.stages import is_sharded
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
 from .backward_inputs import Inputs, as_inputs, needed_tasks
 from .graph_task import GraphTask
 from .history import Ran
+from .hook_state import HookState
 from .hook_watch import HookWatch, Registry, node_of, of_tensors, tensors_and_hooks
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
+from .recomputed_buffers import RecomputedBuffers
 from .roots import as_gradients, as_outputs, given_gradients, root_gradients
 from .runner import BareLoop, Measuring, OnEnd, Runner
 from .task_hooks import (

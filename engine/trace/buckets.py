@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from weakref import WeakSet
 
@@ -11,7 +13,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ...inspector.graph.graph import Graph
-from ...inspector.torch_internals import reducer_buckets, reductions_are_delayed
+from ...inspector.torch_internals import (
+    reducer_buckets,
+    reductions_are_delayed,
+    unprepared_reducers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +123,24 @@ def reductions(buckets: Sequence[Bucket], order: Sequence[int]) -> tuple[Reducti
             )
         )
     return tuple(found)
+
+
+@contextmanager
+def nothing_reduced() -> Iterator[None]:
+    """Meanwhile DistributedDataParallel and `replicate`, its other face, only call what they wrap: no reduction is
+    prepared, which would wait for a backward, and no rank waits for another. It would even raise, after a backward that
+    left parameters out."""
+    token = _is_reduced.set(False)
+    try:
+        with unprepared_reducers():
+            yield
+    finally:
+        _is_reduced.reset(token)
+
+
+_is_reduced: ContextVar[bool] = ContextVar("is_reduced", default=True)
+
+
+def is_reduced() -> bool:
+    """Whether DistributedDataParallel prepares reductions in its forward: it does but in `nothing_reduced`."""
+    return _is_reduced.get()

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 import tapehead as th
-from tapehead.engine.programs import agreement
-from tapehead.engine.programs.agreement import _Asking, _Question, may_communicate
+from tapehead.engine.sessions import agreement
+from tapehead.engine.sessions.agreement import _Asking, _Question, may_communicate
 
 from .agreement_program import LIMIT_S
 

@@ -17,7 +17,8 @@ from torch.utils import checkpoint
 
 import tapehead as th
 from tapehead.engine.orders import auto, local_search
-from tapehead.engine.orders.kept_plans import fingerprint, forget_plans
+from tapehead.engine.orders.auto import forget_plans
+from tapehead.engine.orders.kept_plans import fingerprint
 from tapehead.engine.orders.policies import POLICIES, PORTFOLIO
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule

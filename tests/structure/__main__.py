@@ -42,7 +42,9 @@ def counts(modules: Mapping[str, Path]) -> list[Count]:
     inside = {name: targets for name, targets in imports.items() if name.partition(".")[0] in PACKAGES}
     return [
         Count("circles", [f"{len(circle)}: {', '.join(circle)}" for circle in circles(imports)]),
-        Count("arrows up", [f"{name} -> {other}" for name in inside for other in sorted(inside[name]) if up(name, other)]),
+        Count(
+            "arrows up", [f"{name} -> {other}" for name in inside for other in sorted(inside[name]) if up(name, other)]
+        ),
         Count("rooms without a layer", sorted({room for room in map(room_of, inside) if is_room(room)} - set(LAYERS))),
         Count(f"folders with more than {MOST_MODULES} modules", large_folders(modules)),
         Count(f"files over {MOST_LINES} lines", long_files(modules), most=3),
