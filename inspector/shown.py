@@ -31,6 +31,7 @@ DRAWN_BY = {
     "orders as a page": "widgets.pages.order_study_page:save_page",
     "mirroring as a page": "widgets.pages.mirror_page:save_page",
     "accumulation as a page": "widgets.pages.accumulation_page:save_page",
+    "run as a file": "engine.trace.trace_file:save",
     "run as a page": "widgets.deck.run_document:save_run",
     "run as a deck": "widgets.deck.recording:Recording",
     "session at a prompt": "widgets.terminal.prompt:interact",

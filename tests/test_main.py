@@ -143,15 +143,15 @@ def test_the_demo_draws_the_graph_and_says_where(tmp_path: Path, capsys: pytest.
 
 def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Makes the demo see changed gradients of the native engine."""
-    native = tapehead.demo._native
+    native = tapehead.commands.demo._native
 
-    def spoiled(*arguments: object) -> tapehead.demo.Result:
+    def spoiled(*arguments: object) -> tapehead.commands.demo.Result:
         result = native(*arguments)
         name = next(iter(result.gradients))
         result.gradients[name] = change(result.gradients[name])
         return result
 
-    monkeypatch.setattr(tapehead.demo, "_native", spoiled)
+    monkeypatch.setattr(tapehead.commands.demo, "_native", spoiled)
 
 
 @pytest.mark.parametrize("change", [lambda gradient: gradient * 1.01, lambda gradient: gradient * float("nan")])

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from ...inspector.capturing.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
 from ...inspector.capturing.operators import allocates_only
 from ...inspector.graph.bounded_file import content_of, path_of
+from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import Table
 from ...inspector.graph.json_columns import ColumnWriter, Section, read_section
 from ..orders.graph_order import GraphOrder
@@ -157,6 +158,10 @@ class MirrorPlan:
                 )
             )
         return MirrorPlan(program.fingerprint, tuple(each.name for each in planned), tuple(storages), predicted)
+
+    def misfit(self, graph: Graph) -> str | None:
+        """Why its figures are not for this graph; None: nothing says so."""
+        return None
 
     def __repr__(self) -> str:
         return f"<MirrorPlan: {self}>"

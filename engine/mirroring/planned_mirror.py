@@ -1,27 +1,31 @@
-"""What `th.plan_mirror` gives: a plan for mirroring, with the memory and the time that it should come to."""
+"""What `th.plan_mirror` gives: a plan with the memory and time that it should come to; what other budgets would buy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from ...inspector.capturing.forward_program import ForwardProgram
-from ...inspector.graph.graph import Fold
+from ...inspector.graph.graph import Fold, Graph
 from ...inspector.graph.graph import Theme as GraphTheme
 from ...inspector.shown import drawn, text_of
 from ..memory.timeline import Timeline
+from ..prediction.simulation import difference
 from ..words.sizes import percent_text, share_text, size_text
+from .candidates import Found, Goal
 from .footprint import MirroredMemory
 from .modules import RIGHT, module_cells, module_sentences, ms_text
-from .plan import MirrorPlan
+from .plan import MirrorPlan, MirrorPrediction
+from .planners import search
+from .tasks import mirror_signs
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
-
-    from .frontier import MirrorFrontier
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -65,6 +69,10 @@ class PlannedMirror(MirrorPlan):
         """The same without."""
         return self.plain.peak_bytes
 
+    def misfit(self, graph: Graph) -> str | None:
+        """Why its figures are not for this graph; None: it is one of the forward that was planned for."""
+        return difference(graph, self.plain.graph)
+
     def explore(self, seconds: float = 5.0) -> MirrorFrontier:
         """What other budgets would buy: plans from the plain peak to the lowest, with a slider through them.
 
@@ -76,7 +84,6 @@ class PlannedMirror(MirrorPlan):
         Raises:
             ValueError: that is no time.
         """
-        from .frontier import explored
 
         return explored(self, seconds)
 
@@ -174,8 +181,6 @@ class PlannedMirror(MirrorPlan):
     def to_svg(self, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> str:
         """The graph with signs at tasks whose saved tensors are let go of, that make them again first, and that newly
         keep others for that. See `Graph.save_svg` for `fold` and `theme`."""
-        from .tasks import mirror_signs
-
         return text_of("graph as SVG", self.plain.graph, fold=fold, theme=theme, signs=mirror_signs(self, self.order))
 
     def save_svg(self, path: str | Path, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> Path:
@@ -187,3 +192,217 @@ class PlannedMirror(MirrorPlan):
     def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
         """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""
         return drawn("levels as a figure", {"without": self.plain, "mirrored": self.timeline}, theme)
+
+
+# Shares of the time that replaying everything would take, for which the lowest peak is searched.
+_LIMITS = (0.003, 0.01, 0.02, 0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.33, 0.43, 0.55, 0.7, 0.85, 1.0)
+
+
+_BUDGETS = tuple(share / 100 for share in range(95, 0, -5))  # of the plain peak, for which the price is searched
+
+
+_FOR_BUDGETS = 0.4  # of the time of the search
+
+
+_WORTH_IT = 0.005  # of the plain peak, by which a plan is lower than one that takes less time
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MirrorFrontier:
+    """Plans of one forward: none is lower than another and takes less time, too. In a notebook it shows itself.
+
+    There a slider goes from plan to plan, and predicted curve, table and storages follow at once: nothing is computed
+    any more, so it works in a saved notebook and in a saved page.
+
+    Attributes:
+        explored: the plan that it was explored from; it is among `plans`, unless another one is better.
+        plans: by the time of a step, ascending, so by peak descending. The first one drops nothing. Each
+            can be handed to `th.mirror`.
+        seconds: how long it was searched.
+    """
+
+    explored: PlannedMirror
+    plans: tuple[PlannedMirror, ...]
+    seconds: float
+
+    def __repr__(self) -> str:
+        low, high = self.plans[-1].peak_bytes, self.plans[0].peak_bytes
+        return f"<MirrorFrontier of {len(self.plans):,} plans, {size_text(high)} to {size_text(low)}>"
+
+    def within(self, budget: int | float) -> PlannedMirror:
+        """The cheapest plan that stays within a budget.
+
+        Args:
+            budget: bytes, or a share of the peak without mirroring, 0.5 for half.
+
+        Raises:
+            ValueError: none of the plans does.
+        """
+        plain = self.plans[0].peak_bytes
+        limit = budget if isinstance(budget, int) else int(budget * plain)
+        for plan in self.plans:
+            if plan.peak_bytes <= limit:
+                return plan
+        lowest = self.plans[-1].peak_bytes
+        raise ValueError(
+            f"no plan has a peak within {size_text(limit)}: the lowest one has {size_text(lowest)}, "
+            f"{share_text(lowest, plain)} of the plain one"
+        )
+
+    @property
+    def place(self) -> int:
+        """The place among `plans` of the cheapest whose peak is no higher than that of the plan that was explored."""
+        return self.plans.index(self.within(self.explored.peak_bytes))
+
+    @property
+    def asked(self) -> int | None:
+        """The place of the plan that was explored; None: it is not among them."""
+        return next((place for place, plan in enumerate(self.plans) if plan is self.explored), None)
+
+    @property
+    def sentences(self) -> list[str]:
+        """Where the times are from."""
+        if len(self.plans) == 1:
+            return []
+        if not self.explored.dropped:
+            return ["Times are reckoned from those of single operations: no plan was measured that drops anything."]
+        place = "" if self.asked is None else f" (plan {self.asked} here)"
+        return [
+            f"The times of the plan that was explored{place} were measured; those of the others are reckoned from it."
+        ]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The plans as text, headings first."""
+        found = [["plan", "peak", "of the plain one", "let go", "replays", "recording", "step"]]
+        plain = self.plans[0].peak_bytes
+        for place, plan in enumerate(self.plans):
+            predicted = prediction_of(plan)
+            found.append(
+                [
+                    str(place),
+                    size_text(plan.peak_bytes),
+                    share_text(plan.peak_bytes, plain),
+                    size_text(plan.dropped_bytes),
+                    f"{1e3 * predicted.replay_seconds:.2f} ms",
+                    f"{1e3 * predicted.recording_seconds:.2f} ms",
+                    f"+{percent_text(predicted.seconds / predicted.plain_seconds - 1)}",
+                ]
+            )
+        return found
+
+    def __str__(self) -> str:
+        rows = self.cells
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.rjust, cells, widths)) for cells in rows]
+        return "\n".join([*lines, *([""] if self.sentences else []), *self.sentences])
+
+    def _repr_html_(self) -> str:
+        return text_of("frontier as HTML", self)
+
+    def save_html(
+        self, path: str | Path, title: str = "A plan for mirroring", measured: Mapping[str, Timeline] | None = None
+    ) -> Path:
+        """Writes one HTML page that needs neither a kernel nor a network.
+
+        Args:
+            path: where to.
+            title: its heading.
+            measured: curves of backwards that ran, by name, `th.profile(make_loss).timeline`, drawn beside the
+                predicted ones.
+
+        Raises:
+            ValueError: one of them is of another graph.
+        """
+        path = Path(path)
+        path.write_text(text_of("frontier as a page", self, title, measured or {}), encoding="utf-8")
+        return path
+
+
+def prediction_of(plan: MirrorPlan) -> MirrorPrediction:
+    """What a plan of `th.plan_mirror` should come to."""
+    assert plan.predicted is not None, "th.plan_mirror predicts"
+    return plan.predicted
+
+
+def explored(plan: PlannedMirror, seconds: float) -> MirrorFrontier:
+    """See `PlannedMirror.explore`."""
+    if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+        raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
+    began = perf_counter()
+    memory = plan.memory
+    nothing = Found(frozenset(), memory.mirrored(()), 0, 0.0)
+    asked = Found(plan.dropped, memory.mirrored(plan.dropped), 0, 0.0)
+    found = [nothing, asked]
+    whole = sum(each.replay_ns for each in memory.storages if each.droppable)
+    lowest = {}
+    for products in (False, True):
+        last = nothing
+        for share in _LIMITS:
+            goal = Goal(whole * share, None, products)
+            last = search(memory, goal, start=last.dropped, seconds=(1 - _FOR_BUDGETS) * seconds / (2 * len(_LIMITS)))
+            found.append(last)
+        lowest[products] = last.mirrored.peak_bytes
+    for share in _BUDGETS:
+        limit = int(share * memory.plain_peak_bytes)
+        for products in (False, True):
+            if lowest[products] <= limit:
+                cheapest = min(found, key=lambda each: Goal(peak_bytes=limit).rank(each.mirrored))
+                goal = Goal(peak_bytes=limit, products=products)
+                each_seconds = _FOR_BUDGETS * seconds / (2 * len(_BUDGETS))
+                found.append(search(memory, goal, start=cheapest.dropped, seconds=each_seconds))
+    distinct = {each.dropped: each for each in reversed(found)}
+    plans = _frontier([_planned(plan, each) for each in distinct.values()], plan, memory.plain_peak_bytes)
+    return MirrorFrontier(plan, tuple(plans), perf_counter() - began)
+
+
+def _frontier(found: Iterable[PlannedMirror], explored: PlannedMirror, plain: int) -> list[PlannedMirror]:
+    """Those than which none is lower and takes less time.
+
+    A plan that is lower by next to nothing is left out, but for the one that was explored, and such as meet a budget
+    that the one before does not.
+    """
+
+    def budgets(plan: PlannedMirror) -> int:
+        return sum(plan.peak_bytes <= int(share * plain) for share in _BUDGETS)
+
+    kept: list[PlannedMirror] = []
+    for each in sorted(found, key=lambda each: (bool(each.dropped), prediction_of(each).seconds, each.peak_bytes)):
+        if kept and each.peak_bytes >= kept[-1].peak_bytes:
+            continue
+        wanted = not kept or each is explored or budgets(each) > budgets(kept[-1])
+        if wanted or each.peak_bytes < kept[-1].peak_bytes - _WORTH_IT * plain:
+            kept.append(each)
+    return kept
+
+
+def _planned(plan: PlannedMirror, found: Found) -> PlannedMirror:
+    """The plan that drops this instead. What that takes is reckoned from what was measured of the given plan."""
+    if found.dropped == plan.dropped:
+        return plan
+    predicted, mirrored = prediction_of(plan), found.mirrored
+    chosen = MirrorPlan.of(plan.program, found.dropped)
+    recording, replays = plan.reckoned(chosen.dropped, mirrored.replay_ns)
+    if plan.dropped:
+        before = plan.reckoned(plan.dropped, plan.memory.mirrored(plan.dropped).replay_ns)
+        if predicted.recording_seconds and before[0]:  # at 0 it was too short to be measured
+            recording *= predicted.recording_seconds / before[0]
+        if predicted.replay_seconds and before[1]:
+            replays *= predicted.replay_seconds / before[1]
+    return replace(
+        plan,
+        storages=chosen.storages,
+        predicted=MirrorPrediction(
+            predicted.plain_levels,
+            tuple(mirrored.peaks),
+            predicted.plain_seconds,
+            replays,
+            recording if found.dropped else 0.0,
+        ),
+        timeline=plan.memory.timeline(found.dropped),
+        left_alone=None,
+        notes=plan.program.notes,
+        met=True,
+        evaluations=found.evaluations,
+        seconds=found.seconds,
+    )

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 
 from ...inspector.drawing.signs import AGAIN, KEPT, LET_GO, Sign
 from ...inspector.graph.graph import Graph
-from ..prediction.simulation import difference
 from ..words.sizes import size_text
 from .modules import ms_text
 from .plan import MirrorPlan, PlannedStorage
-from .planned_mirror import PlannedMirror
 from .saves import MirroredSave
 
 
@@ -151,7 +149,7 @@ def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) ->
     """
     if not isinstance(plan, MirrorPlan):
         raise TypeError(f"mirroring is a plan, such as th.plan_mirror makes, not a {type(plan).__name__}")
-    if isinstance(plan, PlannedMirror) and (other := difference(graph, plan.plain.graph)) is not None:
+    if (other := plan.misfit(graph)) is not None:
         raise ValueError(f"mirroring: the plan's figures are not for this graph: {other}; plan again for this forward")
     dropped = [each for each in plan.storages if each.fate == "dropped"]
     planned = {(each.number, task, slot): each.nbytes for each in dropped for task, slot in each.saved_by}

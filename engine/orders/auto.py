@@ -22,7 +22,7 @@ from .planning import PlannedOrder, planned_order
 from .problem import Problem
 
 _MANY = 2_000  # tasks, of more of which only the quickest planners are asked, and no bound: to plan them takes a second
-_QUICK = ("dfs", "bfs", "lpmf", "list")
+_QUICK = ("heap", "dfs", "bfs", "lpmf", "list")
 _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
 _ESTIMATE = "what decides is an estimate"
 _LOOKED_AT = 256  # nodes that make the shape of a graph which is not walked
@@ -119,8 +119,8 @@ def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
             if len(problem.tasks) > 1 and (unsure := _unsure(problem)):
                 return _Taken("heap", why=f"{_ESTIMATE}: {unsure}")
             many = len(problem.tasks) > _MANY
-            others = [each for each in portfolio if each is not HEAP and (each.name in _QUICK or not many)]
-            best = own = planned_order(problem, HEAP)
+            heap, *others = (each for each in portfolio if each.name in _QUICK or not many)
+            best = own = planned_order(problem, heap)
             bound = 0 if many else lower_bound(problem).nbytes
             for policy in others:
                 if best.peak_bytes <= bound:

@@ -16,7 +16,7 @@ from .problem import Problem
 
 
 def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> list[int]:
-    """The same of a problem, which may know its memory already. It starts with the tasks that `ran`."""
+    """The task ids in the order in which a policy runs a problem, beginning with the tasks that `ran`."""
     graph, needed = problem.graph, problem.needed
     if isinstance(policy, Policy) and policy.plan is not None:
         plan = planned(policy, problem, ran)

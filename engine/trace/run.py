@@ -102,9 +102,7 @@ class Run:
 
         Of the graph all is kept but the nodes, so what they save from the forward is not.
         """
-        from .trace_file import save
-
-        return save(self, path)
+        return saved("run as a file", self, path)
 
     def deck(self, *, mirroring: Any = None) -> Any:
         """The run as a widget (`widgets.deck.recording.Recording`) that plays it again, in a notebook.

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 from torch import nn
 
 import tapehead as th
-from tapehead.engine.mirroring.frontier import MirrorFrontier
+from tapehead.engine.mirroring.planned_mirror import MirrorFrontier
 
 pytestmark = pytest.mark.e2e
 

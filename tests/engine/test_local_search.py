@@ -11,6 +11,7 @@ import torch
 import tapehead as th
 from tapehead.engine.orders.local_search import Found, search, searched_order
 from tapehead.engine.orders.lower_bound import lower_bound
+from tapehead.engine.orders.policies import portfolio
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.workloads.workloads import workload
@@ -121,7 +122,7 @@ def test_an_order_that_is_not_legal_is_refused() -> None:
 def test_as_a_policy_it_starts_from_the_best_of_the_others_and_goes_on_from_what_has_run() -> None:
     problem = problem_named("ensemble", members=3, width=8, batch=4)
     ran = schedule(problem.graph, "bfs")[:6]
-    order = searched_order(problem, ran, 0.05)
+    order = searched_order(problem, ran, 0.05, portfolio())
     assert order[:6] == ran
     assert problem.peak_bytes(order) <= min(
         problem.peak_bytes(schedule(problem.graph, policy, ran=ran)) for policy in ("heap", "dfs", "lpmf")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.mirroring.candidates import Found, Goal
-from tapehead.engine.mirroring.frontier import _planned as reckoned
-from tapehead.engine.mirroring.frontier import prediction_of
+from tapehead.engine.mirroring.planned_mirror import _planned as reckoned
+from tapehead.engine.mirroring.planned_mirror import prediction_of
 from tapehead.engine.mirroring.planners import greedy
 
 from .mirroring import gradients, same

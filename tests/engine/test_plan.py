@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,10 +19,11 @@ import tapehead as th
 from tapehead.engine.orders import auto, local_search
 from tapehead.engine.orders.auto import forget_plans
 from tapehead.engine.orders.kept_plans import fingerprint
-from tapehead.engine.orders.policies import POLICIES, PORTFOLIO
+from tapehead.engine.orders.policies import POLICIES, PORTFOLIO, portfolio
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.queue.pending import dependencies
+from tapehead.engine.queue.policy import Policy
 from tapehead.engine.workloads.workloads import workload
 from tapehead.inspector.torch_internals import call_node
 
@@ -135,15 +136,14 @@ def test_what_can_not_be_planned_is_said() -> None:
 def test_auto_takes_the_best_of_the_portfolio_by_prediction() -> None:
     loss = wide()
     graph = th.graph(loss)
-    with mock.patch.object(auto, "PORTFOLIO", ("bfs", "dfs")):
-        order = auto.auto_order(Problem(graph))
+    order = auto.auto_order(Problem(graph), (), [POLICIES["bfs"], POLICIES["dfs"]])
     assert order == schedule(graph, "dfs")
 
 
 def test_auto_leaves_pytorchs_order_alone_where_less_than_a_percent_is_won() -> None:
     loss = torch.randn(4, requires_grad=True).exp().tanh().sum()
     graph = th.graph(loss)
-    assert auto.auto_order(Problem(graph)) == schedule(graph, "heap")
+    assert auto.auto_order(Problem(graph), (), portfolio()) == schedule(graph, "heap")
 
 
 def training(model: nn.Module, make_loss: Callable[[], Tensor], steps: int) -> list[Tensor]:
@@ -195,7 +195,7 @@ def test_a_graph_that_can_not_be_planned_keeps_pytorchs_order_and_says_so() -> N
         mock.patch("tapehead.engine.orders.auto.planned_order", side_effect=RuntimeError("no values")),
         pytest.warns(UserWarning, match="keeps PyTorch's own order for this graph: no values"),
     ):
-        assert auto.auto_order(Problem(graph)) == schedule(graph, "heap")
+        assert auto.auto_order(Problem(graph), (), portfolio()) == schedule(graph, "heap")
 
 
 @pytest.mark.parametrize("name", ["ensemble", "recommender", "lstm_cell", "linear50", "unet"])
@@ -231,9 +231,9 @@ def test_one_micro_batch_that_is_left_alone_leaves_no_other_alone_that_is_not() 
     model, make_loss = workload("din").build()
     own = auto._best
 
-    def best(problem: Problem) -> auto._Taken:  # HEAP is the best once there are .grad
+    def best(problem: Problem, portfolio: Sequence[Policy]) -> auto._Taken:  # HEAP is the best once there are .grad
         without = all(leaf.grad is None for leaf in problem.graph.leaves.values())
-        return own(problem) if without else auto._Taken("heap")
+        return own(problem, portfolio) if without else auto._Taken("heap")
 
     with mock.patch.object(auto, "_best", best):
         counts = ordered(lambda: [make_loss(), make_loss()], model, 5)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tapehead as th
-from tapehead.engine.mirroring.frontier import MirrorFrontier
+from tapehead.engine.mirroring.planned_mirror import MirrorFrontier
 from tapehead.widgets.pages.frontier_page import frontier_html
 
 

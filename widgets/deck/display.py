@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from IPython import get_ipython
 from IPython.core.error import UsageError
@@ -11,16 +11,24 @@ from IPython.display import display
 from ipywidgets import Widget
 from ipywidgets.widgets import widget as ipywidgets_widget
 
-if TYPE_CHECKING:
-    from .deck import Deck
-
 _NONE_OPEN = "th.debug(loss), %tapehead loss and %%tapehead loss open"
 _MOST_LOOKED_AT = 1_000  # entries of a user's list: longer ones hold data, not decks
 
-_latest: list[Deck] = []
+
+class Shown(Protocol):
+    """What of a deck has to be known here."""
+
+    @property
+    def is_shown(self) -> bool: ...
+
+    @property
+    def status(self) -> str: ...
 
 
-def show_after_cell(deck: Deck) -> None:
+_latest: list[Shown] = []
+
+
+def show_after_cell(deck: Shown) -> None:
     """Displays the deck when the cell that runs now has ended, unless that cell did it, alone or in another widget.
 
     Where no cell runs, as in the callback of a button, it is displayed at once.
@@ -39,7 +47,7 @@ def show_after_cell(deck: Deck) -> None:
     shell.events.register("post_run_cell", show)
 
 
-def latest_deck() -> Deck:
+def latest_deck() -> Any:
     """The deck made last.
 
     Raises:
@@ -50,7 +58,7 @@ def latest_deck() -> Deck:
     return _latest[0]
 
 
-def forget(deck: Deck) -> None:
+def forget(deck: Shown) -> None:
     """It is gone, and its graph need not be kept."""
     if _latest and _latest[0] is deck:
         _latest.clear()

@@ -68,6 +68,11 @@ class Told:
             raise UsageError(f"%tapehead {self.verb} takes nothing else, not {self.text!r}")
 
 
+def _deck() -> Deck:
+    """The one made last."""
+    return latest_deck()  # type: ignore[no-any-return]
+
+
 def policy_of(shell: InteractiveShell, name: str) -> AnyPolicy:
     """The policy of this name, or in a variable of this name."""
     name = name.strip("'\"")
@@ -102,7 +107,7 @@ def _why_stopped(deck: Deck) -> None:
 
 
 def _step(told: Told) -> Task:
-    count, deck = told.count, latest_deck()
+    count, deck = told.count, _deck()
     if deck.status == "finished":
         raise UsageError(f"no task is left: all {deck.position} have run")
     task = deck.step(count=count)
@@ -112,7 +117,7 @@ def _step(told: Told) -> Task:
 
 def _run(told: Told) -> Any:
     told.nothing()
-    deck = latest_deck()
+    deck = _deck()
     run = deck.run()
     _why_stopped(deck)
     return run
@@ -120,7 +125,7 @@ def _run(told: Told) -> Any:
 
 def _over(told: Told, out: bool = False) -> Task | None:
     told.nothing()
-    deck = latest_deck()
+    deck = _deck()
     with _usage():
         current = deck.step_out() if out else deck.step_over()
     _why_stopped(deck)
@@ -129,11 +134,11 @@ def _over(told: Told, out: bool = False) -> Task | None:
 
 def _stop(told: Told) -> None:
     told.nothing()
-    latest_deck().stop()
+    _deck().stop()
 
 
 def _break(told: Told) -> StopsView:
-    deck = latest_deck()
+    deck = _deck()
     with _usage():
         make = read_break(told.text, partial(_test, told.shell))
         make(deck)
@@ -152,7 +157,7 @@ def _test(shell: InteractiveShell, expression: str) -> Test:
 
 
 def _watch(told: Told) -> StopsView:
-    deck = latest_deck()
+    deck = _deck()
     with _usage():
         conditions, at = watched(told.text)
         deck.watch(*conditions, at=at)
@@ -161,11 +166,11 @@ def _watch(told: Told) -> StopsView:
 
 def _stops(told: Told) -> StopsView:
     told.nothing()
-    return latest_deck().stops
+    return _deck().stops
 
 
 def _change(told: Told, change: Callable[[StopsView, int], None]) -> StopsView:
-    deck = latest_deck()
+    deck = _deck()
     with _usage():
         change(deck.stops, told.number)
     return deck.stops
@@ -174,11 +179,11 @@ def _change(told: Told, change: Callable[[StopsView, int], None]) -> StopsView:
 def _back(told: Told) -> Task | None:
     count = told.count
     with _usage():
-        return latest_deck().back(count)
+        return _deck().back(count)
 
 
 def _goto(told: Told) -> Task | None:
-    deck, task = latest_deck(), told.task
+    deck, task = _deck(), told.task
     with _usage():
         current = deck.goto(task)
     _why_stopped(deck)
@@ -186,14 +191,14 @@ def _goto(told: Told) -> Task | None:
 
 
 def _branch(told: Told) -> BranchesView | Task | None:
-    deck = latest_deck()
+    deck = _deck()
     with _usage():
         return deck.goto(branch=told.number) if told.text else deck.branches
 
 
 def _edit(told: Told, edit: Callable[[Deck, Told], None]) -> None:
     with _usage():
-        edit(latest_deck(), told)
+        edit(_deck(), told)
 
 
 def _zero(deck: Deck, told: Told) -> None:
@@ -208,19 +213,19 @@ def _restore(deck: Deck, told: Told) -> None:
 
 def _check(told: Told) -> Any:
     with _usage():
-        return latest_deck().check(told.task if told.text else None)
+        return _deck().check(told.task if told.text else None)
 
 
 def _compare(told: Told) -> Any:
     policies = [policy_of(told.shell, word) for word in told.text.split()] or list(TABS)
     with _usage():
-        return latest_deck().compare(policies)
+        return _deck().compare(policies)
 
 
 def _predict(told: Told) -> None:
     told.nothing()
     with _usage():
-        latest_deck().predict_memory()
+        _deck().predict_memory()
 
 
 def _advise(told: Told) -> Advice:
@@ -238,7 +243,7 @@ def _advise(told: Told) -> Advice:
 def _export(told: Told) -> Path:
     if len(told.text.split()) != 1:
         raise UsageError("%tapehead export takes one file name, ending in .svg, .html or .json")
-    deck, path = latest_deck(), Path(told.text).expanduser()
+    deck, path = _deck(), Path(told.text).expanduser()
     save: dict[str, Callable[[Path], Path]] = {
         ".html": deck.save_html,
         ".json": deck.save_trace,
@@ -287,7 +292,7 @@ def complete_verb(shell: InteractiveShell, verb: str, word: str, line: str) -> l
     if verb not in ("break", "watch", "enable", "disable", "delete", "goto", "check"):
         return []
     try:
-        deck = latest_deck()
+        deck = _deck()
     except UsageError:
         return []
     before = line[: len(line) - len(word)].partition(verb)[2]

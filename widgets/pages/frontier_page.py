@@ -8,10 +8,9 @@ from html import escape
 from typing import Any
 
 from ...engine.memory.timeline import Category, Timeline
-from ...engine.mirroring.frontier import MirrorFrontier, prediction_of
 from ...engine.mirroring.modules import module_sentences, ms_text, operation_name
 from ...engine.mirroring.plan import PlannedStorage
-from ...engine.mirroring.planned_mirror import PlannedMirror
+from ...engine.mirroring.planned_mirror import MirrorFrontier, PlannedMirror, prediction_of
 from ...engine.words.phrases import task_name
 from ...engine.words.sizes import percent_text, share_text, size_text
 from ...inspector.graph.graph import Graph

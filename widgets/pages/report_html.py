@@ -8,19 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ...engine.memory.timeline import Category
-from ...engine.studies.compare import Comparison
 from ...engine.trace.peak import PeakGroup, PeakReport
 from ...engine.words.sizes import share_text, size_text
 from .glossary import CATEGORIES, COLUMNS
 from .theme import CATEGORY_COLOURS, LIGHT
-
-if TYPE_CHECKING:
-    from ...engine.orders.plan import OrderPlan
-    from ...engine.sessions.branch_comparison import BranchComparison
-    from ..deck.prediction import Prediction
 
 _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")
@@ -66,7 +60,27 @@ def peak_html(report: PeakReport) -> str:
     return f'<div class="th-report"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
-def table_html(comparison: Comparison | Prediction | BranchComparison | OrderPlan) -> str:
+class Row(Protocol):
+    """A row of a table. One that has not run has no peak."""
+
+    @property
+    def peak_bytes(self) -> int | None: ...
+
+
+class Table(Protocol):
+    """What shows itself as a table with bars for peaks: `th.compare`'s, `th.plan`'s, a deck's."""
+
+    @property
+    def rows(self) -> Sequence[Row]: ...
+
+    @property
+    def cells(self) -> Sequence[Sequence[str]]: ...
+
+    @property
+    def sentences(self) -> Iterable[str]: ...
+
+
+def table_html(comparison: Table) -> str:
     """The rows of a comparison and what they say. It brings its own style."""
     peaks = [row.peak_bytes for row in comparison.rows]
     most = max((peak for peak in peaks if peak), default=1)

@@ -26,8 +26,7 @@ from ...inspector.capturing.capture import capture
 from ...inspector.torch_internals import pins_open, redirect_backward, world
 from .prompt import GROUPS, Prompt
 from .prompt_names import Names, users_frame
-from .prompt_stops import read_break, read_watch
-from .prompt_tables import Session
+from .prompt_stops import Session, read_break, read_watch
 from .prompt_terminal import say
 
 

@@ -20,8 +20,7 @@ from ...inspector.graph.graph import Task
 from . import prompt_tables as tables
 from .prompt_completion import offered, whole
 from .prompt_names import Names, assigns, compiled, statements, test_of, users_frame
-from .prompt_stops import PromptStops, read_break, read_watch
-from .prompt_tables import Session
+from .prompt_stops import PromptStops, Session, read_break, read_watch
 from .prompt_terminal import Interrupt, first_interrupt, say, show, whole_words
 from .prompt_text import plain
 from .user_traceback import users_traceback

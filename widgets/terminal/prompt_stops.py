@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
+from ...engine.sessions.native_session import NativeSession
+from ...engine.sessions.stepper import Stepper
 from ...engine.stops.breakpoints import Breakpoint, Predicate, Where
 from ...engine.stops.conditions import as_conditions
 from ...engine.stops.stops import Entry
 from ...inspector.graph.graph import Task
 from ..deck.stop_words import watched
 
-if TYPE_CHECKING:
-    from .prompt_tables import Session
+Session: TypeAlias = Stepper | NativeSession
 
 
 class Breaks(Protocol):

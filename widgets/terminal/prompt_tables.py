@@ -6,7 +6,7 @@ Names, code and messages are the user's, and made `plain` first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Group, RenderableType
@@ -15,7 +15,6 @@ from rich.text import Text
 from torch import Tensor
 
 from ...engine.queue.named_tasks import calls_of
-from ...engine.sessions.native_session import NativeSession
 from ...engine.sessions.stepper import Stepper
 from ...engine.stops.stopped import Stop
 from ...engine.trace.statistics import Statistics, statistics
@@ -26,13 +25,12 @@ from ...inspector.graph.graph import Graph, Task, TensorMeta, module_name
 from ...inspector.graph.saved import SavedTensor
 from ...inspector.graph.source import Source
 from ...inspector.torch_internals import storage_of
+from .prompt_stops import Asked, Session
 from .prompt_text import plain
 
 if TYPE_CHECKING:
     from ...engine.sessions.branches import Branch
-    from .prompt_stops import Asked
 
-Session: TypeAlias = Stepper | NativeSession
 
 _ABOVE, _BELOW = 5, 5  # lines of source around the one that is meant
 
