@@ -20,7 +20,7 @@ from tapehead.engine.workloads.workloads import workload
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known() -> None:
-    auto.forget()
+    auto.forget_plans()
 
 
 class Exp(torch.autograd.Function):
