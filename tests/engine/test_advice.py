@@ -15,10 +15,10 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.engine.ensembles import advice as advice_module
 from tapehead.engine.ensembles.change_trial import Cost, Trial, try_change
 from tapehead.engine.ensembles.ensemble_change import Change
 from tapehead.engine.ensembles.ensembles import Ensemble
-from tapehead.engine.ensembles.ensembles import advice as advice_module
 from tapehead.engine.programs.timing import Spread
 from tapehead.engine.workloads.workloads import workload
 

@@ -20,8 +20,8 @@ import tapehead as th
 from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.queue.pending import Pending
 from tapehead.engine.queue.ready_queue import ready_queue
+from tapehead.engine.tasks.task_hooks import Hook
 from tapehead.engine.trace.recorder import Recorder
-from tapehead.engine.trace.trace_columns import Hook
 from tapehead.inspector.graph.graph import TensorMeta
 
 from .comparing import ENGINES

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tapehead as th
-from tapehead.engine.trace.trace import trace_file
+from tapehead.engine.trace import trace_file
 from tapehead.inspector.graph.json_columns import ColumnWriter, read_section
 
 from .comparing import ENGINES

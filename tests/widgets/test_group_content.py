@@ -6,7 +6,8 @@ import pytest
 
 import tapehead as th
 from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.deck import Deck, foresight
+from tapehead.widgets.deck import foresight
+from tapehead.widgets.deck.deck import Deck
 from tapehead.widgets.deck.document import Document
 from tapehead.widgets.deck.group_content import group_content
 from tapehead.widgets.deck.run_document import run_document

@@ -12,7 +12,8 @@ import tapehead as th
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.deck import Deck, foresight
+from tapehead.widgets.deck import foresight
+from tapehead.widgets.deck.deck import Deck
 from tapehead.widgets.deck.document import packed
 
 from .models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients

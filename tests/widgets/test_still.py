@@ -19,8 +19,9 @@ from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.programs.debug import debug
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads import WORKLOADS
-from tapehead.widgets.deck.deck import Deck, still_memory
-from tapehead.widgets.deck.deck import still as still_module
+from tapehead.widgets.deck import still as still_module
+from tapehead.widgets.deck import still_memory
+from tapehead.widgets.deck.deck import Deck
 from tapehead.widgets.deck.document import title_of
 from tapehead.widgets.deck.still import Moment, Still
 
