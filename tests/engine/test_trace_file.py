@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tapehead as th
-from tapehead.engine.trace import trace_file
+from tapehead.engine.trace import run_reader, trace_file
 from tapehead.inspector.graph.json_columns import ColumnWriter, read_section
 
 from .comparing import ENGINES
@@ -215,7 +215,7 @@ def test_foreign_and_newer_files_are_refused(content: bytes, reason: str, tmp_pa
 
 
 def test_a_small_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_file, "_LARGEST", 10_000)
+    monkeypatch.setattr(run_reader, "_LARGEST", 10_000)
     path = tmp_path / "run.json"
     path.write_bytes(gzip.compress(b" " * 1_000_000))
     with pytest.raises(ValueError, match="unpacks to more than 10000 bytes"):
