@@ -12,13 +12,21 @@ TOGETHER = {
         "tests/e2e/test_frontier_in_lab.py",
         "tests/e2e/test_deck_benchmark.py",
     ),
-    "bundler": ("tests/test_bundle.py", "tests/widgets/test_layout_agrees.py", "tests/widgets/test_deck_memory.py"),
+    "bundler": (
+        "tests/test_bundle.py",
+        "tests/widgets/deck/test_layout_agrees.py",
+        "tests/widgets/deck/test_deck_memory.py",
+    ),
 }
 """Files that share one server, or one `npm ci`."""
 
 FIRST = (
-    *("tests/test_notebooks.py", "JupyterLab", "tests/engine/test_conformance.py", "tests/test_upstream.py"),
-    *("tests/e2e/test_deck_page.py", "tests/widgets/test_every_backward.py", "tests/inspector/test_walk.py"),
+    *("tests/test_notebooks.py", "JupyterLab", "tests/engine/sessions/test_conformance.py", "tests/test_upstream.py"),
+    *(
+        "tests/e2e/test_deck_page.py",
+        "tests/widgets/terminal/test_every_backward.py",
+        "tests/inspector/capturing/test_walk.py",
+    ),
 )
 """Long although few tests: at the end they would leave the other processes without work."""
 

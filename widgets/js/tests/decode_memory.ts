@@ -1,4 +1,4 @@
-/** Decodes the memories on standard input for tests/widgets/test_deck_memory.py, which compares them with Python's. */
+/** Decodes the memories on standard input for tests/widgets/deck/test_deck_memory.py, which compares them with Python's. */
 
 import { readFileSync } from "node:fs";
 import type { Memory } from "../src/model/document.ts";

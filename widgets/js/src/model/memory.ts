@@ -3,7 +3,7 @@
  *
  * Time counts in tasks: the task at place k takes the time from k to k + 1, and event s of its n (the first is 1)
  * happens at k + s / (n + 1). What the forward did is at 0, what follows the last task at the end. A task's numbers
- * agree with Timeline.task_peaks and Timeline.category_levels: tests/widgets/test_deck_memory.py compares them.
+ * agree with Timeline.task_peaks and Timeline.category_levels: tests/widgets/deck/test_deck_memory.py compares them.
  */
 
 import { CATEGORIES, type Memory } from "./document.ts";

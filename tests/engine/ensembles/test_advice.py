@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.ensembles import advice as advice_module
+from tapehead.engine.ensembles.change_trial import Cost, Trial, try_change
+from tapehead.engine.ensembles.ensemble_change import Change
+from tapehead.engine.ensembles.ensembles import Ensemble
+from tapehead.engine.programs.timing import Spread
+from tapehead.engine.workloads.workloads import workload
+
+from ..ensemble_programs import WIDTH, Members, batch, perceptron
+
+MS = 1e6  # nanoseconds
+
+
+def loss_of(model: nn.Module, x: Any = None) -> Callable[[], Tensor]:
+    given = batch() if x is None else x
+    return lambda: model(given).square().mean()
+
+
+def taking(cost: Cost, ms: float) -> Cost:
+    forward, back, both = (Spread(0.9 * each * MS, each * MS, 1.1 * each * MS) for each in (ms / 2, ms / 2, ms))
+    return replace(cost, forward_ns=forward, backward_ns=back, elapsed_ns=both)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, dict[str, float]], None]:
+    """Says how many milliseconds the members take one by one, and as one by each way: all else is as it is."""
+
+    def set_times(before: float, after: dict[str, float]) -> None:
+        def trial_of(ensemble: Ensemble, change: Change, rounds: int | None) -> Trial:
+            trial = try_change(ensemble, change, rounds)
+            assert trial.before is not None
+            assert trial.after is not None
+            return replace(trial, before=taking(trial.before, before), after=taking(trial.after, after[change.way]))
+
+        monkeypatch.setattr(advice_module, "try_change", trial_of)
+
+    return set_times
+
+
+def test_the_ensemble_of_the_thread_both_ways_with_what_they_gain(timed: Any) -> None:
+    timed(12, {"vmap": 8, "bmm": 3})
+    model, make_loss = workload("ensemble").build()
+    make_loss().backward()  # the .grad that this leaves makes no difference
+    found = th.advise(make_loss, model, rounds=1)
+    assert [(item.title, item.said) for item in found] == [
+        ("16 × members.*, torch.baddbmm of stacked weights", "gain 4 ×"),
+        ("16 × members.*, torch.vmap over stacked parameters", "gain 1.5 ×"),
+    ]
+    assert found.best is found[0] and len(found) == 2
+    first = " ".join(found[0].facts)
+    assert "12.0 ms (10.8 to 13.2) one by one, 3.00 ms (2.70 to 3.30) as one" in first
+    assert "Their products are 4 groups in the forward and 4 groups in the backward, each with one of every" in first
+    assert "129 tensors, differ by" in first and "the stacked parameters, 784.1 KiB" in first
+    trial = found[0].trial
+    assert trial is not None and trial.check.ok and trial.before is not None and trial.after is not None
+    assert found[0].code == trial.change.code
+    assert found.peak_bytes == trial.before.peak_bytes + 4  # of the whole program: the loss
+    assert trial.after.peak_bytes > 0
+
+
+@pytest.mark.parametrize(("ms", "said"), [(0.1, None), (300.0, "PyTorch #59905")])
+def test_no_gain_says_so_and_why_where_the_products_are_large(timed: Any, ms: float, said: str | None) -> None:
+    timed(ms, {"vmap": 1.1 * ms, "bmm": 1.02 * ms})
+    found = th.advise(loss_of(Members(perceptron)), rounds=1)
+    assert [item.verdict for item in found] == ["no gain"] * 2 and found.best is None
+    assert [item.said for item in found] == ["no gain: 0.98 ×", "no gain: 0.91 ×"]
+    assert ("PyTorch #59905" in " ".join(found[0].facts)) == (said is not None)
+    assert not any("would take some" in fact for item in found for fact in item.facts)
+
+
+def test_large_products_run_checked_and_measured(timed: Any) -> None:
+    timed(40, {"vmap": 41, "bmm": 42})
+    model = Members(lambda: nn.Linear(128, 128), 2)
+    found = th.advise(loss_of(model, torch.randn(256, 128)), rounds=1)
+    assert {item.verdict for item in found} == {"no gain"}
+    assert all(item.trial is not None and item.trial.check.ok for item in found)
+
+
+def test_times_that_spread_are_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trial_of(*given: Any) -> Trial:
+        trial = try_change(*given)
+        assert trial.before is not None
+        assert trial.after is not None
+        before = replace(trial.before, elapsed_ns=Spread(1 * MS, 2 * MS, 9 * MS))
+        return replace(trial, before=before, after=taking(trial.after, 1.25))
+
+    monkeypatch.setattr(advice_module, "try_change", trial_of)
+    found = th.advise(loss_of(Members(perceptron)), rounds=1)
+    assert "The times spread widely" in found[0].facts[1]
+    assert found[0].verdict == "no gain" and found[0].said == "no sure gain: 1.6 ×"
+
+
+class Square(torch.autograd.Function):
+    """One that functorch does not take."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+class Squared(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = Square.apply(super().forward(input))
+        return out
+
+
+class Looking(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        out = super().forward(input)
+        return out if out.sum() > 0 else -out
+
+
+class Times(nn.Linear):
+    factor = 1.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.factor
+
+
+def test_what_vmap_refuses_is_told_in_its_words() -> None:
+    for kind, said in ((Squared, "it must override the setup_context staticmethod"), (Looking, "control flow")):
+        (item,) = th.advise(loss_of(Members(lambda kind=kind: kind(WIDTH, WIDTH))), rounds=1)
+        assert item.verdict == item.said == "refused" and item.code is None
+        assert len(item.facts) == 1 and item.facts[0].startswith("It raises RuntimeError: ") and said in item.facts[0]
+
+
+def test_attributes_of_which_the_change_does_not_know_are_named() -> None:
+    model = Members(lambda: Times(WIDTH, WIDTH))
+    for number, member in enumerate(model.members):
+        member.factor = float(number)
+    (item,) = th.advise(loss_of(model), rounds=1)
+    assert item.verdict == "refused" and item.code is None
+    assert "of 0.035 % allowed; the members' factor differ, which the change does not know." in item.facts[0]
+    for member in model.members:
+        member.factor, member.label = 2.0, object.__repr__(member)
+    (item,) = th.advise(loss_of(model), rounds=1)
+    assert item.verdict != "refused" and "The members' label differ, which made no difference here." in item.facts
+
+
+class Dropping(Members):
+    pass
+
+
+def test_refused_comes_last_memory_in_between_and_gains_first(timed: Any) -> None:
+    timed(12, {"vmap": 8, "bmm": 3})
+    plain, dropping = Members(perceptron), Dropping(lambda: perceptron(nn.Dropout(0.5)))
+    table = torch.randn(4000, 6, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        return plain(batch()).sum() + dropping(batch()).sum() + table[3].sum()
+
+    found = th.advise(make_loss, nn.ModuleDict({"plain": plain, "dropping": dropping}), rounds=1)
+    assert [item.verdict for item in found] == ["gain", "gain", "memory", "refused"]
+    memory, refused = found[2], found[3]
+    assert memory.hint is not None and memory.hint.nbytes == 4000 * 6 * 4 and memory.said == "93.8 KiB"
+    assert "measured: 100 % of it is zero" in memory.facts[0]
+    assert refused.title == "4 × dropping.members.*" and "draws random numbers" in refused.facts[0]
+    assert found.cells[3][1] == "93.8 KiB of the peak" and found.cells[4][1:] == ["refused", "", "", ""]
+    frame = pd.DataFrame(found.records())
+    assert list(frame["verdict"]) == ["gain", "gain", "memory", "refused"]
+    assert list(frame["speedup"][:2]) == [4.0, 1.5] and frame["bytes"][2] == 96_000
+
+
+def test_a_model_or_none_gives_the_root(timed: Any) -> None:
+    timed(12, {"vmap": 8, "bmm": 3})
+    inner = Members(perceptron)
+    outer = nn.Sequential(inner, nn.Flatten())
+    code = {}
+    for name, given in (("none", None), ("outer", outer), ("inner", inner)):
+        code[name] = th.advise(loss_of(outer), given, rounds=1)[1].code or ""
+    assert "# model: your Sequential\n" in code["none"] and "members = list(model[0].members)" in code["none"]
+    assert code["outer"] == code["none"]
+    assert "# model: your Members\n" in code["inner"] and "members = list(model.members)" in code["inner"]
+
+
+def test_nothing_to_advise() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    found = th.advise(loss_of(model), model, rounds=1)
+    assert len(found) == 0 and found.best is None and found.records() == []
+    assert "Nothing to advise" in str(found) and repr(found) == "<Advice: nothing>"
+    assert "A forward takes" in found.sentences[0] and str(found.machine) in found.sentences[0]
+
+
+class Stateful(Members):
+    """Writes buffers of its own, and draws of all generators, outside of its members."""
+
+    def __init__(self) -> None:
+        super().__init__(perceptron)
+        self.register_buffer("calls", torch.zeros(()))
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor | Sequence[Tensor]) -> Tensor:
+        self.get_buffer("calls").add_(1)
+        noise = torch.rand(()) + random.random() + np.random.rand()
+        return super().forward(self.norm(x)) * noise.detach()
+
+
+def state_of(model: nn.Module) -> Iterator[Any]:
+    yield [(name, id(each), each.clone().tolist()) for name, each in model.state_dict(keep_vars=True).items()]
+    yield [None if each.grad is None else (id(each.grad), each.grad.tolist()) for each in model.parameters()]
+    yield [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
+    yield [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
+    yield len(nn.modules.module._global_forward_hooks), len(nn.modules.module._global_forward_pre_hooks)
+    yield torch.is_grad_enabled()
+
+
+class Interrupting(Stateful):
+    """Raises, or is interrupted, in its n-th forward."""
+
+    def __init__(self, at: int, raises: Callable[[], object]) -> None:
+        super().__init__()
+        self.at, self.raises = at, raises
+
+    def forward(self, x: Tensor | Sequence[Tensor]) -> Tensor:
+        self.at -= 1
+        if self.at == 0:
+            self.raises()
+        return super().forward(x)
+
+
+def _fail() -> None:
+    raise KeyError("of the user")
+
+
+def _interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 4, 6])
+@pytest.mark.parametrize(("raises", "error"), [(_fail, KeyError), (_interrupt, KeyboardInterrupt)])
+def test_all_is_put_back_whatever_comes_between(at: int, raises: Any, error: type[BaseException]) -> None:
+    model = Interrupting(at, raises)
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, number) if number % 3 else None
+    before = list(state_of(model))
+    if at:
+        with pytest.raises(error):
+            th.advise(loss_of(model), model, rounds=1)
+    else:
+        assert th.advise(loss_of(model), model, rounds=1)[0].trial is not None
+    assert list(state_of(model)) == before
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`", "ignore:Using `torch.compile")
+def test_scripted_and_compiled_modules_are_left_as_they_are() -> None:
+    scripted = [torch.jit.script(nn.BatchNorm1d(WIDTH)) for _ in range(2)]
+    compiled = torch.compile(nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)), backend="eager")
+    modules = [*scripted, compiled]
+    before = [{name: each.clone() for name, each in module.state_dict().items()} for module in modules]
+    th.advise(lambda: torch.stack([module(batch()) for module in modules]).square().mean(), rounds=1)
+    for module, states in zip(modules, before, strict=True):
+        assert all(torch.equal(each, states[name]) for name, each in module.state_dict().items())
+    assert compiled(batch()).shape == (3, WIDTH)
+
+
+def test_what_is_done_is_told() -> None:
+    said: list[str] = []
+    th.advise(loss_of(Members(perceptron)), rounds=1, progress=said.append)
+    assert said == ["the program", "its memory", "its time", "4 × members.*"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (
+            (torch.ones(()),),
+            TypeError,
+            "make_loss is a Tensor; expected a function that runs the forward and returns the loss",
+        ),
+        ((lambda: 3,), TypeError, r"make_loss\(\) returned an int; expected a tensor"),
+        ((lambda: torch.ones(2, requires_grad=True) * 2,), ValueError, "expected one element"),
+        (
+            (lambda: torch.ones(()), "model"),
+            TypeError,
+            "model must be the module which the code shall call so, not a str",
+        ),
+    ],
+)
+def test_bad_input_gets_a_sentence(given: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        th.advise(*given)
+
+
+def test_rounds_below_one_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ValueError, match="rounds must be at least 1, not 0"):
+        th.advise(_fail, rounds=0)  # type: ignore[arg-type]
+
+
+def test_as_text_and_for_a_terminal_it_says_the_same(timed: Any) -> None:
+    timed(12, {"vmap": 8, "bmm": 3})
+    found = th.advise(loss_of(Members(perceptron)), rounds=1)
+    assert repr(found) == (
+        "<Advice: 4 × members.*, torch.baddbmm of stacked weights: gain 4 ×, "
+        "4 × members.*, torch.vmap over stacked parameters: gain 1.5 ×>"
+    )
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(found)
+    shown = console.export_text()
+    for text in (str(found), shown):
+        assert "gain 4 ×" in text and "12.0 ms → 3.00 ms" in text
+        assert "torch.baddbmm(parameters" in text and "stack_module_state" not in text  # the best alone
+    narrow = Console(width=40, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    narrow.print(found, crop=False)
+    lines = {line.rstrip() for line in narrow.export_text().splitlines()}
+    assert lines.issuperset((found[0].code or "?").splitlines()), "what is to be copied is whole, however narrow"
+    assert str(found[1]).endswith(found[1].code or "?")

@@ -1,0 +1,411 @@
+"""`th.find_nan`: the first bad value of a forward and its backward is named, and nothing is left behind."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.engine.finding import find_nan as find_nan_file
+from tapehead.engine.trace.run import Engine
+from tapehead.inspector.torch_internals import node_hooks
+
+from ..comparing import ENGINES
+
+both = pytest.mark.parametrize("engine", ENGINES)
+
+
+def line_of(function: Callable[..., object], text: str) -> str:
+    lines, first = inspect.getsourcelines(function)
+    (number,) = [number for number, line in enumerate(lines, first) if text in line]
+    return f"{Path(__file__).name}:{number}"
+
+
+class Attention(nn.Module):
+    """`weigh` says what becomes of the attention's weights."""
+
+    def __init__(self, width: int, weigh: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.weigh = weigh
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = functional.softmax(q @ k.transpose(-1, -2), -1)
+        if self.weigh is not None:
+            weights = self.weigh(weights)
+        found: Tensor = self.out(weights @ v)
+        return found
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, weigh: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = Attention(width, weigh)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x))
+        found: Tensor = x + self.mlp(x)
+        return found
+
+
+class Transformer(nn.Module):
+    """Six layers, of which the fourth is given `weigh`."""
+
+    def __init__(self, weigh: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(8, weigh if number == 3 else None) for number in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def sparse_log(p: Tensor) -> Tensor:
+    p = torch.where(p > 0.25, p, 0.0)
+    return torch.log(p)
+
+
+def sparse_entropy(p: Tensor) -> Tensor:
+    p = torch.where(p > 0.25, p, 0.0)
+    return torch.where(p > 0, p * torch.log(p), p)
+
+
+def transformer(weigh: Callable[[Tensor], Tensor] | None) -> tuple[Transformer, Callable[[], Tensor]]:
+    torch.manual_seed(0)
+    model, x = Transformer(weigh), torch.randn(2, 5, 8)
+    return model, lambda: model(x)
+
+
+@both
+def test_a_log_of_zero_deep_in_a_transformer_is_found_with_its_line(engine: Engine) -> None:
+    _, make_loss = transformer(sparse_log)
+    report = th.find_nan(make_loss, engine=engine)
+    assert report and report.where == "forward" and math.isnan(report.loss)
+    assert (report.operation, report.module) == ("log", "layers.3.attention")
+    assert report.source is not None and report.source.short == line_of(sparse_log, "torch.log")
+    first, line, argument, then = report.sentences
+    assert first.startswith(f"The loss is NaN: log (layers.3.attention, {report.source.short}) made -inf in ")
+    assert line == "The line, in sparse_log: return torch.log(p)"
+    assert "was finite, from 0 to " in argument and "it was 0." in argument
+    assert then.startswith(
+        f"Then matmul (layers.3.attention, {line_of(Attention.forward, 'weights @ v')}) made NaN in "
+    )
+    assert report.stop is None and report.task is None
+
+
+@both
+def test_a_nan_of_the_backward_alone_is_walked_back_to_the_log(engine: Engine) -> None:
+    _, make_loss = transformer(sparse_entropy)
+    assert make_loss().isfinite()
+    report = th.find_nan(make_loss, engine=engine)
+    assert report.where == "backward" and math.isfinite(report.loss)
+    assert (report.operation, report.module) == ("MulBackward0", "layers.3.attention")
+    place = line_of(sparse_entropy, "torch.log")
+    assert report.source is not None and report.source.short == place
+    assert report.graph is not None and report.graph.nodes == () and report.task is not None
+    told = repr(report)
+    assert f"{report.graph.describe(report.task)} gave NaN in" in told
+    assert "gradient * other = 0 * (-inf) = NaN" in told
+    assert f"LogBackward0 (layers.3.attention, {place})" in told
+    assert f"In the forward log (layers.3.attention, {place}) made -inf in" in told
+    with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
+        loss = make_loss()
+        with pytest.raises(RuntimeError, match="'MulBackward0' returned nan"):
+            loss.backward()
+
+
+@both
+def test_where_all_is_finite_it_says_so(engine: Engine) -> None:
+    _, make_loss = transformer(None)
+    report = th.find_nan(make_loss, engine=engine)
+    assert not report and report.where is None and report.stop is None and report.finds == ()
+    assert (
+        repr(report) == f"The loss is {report.loss:.6g}, and all gradients of its {len(report.graph)} tasks are finite."
+    )
+
+
+def masked(row_is_empty: bool) -> Callable[[], Tensor]:
+    scores = torch.randn(3, 4, requires_grad=True)
+    keep = torch.ones(3, 4, dtype=torch.bool).tril()
+    keep[1] = not row_is_empty
+
+    def make_loss() -> Tensor:
+        return functional.softmax((scores * 1).masked_fill(~keep, -math.inf), -1).square().sum()
+
+    return make_loss
+
+
+def test_a_mask_is_meant_but_not_that_it_leaves_a_row_empty() -> None:
+    assert not th.find_nan(masked(row_is_empty=False))
+    report = th.find_nan(masked(row_is_empty=True))
+    assert report.where == "forward" and report.operation == "softmax"
+    assert "made NaN in 4 of 12 elements, first at [1, 0]" in report.sentences[0]
+    assert any("and all of [1, :] was -inf" in sentence for sentence in report.sentences)
+
+
+@pytest.mark.parametrize(
+    ("make_loss", "operation", "told"),
+    [
+        (lambda x: (x * 0).sqrt().sum(), "SqrtBackward0", "gradient / (2 * result) = 1 / (2 * 0) = inf"),
+        (lambda x: torch.where(x > 9, (x * 0).reciprocal(), x).sum(), "ReciprocalBackward0", "= -0 * inf² = NaN"),
+        (lambda x: (x / 0 * 0).sum(), "div", "Argument 1 was 0."),
+        (lambda x: (x * 1e30).square().sum(), "square", "was finite, from 1e+30 to 1e+30"),
+        (lambda x: (x * float("nan")).sum(), "mul", "Argument 1 was NaN."),
+        (lambda x: torch.cat([x, x.log() - x.log(), (x - 1).log()]).sum(), "log", "at [0] it was 0."),
+    ],
+)
+def test_usual_culprits_are_named(make_loss: Callable[[Tensor], Tensor], operation: str, told: str) -> None:
+    x = torch.ones(3, requires_grad=True)
+    report = th.find_nan(lambda: make_loss(x))
+    assert report and report.operation == operation and told in repr(report)
+
+
+def test_a_bad_parameter_and_bad_data_are_named_and_no_operation_blamed_for_them() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    with torch.no_grad():
+        model[1].weight[0, 2] = math.nan
+    report = th.find_nan(lambda: model(torch.ones(4, 2)).sum())
+    assert report.operation == "linear" and report.module == "1"
+    assert "was given what was bad before any operation" in report.sentences[0]
+    assert any(
+        "(1.weight, 1×3 float32 cpu) had NaN in 1 of 3 elements, first at [0, 2]" in each for each in report.sentences
+    )
+    data = torch.tensor([[1.0, math.nan]])
+    report = th.find_nan(lambda: model[0](data).nansum() + model[0](data).sum())
+    assert any("argument 0 (1×2 float32 cpu) had nan in 1 of 2" in each.lower() for each in report.sentences)
+
+
+def test_what_is_in_place_is_no_other_operation() -> None:
+    x = torch.zeros(2, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        y = x * 1
+        y.log_()
+        y.mul_(2)
+        return y.sum()
+
+    report = th.find_nan(make_loss)
+    assert report.operation is not None and report.operation.endswith("log_")
+
+
+@both
+@pytest.mark.parametrize("kind", ["tensor", "accumulated", "before the node", "after the node"])
+def test_what_hooks_of_leaves_make_is_not_called_finite(kind: str, engine: Engine) -> None:
+    layer = nn.Linear(3, 2)
+    other, leaf = layer.weight, layer.bias
+
+    def make_loss() -> Tensor:
+        output: Tensor = layer(torch.ones(1, 3))
+        return output.tanh().sum()
+
+    def spoil(*_: object) -> None:
+        assert leaf.grad is not None
+        leaf.grad.fill_(math.nan)
+
+    assert "not run" not in str(th.find_nan(make_loss, engine=engine))
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    if kind == "tensor":
+        handle = leaf.register_hook(lambda gradient: gradient * math.nan)
+    elif kind == "accumulated":
+        handle = leaf.register_post_accumulate_grad_hook(spoil)
+    elif kind == "before the node":
+        handle = node.register_prehook(lambda gradients: tuple(each * math.nan for each in gradients))
+    else:
+        handle = node.register_hook(spoil)
+    make_loss().backward()
+    assert leaf.grad is not None and leaf.grad.isnan().all() and other.grad is not None and other.grad.isfinite().all()
+
+    (number,) = [task for task, each in th.graph(make_loss()).leaves.items() if each is leaf]
+    report = th.find_nan(make_loss, engine=engine)
+    assert not report  # hooks do not run: they may step an optimizer
+    handle.remove()
+    (said,) = [line for line in report.sentences if "were not run" in line]
+    assert said.count("AccumulateGrad") == 1 and f"task {number} " in said
+
+
+def test_no_gradient_hook_or_random_number_is_left_changed() -> None:
+    model, make_loss = transformer(sparse_entropy)
+    first, *others = model.parameters()
+    first.grad = kept = torch.ones_like(first)
+    stepped: list[Tensor] = []
+    first.register_post_accumulate_grad_hook(stepped.append)
+    losses: list[Tensor] = []
+
+    def with_dropout() -> Tensor:
+        losses.append(functional.dropout(make_loss().expand(3), 0.5).sum() + make_loss())
+        return losses[-1]
+
+    state = torch.get_rng_state()
+    assert th.find_nan(with_dropout)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.grad is kept and torch.equal(kept, torch.ones_like(first)) and stepped == []
+    assert all(each.grad is None for each in others)
+    assert not nn.modules.module._global_forward_pre_hooks and not nn.modules.module._global_forward_hooks
+    assert all(node_hooks(node) == ([], []) for node in th.graph(losses[0]).nodes)
+
+
+def test_a_checkpoint_that_runs_a_backward_of_its_own_accumulates_nothing() -> None:
+    inner, outer = nn.Linear(3, 3), nn.Linear(3, 1)
+    inner.weight.grad = kept = torch.ones(3, 3)
+    x = torch.ones(2, 3, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        found: Tensor = outer(checkpoint(inner, x * 1, use_reentrant=True)).sum()
+        return found
+
+    report = th.find_nan(make_loss)
+    assert not report
+    assert inner.weight.grad is kept and torch.equal(kept, torch.ones(3, 3)) and inner.bias.grad is None
+    assert outer.weight.grad is None and x.grad is None
+
+
+def test_inside_of_a_checkpoint_without_reentry_the_task_is_found() -> None:
+    x = torch.zeros(2, 3, requires_grad=True)
+    report = th.find_nan(lambda: checkpoint(lambda y: y.sqrt(), x * 1, use_reentrant=False).sum())
+    assert report.where == "backward" and report.operation == "SqrtBackward0"
+
+
+def test_what_the_direct_engine_refuses_runs_with_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise NotImplementedError("the direct engine cannot")
+
+    monkeypatch.setattr(find_nan_file, "Stepper", refuse)
+    x = torch.zeros(2, requires_grad=True)
+    assert th.find_nan(lambda: (x * 1).sqrt().sum()).operation == "SqrtBackward0"
+
+
+def test_a_forward_that_raises_says_what_it_had_made_before() -> None:
+    x = torch.zeros(2, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        y = (x * 1).log()
+        if not y.isfinite().all():
+            raise ValueError("loss is not finite")
+        return y.sum()
+
+    with pytest.raises(ValueError, match="loss is not finite") as raised:
+        th.find_nan(make_loss)
+    assert any(
+        "tapehead: before that, " in note and "log" in note and "made -inf" in note for note in raised.value.__notes__
+    )
+
+
+def test_a_loss_without_a_graph_and_things_that_are_none() -> None:
+    x = torch.zeros(2)
+    report = th.find_nan(lambda: x.sum())
+    assert not report and "has no graph: no backward can run" in repr(report)
+    assert th.find_nan(lambda: x.log().sum()).operation == "log"
+    leaf = torch.ones((), requires_grad=True)
+    assert not th.find_nan(lambda: leaf) and leaf.grad is None
+    with pytest.raises(TypeError, match="make_loss is a"):
+        th.find_nan(x)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected one element"):
+        th.find_nan(lambda: x)
+
+
+def test_the_report_is_shown_as_text_rich_and_html_with_the_users_words_escaped() -> None:
+    x = torch.zeros(2, requires_grad=True)
+    report = th.find_nan(lambda: (x * 1 if "<b>" < "<i>" else x).log().sum())  # this line is shown
+    html = report._repr_html_()
+    assert "&lt;b&gt;" in html and "<b>" not in html.replace('<b>"', "")
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report)
+    assert "<b>" in console.export_text() and "<b>" in repr(report)
+
+
+def test_complex_and_integer_values_are_no_trouble() -> None:
+    z = torch.ones(3, dtype=torch.complex64, requires_grad=True)
+    assert not th.find_nan(lambda: (z * torch.arange(3)).abs().sum() + torch.ones(3, dtype=torch.long).sum())
+    report = th.find_nan(lambda: ((z * 0).log() * 0).real.sum())
+    assert report and "log" in repr(report)
+
+
+@both
+def test_what_waits_for_a_leaf_is_looked_at_or_not_spoken_of(engine: Engine) -> None:
+    leaf = torch.ones(3, dtype=torch.float16, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        return (leaf * 60000.0).float().sum() + (leaf * 60000.0).float().sum()
+
+    report = th.find_nan(make_loss, engine=engine)
+    assert leaf.grad is None
+    if engine == "direct":
+        assert report.where == "backward" and report.operation == "torch::autograd::AccumulateGrad"
+        assert "AccumulateGrad" in report.sentences[0] and "gets inf in 3 of 3 elements" in report.sentences[0]
+        assert "their sum overflowed" in report.sentences[-1]
+    else:
+        assert not report
+        (said,) = report.sentences
+        assert "finite, but for what 1 leaf gets in sum from several" in said
+    make_loss().backward()
+    assert leaf.grad is not None and leaf.grad.isinf().all()
+
+
+@both
+def test_a_broadcast_sum_that_overflows_on_its_way_to_a_leaf_is_found(engine: Engine) -> None:
+    bias = torch.zeros(1, dtype=torch.float16, requires_grad=True)
+    x = torch.zeros(4, dtype=torch.float16)
+    report = th.find_nan(lambda: ((x + bias) * 40000.0).float().sum(), engine=engine)
+    assert report.where == "backward" and "AddBackward0" in report.sentences[0]
+
+
+@both
+def test_a_bad_gradient_that_is_discarded_is_not_blamed_for_one_that_is_not(engine: Engine) -> None:
+    x, y = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+
+    def discarded() -> Tensor:
+        return torch.where(x > 0, x, 0.0).sqrt().sum()
+
+    def reaching() -> Tensor:
+        return y.reciprocal().reciprocal().nansum()
+
+    for make_loss in (lambda: reaching() + discarded(), lambda: discarded() + reaching()):
+        report = th.find_nan(make_loss, engine=engine)
+        assert report.where == "backward" and report.operation == "ReciprocalBackward0", repr(report)
+        assert any(
+            each.startswith("Also task ") and "SqrtBackward0" in each and "which got into no leaf's gradient" in each
+            for each in report.sentences
+        )
+    report = th.find_nan(discarded, engine=engine)
+    assert report.operation == "SqrtBackward0" and "It got into no leaf's gradient" in repr(report)
+    discarded().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_a_bad_gradient_is_followed_to_the_operation_of_the_forward_that_made_it() -> None:
+    x = torch.full((3,), 0.5, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        harmless = torch.where(x > 0, x, (x * 0).log())
+        return (x * (x * 0).reciprocal().detach()).nan_to_num().mul(0).sum() + harmless.sum()
+
+    report = th.find_nan(make_loss)
+    assert report.where == "backward" and "gradient * other = 0 * inf = NaN" in repr(report)
+    (came,) = [each for each in report.sentences if each.startswith("It came of the forward: there ")]
+    assert "there reciprocal (" in came and "made inf in 3 of 3 elements" in came
+
+
+def test_a_view_elsewhere_of_which_torch_makes_no_node_is_no_leaf() -> None:
+    base = torch.ones(4, requires_grad=True) * 1
+    view = base.unbind(0)[0]
+    with torch.no_grad():
+        base.add_(1)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        _ = view.is_leaf
+    model = nn.Linear(2, 2)
+    assert not th.find_nan(lambda: model(torch.ones(1, 2)).sum())

@@ -1,0 +1,464 @@
+"""Memory on CUDA: what can be on the CPU's events in the words of CUDA's history, the rest on CUDA where that is."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from array import array
+from collections.abc import Callable, Iterable
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.measuring import measurement
+from tapehead.engine.measuring.allocator import MARK_BYTES
+from tapehead.engine.measuring.cuda_allocator import CudaAllocator, CudaRecording, Level, read_history
+from tapehead.engine.measuring.measurement import Measurement
+from tapehead.engine.memory.measured_device import device_of
+from tapehead.engine.memory.timeline import BlockLevels, Category, Timeline
+from tapehead.engine.orders.policies import find_policy
+from tapehead.engine.prediction.dry_run import dry_run
+from tapehead.engine.sessions.native import Call, Plan, run_native
+from tapehead.engine.trace.peak import peak_report
+from tapehead.engine.workloads.workloads import WORKLOADS
+from tapehead.inspector.graph.graph import Root, Task, TensorMeta
+from tapehead.inspector.graph.kinds import Kind
+from tapehead.inspector.torch_internals import start_allocation_events, stop_allocation_events
+
+from ..backward_programs import random_policy
+from ..memory_programs import Program
+from ..sizes import built
+
+OLDER = 10**6
+ON_CUDA = [name for name in WORKLOADS if name != "two_devices"]  # half of that one stays on the CPU
+SMALL = ("gpt2", "lstm_cell", "unet", "recommender", "ensemble", "linear50")
+
+
+class CpuInCudasWords(CudaAllocator):
+    """What the CPU's allocator does as the history of CUDA's tells it, from just before `start` on.
+
+    Its blocks are as large as what was asked for, and `OLDER` bytes were there before.
+    """
+
+    def __init__(self) -> None:
+        self._device = torch.device("cpu")
+        self._addresses = []
+        self._levels = None
+        self._first_noted = 0
+
+    def listen(self) -> None:
+        """Frees are told only of blocks that came after this."""
+        start_allocation_events()
+        self._listens = True
+
+    def start(self) -> None:
+        if not getattr(self, "_listens", False):
+            self.listen()
+        self.mark()  # what was before is not in the history
+
+    def note_levels(self) -> None:
+        self._first_noted = len(self._addresses)
+
+    def stop(self) -> CudaRecording:
+        entries = [
+            {
+                "action": "alloc" if nbytes > 0 else "free_requested",
+                "addr": address,
+                "size": abs(nbytes),
+                "time_us": ns // 1000,
+            }
+            for ns, address, nbytes in stop_allocation_events().rows
+            if nbytes
+        ]
+        recording = read_history(entries, self._addresses)
+        sums = list(accumulate((row.nbytes for row in recording.rows), initial=OLDER))
+        stops = [row for row, _ in recording.marks[self._first_noted :]] + [len(recording.rows)]
+        peaks = [sums[stops[0]], *(max(sums[begin : end + 1]) for begin, end in pairwise(stops))]
+        levels = [Level(peak, peak, peak) for peak in peaks]
+        return dataclasses.replace(recording, levels=levels).split(0)[1]
+
+
+@pytest.fixture
+def in_cudas_words(monkeypatch: pytest.MonkeyPatch) -> CpuInCudasWords:
+    """Makes measurements take the way of CUDA. The recorder that the next one uses."""
+    first = CpuInCudasWords()
+    recorders = [first]
+    monkeypatch.setattr(
+        measurement, "_allocator_of", lambda device: recorders.pop() if recorders else CpuInCudasWords()
+    )
+    return first
+
+
+def facts(timeline: Timeline) -> dict[str, Any]:
+    """All but the clock, the blocks, and which graph it was."""
+    names = {field.name for field in dataclasses.fields(timeline)} - {
+        "graph",
+        "event_ns",
+        "makers",
+        "changes",
+        "blocks",
+    }
+    found = {name: getattr(timeline, name) for name in names}
+    makers = [(each.task, each.module, each.operation and each.operation.name) for each in timeline.makers]
+    return {**found, "makers": makers, "changes": list(timeline.changes)}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_one_recording_tells_what_two_do(name: str, in_cudas_words: CpuInCudasWords) -> None:
+    model, make_loss = WORKLOADS[name].build()
+    run = th.profile(make_loss, "bfs")
+    assert run.timeline is not None and run.footprints is not None
+    assert MARK_BYTES not in run.timeline.nbytes
+    assert run.timeline.blocks.requested == array("q", [OLDER + peak for peak in run.timeline.task_peaks])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurement, "_allocator_of", lambda device: measurement.CpuAllocator())
+        model.zero_grad()
+        expected = th.profile(make_loss, "bfs")
+    assert expected.timeline is not None and expected.footprints is not None
+    assert facts(run.timeline) == facts(expected.timeline)
+    assert run.footprints.tasks == expected.footprints.tasks and not run.footprints.limits
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_attached_late_the_history_tells_what_dies(name: str, in_cudas_words: CpuInCudasWords) -> None:
+    model, make_loss = WORKLOADS[name].build()
+    expected = th.profile(make_loss, "bfs").timeline
+    model.zero_grad()
+    with pytest.MonkeyPatch.context() as patch:
+        late = CpuInCudasWords()
+        patch.setattr(measurement, "_allocator_of", lambda device: late)
+        late.listen()
+        loss = make_loss()
+        run = th.backward(loss, policy="bfs", memory=True)
+    timeline = run.timeline
+    assert timeline is not None and expected is not None
+    assert (timeline.peak_bytes, timeline.end_bytes) == (expected.peak_bytes, expected.end_bytes)
+    assert timeline.task_peaks == expected.task_peaks
+    assert timeline.forward_peak_bytes is None
+    levels = zip(timeline.blocks.requested, timeline.task_peaks, strict=True)
+    assert len({requested - level for requested, level in levels}) == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_are_predicted_from_one_recording(seed: int, in_cudas_words: CpuInCudasWords) -> None:
+    program = Program(seed, kept=seed % 2 == 1)
+    program.reset()
+    footprints = th.profile(program.make_loss).footprints
+    program.reset()
+    run = th.profile(program.make_loss, random_policy(seed))
+    predicted = th.simulate(run.graph, run.order, footprints)
+    assert predicted.start_bytes == run.timeline.start_bytes
+    assert predicted.estimates or predicted.peak_bytes == run.peak_bytes
+
+
+def test_a_hooks_memory_makes_an_estimate(in_cudas_words: CpuInCudasWords) -> None:
+    x = torch.randn(100, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        y = x * 2
+        y.register_hook(lambda gradient: torch.empty(1000).fill_(1)[:100] * gradient)
+        return y.exp().sum()
+
+    run = th.profile(make_loss)
+    (storage,) = [each for each in run.timeline if each.nbytes == 4000]
+    assert run.graph.tasks[run.order[storage.born]].name == "ExpBackward0", "the task before"
+    limit = "memory is allocated between tasks, as by hooks of tensors (blocks: 2): predictions leave it out"
+    assert limit in run.footprints.limits
+
+
+def test_a_hook_of_the_root_makes_an_estimate(in_cudas_words: CpuInCudasWords) -> None:
+    x = torch.randn(100, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        loss = x.exp().sum()
+        loss.register_hook(lambda gradient: gradient * 2)
+        return loss
+
+    limits = th.profile(make_loss).footprints.limits
+    assert any("memory is allocated between tasks" in limit for limit in limits)
+
+
+def test_after_an_error_no_recorder_is_left(in_cudas_words: CpuInCudasWords) -> None:
+    def make_loss() -> Tensor:
+        y = torch.randn(3, requires_grad=True) * 2
+        y.register_hook(lambda gradient: 1 / 0)
+        return y.sum()
+
+    with pytest.raises(ZeroDivisionError):
+        th.profile(make_loss)
+    assert not torch.autograd._profiler_enabled()
+
+
+def graph_on(*devices: str) -> th.Graph:
+    tasks = [
+        Task(number, "MulBackward0", Kind.CPP, number, (TensorMeta((4,), torch.float32, torch.device(device)),))
+        for number, device in enumerate(devices)
+    ]
+    return th.Graph(tuple(tasks), (), (Root(0, 0),))
+
+
+def test_devices_that_can_not_be_measured_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = torch.ones(2, requires_grad=True).sum()
+    with pytest.raises(ValueError, match="memory is measured on the CPU and on CUDA devices, not on meta"):
+        th.profile(lambda: loss, device="meta")
+    with pytest.raises(ValueError, match="there is no cuda:99 to measure: torch sees"):
+        th.profile(lambda: loss, device="cuda:99")
+    with pytest.raises(
+        ValueError, match=r"runs on cuda:0 and cuda:1, and .* one device: .* th.profile\(make_loss, device=\"cuda:0\"\)"
+    ):
+        Measurement().settle(graph_on("cpu", "cuda:1", "cuda:0"))
+    with pytest.raises(ValueError, match="on CUDA devices, not on xpu:0"):
+        Measurement().settle(graph_on("xpu:0"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with Measurement() as begun:
+        begun.begin_forward()
+        with pytest.raises(
+            ValueError, match=r"runs on cuda:1, .* was recorded on cpu: tell before, with device=\"cuda:1\""
+        ):
+            begun.settle(graph_on("cuda:1"))
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_a_dry_run_is_of_the_accelerator_and_of_devices_that_are_named() -> None:
+    assert device_of(graph_on("cpu", "cuda:1")) == device_of(graph_on("cuda:1"), "cuda") == torch.device("cuda:1")
+    assert device_of(graph_on("cuda:1"), "cpu") == device_of(graph_on("cpu")) == torch.device("cpu")
+    assert device_of(graph_on("cuda:0", "cuda:1"), "cuda:1") == torch.device("cuda:1")
+    assert device_of(graph_on("cuda:1", "xpu:0"), "cuda") == torch.device("cuda:1")
+    with pytest.raises(ValueError, match="runs on cuda:0 and cuda:1"):
+        device_of(graph_on("cuda:0", "cuda:1"), "cuda")
+
+
+@pytest.mark.parametrize("name", ["resnet50", "unet", "recommender", "ensemble"])
+def test_a_dry_run_on_another_device_is_that_of_the_cpu(name: str) -> None:
+    on_cpu = dry_run(th.graph(built(name)[1]()))
+    graph = th.graph(built(name, "meta")[1]())
+    elsewhere = dry_run(graph, "meta")
+    assert elsewhere.device == "meta" and elsewhere.tasks == on_cpu.tasks
+    assert [each.nbytes for each in elsewhere.start] == [each.nbytes for each in on_cpu.start]
+    assert not dry_run(graph, "cpu").start, "nothing of it is there"
+    assert th.simulate(graph, "bfs", dry_run(graph, "cpu")).peak_bytes == 0
+
+
+def test_the_peak_tells_what_the_allocator_took_for_it() -> None:
+    run = th.profile(lambda: torch.randn(300, requires_grad=True).exp().sum())
+    place = run.timeline.peak_place
+    columns = [[0] * len(run.order) for _ in range(3)]
+    for column, nbytes in zip(columns, (5000, 5000 + 2**20, 5000 + 3 * 2**20), strict=True):
+        column[place] = nbytes
+    blocks = BlockLevels(*(array("q", column) for column in columns), peak_before=0)
+    said = str(peak_report(dataclasses.replace(run.timeline, blocks=blocks)))
+    assert "took up to 1.0 MiB in this task, 1.0 MiB of it by rounding; the allocator held 3.0 MiB, 2.0 MiB" in said
+    assert "rounding" not in str(run.peak())
+
+
+def test_tasks_that_may_overlap_are_not_measured() -> None:
+    call = Call.of(torch.ones(2, requires_grad=True).sum(), None, None, False, None)
+    plan = dataclasses.replace(Plan.of(call, find_policy("heap")), devices=frozenset({"cpu", "cuda:0"}))
+    with pytest.raises(ValueError, match="memory is measured task by task, .*: use one queue for all devices"):
+        run_native(call, plan, queues="per device", measurement=Measurement())
+
+
+def on_cuda(name: str) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """A workload after a step, in which libraries have taken what they keep."""
+    model, make_loss = built(name, "cuda")
+    for _ in range(2):
+        model.zero_grad()
+        th.backward(make_loss())
+    gc.collect()  # else what other tests left may go in the middle of a measurement
+    return model, make_loss
+
+
+def measured(model: nn.Module, make_loss: Callable[[], Tensor], policy: Any) -> th.Run:
+    model.zero_grad()
+    return th.profile(make_loss, policy)
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_cuda_reaches_the_levels_that_were_predicted(name: str) -> None:
+    model, make_loss = on_cuda(name)
+    calibration = measured(model, make_loss, "dfs")
+    for policy in ("heap", "bfs", random_policy(0)):
+        run = measured(model, make_loss, policy)
+        predicted = th.simulate(run.graph, run.order, calibration.footprints)
+        off = predicted.peak_bytes - run.peak_bytes
+        print(f"{name} {run.policy}: measured {run.peak_bytes:,}, predicted {off:+,}; estimates {predicted.estimates}")
+        assert run.timeline.device == str(torch.device("cuda", torch.cuda.current_device()))
+        assert abs(off) <= 0.01 * run.peak_bytes
+        assert predicted.start_bytes == run.timeline.start_bytes
+        assert predicted.end_bytes == run.timeline.end_bytes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", ["heap", "bfs"])
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_cudas_own_counters_agree_with_the_levels(name: str, policy: str) -> None:
+    model, make_loss = on_cuda(name)
+    losses = []
+
+    def noted_loss() -> Tensor:
+        losses.append(storage_bytes([loss := make_loss()]))
+        return loss
+
+    run = measured(model, noted_loss, policy)
+    timeline = run.timeline
+    assert MARK_BYTES not in timeline.nbytes
+    assert timeline.end_bytes == losses[-1] + storage_bytes(parameter.grad for parameter in model.parameters())
+    blocks = timeline.blocks
+    before = {requested - level for requested, level in zip(blocks.requested, timeline.task_peaks, strict=True)}
+    assert len(before) == 1, "what was on the device before"
+    assert min(before) >= storage_bytes(model.parameters())
+    assert min(blocks.rounding) >= 0 and min(blocks.unused) >= 0
+    assert blocks.peak_allocated >= max(blocks.allocated)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SMALL)
+def test_attached_late_cuda_measures_the_same(name: str) -> None:
+    model, make_loss = on_cuda(name)
+    expected = measured(model, make_loss, "heap").timeline
+    model.zero_grad()
+    timeline = th.backward(make_loss(), memory=True).timeline
+    assert timeline.device == expected.device
+    assert (timeline.peak_bytes, timeline.end_bytes) == (expected.peak_bytes, expected.end_bytes)
+    assert timeline.task_peaks[1:] == expected.task_peaks[1:]
+
+
+@pytest.mark.gpu
+def test_without_a_device_it_is_the_graphs() -> None:
+    torch.cuda.init()
+    model = nn.Linear(8, 8)
+    timeline = th.profile(lambda: model(torch.ones(4, 8)).tanh().sum()).timeline
+    assert (timeline.device, timeline.blocks) == ("cpu", None) and timeline.start_bytes
+    model.cuda()
+    x = torch.ones(4, 8, device="cuda")
+    assert th.profile(lambda: model(x).tanh().sum(), device="cpu").timeline.peak_bytes < 1000
+    assert th.profile(lambda: model(x).tanh().sum(), device="cuda").timeline.device.startswith("cuda:")
+    assert not torch._C._cuda_isHistoryEnabled() and not torch.autograd._profiler_enabled()
+
+
+@pytest.mark.gpu
+def test_of_a_graph_on_two_devices_each_can_be_measured() -> None:
+    x = torch.randn(1000, device="cuda", requires_grad=True)
+
+    def make_loss() -> Tensor:
+        return (x * 2).exp().cpu().sin().exp().sum()
+
+    for device in (None, "cpu"):
+        x.grad = None
+        calibration = th.profile(make_loss, device=device)
+        x.grad = None
+        run = th.profile(make_loss, "bfs", device=device)
+        assert run.timeline.device == (device or str(x.device)) and run.timeline.start_bytes > 0
+        predicted = th.simulate(run.graph, run.order, calibration.footprints)
+        assert (predicted.peak_bytes, predicted.end_bytes) == (run.peak_bytes, run.timeline.end_bytes)
+
+
+@pytest.mark.gpu
+def test_what_the_user_holds_on_cuda_is_said_to_be_held() -> None:
+    layer, kept = nn.Linear(64, 64).cuda(), []
+    x = torch.randn(32, 64, device="cuda")
+    th.backward(layer(x).sum())
+
+    def make_loss() -> Tensor:
+        kept.append(layer(x))
+        return layer(kept[-1].tanh()).sum()
+
+    timeline = measured(layer, make_loss, "heap").timeline
+    storages = [each for each in timeline if each.number in timeline.held and each.nbytes == 32 * 64 * 4]
+    assert [(each.died, each.category) for each in storages] == [(None, Category.FORWARD)]
+
+
+@pytest.mark.gpu
+def test_a_hooks_memory_on_cuda_makes_an_estimate() -> None:
+    x = torch.randn(100, device="cuda", requires_grad=True)
+
+    def make_loss() -> Tensor:
+        y = x * 2
+        y.register_hook(lambda gradient: torch.empty(1000, device="cuda").fill_(1)[:100] * gradient)
+        return y.exp().sum()
+
+    run = th.profile(make_loss)
+    assert any("memory is allocated between tasks" in limit for limit in run.footprints.limits)
+    assert th.simulate(run.graph, "bfs", run.footprints).estimates
+
+
+class TooMuch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient + torch.empty(2**50, dtype=torch.uint8, device="cuda")[:1]
+
+
+@pytest.mark.gpu
+def test_running_out_of_memory_names_the_task_and_leaves_nothing_recording() -> None:
+    x = torch.randn(100, device="cuda", requires_grad=True)
+    with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
+        th.profile(lambda: TooMuch.apply(x).exp().sum())
+    assert any("tapehead: raised in" in note and "TooMuch" in note for note in caught.value.__notes__)
+    assert not torch._C._cuda_isHistoryEnabled() and not torch.autograd._profiler_enabled()
+    assert th.profile(lambda: x.exp().sum()).peak_bytes
+
+
+def _interrupted(gradient: Tensor) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("hook", "error"), [(lambda gradient: 1 / 0, ZeroDivisionError), (_interrupted, KeyboardInterrupt)]
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_after_an_error_on_cuda_nothing_is_left_recording(hook: Any, error: Any, late: bool) -> None:
+    x = torch.randn(100, device="cuda", requires_grad=True)
+
+    def make_loss() -> Tensor:
+        y = x * 2
+        y.register_hook(hook)
+        return y.sum()
+
+    with pytest.raises(error):
+        _ = th.backward(make_loss(), memory=True) if late else th.profile(make_loss)
+    assert not torch._C._cuda_isHistoryEnabled() and not torch.autograd._profiler_enabled()
+    with pytest.raises(ZeroDivisionError):
+        th.profile(lambda: x * (1 // 0))
+    assert not torch._C._cuda_isHistoryEnabled() and not torch.autograd._profiler_enabled()
+
+
+@pytest.mark.gpu
+def test_the_users_peak_counter_is_told() -> None:
+    x = torch.randn(100, device="cuda", requires_grad=True)
+    torch.cuda.reset_peak_memory_stats()
+    high = torch.empty(50 * 2**20, dtype=torch.uint8, device="cuda")
+    del high
+    peak = torch.cuda.max_memory_allocated()
+    assert th.profile(lambda: x.exp().sum()).timeline.blocks.peak_allocated == peak
+
+
+@pytest.mark.gpu
+def test_a_dry_run_allocates_nothing_on_cuda() -> None:
+    _, make_loss = on_cuda("gpt2")
+    loss = make_loss()
+    graph = th.graph(loss)
+    dry_run(graph)  # torch wakes CUDA for fake tensors once
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    footprints = dry_run(graph)
+    assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated() == before
+    assert footprints.device == str(loss.device)
+    predicted = th.simulate(graph, "bfs", footprints)
+    timeline = th.backward(loss, policy="bfs", memory=True).timeline
+    print(f"dry run {predicted.peak_bytes:,}, with what kernels take {timeline.peak_bytes:,}")
+    assert predicted.start_bytes == timeline.start_bytes

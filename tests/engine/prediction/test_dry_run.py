@@ -1,0 +1,568 @@
+"""What a dry run finds out, against what torch.profiler sees of a real backward; and that it leaves all as it was."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.orders.simulate import simulate
+from tapehead.engine.prediction.dry_run import WORKSPACE, dry_run
+from tapehead.engine.workloads.workloads import WORKLOADS
+
+from ..comparing import compiled_loss
+from ..profiled import profiled
+from ..sizes import built
+
+# Convolutions, batch norms and recurrent layers on the CPU allocate inside the kernel, which a dry run can't see; how
+# much depends on the CPU: without AVX-512 ResNet-50 is 5 % above.
+TOO_LOW = {"unet": 0.17, "resnet50": 0.06, "resnet152": 0.02, "seq2seq": 0.11, "cyclegan": 0.04}
+# What CopySlices keep is not seen, and so taken to be held by the user to the end.
+TOO_HIGH = {"cyclegan": 0.04}
+KINDS = {
+    "resnet50": {"the workspace of convolutions", "the workspace of normalizations"},
+    "resnet152": {"the workspace of convolutions", "the workspace of normalizations"},
+    "gpt2": {"the workspace of attention", "the workspace of normalizations"},
+    "lstm_lm": {"the workspace of recurrent layers"},
+    "seq2seq": {"the workspace of recurrent layers"},
+    # An instance norm gives a view, and so a ReLU in place behind it is a CopySlices.
+    "cyclegan": {
+        "the workspace of convolutions",
+        "the workspace of normalizations",
+        "nodes that hide what they keep from the forward",
+    },
+    "unet": {"the workspace of convolutions"},
+    "recommender": {"the workspace of embedding bags", "formulas with a step in place where there are values"},
+    "din": {"formulas with a step in place where there are values"},
+    "two_devices": {"the workspace of normalizations"},
+    "mlp_norm": {"the workspace of normalizations"},
+}
+
+
+def order_of(graph: th.Graph, policy: str) -> list[int]:
+    pick = random.Random(policy)
+    return schedule(graph, (lambda ready, state: pick.choice(ready)) if policy.startswith("random") else policy)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_peak_as_a_dry_run_says(name: str) -> None:
+    model, forward = built(name)
+
+    def make_loss() -> Tensor:
+        model.zero_grad(set_to_none=True)
+        return forward()
+
+    graph = th.graph(make_loss())
+    footprints = dry_run(graph)
+    assert footprints.limits[0] == WORKSPACE
+    assert {limit.split(": ")[1] for limit in footprints.limits[1:]} == KINDS.get(name, set())
+    for policy in ("bfs", "dfs", "heap", "random 1", "random 2"):
+        expected = profiled(make_loss, lambda graph, policy=policy: order_of(graph, policy))
+        found = simulate(graph, expected.order, footprints)
+        # mse_loss leaves its loss on a larger storage, which no node shows.
+        assert found.start_bytes == pytest.approx(expected.start, rel=0.01, abs=16)
+        if name in TOO_HIGH:
+            assert found.end_bytes >= expected.end
+        else:
+            assert found.end_bytes == pytest.approx(expected.end, rel=0.01)
+        assert found.peak_bytes <= expected.peak * (1 + TOO_HIGH.get(name, 0))
+        assert found.peak_bytes >= expected.peak * (1 - TOO_LOW.get(name, 0.01))
+
+
+def test_equal_tasks_share_one_footprint() -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8)) for _ in range(20)])
+    graph = th.graph(model(torch.randn(4, 8)).sum())
+    tasks = dry_run(graph).tasks
+    of_linear = [tasks[task.id] for task in graph.tasks if task.name == "AddmmBackward0"]
+    assert len(of_linear) == 20
+    assert len(set(map(id, of_linear))) == 2  # the first takes an input that needs no gradient
+
+
+def test_tasks_that_differ_in_what_is_saved_do_not_share_one() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    graph = th.graph((x.sum(0, keepdim=True) + x.sum(1, keepdim=True)).sum())
+    tasks = dry_run(graph).tasks
+    sums = {task.id: tasks[task.id] for task in graph.tasks if task.name == "SumBackward1"}
+    layouts = {each.outputs[0].layout.strides for each in sums.values() if each and each.outputs[0]}
+    assert layouts == {(0, 1), (1, 0)}
+
+
+def test_temporaries_of_a_formula_come_in_their_true_order() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    graph = th.graph(x.pow(3).sum())
+    power = next(task.id for task in graph.tasks if task.name == "PowBackward0")
+    footprint = dry_run(graph).tasks[power]
+    assert footprint is not None
+    assert footprint.blocks == (16384, 16384, 16384)  # x ** 2, 3 * that, and their product with the gradient
+    assert footprint.trace == (0, 1, 2, ~1, ~0)
+    expected = profiled(lambda: x.pow(3).sum(), lambda graph: schedule(graph, "heap"))
+    measured = expected.tasks[expected.order.index(power)]
+    # Numbers become tensors, of 8 bytes and then of 4, below what shows.
+    assert [change for change in measured if abs(change) > 8][:5] == [16384, 16384, 16384, -16384, -16384]
+    assert simulate(graph, expected.order).peak_bytes == pytest.approx(expected.peak, abs=16)
+
+
+def test_nothing_changes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    called = []
+    x = torch.randn(16, 8, requires_grad=True)
+    x.register_hook(called.append)
+    hidden = model[0](x)
+    hidden.register_hook(called.append)
+    hidden.retain_grad()
+    loss = Scaled.apply(model[3](model[2](model[1](hidden)))).sum()
+    loss.grad_fn.register_hook(lambda *gradients: called.append(gradients))
+    model[0].bias.grad = torch.ones(8)
+    model[3].weight.register_post_accumulate_grad_hook(called.append)
+    graph = th.graph(loss)
+    saved = {(each.task, each.slot): each for each in graph.saved}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    state, numbers = torch.get_rng_state(), [node._sequence_nr() for node in graph.nodes]
+    footprints = dry_run(graph)
+    assert not called and hidden.grad is None and x.grad is None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [node._sequence_nr() for node in graph.nodes] == numbers
+    assert torch.equal(model[0].bias.grad, torch.ones(8))
+    assert all(leaf.grad is None for name, leaf in model.named_parameters() if name != "0.bias")
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+    assert {(each.task, each.slot): each for each in th.graph(loss).saved} == saved
+    assert torch.is_grad_enabled()
+    assert type(x * 1) is Tensor  # no mode is left
+    assert any("tasks with hooks" in limit for limit in footprints.limits)
+    loss.backward()
+    assert called and torch.isfinite(x.grad).all() and not torch.equal(model[0].bias.grad, torch.ones(8))
+    called.clear()  # it holds a parameter, whose hook holds it
+
+
+class Scaled(torch.autograd.Function):
+    """A custom Function whose backward draws random numbers, and writes into a tensor at hand."""
+
+    touched = torch.zeros(3)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        Scaled.touched.add_(1)
+        return gradient * torch.rand_like(gradient)
+
+
+def test_a_custom_functions_code_is_not_called_and_a_measured_run_knows_what_it_does() -> None:
+    Scaled.touched.zero_()
+    x = torch.randn(32, 32, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        x.grad = None
+        return Scaled.apply(x).sum()
+
+    graph = th.graph(make_loss())
+    footprints = dry_run(graph)
+    assert torch.equal(Scaled.touched, torch.zeros(3)) and x.grad is None
+    (task_id,) = [task.id for task in graph.tasks if task.name == "ScaledBackward"]
+    assert footprints.limits[:2] == (
+        WORKSPACE,
+        "not known from a dry run: custom Functions, whose code is not called: 1, the first is "
+        + graph.describe(task_id),
+    )
+    assert footprints.tasks[task_id] is not None and footprints.tasks[task_id].blocks == (4096,)
+    assert footprints.limits == simulate(graph, "heap", footprints).estimates
+    run = th.profile(make_loss)
+    assert torch.equal(Scaled.touched, torch.ones(3))
+    assert simulate(graph, "heap", run.footprints).peak_bytes == run.peak_bytes > 2 * 4096
+
+
+class InPlace(torch.autograd.Function):
+    called = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        InPlace.called += 1
+        return gradient * 2
+
+
+class Counting(Tensor):
+    """Counts the operations on it."""
+
+    called = 0
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Counting:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Counting.called += 1
+        return operator(*(each.inner if isinstance(each, Counting) else each for each in args), **(kwargs or {}))
+
+
+def test_a_custom_function_that_slices_hide_is_not_called() -> None:
+    InPlace.called = 0
+    x = torch.randn(32, 32, requires_grad=True)
+    y = x.clone()
+    InPlace.apply(y[:4])
+    loss = y.sum()
+    other = Scaled.apply(x * 2)  # is not hidden there
+    limits = " ".join(dry_run(th.graph(loss)).limits)
+    assert "whose code is not called: 1, the first is task 1 torch::autograd::CopySlices" in limits
+    assert not InPlace.called
+    z = x.clone()
+    z[:4] = 1
+    assert "custom Functions" not in " ".join(dry_run(th.graph(z.sum())).limits)
+    del other
+    loss.backward()
+    assert InPlace.called == 1
+
+
+def test_the_operations_of_a_subclass_are_not_called() -> None:
+    x, weight = torch.randn(4, 4, requires_grad=True), Counting(torch.randn(4, 4))
+    loss = (x * weight).sum()
+    Counting.called = 0
+    limits = " ".join(dry_run(th.graph(loss)).limits)
+    assert "nodes that saved tensors of a subclass, whose code is not called: 1" in limits and not Counting.called
+
+
+def test_what_module_hooks_pass_on_is_known() -> None:
+    module = nn.Linear(64, 64)
+    called = []
+    module.register_full_backward_hook(lambda *told: called.append(told))
+    x = torch.randn(32, 64, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        x.grad = None
+        module.zero_grad()
+        return module(x * 2).sum()
+
+    loss = make_loss()
+    footprints = dry_run(th.graph(loss))
+    assert not called and "custom Functions" not in " ".join(footprints.limits)
+    run = th.profile(make_loss)
+    assert called and simulate(th.graph(loss), "heap", footprints).peak_bytes == run.peak_bytes
+
+
+def test_hooks_that_pack_are_not_asked_to_unpack() -> None:
+    x = torch.randn(32, 32, requires_grad=True)
+    asked, forwards = [], []
+
+    def region(x: Tensor) -> Tensor:
+        forwards.append(1)
+        y = x.tanh() * x
+        y[:2] = 0  # CopySlices hides the node inside, whose saved tensors are packed, too
+        return y
+
+    def unpack(tensor: Tensor) -> Tensor:
+        asked.append(1)
+        return tensor
+
+    for use_reentrant in (False, True):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            packed = x.exp() * x
+        loss = (checkpoint(region, packed, use_reentrant=use_reentrant) * 3).sum()
+        forwards.clear()
+        graph = th.graph(loss)
+        footprints = dry_run(graph)
+        assert not asked and not forwards
+        words = " ".join(footprints.limits)
+        assert "packed by saved_tensors_hooks" in words and "hide what they keep" in words
+        assert ("reentrant checkpoints" in words) is use_reentrant
+        # The .grad, `packed` and the loss; of the result of exp it is not known that only a pack holds it. A reentrant
+        # region's inputs, there is no telling; on its ctx is the state of the generator.
+        more = torch.get_rng_state().nbytes if use_reentrant else 4096
+        assert simulate(graph, "heap", footprints).end_bytes == 2 * 4096 + 4 + more
+        loss.backward()
+        assert forwards and asked
+        asked.clear()
+
+
+def test_a_compiled_region_is_not_run() -> None:
+    x = torch.randn(8, 8, requires_grad=True)
+    loss = compiled_loss(x)
+    footprints = dry_run(th.graph(loss))
+    assert any("compiled regions" in limit for limit in footprints.limits)
+    loss.backward()
+
+
+def test_sparse_gradients_are_an_estimate() -> None:
+    embedding = nn.Embedding(100, 16, sparse=True)
+    words = torch.randint(100, (8,))
+    graph = th.graph(embedding(words).sum())
+    footprints = dry_run(graph)
+    assert any("sparse" in limit for limit in footprints.limits)
+    assert simulate(graph, "heap", footprints).estimates
+    assert embedding.weight.grad is None
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_sparse_embedding_used_twice_peaks_as_is_measured(steps: int) -> None:
+    """Where two sparse gradients meet, and where one meets a sparse .grad, what is stored stands side by side."""
+    embedding = nn.Embedding(50, 8, sparse=True)
+    some, more = torch.arange(5), torch.arange(3)
+
+    def make_loss() -> Tensor:
+        return embedding(some).sum() + embedding(more).sum()
+
+    for _ in range(steps - 1):
+        make_loss().backward()
+    predicted = th.simulate(th.graph(make_loss()), "heap")
+    run = th.profile(make_loss)
+    assert predicted.peak_bytes == run.timeline.peak_bytes
+    assert th.simulate(run.graph, "bfs", run.footprints).peak_bytes == run.timeline.peak_bytes
+
+
+def test_nested_tensors_are_an_estimate() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    nested = torch.nested.as_nested_tensor([x, x[:2]], layout=torch.strided)
+    graph = th.graph(torch.nested.to_padded_tensor(nested * 2, 0.0).sum())
+    footprints = dry_run(graph)
+    assert any("nested" in limit for limit in footprints.limits)
+    assert simulate(graph, "heap", footprints).estimates
+
+
+def test_slices_written_in_place_are_asked() -> None:
+    x, y = torch.randn(32, 32, requires_grad=True), torch.randn(4, 32, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        x.grad = y.grad = None
+        z = x.clone()
+        z[:4] = y
+        return z.sum()
+
+    graph = th.graph(make_loss())
+    footprints = dry_run(graph)
+    assert footprints.limits == (WORKSPACE,)
+    for policy in ("heap", "bfs"):
+        expected = profiled(make_loss, lambda graph, policy=policy: schedule(graph, policy))
+        assert simulate(graph, policy, footprints).peak_bytes == expected.peak
+
+
+def test_what_slices_alone_keep_is_said_to_be_hidden() -> None:
+    x, y = torch.randn(32, 32, requires_grad=True), torch.randn(4, 32, requires_grad=True)
+    z = x.clone()
+    z[:4].mul_(y.exp() + 1)  # the node inside keeps the product's other factor, which nothing else does
+    graph = th.graph(z.sum())
+    slices = next(task.id for task in graph.tasks if "CopySlices" in task.name)
+    hidden = (
+        "not known from a dry run: nodes that hide what they keep from the forward: 1, the first is "
+        f"{graph.describe(slices)}"
+    )
+    footprints = dry_run(graph)
+    assert hidden in footprints.limits and hidden in footprints.unsure
+
+
+def test_what_counts_as_made_by_the_forward() -> None:
+    held, weight = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        weight.grad = None
+        hidden = held @ weight.t()  # held and weight were there before, and so was the view of weight
+        mask = torch.rand(64, 64) > 0.5  # no graph, and nothing but the product holds it
+        return (hidden.exp() * mask).sum()
+
+    with th.capture():
+        graph = th.graph(make_loss())
+    start = dry_run(graph).start
+    found = {(storage.nbytes, storage.held): storage for storage in start}
+    assert sorted(storage.nbytes for storage in start) == [4, 4096, 16384]
+    result, loss = found[16384, False], found[4, True]
+    assert [graph.tasks[task].name for task, _ in result.keepers] == ["ExpBackward0"]
+    assert result.made_by.operation.name == "torch.Tensor.exp"
+    assert loss.keepers == () and loss.made_by.operation.name == "torch.Tensor.sum"
+    expected = profiled(make_loss, lambda graph: schedule(graph, "heap"))
+    assert simulate(graph).start_bytes == expected.start
+
+
+def test_an_output_that_is_the_root_and_saved_is_there_once() -> None:
+    x = torch.randn((), requires_grad=True)
+    loss = x.exp()
+    assert [storage.nbytes for storage in dry_run(th.graph(loss)).start] == [4]
+
+
+def test_the_gradient_of_a_root_that_is_no_scalar_is_the_callers() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    scalar, matrix = x.exp().sum(), x.tanh()
+    assert [layout is None for layout in dry_run(th.graph([scalar, matrix])).roots] == [False, True]
+
+
+def test_graphs_that_cannot_be_asked(tmp_path: Path) -> None:
+    x = torch.randn(4, requires_grad=True)
+    loss = x.exp().sum()
+    graph = th.graph(loss)
+    run = th.backward(loss)
+    with pytest.raises(RuntimeError, match=r"has freed what task 0 ExpBackward0 saved, so it can't be asked"):
+        dry_run(graph)
+    with pytest.raises(ValueError, match="a graph from a file has no nodes to ask"):
+        dry_run(th.load(run.save(tmp_path / "run.tape.json")).graph)
+
+
+def test_memory_of_another_device_is_counted_apart() -> None:
+    _, forward = WORKLOADS["linear50"].build(device="meta", uses=3)
+    graph = th.graph(forward())
+    on_meta, on_cpu = dry_run(graph, "meta"), dry_run(graph, "cpu")
+    _, real_forward = WORKLOADS["linear50"].build(uses=3)
+    expected = profiled(real_forward, lambda graph: schedule(graph, "bfs"))
+    assert simulate(graph, "bfs", on_meta).peak_bytes == pytest.approx(expected.peak, abs=64)
+    assert len(simulate(graph, "bfs", on_cpu)) == 0
+
+
+def weight(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+# What the kernel takes for itself is at the peak of each. A gradient that is expanded BLAS can't read; a matrix that is
+# transposed is copied by blocks; what is summed in another dtype is cast first.
+KERNELS: dict[str, tuple[Any, ...]] = {  # what is done to leaves, and their shapes
+    "product, summed": (lambda w: (torch.ones(512, 64) @ w).sum(), (64, 64)),
+    "both factors, summed": (lambda x, w: (x @ w).sum(), (512, 64), (64, 64)),
+    "product, summed over rows": (lambda x, w: (x @ w).sum(0).exp().sum(), (512, 64), (64, 64)),
+    "product, summed over columns": (lambda x, w: (x @ w).sum(1).exp().sum(), (512, 64), (64, 64)),
+    "layer of one output": (lambda w, b: linear(torch.ones(512, 64), w, b).sum(), (1, 64), (1,)),
+    "layer": (lambda w, b: linear(torch.ones(512, 64), w, b).sum(), (64, 64), (64,)),
+    "layers": (lambda v, w: linear(linear(torch.ones(512, 64), v).relu(), w).sum(), (64, 64), (10, 64)),
+    "layer in three dimensions": (lambda x, w: linear(x, w).sum(), (8, 16, 64), (64, 64)),
+    "batch of products": (lambda x, w: (x @ w).sum(), (8, 16, 64), (8, 64, 32)),
+    "batch of small products": (lambda x, w: (x @ w).sum(), (8, 4, 4), (8, 4, 4)),
+    "product of every other column": (lambda w: (torch.ones(64, 128)[:, ::2] @ w).sin().sum(), (64, 64)),
+    "vector": (lambda w, v: (w @ v).sum(), (64, 64), (64,)),
+    "transposed, for .grad": (lambda w: (w.t() * torch.ones(64, 64)).sum(), (64, 64)),
+    "transposed, too small": (lambda w: (w.t() * torch.ones(59, 59)).sum(), (59, 59)),
+    "count of what is largest": (lambda w: (w * 2).amax(0).exp().sum(), (256, 64)),
+    "indexed": (lambda w: w[[1, 2, 1]].sin().sum(), (32, 64)),
+    "gathered": (lambda w: w.gather(0, torch.zeros(3, 64, dtype=torch.long)).sin().sum(), (32, 64)),
+    "selected": (lambda w: w.index_select(0, torch.tensor([1, 2, 1])).sin().sum(), (32, 64)),
+    "largest": (lambda w: w.max(0)[0].sin().sum(), (32, 64)),
+    "sorted": (lambda w: w.sort(0)[0].sin().sum(), (32, 64)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_kernels_take_for_themselves_is_known_where_layouts_decide_it(name: str) -> None:
+    compute, *shapes = KERNELS[name]
+    leaves = [weight(*shape) for shape in shapes]
+
+    def make_loss() -> Tensor:
+        for leaf in leaves:
+            leaf.grad = None
+        return compute(*leaves)
+
+    run = th.profile(make_loss)
+    loss = make_loss()
+    found = simulate(th.graph(loss))
+    counts = 256 if name == "count of what is largest" else 0  # what it divides the gradient by, in another dtype
+    assert found.peak_bytes == run.peak_bytes - counts
+    assert found.estimates[0] == WORKSPACE
+
+
+def test_the_kinds_of_task_that_take_more_are_named() -> None:
+    loss = nn.Conv3d(4, 4, 3)(weight(2, 4, 8, 8, 8)).cumprod(2).sum()
+    limits = simulate(th.graph(loss)).estimates
+    assert any("the workspace of convolutions: 1" in limit for limit in limits)
+    assert any("for which PyTorch has another formula where there are no values: 1" in limit for limit in limits)
+
+
+def test_hooks_of_tensors_are_seen_whether_the_tensors_live_or_not() -> None:
+    kept: list[object] = []
+    x = weight(32, 32)
+    y = x * 2
+    y.register_hook(kept.append)
+    loss = y.sin().sum()
+    graph = th.graph(loss)
+    (task_id,) = [task.id for task in graph.tasks if task.name == "MulBackward0"]
+    (limit,) = [limit for limit in dry_run(graph).limits if "tasks with hooks, which were not run" in limit]
+    assert limit.endswith(graph.describe(task_id))
+    gone = x * 3
+    gone.register_hook(kept.append)
+    loss = gone.exp().sum()
+    del gone, y
+    graph = th.graph(loss)
+    assert any("there are hooks which nothing lists" in limit for limit in dry_run(graph).limits)
+    assert not kept
+
+
+def retained_and_held(x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    product = x @ y
+    product.retain_grad()
+    kept.append(product)
+    after = product.t() * 2
+    after.retain_grad()
+    kept.append(after[0])
+    kept[-1].retain_grad()
+    return (kept[-1] * kept[-1]).sum() + after.sum()
+
+
+def retained_and_let_go(x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    product = x * y
+    product.retain_grad()
+    after = product.exp()
+    after.retain_grad()
+    return (product * after).sum()
+
+
+def held_and_saved_by_none(x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    kept += [x @ y, x + y]
+    return (kept[0] + kept[1].t()).sum()
+
+
+@pytest.mark.parametrize("forward", [retained_and_held, retained_and_let_go, held_and_saved_by_none])
+def test_what_variables_hold_of_the_forward_is_known(forward: Any) -> None:
+    kept: list[Tensor] = []
+    x, y = weight(64, 64), torch.randn(64, 64)
+
+    def make_loss() -> Tensor:
+        x.grad = None
+        kept.clear()
+        return forward(x, y, kept)
+
+    run = th.profile(make_loss)
+    assert run.timeline is not None
+    loss = make_loss()
+    found = simulate(th.graph(loss))
+    assert (found.start_bytes, found.peak_bytes) == (run.timeline.start_bytes, run.peak_bytes)
+    assert found.end_bytes == run.timeline.end_bytes
+    assert found.estimates == (WORKSPACE,) or "hooks which nothing lists" in found.estimates[1]
+
+
+class KeepsOnContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, constant: Tensor) -> Tensor:
+        ctx.x, ctx.constant = x, constant
+        ctx.more = [x.clone(), {"exp": x.exp()}]
+        return x + x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.made = gradient * ctx.more[0]
+        return gradient + ctx.more[1]["exp"], None
+
+
+def test_what_custom_functions_keep_on_their_context() -> None:
+    leaf, constant = weight(32, 32), torch.randn(32, 32)
+
+    def make_loss() -> Tensor:
+        leaf.grad = None
+        return KeepsOnContext.apply(leaf * leaf, constant).sum()
+
+    run = th.profile(make_loss)
+    assert run.timeline is not None
+    loss = make_loss()
+    graph = th.graph(loss)
+    assert simulate(graph).start_bytes == run.timeline.start_bytes == 3 * 4096 + 4 + 4  # not the constant, nor the leaf
+    found = simulate(graph, "heap", run.footprints)
+    assert (found.peak_bytes, found.end_bytes) == (run.peak_bytes, run.timeline.end_bytes)

@@ -1,0 +1,66 @@
+"""What the direct engine refuses, and what it must not be misled by."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+import tapehead as th
+
+from ..backward_programs import Scale
+from ..comparing import ENGINES
+
+
+@pytest.mark.usefixtures("nothing_set_aside")
+def test_the_direct_engine_finds_hooks_of_frozen_objects_and_minds_no_stranger() -> None:
+    class Strict(Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            raise RuntimeError("strict")
+
+    strangers = [torch.ones(2).as_subclass(Strict)]
+    base = torch.ones(4, requires_grad=True) * 1
+    with torch.no_grad():
+        strangers.append(base[:2])
+    base.mul_(2)
+    y = x = torch.ones(1, requires_grad=True)
+    for _ in range(1200):
+        y = y * 1
+    assert th.backward(y, retain_graph=True, engine="direct").engine == "direct" and len(strangers) == 2
+    x.grad = None
+    handle = x.register_hook(lambda gradient: gradient * 0)
+    gc.freeze()
+    try:
+        th.backward(y, engine="direct")
+    finally:
+        gc.unfreeze()
+        handle.remove()
+    assert torch.equal(x.grad, torch.zeros(1))
+
+
+def test_the_direct_engine_refuses_nested_gradients() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
+    with pytest.raises(NotImplementedError, match="nested gradients"):
+        th.backward(nested.to_padded_tensor(0.0).sum(), engine="direct")
+
+
+def test_the_direct_engine_refuses_what_it_would_do_differently() -> None:
+    x = torch.ones(2, requires_grad=True)
+
+    def loss() -> Tensor:
+        return x.exp().sum()
+
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        for engine in ENGINES:
+            with pytest.raises((NotImplementedError, RuntimeError), match="compiled autograd"):
+                th.backward(loss(), engine=engine)
+    assert x.grad is None
+
+
+def test_functions_with_arguments_that_are_no_tensors() -> None:
+    x = torch.ones(2, requires_grad=True)
+    th.backward(Scale.apply(x, 3.0, torch.tensor([1.0, 0.0])).sum(), engine="direct")
+    assert torch.equal(x.grad, torch.tensor([3.0, 0.0]))

@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.engine.memory.storage_words import StorageWords
+from tapehead.engine.memory.timeline import Category, Maker
+from tapehead.engine.orders.simulate import simulate
+from tapehead.engine.trace.peak import PeakReport, peak_report
+from tapehead.engine.words.phrases import joined, ordinal
+from tapehead.engine.words.sizes import size_text
+from tapehead.engine.workloads.workloads import workload
+
+from ..backward_programs import OnCtx
+from ..timelines import Told
+
+NASTY = "[bold]x</b><script>alert(1)</script>$y$"
+
+
+def measured(name: str, policy: str = "heap") -> PeakReport:
+    _, make_loss = workload(name).build()
+    timeline = th.profile(make_loss, policy).timeline
+    assert timeline is not None
+    return peak_report(timeline)
+
+
+def chain() -> th.Graph:
+    """Sum, Mul, Exp, and the leaf."""
+    leaf = torch.ones(4, requires_grad=True)
+    with th.capture():
+        loss = (leaf.exp() * 2).sum()
+    return th.graph(loss, {"leaf": leaf})
+
+
+def tasks(graph: th.Graph) -> dict[str, int]:
+    return {task.short_name: task.id for task in graph.tasks}
+
+
+def printed(report: PeakReport) -> str:
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(report)
+    return capture.get()
+
+
+def test_fifty_weight_gradients_that_wait_are_the_answer() -> None:
+    report = measured("linear50", "bfs")
+    graph = report.timeline.graph
+    where = graph.describe(report.timeline.peak_task)
+    assert report.answer[0] == f"The peak is 51.0 MiB, in {where}, the 54th of 104 tasks."
+    assert "(100 %) are input buffers" in report.answer[1]
+    assert "made in linear at workload_models.py:" in report.answer[1]
+    assert "49 gradients of linear.weight wait for 49 × TBackward0 (linear)" in report.answer[1]
+    for text in (str(report), printed(report)):
+        assert text.startswith("The peak is 51.0 MiB")
+        assert "Hint" in text and "49 gradients" in text
+    assert repr(report).count("\n") == 0
+
+
+@pytest.mark.parametrize("name", ["resnet50", "gpt2", "recommender"])
+def test_the_groups_are_the_peak_and_each_storage_is_in_one(name: str) -> None:
+    report = measured(name)
+    timeline = report.timeline
+    assert sum(group.nbytes for group in report.groups) == timeline.peak_bytes == report.nbytes
+    numbers = [storage.number for group in report.groups for storage in group.storages]
+    assert sorted(numbers) == [number for number in timeline.alive() if timeline.nbytes[number]]
+    totals = [report.categories[category] for category in report.categories]
+    assert totals == sorted(totals, reverse=True) and sum(totals) == report.nbytes
+    for group in report.groups:
+        died = [storage.died for storage in group.storages]
+        assert died == sorted(died, key=lambda place: -len(timeline) if place is None else -place)
+
+
+def test_records_are_a_data_frame_with_a_row_per_storage() -> None:
+    report = measured("resnet50")
+    frame = pd.DataFrame(report.records())
+    assert len(frame) == sum(len(group.storages) for group in report.groups)
+    assert frame["bytes"].sum() == report.nbytes
+    assert frame["share"].sum() == pytest.approx(1)
+    by_category = frame.groupby("category")["bytes"].sum().to_dict()
+    assert by_category == {category.title: nbytes for category, nbytes in report.categories.items()}
+    graph, order = report.timeline.graph, report.timeline.order
+    ended = frame[frame["died"] < len(order)]
+    assert len(ended)
+    for record in ended.to_dict("records"):
+        assert graph.describe(order[int(record["died"])]) in record["freed_by"]
+    grads = frame[frame["category"] == "parameter gradient"]
+    assert len(grads) and set(grads["freed_by"]) == {"never: it stays as .grad"}
+    assert all(re.fullmatch(r"\.grad of \S+", kept) for kept in grads["kept_by"])
+
+
+def test_who_keeps_what_is_saved_are_the_tasks_still_to_come() -> None:
+    report = measured("gpt2")
+    timeline = report.timeline
+    place = {task: at for at, task in enumerate(timeline.order)}
+    words = StorageWords(timeline)
+    for group in report.groups:
+        if group.category is Category.SAVED:
+            for storage in group.storages:
+                keepers = words.keepers(storage, timeline.peak_place)
+                to_come = {task for task, _ in timeline.saved[storage.number] if place[task] >= timeline.peak_place}
+                assert {keeper.task for keeper in keepers if keeper.kind == "saved"} == to_come != set()
+
+
+def test_each_kind_of_keeper_has_its_words() -> None:
+    graph = chain()
+    at = tasks(graph)
+    told = Told(graph)
+    saved = told.left(400, maker=Maker(None, graph.tasks[at["Exp"]].operation, ""), saved=[(at["Exp"], "result")])
+    output = told.left(300, Category.FORWARD, held=True)
+    told.task(at["Sum"])
+    root = told.born(200)
+    told.task(at["Mul"])
+    gradient = told.born(100)
+    told.waits_in(at["Exp"], gradient)
+    workspace = told.born(50, Category.WORKSPACE)
+    told.dies(workspace)
+    told.task(at["Exp"])
+    told.dies(saved)
+    told.task(at["AccumulateGrad"])
+    told.becomes(gradient, Category.GRADIENT)
+    told.grads[gradient] = at["AccumulateGrad"]
+    timeline = told.done(root)
+    report = peak_report(timeline)
+    records = {record["number"]: record for record in report.records()}
+    kept = {number: record["kept_by"] for number, record in records.items()}
+    freed = {number: record["freed_by"] for number, record in records.items()}
+    exp, mul = graph.describe(at["Exp"]), graph.describe(at["Mul"])
+    assert report.answer[0].startswith(f"The peak is 1.0 KiB, in {mul}, the 2nd of 4 tasks.")
+    assert kept[saved] == "saved by ExpBackward0"
+    assert freed[saved] == f"when {exp} has run"
+    assert records[saved]["made_by"] == "exp in the forward"
+    assert (kept[output], freed[output]) == ("held by your code", "never: your code holds it")
+    assert (kept[root], freed[root]) == ("held by the call of backward() until its end", "as backward() returns")
+    assert (kept[gradient], freed[gradient]) == (
+        "a gradient of leaf waits for ExpBackward0",
+        "never: it stays as .grad",
+    )
+    assert (kept[workspace], freed[workspace]) == ("used inside the task that made it", f"inside {mul}")
+
+
+class Chain(nn.Module):
+    """One module in a list, and three of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [(64, 48), (48, 64), (64, 64), (64, 64)]
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(*size), nn.Tanh()) for size in sizes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def of_chain() -> PeakReport:
+    model = Chain()
+    x = torch.randn(1000, 64)
+    return th.profile(lambda: model(x).square().sum()).peak()
+
+
+def test_equal_modules_are_told_together() -> None:
+    report = of_chain()
+    saved = [group for group in report.groups if group.category is Category.SAVED and "tanh" in group.made_by]
+    titles = {report.module_title(group): group for group in saved}
+    assert list(titles) == ["3 × blocks.*.1", "blocks.0.1"]
+    three = titles["3 × blocks.*.1"]
+    assert three.modules == len(three.storages) == 3 and three.nbytes == 3 * 64_000 * 4
+    assert three.made_by == "3 × tanh in the forward"
+    assert three.kept_by.startswith("saved by 3 × TanhBackward0 (blocks.*.1), 2 × AddmmBackward0 (blocks.*.0) and")
+    assert f"largest group, 750 KiB, was made in 3 × blocks.*.1 at {three.source.short}: " in report.answer[1]
+    assert {record["module"] for record in report.records()} >= {"blocks.1.1", "blocks.2.1", "blocks.3.1"}
+
+
+def test_tasks_and_operations_are_counted_not_the_storages_of_each() -> None:
+    x = torch.randn(1000, 64, requires_grad=True)
+    norm = nn.LayerNorm(64)
+    report = th.profile(lambda: norm(x).exp().sum()).peak()
+    (group,) = [group for group in report.groups if "layer_norm" in group.made_by]
+    assert len(group.storages) == 2  # mean and reciprocal deviation; its result goes, exp saves its own
+    assert group.made_by == "layer_norm in the forward"
+    assert group.kept_by == "saved by NativeLayerNormBackward0"
+    assert report.sentences(group)[0] == ("made by", "layer_norm in the forward, 2 storages")
+
+
+def test_a_gradient_waits_for_the_first_task_that_gets_it() -> None:
+    x = torch.randn(1000, requires_grad=True)
+    report = th.profile(lambda: x.repeat(8).view(80, 100).flatten().view(8, 1000).exp().sum()).peak()
+    made = [record for record in report.records() if record["made_by"] == "ExpBackward0 in the backward"]
+    assert [record["kept_by"] for record in made] == ["a gradient waits for ViewBackward0"]
+
+
+def test_what_a_checkpointed_region_computes_again_is_called_that() -> None:
+    x = torch.randn(1000, requires_grad=True)
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        return x.exp().tanh()
+
+    def made_by(make_loss: Callable[[], torch.Tensor]) -> set[str]:
+        records = th.profile(make_loss).peak().records()
+        return {record["made_by"] for record in records if record["category"] == "saved activation"}
+
+    assert "TanhBackward0 in the backward, made again" in made_by(
+        lambda: checkpoint(region, x, use_reentrant=False).sum()
+    )
+    assert not any("again" in words for words in made_by(lambda: region(x).sum()))
+
+
+def test_what_nobody_would_miss_is_a_line_without_a_story() -> None:
+    x = torch.randn(100_000, requires_grad=True)
+    kept = []
+
+    def make_loss() -> torch.Tensor:
+        kept.append(x[:10] + 1)
+        return x.exp().sum()
+
+    report = th.profile(make_loss).peak()
+    assert str(report).endswith("forward value: 44 B (under 1 %)")
+    assert "made in outside" not in str(report)
+
+
+def test_the_loss_itself_is_not_worth_a_line() -> None:
+    report = of_chain()
+    assert sum(record["bytes"] for record in report.records() if record["category"] == "forward value") == 4
+    for text in (str(report), printed(report), report._repr_html_()):
+        assert "forward value" not in text and "4 B" not in text
+
+
+def test_a_backward_that_starts_with_its_peak_says_so() -> None:
+    graph = chain()
+    told = Told(graph)
+    told.left(4096, saved=[(tasks(graph)["Exp"], "result")])
+    told.task(tasks(graph)["Sum"])
+    assert peak_report(told.done()).answer[0] == (
+        "The peak is 4 KiB, before the first task: the backward starts with it."
+    )
+
+
+def test_a_prediction_is_called_one() -> None:
+    _, make_loss = workload("linear50").build()
+    run = th.profile(make_loss, "heap")
+    report = peak_report(simulate(run.graph, "bfs", run.footprints))
+    assert "Predicted from one calibrated run." in report.answer
+    assert report.answer[0] == measured("linear50", "bfs").answer[0]
+
+
+def test_the_text_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = measured("linear50")
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(ImportError):
+        report.__rich__()
+    assert "input buffer" in str(report)
+
+
+def test_names_are_data() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(NASTY, nn.Linear(64, 64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return getattr(self, NASTY)(x)
+
+    model = Model()
+    timeline = th.profile(lambda: model(torch.ones(2, 64)).tanh().sum()).timeline
+    assert timeline is not None
+    report = peak_report(timeline)
+    assert NASTY in str(report)
+    assert NASTY in printed(report).replace("\n", "") or "[bold]x</b>" in printed(report)
+    html = report._repr_html_()
+    assert "<script>" not in html and "</b><" not in html.replace("</b></td>", "").replace("</b></p>", "")
+    assert "[bold]x&lt;/b&gt;&lt;script&gt;" in html
+
+
+def test_long_lists_end_in_how_many_more() -> None:
+    assert joined(["a"]) == "a"
+    assert joined(["a", "b"]) == "a and b"
+    assert joined(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 111, 112, 1003)] == [
+        *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "111th", "112th", "1,003rd")
+    ]
+
+
+def test_the_forward_is_told_where_its_peak_is_higher() -> None:
+    frozen = nn.Sequential(nn.Linear(64, 8192), nn.ReLU(), nn.Linear(8192, 64)).requires_grad_(False)
+    last, x = nn.Linear(64, 64), torch.randn(128, 64)
+    run = th.profile(lambda: last(frozen(x)).sum())
+    forward = run.timeline.forward_peak_bytes
+    assert forward >= 2 * 128 * 8192 * 4 > run.peak_bytes
+    assert f"The forward's own peak is higher, {size_text(forward)}, and" in " ".join(run.peak().answer)
+    assert "forward's own peak" not in str(of_chain())
+
+
+def test_what_was_there_before_is_said_not_to_be_counted() -> None:
+    model, x = nn.Linear(512, 256), torch.randn(8, 512)
+    parameters = size_text(sum(each.numel() * 4 for each in model.parameters()))
+
+    def answer() -> str:
+        return " ".join(th.profile(lambda: model(x).square().sum()).peak().answer)
+
+    assert f"this graph's leaves take {parameters}) and .grad (there was none)" in answer()
+    assert f".grad ({parameters}, to which the backward adds)" in answer()
+
+
+def test_buffers_that_stay_as_grad_are_told_from_those_that_go() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), torch.randn(8, 64)
+    report = th.profile(lambda: model(x).square().sum()).peak()
+    buffers = [group for group in report.groups if group.category is Category.BUFFER]
+    assert {group.stays for group in buffers} == {True, False}
+    for group in buffers:
+        assert all((storage.number in report.timeline.grads) == group.stays for storage in group.storages)
+        assert report.title(group).endswith(" → .grad") == group.stays
+        assert ("never" in group.freed_by) == group.stays
+
+
+def test_without_a_capture_modules_and_lines_are_not_known() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.randn(64, 64)
+    report = th.backward(model(x).square().sum(), memory=True).peak()
+    assert "run the forward under th.capture(), or let th.profile(make_loss) run it" in report.answer[-1]
+    assert "outside any module" not in str(report) and "module not known" in str(report)
+    with th.capture():
+        loss = model(x).square().sum()
+    report = th.backward(loss, memory=True).peak()
+    assert "not known" not in str(report) and "outside any module" in str(report)
+
+
+def test_modules_called_by_a_number_are_not_taken_for_a_count() -> None:
+    model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))), torch.randn(64, 64)
+    report = th.profile(lambda: model(x).square().sum()).peak()
+    assert {report.module_title(group) for group in report.groups} & {"module 0", "module 1", "3 × module *"}
+    for text in (str(report), " ".join(report.answer)):
+        assert not re.search(r"\((\d|\*)[,)]|in \d+[ ,](?!×)|\d+ × [\d*]+[,) ]|^  .*\)  \d,", text, re.MULTILINE), text
+
+
+def test_leaves_are_called_as_they_are_everywhere() -> None:
+    model, x = nn.Linear(512, 256), torch.randn(8, 512)
+    make_loss = lambda: model(x).square().sum()  # noqa: E731
+    th.profile(make_loss)
+    report = th.profile(make_loss).peak()  # what is added to a .grad is freed by the leaf's task
+    assert "when 2 × AccumulateGrad have run" in str(report)
+    assert "torch::autograd" not in str(report)
+
+
+def test_the_root_s_gradient_is_made_by_the_backward_and_not_by_the_forward() -> None:
+    x = torch.randn(100, requires_grad=True)
+    records = th.profile(lambda: x.exp().sum()).peak().records()
+    (root,) = [record for record in records if record["category"] == "input buffer" and record["bytes"] == 4]
+    assert root["made_by"] == "backward() itself"
+
+
+def test_what_nodes_hold_is_theirs_and_goes_with_the_graph() -> None:
+    x = torch.randn(1000, requires_grad=True)
+    records = th.profile(lambda: OnCtx.apply(x.repeat(8))).peak().records()
+    (held,) = [record for record in records if record["made_by"] == "mul in the forward"]
+    assert (held["kept_by"], held["freed_by"]) == ("held by the node of OnCtxBackward, on ctx", "with the graph")
+    other = torch.randn(1000, requires_grad=True)
+    loss = (x.exp() * other.tanh()).sum()
+    records = th.backward(loss, inputs=[x], memory=True).peak().records()
+    assert "held by the node of TanhBackward0, which does not run" in [record["kept_by"] for record in records]
+    double = th.profile(lambda: (x.exp() * other).sum(), create_graph=True)
+    kept = [record for record in double.peak().records() if "graph of the gradients" in record["kept_by"]]
+    assert kept and all("your code" not in record["freed_by"] for record in kept)
+
+
+def test_a_runs_repr_names_its_peak_where_it_was_measured() -> None:
+    x = torch.randn(1024, requires_grad=True)
+    assert f", peak {size_text(th.profile(lambda: x.exp().sum()).peak_bytes)}>" in repr(
+        th.profile(lambda: x.exp().sum())
+    )
+    assert "peak" not in repr(th.backward(x.exp().sum()))

@@ -1,0 +1,443 @@
+"""Saving and loading runs: nothing is lost, nothing of the file is trusted."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tapehead as th
+from tapehead.engine.trace import run_reader, trace_file
+from tapehead.inspector.graph.json_columns import ColumnWriter, read_section
+
+from ..backward_programs import random_program
+from ..comparing import ENGINES
+from ..strange_files import change_somewhere
+from .test_trace import POLICIES, last_ready
+
+FIELDS = (
+    "started_ns",
+    "elapsed_ns",
+    "thread",
+    "device",
+    "by_hand",
+    "queue_before",
+    "queue_after",
+    "reason",
+    "inputs",
+    "outputs",
+    "hooks",
+    "edits",
+)
+
+
+def captured_run(level: str | None = "full", policy: Any = "dfs", engine: str = "direct") -> th.Run:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    with th.capture():
+        loss = model(torch.randn(8, 4)).square().mean()
+    loss.register_hook(lambda gradient: gradient * math.inf)
+    return th.backward(loss, policy=policy, engine=engine, trace=level)
+
+
+def assert_same(run: th.Run, loaded: th.Run) -> None:
+    for name in ("policy", "engine", "order", "planned", "elapsed_ns", "queue_lengths"):
+        assert getattr(run, name) == getattr(loaded, name)
+    graph, other = run.graph, loaded.graph
+    assert (graph.edges, graph.roots, graph.calls, graph.raised) == (
+        other.edges,
+        other.roots,
+        other.calls,
+        other.raised,
+    )
+    for task, twin in zip(graph.tasks, other.tasks, strict=True):
+        for name in ("id", "name", "kind", "sequence_nr", "inputs", "parameter", "call"):
+            assert getattr(task, name) == getattr(twin, name)
+        assert (task.operation and task.operation.name) == (twin.operation and twin.operation.name)
+        assert (task.source and task.source.short) == (twin.source and twin.source.short)
+        assert (task.source and task.source.code()) == (twin.source and twin.source.code())
+        assert graph.describe(task) == other.describe(twin)
+    assert (run.trace is None) == (loaded.trace is None)
+    if run.trace is not None and loaded.trace is not None:
+        assert (run.trace.policy, run.trace.level) == (loaded.trace.policy, loaded.trace.level)
+        assert run.trace.order == loaded.trace.order
+        for record, twin_record in zip(run.trace, loaded.trace, strict=True):
+            for name in FIELDS:
+                assert getattr(record, name) == getattr(twin_record, name), name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("level", [None, "off", "cheap", "full"])
+def test_a_run_comes_back_as_it_was(engine: str, level: str | None, tmp_path: Path) -> None:
+    run = captured_run(level, engine=engine)
+    assert run.save(tmp_path / "run.tape.json") == tmp_path / "run.tape.json"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.tape.json"]
+    assert_same(run, th.load(tmp_path / "run.tape.json"))
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([*POLICIES, last_ready]),
+    st.sampled_from(ENGINES),
+    st.sampled_from([None, "off", "cheap", "full"]),
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_program_comes_back_as_it_was(
+    tmp_path: Path, seed: int, policy: Any, engine: str, level: str | None
+) -> None:
+    run = th.backward(random_program(seed)[1], policy=policy, engine=engine, trace=level)
+    assert_same(run, th.load(run.save(tmp_path / "run.json")))
+
+
+def test_a_session_driven_by_hand_comes_back_with_what_was_replaced(tmp_path: Path) -> None:
+    pick = random.Random(0)
+    session = th.debug(random_program(3)[1], policy="heap", trace="cheap")
+    while session.ready:
+        session.step(pick.choice(session.ready))
+    trace = session.trace
+    order = tuple(session.order)
+    run = th.Run(session.graph, "heap", "direct", order, order, 5, trace)
+    loaded = th.load(run.save(tmp_path / "run.json"))
+    assert_same(run, loaded)
+    assert any("by hand out of" in record.reason for record in loaded.trace)
+
+
+def test_a_loaded_graph_can_be_drawn_and_exported_and_shows_saved_lines(tmp_path: Path) -> None:
+    run = captured_run()
+    graph = th.load(run.save(tmp_path / "run.json")).graph
+    assert graph.nodes == () and graph.saved == ()
+    assert graph.to_svg() == run.graph.to_svg()
+    mine, theirs = json.loads(graph.to_json()), json.loads(run.graph.to_json())
+    assert {**mine, "saved": 0} == {**theirs, "saved": 0}
+    source = next(task.source for task in graph.tasks if task.source)
+    assert source.code() == ("        loss = model(torch.randn(8, 4)).square().mean()",)
+    assert source.code(3, 3) == source.code()
+
+
+def test_files_named_by_a_file_are_not_opened(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("not to be shown\n")
+    path = captured_run().save(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    content["graph"]["sources"][0] = [str(secret), 1, "f", None]
+    path.write_text(json.dumps(content))
+    assert all(task.source.code() == () for task in th.load(path).graph.tasks if task.source)
+
+
+def test_a_large_file_is_compressed_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = captured_run()
+    plain = run.save(tmp_path / "plain.json")
+    assert plain.read_bytes().startswith(b"{")
+    monkeypatch.setattr(trace_file, "_LARGE", 1000)
+    packed = run.save(tmp_path / "packed.json")
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert_same(run, th.load(packed))
+    assert run.save(tmp_path / "again.json").read_bytes() == packed.read_bytes()
+
+
+def test_numbers_that_javascript_has_not_are_texts_and_all_is_json(tmp_path: Path) -> None:
+    path = captured_run().save(tmp_path / "run.json")
+    content = json.loads(path.read_text(encoding="ascii"), parse_constant=lambda name: pytest.fail(name))
+    assert "18446744073709551615" in content["graph"]["sequence_nr"]
+    numbers: list[Any] = [content]
+    for each in numbers:
+        if isinstance(each, dict | list):
+            numbers.extend(each.values() if isinstance(each, dict) else each)
+    assert all(abs(each) < 2**53 for each in numbers if isinstance(each, int))
+    assert content["trace"]["statistics"]["edges"][0] == "-inf"
+
+
+def test_an_error_while_saving_leaves_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = captured_run()
+    path = run.save(tmp_path / "run.json")
+    before = path.read_bytes()
+
+    def full_disk(*arguments: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(trace_file, "_write_trace", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        run.save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_file_that_is_cut_off_anywhere_is_refused(
+    large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(trace_file, "_LARGE", 0)
+    path = captured_run("cheap").save(tmp_path / "run.json")
+    content = path.read_bytes()
+    for length in range(0, len(content), 97):
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=f"{path} is not a run that this tapehead can load"):
+            th.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is no JSON object, or is cut off"),
+        (b"[1, 2]", "is no JSON object"),
+        (b"{}", '"format" is not tapehead.trace'),
+        (b'{"format": "tapehead.graph", "version": 1}', '"format" is not tapehead.trace'),
+        (b'{"format": "tapehead.trace"}', '"version" is missing'),
+        (b'{"format": "tapehead.trace", "version": 2}', "it was written by a newer one"),
+        (b'{"format": "tapehead.trace", "version": true}', '"version" is not a whole number'),
+        (b'{"format": "tapehead.trace", "version": 1} {}', "goes on after its end"),
+        (b"\xff\xfe\x00", "codec can't decode"),
+        (b"\x1f\x8b\x08\x00", "damaged or cut off"),
+        (b"\x80\x04\x95", "codec can't decode"),
+        (b'{"a":' + b"[" * 100_000, "has more lists in it than a file of its size should have"),
+    ],
+)
+def test_foreign_and_newer_files_are_refused(content: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=reason) as caught:
+        th.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_small_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_reader, "_LARGEST", 10_000)
+    path = tmp_path / "run.json"
+    path.write_bytes(gzip.compress(b" " * 1_000_000))
+    with pytest.raises(ValueError, match="unpacks to more than 10000 bytes"):
+        th.load(path)
+    path.write_bytes(b" " * 1_000_000)
+    with pytest.raises(ValueError, match="unpacks to more than 10000 bytes"):
+        th.load(path)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_small_file_is_loaded_in_little_memory(large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if large:
+        monkeypatch.setattr(trace_file, "_LARGE", 0)
+    path = captured_run().save(tmp_path / "run.json")
+    tracemalloc.start()
+    try:
+        th.load(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 50 * 2**20
+
+
+def test_a_dtype_is_not_asked_of_torch_which_might_import_it(tmp_path: Path) -> None:
+    path = captured_run(None).save(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    content["graph"]["metas"][0][1] = "_inductor"
+    path.write_text(json.dumps(content))
+    program = f"""
+import sys, tapehead
+before = set(sys.modules)
+try:
+    tapehead.load({str(path)!r})
+except ValueError as error:
+    print(error, *(name for name in set(sys.modules) - before if name.startswith("torch._inductor")))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.endswith("does not know: '_inductor'\n")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "reason"),
+    [
+        (("graph", "edge_next_task", 0), 10**6, '"graph.edge_next_task" has entries'),
+        (("graph", "edge_input", 0), 9, "leads to an input that is not there"),
+        (("graph", "edge_task", 0), 5, "is not sorted by task and output"),
+        (("graph", "roots"), [], '"graph.roots" is empty'),
+        (("graph", "roots"), [[0]], "does not have 2 fields"),
+        (("graph", "kinds", 0), "sorcery", "has a kind which this version does not know"),
+        (("graph", "metas", 0), [[2], "float7", "cpu"], "has a dtype which torch"),
+        (("graph", "metas", 0), [[2], "nn", "cpu"], "has a dtype which torch"),
+        (("graph", "metas", 0), [[2], "float32", "toaster"], "has a device which torch"),
+        (("graph", "metas", 0), [[2], "float32", 0], "has a device which torch"),
+        (("graph", "metas", 0), [[-2], "float32", "cpu"], "has a shape that is none"),
+        (("graph", "sequence_nr", 0), "many", "has an entry that is no whole number"),
+        (("graph", "calls", 0), ["", "M", 0, 0], "has a parent that is no earlier call"),
+        (("order",), [0, 0], '"order" has an entry twice'),
+        (("engine",), "steam", "known are native, direct"),
+        (("trace", "started_ns"), [1], '"trace.started_ns" has 1 entries, not'),
+        (("trace", "input_row", 0), 10**6, '"trace.input_row" has entries'),
+        (("trace", "arrived", 0), 10**6, '"trace.arrived" has entries'),
+        (("trace", "terms"), [], '"trace.terms" is empty'),
+        (("trace", "terms", 0), [3, "dfs", None, True], '"trace.terms" has an entry out of place'),
+        (("trace", "terms", 0, 3), False, '"trace.terms" don\'t fit the keys'),
+        (("trace", "labels", 0), ["#", "colour"], "has an entry that is no label"),
+        (("trace", "forms", 0), [[[2], "float32", "cpu", "nn"]], "has an entry that is no tensor's form"),
+        (("trace", "forms"), [], "does not begin with null"),
+        (("trace", "edits"), [[0, 99, None, -1, None, -1]], '"trace.edits" has an entry that leads nowhere'),
+        (("trace", "statistics", "low", 0), "low", "has an entry that is no number"),
+        (("trace", "statistics", "bin_count", 0), 64, '"trace.statistics.bin_count" leads beyond the bins'),
+        (("trace", "statistics", "edges", 3), -5, "are not those of this version's histograms"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_and_named(
+    where: tuple[Any, ...], value: Any, reason: str, tmp_path: Path
+) -> None:
+    path = captured_run().save(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    inner = content
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=reason):
+        th.load(path)
+
+
+def test_edges_that_form_a_circle_are_refused(tmp_path: Path) -> None:
+    path = captured_run().save(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    graph = content["graph"]
+    last = len(graph["edge_task"]) - 1
+    graph["edge_next_task"][0] = graph["edge_task"][last]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="the edges form a circle"):
+        th.load(path)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    path = captured_run().save(tmp_path_factory.mktemp("saved") / "run.json")
+    return path, json.loads(path.read_text())
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_changed_in_a_file_it_is_refused_or_can_be_looked_at(saved: tuple[Path, Any], data: Any) -> None:
+    path, content = saved
+    content = copy.deepcopy(content)
+    change_somewhere(content, data)
+    path.write_text(json.dumps(content))
+    try:
+        run = th.load(path)
+    except ValueError:
+        return
+    assert run.queue_lengths is not None and repr(run)
+    for record in run.trace or ():
+        assert repr(record)
+        for name in FIELDS:
+            getattr(record, name)
+
+
+MEBIBYTES = 3
+
+
+@pytest.mark.parametrize(
+    ("where", "filler"),
+    [
+        (("unknown",), "0,"),
+        (("unknown",), '"a",'),
+        (("unknown",), "[],"),
+        (("trace", "unknown"), "0.5,"),
+        (("order",), "0,"),
+        (("graph", "name"), "0,"),
+        (("graph", "names"), '"a",'),
+        (("graph", "calls"), "0,"),
+        (("graph", "calls"), "[],"),
+        (("graph", "sequence_nr"), "0,"),
+        (("trace", "key"), "0,"),
+        (("trace", "labels"), '["",null],'),
+        (("trace", "statistics", "low"), "0.5,"),
+        (("trace", "statistics", "bins"), "0,"),
+        (("policy",), ""),
+    ],
+)
+def test_whatever_a_large_file_is_full_of_it_takes_three_times_its_size(
+    where: tuple[str, ...], filler: str, saved: tuple[Path, Any], tmp_path: Path
+) -> None:
+    content = copy.deepcopy(saved[1])
+    inner = content
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = "here"
+    count = MEBIBYTES * 2**20 // max(len(filler), 1)
+    full = f"[{(filler * count).rstrip(',')}]" if filler else f'"{"x" * count}"'
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps(content).replace('"here"', full))
+    tracemalloc.start()
+    try:
+        with suppress(ValueError):
+            th.load(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < (3 * MEBIBYTES + 24) * 2**20
+
+
+def test_a_key_that_nobody_asks_for_is_passed_over(saved: tuple[Path, Any], tmp_path: Path) -> None:
+    path, newer = tmp_path / "run.json", tmp_path / "newer.json"
+    path.write_text(json.dumps(saved[1]))
+    newer.write_text(json.dumps({"unknown": [{"a": ["]", '"', "\\"]}, 1e5], **saved[1]}))
+    assert_same(th.load(path), th.load(newer))
+    for broken in ("[1, {]}", "[1, 2", '"', "tru", "", "[[]]]"):
+        path.write_text('{"unknown": ' + broken + ', "format": "tapehead.trace"}')
+        with pytest.raises(ValueError, match="is no JSON object, or is cut off"):
+            th.load(path)
+
+
+@pytest.mark.parametrize("number", [2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**400])
+def test_a_rank_may_be_any_number_that_a_column_can_hold(number: int, tmp_path: Path) -> None:
+    path = captured_run("off", policy="heap").save(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    assert content["trace"]["key"], "heap has keys"
+    content["trace"]["key"][0] = number
+    path.write_text(json.dumps(content))
+    if number < 2**63:
+        assert th.load(path).queue_lengths
+    else:
+        with pytest.raises(ValueError, match='"trace.key" has entries from'):
+            th.load(path)
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, 10**4000, [["x" * 5000]], {"x" * 5000: 0}, [10**4000]])
+def test_a_refusal_does_not_repeat_what_is_long(value: Any, saved: tuple[Path, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    todo: list[tuple[Any, Any]] = [(saved[1], key) for key in saved[1]]
+    for section in ("graph", "trace"):
+        todo += [(saved[1][section], key) for key in saved[1][section]]
+    todo += [(saved[1]["trace"]["statistics"], key) for key in saved[1]["trace"]["statistics"]]
+    for inner, key in todo:
+        before = inner[key]
+        for changed in [value, *([[value, *before[1:]]] if isinstance(before, list) else [])]:
+            inner[key] = changed
+            path.write_text(json.dumps(saved[1]))
+            said = ""
+            try:
+                th.load(path)
+            except ValueError as refused:
+                said = str(refused).replace(str(path), "")
+            assert "x" * 101 not in said and not re.search(r"\d{101}", said) and len(said) < 400
+        inner[key] = before
+
+
+def test_columns_of_any_length_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapehead.inspector.graph.json_columns._CHUNK", 3)
+    for length in range(8):
+        pieces: list[str] = []
+        writer = ColumnWriter(pieces.append)
+        with writer.object(), writer.object("inner"):
+            writer.column("whole", range(length))
+            writer.floats("broken", [math.nan, math.inf, -math.inf, 0.5][:length])
+        section = read_section(" " + "".join(pieces) + "\n").section("inner")
+        assert list(section.integers("whole", 100)) == list(range(length))
+        broken = section.floats("broken", min(length, 4))
+        assert [str(each) for each in broken] == ["nan", "inf", "-inf", "0.5"][:length]

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.inspector.drawing.fold import Folded, Group, fold_graph
+
+from ..programs import captured
+
+
+def all_groups(folded: Folded) -> list[Group]:
+    stack, found = list(folded.items), []
+    while stack:
+        item = stack.pop(0)
+        if isinstance(item, Group):
+            found.append(item)
+            if not item.closed:
+                stack.extend(item.items)
+    return found
+
+
+def labels(folded: Folded) -> list[tuple[str, str]]:
+    return [(group.title, group.subtitle) for group in all_groups(folded)]
+
+
+def test_equal_blocks_in_a_row_fold_into_one_of_them() -> None:
+    folded = fold_graph(captured("gpt2"))
+    [block] = [group for group in all_groups(folded) if group.times > 1]
+    assert (block.title, block.subtitle, block.times, block.size) == ("h.0 – h.11", "Block ×12, one shown", 12, 43)
+    assert len(set(folded.stands_in)) < len(folded.stands_in) / 4
+
+
+def test_a_hidden_task_is_represented_by_its_counterpart() -> None:
+    graph = captured("gpt2")
+    folded = fold_graph(graph)
+    for task in graph.tasks:
+        shown = graph.tasks[folded.stands_in[task.id]]
+        assert shown.name == task.name
+        if task.parameter is not None:
+            assert task.parameter.split(".")[2:] == (shown.parameter or "").split(".")[2:]
+
+
+def test_blocks_that_differ_stay_apart() -> None:
+    found = labels(fold_graph(captured("resnet50")))
+    assert ("1 – 5", "Bottleneck ×5, one shown") in found, "layer3's first block has a downsample path of its own"
+    assert found.count(("0", "Bottleneck")) == 4
+
+
+class Unrolled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, steps: int) -> Tensor:
+        state = (x, x)
+        outputs = []
+        for _ in range(steps):
+            state = self.cell(x, state)
+            outputs.append(self.head(state[0] * 0.5))
+        return torch.stack(outputs)
+
+
+def test_a_repeating_period_of_modules_and_loose_tasks_folds() -> None:
+    with th.capture():
+        loss = Unrolled()(torch.ones(3, 4), 10).sum()
+    graph = th.graph(loss)
+    folded = fold_graph(graph)
+    [run] = [group for group in all_groups(folded) if group.times > 1]
+    assert (run.title, run.subtitle, run.times) == ("cell, head", "(LSTMCell, Linear + 1 task) ×10, one shown", 10)
+    assert sum(isinstance(item, int) for item in run.items) == 1, "the loose product is part of the period"
+    assert len(folded.between) == 9 * 2, "hidden and cell state lead from each step to the one before"
+
+
+def test_a_large_repeated_block_is_drawn_closed() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*[nn.Linear(2, 2) for _ in range(35)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    with th.capture():
+        loss = nn.Sequential(Block(), Block(), Block())(torch.ones(1, 2)).sum()
+    [run] = [group for group in all_groups(fold_graph(th.graph(loss))) if group.title == "0 – 2"]
+    assert run.closed and run.subtitle == "Block ×3"
+
+
+def test_folding_that_would_hide_next_to_nothing_is_left() -> None:
+    with th.capture():
+        loss = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU())(torch.ones(1, 2)).sum()
+    assert all(group.times == 1 for group in all_groups(fold_graph(th.graph(loss))))
+
+
+def test_blocks_whose_gradients_have_other_shapes_are_not_equal() -> None:
+    sizes = [8, 7, 6, 5, 4, 3, 2, 2, 2, 2, 2, 2, 2]
+    with th.capture():
+        loss = nn.Sequential(*[nn.Linear(a, b) for a, b in pairwise(sizes)])(torch.ones(1, 8)).sum()
+    [run] = [group for group in all_groups(fold_graph(th.graph(loss))) if group.times > 1]
+    assert run.title == "6 – 11" and run.times == 6
+
+
+def test_fold_none_opens_everything() -> None:
+    graph = captured("gpt2")
+    folded = fold_graph(graph, "none")
+    assert folded.stands_in == tuple(range(len(graph)))
+    assert not any(group.closed or group.times > 1 for group in all_groups(folded))
+
+
+def test_a_depth_closes_the_modules_from_there_on() -> None:
+    graph = captured("gpt2")
+    outermost = {group.path for group in all_groups(fold_graph(graph, 0)) if group.closed}
+    assert {"h.0", "h.11", "lm_head"} <= outermost
+    inner = [group for group in all_groups(fold_graph(graph, 1)) if group.closed]
+    assert {group.path for group in inner} >= {"h.0.attn", "h.3.mlp"} and not {
+        group.path for group in inner
+    } & outermost
+
+
+def test_paths_close_the_modules_that_they_name() -> None:
+    graph = captured("gpt2")
+    closed = [group for group in all_groups(fold_graph(graph, ["h.3", "h.5.attn"])) if group.closed]
+    assert sorted(group.path for group in closed) == ["h.3", "h.5.attn"]
+    assert [group.size for group in closed if group.path == "h.3"] == [43], "tasks, its parameters' included"
+
+
+@pytest.mark.parametrize(
+    ("fold", "sentence"),
+    [
+        ("h.3", "unknown fold 'h.3': expected \"repeats\""),
+        (["h.33"], "no module of this graph has the path 'h.33'"),
+        (-1, "depth"),
+    ],
+)
+def test_a_fold_that_means_nothing_is_refused(fold: object, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fold_graph(captured("gpt2"), fold)  # type: ignore[arg-type]
+
+
+def test_a_module_that_is_not_convex_is_dissolved() -> None:
+    """Its two tasks have a task of no module between them: as one box, it would come before and after that."""
+
+    class Split(nn.Module):
+        def forward(self, x: Tensor, last: bool) -> Tensor:
+            return x.sin() if last else x.cos()
+
+    x = torch.ones(2, requires_grad=True)
+    with th.capture():
+        split = Split()
+        loss = split(split(x, False).exp(), True).sum()
+    graph = th.graph(loss)
+    calls = {task.name: task.call for task in graph.tasks}
+    one = calls["CosBackward0"]
+    tasks = tuple(replace(task, call=one) if task.name == "SinBackward0" else task for task in graph.tasks)
+    assert not all_groups(fold_graph(replace(graph, tasks=tasks)))

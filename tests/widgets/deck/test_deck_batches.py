@@ -1,0 +1,80 @@
+"""Products that run as one, in the deck: a step runs all of a group, and the page says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.widgets.deck.deck import Deck
+from tapehead.widgets.deck.run_document import run_document
+
+from ..page_side import Page
+
+
+def ensemble_loss() -> Tensor:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)) for _ in range(4)]
+    x = torch.randn(2, 3)
+    with th.capture(nn.ModuleList(models)):
+        return torch.stack([model(x) for model in models]).square().sum()
+
+
+@pytest.mark.parametrize("policy", ["heap", "bfs", "dfs"])
+def test_a_step_of_a_group_shows_all_that_ran_and_what_comes(page: Page, policy: str) -> None:
+    deck = Deck(th.debug(ensemble_loss(), policy=policy, batch="auto", trace="off"), policy=policy)
+    page.open(deck)
+    planned = page.order
+    most = 0
+    while deck.current is not None:
+        ran = deck.position
+        deck.step()
+        most = max(most, deck.position - ran)
+        assert page.position == deck.position == len(deck.order)
+        assert page.order[: page.position] == deck.order
+        assert sorted(page.replay.queue(page.position)) == sorted(each.task.id for each in deck.ready)
+        assert deck.current_task == page.replay.running(page.position)
+    assert most == 4
+    assert planned == deck.order
+    assert deck.batches is not None
+    assert [len(batch.tasks) for batch in deck.batches] == [4, 4]
+    (own, *_) = page.document["schedules"]
+    assert [len(batch) for batch in own["batches"]] == [4, 4]
+    assert any("batch=" in each for each in own["memory"]["estimates"])
+
+
+def test_a_saved_run_has_its_batches_and_an_older_file_has_none(tmp_path: Path) -> None:
+    run = th.backward(ensemble_loss(), engine="direct", batch="auto", trace="off")
+    assert run.batches is not None
+    run.save(tmp_path / "run.tape.json")
+    loaded = th.load(tmp_path / "run.tape.json")
+    assert loaded.trace is not None
+    assert loaded.batches is not None
+    assert loaded.batches.batches == loaded.trace.batches.batches == run.batches.batches
+    assert repr(loaded.batches) == repr(run.batches)
+    assert run_document(loaded).content["schedules"][0]["batches"] == run.batches.steps
+    text = (tmp_path / "run.tape.json").read_text()
+    start = text.index('"batches"')
+    end = text.index('"timeline"')
+    (tmp_path / "old.tape.json").write_text(text[:start] + text[end:])
+    older = th.load(tmp_path / "old.tape.json")
+    assert older.batches is None
+    assert older.trace is not None
+    assert not older.trace.batches
+    assert "batches" not in run_document(older).content["schedules"][0]
+
+
+@pytest.mark.parametrize("damaged", ['["bmm"', '["sum",[0,1],1,1,1,1,1]', '["bmm",[0,999],1,1,1,1,1]'])
+def test_a_damaged_file_is_refused(tmp_path: Path, damaged: str) -> None:
+    run = th.backward(ensemble_loss(), engine="direct", batch="auto")
+    path = tmp_path / "run.tape.json"
+    run.save(path)
+    text = path.read_text()
+    start = text.index('"ran"')
+    end = text.index('"fallbacks"')
+    path.write_text(f'{text[:start]}"ran":[{damaged}],{text[end:]}')
+    with pytest.raises(ValueError, match="is not a run that this tapehead can load"):
+        th.load(path)

@@ -1,0 +1,156 @@
+"""Groups of products in the page's data: found before a task runs, or when the page asks for them."""
+
+from __future__ import annotations
+
+import pytest
+
+import tapehead as th
+from tapehead.engine.workloads.workloads import workload
+from tapehead.widgets.deck import foresight
+from tapehead.widgets.deck.deck import Deck
+from tapehead.widgets.deck.document import Document
+from tapehead.widgets.deck.group_content import group_content
+from tapehead.widgets.deck.run_document import run_document
+
+from ..models import deck_on
+from ..page_side import Page, settle, unpacked
+
+
+def captured(name: str, **knobs: int) -> th.Graph:
+    model, make_loss = workload(name).build(**knobs)
+    with th.capture(model):
+        loss = make_loss()
+    return th.graph(loss)
+
+
+def ensemble_deck() -> Deck:
+    model, make_loss = workload("ensemble").build(members=16, batch=4, width=8)
+    with th.capture(model):
+        loss = make_loss()
+    return deck_on(loss)
+
+
+def test_an_ensemble_has_an_outline_for_each_layer_forward_and_backward() -> None:
+    graph = captured("ensemble", members=16, batch=4, width=8)
+    content = group_content(graph)
+    for direction in ("backward", "forward"):
+        found = [group for group in content["found"] if group["direction"] == direction]
+        assert [len(group["tasks"]) for group in found] == [16] * 4
+        assert {group["where"] for group in found} == {f"members.*.{layer}" for layer in (0, 2, 4, 6)}
+        assert f"In the {direction}, 4 groups take 64 of 64 products" in content["said"][direction]
+    assert content["refused"] == []
+    for group, found in zip(content["found"], th.groups(graph), strict=True):
+        assert (group["tasks"], group["title"]) == (list(found.tasks), found.label)
+        assert group["launches"] == [found.launches_before, found.launches_after]
+        assert group["copied"] == found.stacked_bytes
+
+
+def test_what_is_refused_comes_with_its_reason() -> None:
+    content = group_content(captured("mixture_of_experts"))
+    assert content["found"] == []
+    (backward,) = [each for each in content["refused"] if each["direction"] == "backward"]
+    assert "unequal shapes, of" in backward["why"]
+    assert (backward["title"], len(backward["tasks"])) == ("16 × addmm in experts.each.*.*", 16)
+
+
+def test_of_a_tape_it_is_said_why_there_is_nothing_to_outline() -> None:
+    pytest.importorskip("autograd")
+    content = group_content(th.graph(th.hips_tape(lambda x: x * x, 2.0)))
+    assert (content["found"], content["refused"]) == ([], [])
+    assert content["said"] == {
+        "backward": "The products of a tape of HIPS autograd's are not looked for: its nodes hide their factors."
+    }
+
+
+def test_without_a_capture_the_forward_is_said_to_be_unknown() -> None:
+    content = group_content(th.graph(workload("ensemble").build(members=4, batch=4, width=8)[1]()))
+    assert "run it under th.capture()" in content["said"]["forward"]
+    assert {group["direction"] for group in content["found"]} == {"backward"}
+
+
+def test_a_deck_has_found_its_groups_before_their_factors_are_gone(page: Page) -> None:
+    deck = ensemble_deck()
+    page.open(deck)
+    expected = page.document["groups"]
+    assert [len(group["tasks"]) for group in expected["found"]] == [16] * 8
+    deck.run()
+    assert unpacked(deck.packed())["groups"] == expected
+
+
+def test_of_a_large_graph_groups_are_looked_for_when_the_page_asks(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "_MOST_UNASKED", 0)
+    deck = ensemble_deck()
+    page.open(deck)
+    assert page.document["groups"] is None
+    page.send(kind="groups")
+    settle(deck)
+    assert len(page.document["groups"]["found"]) == 8
+    told = len(page.told)
+    page.send(kind="groups")
+    settle(deck)
+    assert len(page.told) == told, "they are known"
+    page.send(kind="hello", revision=-1)
+    assert page.last["groups"] == page.document["groups"]
+
+
+def test_where_they_cannot_be_told_the_page_hears_why(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "_MOST_UNASKED", 0)
+    deck = ensemble_deck()
+    page.open(deck)
+    monkeypatch.setattr("tapehead.widgets.deck.live.group_content", fails)
+    page.send(kind="groups")
+    settle(deck)
+    assert "no factors here" in page.last["trouble"]
+    deck.step()
+    assert deck.position == 1
+
+
+def fails(graph: th.Graph) -> None:
+    raise ValueError("no factors here")
+
+
+def test_what_ran_as_one_is_outlined_as_it_runs(page: Page) -> None:
+    model, make_loss = workload("ensemble").build(members=4, batch=4, width=8)
+    with th.capture(model):
+        loss = make_loss()
+    deck = Deck(th.debug(loss, batch="auto", trace="cheap"))
+    page.open(deck)
+    assert "ran" not in page.document["groups"]["said"]
+    while not page.document["groups"]["said"].get("ran"):
+        deck.step()
+    assert [group["direction"] for group in page.document["groups"]["found"]].count("ran") == 1
+    deck.run()
+    assert deck.trace is not None
+    batches = deck.trace.batches
+    ran = [group for group in page.document["groups"]["found"] if group["direction"] == "ran"]
+    assert [group["tasks"] for group in ran] == [list(batch.tasks) for batch in batches]
+    assert len(ran) == 4 and ran[0]["title"] == "4 × addmm ran as one bmm"
+    assert "launches became" in page.document["groups"]["said"]["ran"]
+    assert len(page.document["groups"]["found"]) == 12
+
+
+def test_what_could_not_run_as_one_is_said_with_the_reason(page: Page) -> None:
+    deck = Deck(th.debug(workload("ensemble").build(members=4, batch=4, width=8)[1](), batch="auto", history=True))
+    page.open(deck)
+    deck.run()
+    content = page.document["groups"]
+    by_itself = [each for each in content["refused"] if each["direction"] == "ran"]
+    assert len(by_itself) == 4 and "a history takes back task" in by_itself[0]["why"]
+    assert content["said"]["ran"] == "Nothing ran as one."
+
+
+def test_a_run_says_what_ran_as_one_and_what_did_not() -> None:
+    model, make_loss = workload("ensemble").build(members=4, batch=4, width=8)
+    with th.capture(model):
+        loss = make_loss()
+    run = th.backward(loss, engine="direct", batch="auto")
+    content = unpacked(run_document(run).packed())["groups"]
+    assert run.batches is not None
+    assert [group["tasks"] for group in content["found"]] == [list(batch.tasks) for batch in run.batches]
+    assert list(content["said"]) == ["ran"]
+    assert unpacked(run_document(th.backward(make_loss())).packed())["groups"] is None
+
+
+def test_a_document_alone_has_none() -> None:
+    graph = captured("ensemble", members=4, batch=4, width=8)
+    assert unpacked(Document(graph, "t", "direct").packed())["groups"] is None
