@@ -15,7 +15,7 @@ from tapehead.engine.workloads.workloads import WORKLOADS
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from memory_programs import Program
-from programs import random_policy
+from backward_programs import random_policy
 
 _PROGRAMS = 100  # for each repetition
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from programs import random_program
+from backward_programs import random_program
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from mirroring import everything
-from programs import random_policy
+from backward_programs import random_policy
 from recipe import Forward, World
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""What tests/engine/sessions/test_closing_distributed.py starts twice: a session of DistributedDataParallel ends early, and
+"""What test_closing_distributed.py starts twice: a session of DistributedDataParallel ends early, and
 training goes on. argv: the rank, and the folder for the logs."""
 
 import gc
