@@ -14,8 +14,8 @@ from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.workloads.workloads import WORKLOADS
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
-from memory_programs import Program
 from backward_programs import random_policy
+from memory_programs import Program
 
 _PROGRAMS = 100  # for each repetition
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from mirroring import everything
 from backward_programs import random_policy
+from mirrored_programs import everything
 from recipe import Forward, World
 from torch import Tensor
 
