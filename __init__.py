@@ -39,7 +39,10 @@ from .inspector.capturing.capture import capture
 from .inspector.capturing.walk import graph
 from .inspector.graph.graph import Edge, Graph, Task
 from .inspector.tapes.hips_tape import HipsTape, hips_tape
+from .moved import forward_old_paths
 from .widgets.deck.debug import debug
+
+forward_old_paths()
 
 
 def load_ipython_extension(shell: object) -> None:

@@ -1,1 +1,4 @@
-"""The command line."""
+"""The command line.
+
+May import: inspector, engine, widgets.
+"""

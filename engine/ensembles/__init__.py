@@ -2,3 +2,7 @@
 
 May import: inspector, words, memory, measuring, trace, orders, batching, sessions, programs.
 """
+
+from ...moved import of_old_module
+
+__getattr__ = of_old_module(__name__)

@@ -2,3 +2,7 @@
 
 May import: torch_internals.
 """
+
+from ...moved import of_old_module
+
+__getattr__ = of_old_module(__name__)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("inspector", "engine", "widgets", "commands")
 
-LAYERS = (
-    *("inspector.arguments", "inspector.torch_internals", "inspector.shown"),
-    *("inspector.graph", "inspector.tapes", "inspector.capturing", "inspector.drawing"),
-    *("engine.words", "engine.queue", "engine.memory", "engine.checking", "engine.tasks", "engine.prediction"),
-    *("engine.measuring", "engine.trace", "engine.orders", "engine.stops", "engine.hips", "engine.batching"),
-    *("engine.workloads", "engine.sessions", "engine.programs", "engine.mirroring", "engine.ensembles"),
-    *("engine.finding", "engine.studies"),
-    *("widgets.pages", "widgets.deck", "widgets.terminal", "widgets.magic"),
-    "commands",
-)
-"""The rooms, each of which imports only from those before it."""
+
+def _layers() -> Iterator[str]:
+    """The rooms as pyproject.toml has them for import-linter, each of which imports only from those before it."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    rooms = {each["containers"][0]: each["layers"] for each in contracts if "containers" in each}
+    packages = next(each["layers"] for each in contracts if "containers" not in each)
+    for package in reversed(packages):
+        name = package.removeprefix("tapehead.")
+        yield from (f"{name}.{room}" for room in reversed(rooms[package])) if package in rooms else (name,)
+
+
+LAYERS = tuple(_layers())
 
 Imports = Mapping[str, frozenset[str]]
 """By module, with dots and without "tapehead.", the modules that it imports."""

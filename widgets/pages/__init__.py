@@ -1,1 +1,4 @@
-"""Reports, tables and figures as HTML."""
+"""Reports, tables and figures as HTML.
+
+May import: inspector, engine.
+"""

@@ -1,0 +1,87 @@
+"""Old paths of modules go on working for one version, say where to find them now, and pickles made by them load."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import pickletools
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+import tapehead as th
+from tapehead.moved import MOVED
+
+
+def test_each_row_leads_to_modules_that_are_there() -> None:
+    for old, new in MOVED.items():
+        assert importlib.util.find_spec(f"tapehead.{new.split()[0]}"), old
+        assert all(importlib.util.find_spec(f"tapehead.{each}") for each in new.split()), old
+
+
+@pytest.mark.parametrize(
+    ("old", "name", "now"),
+    [
+        ("engine.policies", "CLASSIC", "engine.orders.policies"),
+        ("engine.policies", "Policy", "engine.queue.policy"),
+        ("engine.schedule", "queue_lengths", "engine.queue.pending"),
+        ("engine.sizes", "size_text", "engine.words.sizes"),
+        ("engine.direct", "Stepper", "engine.sessions.stepper"),
+        ("widgets.theme", "LIGHT", "widgets.pages.theme"),
+    ],
+)
+def test_an_old_path_gives_what_stands_elsewhere_now_and_names_it(
+    old: str, name: str, now: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, f"tapehead.{old}", raising=False)
+    with pytest.warns(DeprecationWarning, match=f"tapehead.{now}"):
+        module = importlib.import_module(f"tapehead.{old}")
+    assert getattr(module, name) is getattr(importlib.import_module(f"tapehead.{now}"), name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("room", "name"),
+    [
+        ("engine.trace", "Trace"),
+        ("engine.workloads", "workload"),
+        ("engine.stops", "Stops"),
+        ("engine.ensembles", "find_ensembles"),
+        ("inspector.graph", "Graph"),
+        ("widgets.deck", "Deck"),
+    ],
+)
+def test_a_room_that_is_called_as_a_module_was_has_its_names(room: str, name: str) -> None:
+    module = importlib.import_module(f"tapehead.{room}")
+    inside = importlib.import_module(f"tapehead.{MOVED[room].split()[0]}")
+    with pytest.warns(DeprecationWarning, match="goes with the next version"):
+        assert getattr(module, name) is getattr(inside, name)
+
+
+def test_what_was_pickled_by_old_paths_loads() -> None:
+    graph = th.graph(torch.ones(2, requires_grad=True).exp().sum())
+    kept = [graph.tasks[0], th.Accumulation("list", "never"), th.Category.BUFFER]
+    old_of = {now: old for old, new in MOVED.items() for now in new.split()}
+    written = pickle.dumps(kept, protocol=0).decode()
+    for now, old in old_of.items():
+        written = written.replace(f"ctapehead.{now}\n", f"ctapehead.{old}\n")
+    named = {
+        str(value).partition(" ")[0] for code, value, _ in pickletools.genops(written.encode()) if code.name == "GLOBAL"
+    }
+    assert {"tapehead.inspector.graph", "tapehead.engine.accumulation", "tapehead.engine.timeline"} <= named
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        assert pickle.loads(written.encode()) == kept
+
+
+def test_nothing_of_tapehead_takes_an_old_path() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:tapehead", "-c", "import tapehead, tapehead.__main__"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
