@@ -27,13 +27,16 @@ full: lint ## lint, then run all tests
 	$(PYTEST)
 
 # mypy wants a folder named like the package; a clone may be called anything.
-lint: $(VENV)/dev.stamp ## ruff, and mypy --strict on the packages and the command line
+lint: $(VENV)/dev.stamp ## ruff, mypy --strict on the packages, and how rooms may import each other
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p $(VENV)/typecheck
 	@ln -sfn "$(ROOT)" $(VENV)/typecheck/tapehead
 	cd $(VENV)/typecheck && "$(ROOT)/$(BIN)/mypy" --config-file "$(ROOT)/pyproject.toml" \
-		--cache-dir "$(ROOT)/.mypy_cache" -p tapehead.inspector -p tapehead.engine -p tapehead.widgets -m tapehead.__main__
+		--cache-dir "$(ROOT)/.mypy_cache" -p tapehead.inspector -p tapehead.engine -p tapehead.widgets -p tapehead.commands \
+		-m tapehead.__main__
+	cd $(VENV)/typecheck && "$(ROOT)/$(BIN)/lint-imports" --config "$(ROOT)/pyproject.toml" --cache-dir "$(ROOT)/.import_linter_cache"
+	$(BIN)/python tests/structure
 
 lab: $(VENV)/notebook.stamp ## open JupyterLab on notebooks/
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks

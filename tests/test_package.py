@@ -11,7 +11,6 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -135,54 +134,21 @@ def test_the_sdist_brings_tests_and_what_runs_them(built: Path) -> None:
     assert {"Makefile", "constraints.txt", "LICENSE", "pyproject.toml", "tests/test_package.py"} <= names
 
 
-def imports(path: Path, when_called: bool = True) -> Iterator[tuple[int, str]]:
-    """(level, dotted name) of each import in the file; level 0 is absolute. `when_called`: those in functions, too, and
-    those for types."""
-    nodes: list[ast.AST] = [ast.parse(path.read_text())]
-    for node in nodes:
-        for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        if when_called or not (for_types or isinstance(node, ast.FunctionDef)):
-            nodes.extend(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.level, node.module
-        elif isinstance(node, ast.ImportFrom):
-            yield from ((node.level, alias.name) for alias in node.names)
+def test_imports_within_the_package_are_relative_and_lead_somewhere() -> None:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                assert not any(alias.name.partition(".")[0] == "tapehead" for alias in node.names), path
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                target = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+                assert target.with_suffix(".py").exists() or target.is_dir(), f"{path}: {'.' * node.level}{node.module}"
+            elif isinstance(node, ast.ImportFrom):
+                assert (node.module or "").partition(".")[0] != "tapehead", path
 
 
-def imported_package(path: Path, level: int, name: str) -> str:
-    """Which of tapehead's packages a relative import reaches: "engine", or "" for a module in the root."""
-    parts = [*path.relative_to(ROOT).parts[:-1]]
-    parts = parts[: len(parts) - (level - 1)] + name.split(".")
-    return parts[0] if parts[0] in PACKAGES else ""
-
-
-FORBIDDEN = {"inspector": {"engine", "widgets", ""}, "engine": {"widgets", ""}, "widgets": set[str]()}
-_REPORTS = (
-    *("accumulation_study", "advice", "batches", "branch_comparison", "compare", "diff", "find_nan", "find_unused"),
-    *("gantt", "groups", "mirror_frontier", "mirror_study", "order_study", "peak", "plan", "planned_mirror"),
-    *("precedence", "run", "unpack_order", "verbs"),
-)
-SHOWN_BY_WIDGETS = {Path(f"engine/{name}.py") for name in _REPORTS}
-"""Where a report shows itself, draws a figure, or interacts."""
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_are_relative_and_the_arrows_run_one_way(path: Path) -> None:
-    package = path.relative_to(ROOT).parts[0] if path.parent != ROOT else None
-    for level, name in imports(path, when_called=path.relative_to(ROOT) not in SHOWN_BY_WIDGETS):
-        assert name.partition(".")[0] != "tapehead" or level, f"{path.name} imports {name}: write it relative"
-        if package and level:
-            assert imported_package(path, level, name) not in FORBIDDEN[package], f"{path} imports {name}"
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_relative_import_exists(path: Path) -> None:
-    for level, name in imports(path):
-        if level:
-            target = path.parents[level - 1].joinpath(*name.split("."))
-            assert target.with_suffix(".py").exists() or target.is_dir(), f"{path.name} imports {'.' * level}{name}"
+def test_the_rooms_are_built_as_the_lint_wants() -> None:
+    counted = subprocess.run([sys.executable, ROOT / "tests" / "structure"], capture_output=True, text=True)
+    assert counted.returncode == 0, counted.stdout + counted.stderr
 
 
 def test_the_readme_links_to_files_that_are_there_and_has_no_blanks() -> None:
