@@ -92,18 +92,18 @@ def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-class Storage(NamedTuple):
+class StorageBytes(NamedTuple):
     """The bytes below a tensor; `address` is theirs alone as long as they live."""
 
     address: int
     nbytes: int
 
 
-def storage_of(tensor: Tensor) -> Storage | None:
+def storage_of(tensor: Tensor) -> StorageBytes | None:
     """The tensor's storage; None for those that have none of their own (sparse, nested, not yet initialised)."""
     try:
         storage = tensor.untyped_storage()
-        return Storage(storage._cdata, storage.nbytes())
+        return StorageBytes(storage._cdata, storage.nbytes())
     except (NotImplementedError, RuntimeError, ValueError):
         return None
 
@@ -1908,7 +1908,7 @@ class FakeOperations(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
-        self.given: dict[int, Storage] = {}
+        self.given: dict[int, StorageBytes] = {}
         self.events: list[int] = []
         self.nbytes: list[int] = []
         # An operation which torch can't fake would else run, on zeros.

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ReadyBatch:
     """Tasks of one key that were ready at the same moment, and so don't depend on each other.
 
     Attributes:
@@ -37,7 +37,7 @@ def levels(nexts: Sequence[Sequence[int]], waits: Sequence[int]) -> list[int]:
     return found
 
 
-def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[int, int]) -> list[Batch]:
+def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[int, int]) -> list[ReadyBatch]:
     """Runs the graph in thought, and holds the tasks that have a key back until nothing else can run: then all that are
     ready and share one key go together. The batches come in the order in which they ran.
 
@@ -65,7 +65,7 @@ def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[
     waiting: dict[int, list[int]] = {}
     since: dict[int, int] = {}
     heap: list[tuple[float, int]] = []
-    found: list[Batch] = []
+    found: list[ReadyBatch] = []
     free = [task for task, count in enumerate(missing) if not count]
     while free or heap:
         while free:
@@ -86,7 +86,7 @@ def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[
         if heap:
             key = heappop(heap)[1]
             tasks = tuple(sorted(waiting.pop(key)))
-            found.append(Batch(tasks, since.pop(key)))
+            found.append(ReadyBatch(tasks, since.pop(key)))
             depths[key] -= sum(level[task] for task in tasks)
             counts[key] -= len(tasks)
             for task in tasks:

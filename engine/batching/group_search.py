@@ -15,7 +15,7 @@ from ...inspector.graph.products import Factor, Product, Side, products_of
 from ...inspector.torch_internals import saved_facts
 from ..trace.batches import GroupKind
 from ..words.phrases import joined
-from .agenda import Batch, batches, levels
+from .agenda import ReadyBatch, batches, levels
 from .batched_products import addend_shape, launches_of
 from .groups import Direction, Group, GroupRules, Groups, Refused
 
@@ -276,13 +276,13 @@ class _Stacks:
     def _too_few(self, count: int, product: Product) -> str:
         return f"{count} × {product} together are fewer than min_fusion_size ({self._rules.min_fusion_size})"
 
-    def _say_small(self, small: list[tuple[int, Batch]]) -> None:
+    def _say_small(self, small: list[tuple[int, ReadyBatch]]) -> None:
         """Says what lay together and was too little: of equal shape, or of unequal ones.
 
         Those of unequal shape were together if the last of them was ready when the first of them ran.
         """
-        open_: dict[Hashable, tuple[int, list[Batch]]] = {}
-        closed: list[list[Batch]] = []
+        open_: dict[Hashable, tuple[int, list[ReadyBatch]]] = {}
+        closed: list[list[ReadyBatch]] = []
         for number, batch in small:
             family = self._family(batch.tasks[0])
             start, together = open_.get(family, (number, []))

@@ -17,7 +17,7 @@ from ..memory.timeline import Timeline
 from ..orders.policies import POLICIES
 from ..programs.make_loss import own_gradients, same_random_numbers
 from ..programs.timing import Spread, turns
-from ..sessions.native import Call, Plan, run_native
+from ..sessions.native import BackwardCall, Plan, run_native
 from .ensemble_change import Change
 from .ensembles import Argument, Ensemble
 
@@ -49,7 +49,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Deviation:
     """How far outputs and gradients of a change are from the original's.
 
     Attributes:
@@ -83,7 +83,7 @@ class Trial:
     """
 
     change: Change
-    check: Check
+    check: Deviation
     before: Cost | None = None
     after: Cost | None = None
     rounds: int = 0
@@ -140,7 +140,7 @@ class _Side:
                 measurement.begin_forward()
                 outputs = self.forward()
                 measurement.observe(None, outputs)
-            call = Call.of(list(outputs), list(self.gradients), None, False, None)
+            call = BackwardCall.of(list(outputs), list(self.gradients), None, False, None)
             timeline = run_native(call, Plan.of(call, POLICIES["heap"]), measurement=measurement).timeline
         assert timeline is not None
         return timeline
@@ -257,7 +257,7 @@ def _check(
     before: tuple[_Side, list[list[Tensor]]],
     after: tuple[_Side, list[list[Tensor]]],
     parameters: Mapping[str, Tensor],
-) -> Check:
+) -> Deviation:
     outputs = []
     for side, _ in (before, after):
         for leaf in side.leaves:
@@ -288,7 +288,7 @@ def _check(
             share, where = apart, name
         if isnan(share):  # worse than any number
             break
-    return Check(share, where, tolerance, len(made) + len(pairs))
+    return Deviation(share, where, tolerance, len(made) + len(pairs))
 
 
 def _largest(tensor: Tensor | None) -> float:

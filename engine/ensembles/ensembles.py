@@ -25,7 +25,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.kept_inputs import argument_names, names_by_place
 from ...inspector.graph.products import products_of
 from ...inspector.torch_internals import (
-    Storage,
+    StorageBytes,
     functorch_is_active,
     leaf_hooks,
     post_accumulate_hooks,
@@ -158,7 +158,7 @@ class _Copy:
 
     tensor: Tensor
     requires_grad: bool
-    storage: Storage | None
+    storage: StorageBytes | None
     version: int
     offset: int
     stride: tuple[int, ...]

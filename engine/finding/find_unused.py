@@ -24,7 +24,7 @@ from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
 from ..trace.buckets import nothing_reduced
 from ..words.findings import findings_rich, findings_text
 from ..words.phrases import counted, joined, operation_title, ordinal
-from .zero_gradients import Arrived, Origin, arrived_at
+from .zero_gradients import Arrived, ZeroOrigin, arrived_at
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -424,7 +424,7 @@ def _of_graph(told: _Told, drawn: Graph, arrived: Arrived) -> UnusedParameter:
     return UnusedParameter(*told, why, joined(stories, 2), None, name, drawn.module(task), task.source, task.id)
 
 
-def _origin(drawn: Graph, origin: Origin) -> str:
+def _origin(drawn: Graph, origin: ZeroOrigin) -> str:
     task = drawn.tasks[origin.task]
     where = drawn.describe(task)
     if origin.how == "sum" and origin.gradients > 1:

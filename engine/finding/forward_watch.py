@@ -15,8 +15,8 @@ from ...inspector.graph.graph import TensorMeta, module_name
 from ...inspector.graph.source import Source
 from ...inspector.torch_internals import uncompiled, unobserved
 from ..stops.origin import dense_parts, has_element, index_text, is_bad, number_text, value_at, what_is_bad
-from .function_calls import BadResult, FunctionCalls, Kept
-from .value_flow import Chain, How, Link, Step, ValueFlow, What, kept_in
+from .function_calls import BadResult, FunctionCalls, GivenTensor
+from .value_flow import BadOperation, Chain, How, ValueFlow, ValueLink, What, kept_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Story:
         after: what made NaN of the infinite value that it made.
     """
 
-    step: Step
+    step: BadOperation
     maker: ForwardFind
     before: ForwardFind | None
     after: ForwardFind | None
@@ -138,10 +138,10 @@ class ForwardWatch:
             how: How = "put" if chain.links[-1].step.puts else "made" if chain.given is None else "given"
             return (found[-1] if found else None), self._of_link(chain.links[-1], how)
 
-    def _of_link(self, link: Link, how: How) -> ForwardFind:
+    def _of_link(self, link: ValueLink, how: How) -> ForwardFind:
         return self.find(link.step, "nan" if _is_nan(link.value) else "inf", how)
 
-    def find(self, step: Step, what: What, how: How) -> ForwardFind:
+    def find(self, step: BadOperation, what: What, how: How) -> ForwardFind:
         """What there is to say of an operation."""
         with unobserved():
             operation, node = step.operation, step.node
@@ -167,12 +167,12 @@ class ForwardWatch:
                 tuple(lines),
             )
 
-    def _arguments(self, step: Step, bad: BadResult) -> list[str]:
+    def _arguments(self, step: BadOperation, bad: BadResult) -> list[str]:
         """What the arguments of the function were like."""
         lines = []
         facts = None if step.operation is None else step.operation.facts
         for label, value, own in (step.call.arguments or ()) if step.call is not None else ():
-            if not isinstance(value, Kept):
+            if not isinstance(value, GivenTensor):
                 lines.append(f"{label} was {number_text(value)}")
                 continue
             tensor, given = value.tensor, None if own is None else own()
@@ -193,7 +193,7 @@ def _meant(chain: Chain, how: How) -> complex | None:
     return value if how == "put" and not _is_nan(value) else None
 
 
-def _is_one_call(first: Link, second: Link) -> bool:
+def _is_one_call(first: ValueLink, second: ValueLink) -> bool:
     return first.step.call is not None and first.step.call is second.step.call
 
 
@@ -201,7 +201,7 @@ def _is_nan(value: complex) -> bool:
     return value != value
 
 
-def _results_again(step: Step) -> BadResult | None:
+def _results_again(step: BadOperation) -> BadResult | None:
     """What an operation gives, which nobody has looked at more closely when it ran."""
     try:
         return BadResult.of(step.results({})) if step.only_computes else None

@@ -16,7 +16,7 @@ from ..stops.origin import dense_parts, first_bad, is_bad, what_is_bad
 from ..words.phrases import operation_title
 
 
-class Kept:
+class GivenTensor:
     """A tensor that an operation was given, as it was then: it is copied before somebody writes into it."""
 
     __slots__ = ("__weakref__", "requires_grad", "tensor")
@@ -33,11 +33,11 @@ class KeptTensors:
     """All that are kept, by the address of their bytes."""
 
     def __init__(self) -> None:
-        self._by_address: dict[int, WeakSet[Kept]] = {}
+        self._by_address: dict[int, WeakSet[GivenTensor]] = {}
         self._limit = 256
 
-    def keep(self, tensor: Tensor) -> Kept:
-        kept = Kept(tensor)
+    def keep(self, tensor: Tensor) -> GivenTensor:
+        kept = GivenTensor(tensor)
         if (storage := storage_of(kept.tensor)) is not None:
             if len(self._by_address) >= self._limit:
                 self._by_address = {address: each for address, each in self._by_address.items() if each}
@@ -67,11 +67,11 @@ class BadResult(NamedTuple):
         return None
 
 
-class Argument(NamedTuple):
+class GivenArgument(NamedTuple):
     """`argument 0`, the number or tensor, and of a tensor the object that was given."""
 
     label: str
-    value: Kept | complex
+    value: GivenTensor | complex
     own: ref[Tensor] | None = None
 
 
@@ -87,7 +87,7 @@ class FunctionCall:
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.function = function
-        self.arguments: tuple[Argument, ...] | None = None
+        self.arguments: tuple[GivenArgument, ...] | None = None
         self.bad: BadResult | None = None
         self._args = args
         self._kwargs = kwargs
@@ -106,14 +106,14 @@ class FunctionCall:
         if self.arguments is None:
             self.arguments = tuple(self._kept(tensors))
 
-    def _kept(self, tensors: KeptTensors) -> Iterator[Argument]:
+    def _kept(self, tensors: KeptTensors) -> Iterator[GivenArgument]:
         for label, value in [*enumerate(self._args), *self._kwargs.items()]:
             if isinstance(value, int | float) and len(self._args) + len(self._kwargs) == 2:
-                yield Argument(f"argument {label}", value)
+                yield GivenArgument(f"argument {label}", value)
             for each in tensors_of(value):
                 if is_abstract(each):
                     continue
-                yield Argument(f"argument {label}", tensors.keep(each), ref(each))
+                yield GivenArgument(f"argument {label}", tensors.keep(each), ref(each))
 
     def returned(self, result: object) -> None:
         """Takes down what is bad in the result, and that what it wrote into is not as it was given."""

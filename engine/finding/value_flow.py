@@ -27,7 +27,7 @@ from ...inspector.torch_internals import (
     unobserved,
 )
 from ..stops.origin import dense_parts, has_element, is_bad
-from .function_calls import FunctionCall, FunctionCalls, Kept, KeptTensors
+from .function_calls import FunctionCall, FunctionCalls, GivenTensor, KeptTensors
 
 What = Literal["nan", "inf"]
 How = Literal["made", "put", "given"]
@@ -49,7 +49,7 @@ class _Write(NamedTuple):
     """Bytes into which a step wrote bad values: as its result number `output` sees them."""
 
     view: View
-    step: Step
+    step: BadOperation
     output: int
 
 
@@ -72,7 +72,7 @@ class Given:
         writes: how many of these writes had been.
     """
 
-    kept: Kept
+    kept: GivenTensor
     part: int
     view: View
     below: _Bytes | None
@@ -82,7 +82,7 @@ class Given:
     def tensor(self) -> Tensor:
         return dense_parts(self.kept.tensor)[self.part]
 
-    def writer(self, index: tuple[int, ...]) -> tuple[Step, int, tuple[int, ...]] | None:
+    def writer(self, index: tuple[int, ...]) -> tuple[BadOperation, int, tuple[int, ...]] | None:
         """What wrote this element: the step, which of its results, and the index there."""
         place = _byte(self.view, index)
         for view, step, output in reversed(self.below.writes[: self.writes] if self.below is not None else ()):
@@ -93,7 +93,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class BadOperation:
     """One operation that gave NaN or infinite values, and what it was called with.
 
     Attributes:
@@ -130,7 +130,7 @@ class Step:
         """Whether it may run again: what is not ATen's may communicate, or count."""
         return is_operator(self.operator) and self.operator.namespace == "aten"
 
-    def results(self, instead: Mapping[Kept, Tensor]) -> list[Tensor]:
+    def results(self, instead: Mapping[GivenTensor, Tensor]) -> list[Tensor]:
         """What it gives with other values in the place of some that it was given."""
         writes = may_write(self.operator)
         args, kwargs = (_given_again(each, instead, writes) for each in (self.args, self.kwargs))
@@ -139,10 +139,10 @@ class Step:
         return _parts(result, written_by(self.operator, args, kwargs) if writes else [])
 
 
-class Link(NamedTuple):
+class ValueLink(NamedTuple):
     """One element on its way: the operation that gave it, in which of its results, where, and its value."""
 
-    step: Step
+    step: BadOperation
     output: int
     place: tuple[int, ...]
     value: complex
@@ -156,8 +156,8 @@ class Chain(NamedTuple):
         given: where no operation made what the earliest was given: in which tensor, and at which index.
     """
 
-    links: tuple[Link, ...]
-    given: tuple[Kept, tuple[int, ...]] | None
+    links: tuple[ValueLink, ...]
+    given: tuple[GivenTensor, tuple[int, ...]] | None
 
 
 class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
@@ -172,7 +172,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
 
     def __init__(self, names: capture, calls: FunctionCalls) -> None:
         super().__init__()
-        self.firsts: dict[tuple[What, How], Step] = {}
+        self.firsts: dict[tuple[What, How], BadOperation] = {}
         self._names: capture | None = names
         self._calls = calls
         self._count = 0
@@ -188,13 +188,13 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
         written: list[Tensor] = []
         if is_operator(operator) and may_write(operator):
             written = written_by(operator, args, kwargs)
-        before: dict[int, Kept] = {}
+        before: dict[int, GivenTensor] = {}
         try:
             with unobserved():
                 for tensor in written:
                     self._kept.about_to_write(tensor)
                     if operator._opname not in _OVERWRITING and has_element(tensor):
-                        before[id(tensor)] = kept = Kept(tensor)
+                        before[id(tensor)] = kept = GivenTensor(tensor)
                         kept.copy()
         except Exception:  # a strange tensor may raise anything; the forward must not end
             pass
@@ -207,7 +207,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
         return result
 
     def _look(
-        self, operator: Any, args: Any, kwargs: Any, results: Sequence[Tensor], before: Mapping[int, Kept]
+        self, operator: Any, args: Any, kwargs: Any, results: Sequence[Tensor], before: Mapping[int, GivenTensor]
     ) -> None:
         lifts = is_lift(operator)
         if lifts and self._calls.current is None:
@@ -224,7 +224,9 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
             operation = (None if node is None else operation_of(node)) or self._names.operation(operator)
             if call is not None:
                 call.keep(self._kept)
-        step = Step(self._count, operator, _kept(args, keeps), _kept(kwargs, keeps), operation, call, node, given)
+        step = BadOperation(
+            self._count, operator, _kept(args, keeps), _kept(kwargs, keeps), operation, call, node, given
+        )
         self._count += 1
         if self._names is not None and node is None:
             self._note_first(step, [each for _, each in bad])
@@ -232,7 +234,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
             if (below := self._bytes_of(each) or self._new_bytes(each)) is not None:
                 below.writes.append(_Write(View.of(each), step, number))
 
-    def _given(self, kept: Kept, own: Tensor) -> Iterator[Given]:
+    def _given(self, kept: GivenTensor, own: Tensor) -> Iterator[Given]:
         """What is bad in an argument; its bytes are its own also where a copy of it is kept."""
         for number, (part, original) in enumerate(zip(dense_parts(kept.tensor), dense_parts(own), strict=True)):
             if is_bad(part):
@@ -254,7 +256,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
         self._bytes[storage.address] = made = _Bytes(tensor)
         return made
 
-    def _note_first(self, step: Step, bad: Sequence[Tensor]) -> None:
+    def _note_first(self, step: BadOperation, bad: Sequence[Tensor]) -> None:
         for what, is_what in (("nan", torch.isnan), ("inf", torch.isinf)):
             if not any(bool(is_what(each).any()) for each in bad):
                 continue
@@ -271,11 +273,11 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
         result is another one without it.
         """
         with unobserved():
-            links: list[Link] = []
-            (source,) = self._given(Kept(tensor), tensor)
+            links: list[ValueLink] = []
+            (source,) = self._given(GivenTensor(tensor), tensor)
             while (found := source.writer(index)) is not None:
                 step, output, place = found
-                link = Link(step, output, place, source.tensor[index].item())
+                link = ValueLink(step, output, place, source.tensor[index].item())
                 links.append(link)
                 came = cause_of(link)
                 if came is None:
@@ -284,7 +286,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
             return Chain(tuple(links), (source.kept, index))
 
 
-def cause_of(link: Link) -> tuple[Given, tuple[int, ...]] | None:
+def cause_of(link: ValueLink) -> tuple[Given, tuple[int, ...]] | None:
     """Which element of which argument made it bad; None: the operation itself did."""
     step = link.step
     if not step.given:
@@ -306,7 +308,7 @@ def cause_of(link: Link) -> tuple[Given, tuple[int, ...]] | None:
 class _Trial:
     """Runs an operation again with bad values replaced. Bad elements are numbered through all arguments."""
 
-    def __init__(self, link: Link, places: Sequence[Tensor]) -> None:
+    def __init__(self, link: ValueLink, places: Sequence[Tensor]) -> None:
         self._link = link
         self._places = places
         self._count = sum(map(len, places))
@@ -336,7 +338,7 @@ class _Trial:
 
     def _comes(self, count: int, stand_in: float | None = None, start: int = 0) -> bool:
         """Whether the same value comes out where `count` bad elements, from number `start` on, are left as they are."""
-        instead: dict[Kept, Tensor] = {}
+        instead: dict[GivenTensor, Tensor] = {}
         first = 0
         for given, found in zip(self._link.step.given, self._places, strict=True):
             begin, end = (min(max(each - first, 0), len(found)) for each in (start, start + count))
@@ -357,7 +359,7 @@ class _Trial:
             return False
 
 
-def _likely(link: Link, places: Sequence[Tensor]) -> tuple[Given, tuple[int, ...]]:
+def _likely(link: ValueLink, places: Sequence[Tensor]) -> tuple[Given, tuple[int, ...]]:
     """Of an operation that can't be run again, or gives something else each time: the bad element at the same place, if
     there is one."""
     for given in link.step.given:
@@ -378,7 +380,7 @@ def _shares_bytes(tensor: Tensor, others: Iterable[Tensor]) -> bool:
     return storage is not None and any(storage == storage_of(each) for each in others)
 
 
-def _kept(value: Any, keeps: Mapping[int, Kept]) -> Any:
+def _kept(value: Any, keeps: Mapping[int, GivenTensor]) -> Any:
     """The value with what is kept of its tensors in their place."""
     if isinstance(value, Tensor):
         return keeps.get(id(value), value)
@@ -389,18 +391,18 @@ def _kept(value: Any, keeps: Mapping[int, Kept]) -> Any:
     return value
 
 
-def kept_in(value: Any) -> Iterator[Kept]:
+def kept_in(value: Any) -> Iterator[GivenTensor]:
     """What is kept of the tensors in a step's arguments."""
-    if isinstance(value, Kept):
+    if isinstance(value, GivenTensor):
         yield value
     elif isinstance(value, tuple | list | dict):
         for each in value.values() if isinstance(value, dict) else value:
             yield from kept_in(each)
 
 
-def _given_again(value: Any, instead: Mapping[Kept, Tensor], copies: bool) -> Any:
+def _given_again(value: Any, instead: Mapping[GivenTensor, Tensor], copies: bool) -> Any:
     """The value with tensors in the place of what was kept of them; what may be written into is a copy."""
-    if isinstance(value, Kept):
+    if isinstance(value, GivenTensor):
         return instead[value] if value in instead else value.tensor.clone() if copies else value.tensor
     if isinstance(value, tuple | list):
         return type(value)(_given_again(each, instead, copies) for each in value)

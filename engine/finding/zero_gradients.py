@@ -23,7 +23,7 @@ State = bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ZeroOrigin:
     """Where a gradient that is none, or all zero, begins.
 
     Attributes:
@@ -47,7 +47,7 @@ class Arrived:
     """What came to a leaf: its gradient's state, and where that begins if the gradient is none or zero."""
 
     state: State
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[ZeroOrigin, ...] = ()
 
 
 def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arrived]:
@@ -131,7 +131,7 @@ class _Watch:
         self._taken: dict[int, list[State]] = {}
         self._given: dict[int, list[State]] = {}
         self._passes: dict[tuple[int, int], tuple[Callable[[], int], Callable[[], int]]] = {}
-        self._origins: dict[int, tuple[Origin, ...]] = {}
+        self._origins: dict[int, tuple[ZeroOrigin, ...]] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def open(self) -> None:
@@ -167,7 +167,7 @@ class _Watch:
             states[task_id] = [read() for read in noted]
         self._notes.clear()
 
-    def origins(self, leaf: int) -> tuple[Origin, ...]:
+    def origins(self, leaf: int) -> tuple[ZeroOrigin, ...]:
         """From a leaf upwards: where what reaches it was still something. What begins right above it comes first."""
         todo = [leaf]
         while todo:
@@ -188,18 +188,20 @@ class _Watch:
             return []
         return [edge.task for edge in edges if edge.task not in self._origins and not self._takes(edge.task)]
 
-    def _origins_of(self, task_id: int) -> tuple[Origin, ...]:
+    def _origins_of(self, task_id: int) -> tuple[ZeroOrigin, ...]:
         """A task's, where those of the tasks above are known."""
         edges = self._graph.in_edges[task_id]
         if not edges or any(self._gives(edge.task, edge.output) for edge in edges):
-            return (Origin(task_id, "sum", False, len(edges)),)
-        here: dict[Origin, None] = {}
-        above: dict[int, tuple[Origin, ...]] = {}  # by id: along a chain they are all the same, which keeps this linear
+            return (ZeroOrigin(task_id, "sum", False, len(edges)),)
+        here: dict[ZeroOrigin, None] = {}
+        above: dict[
+            int, tuple[ZeroOrigin, ...]
+        ] = {}  # by id: along a chain they are all the same, which keeps this linear
         for edge in edges:
             if self._takes(edge.task):
                 undefined = self._gives(edge.task, edge.output) is None
                 reason = None if undefined else self._reason(edge.task, edge.output)
-                here[Origin(edge.task, "task", undefined, len(self._taken[edge.task]), reason)] = None
+                here[ZeroOrigin(edge.task, "task", undefined, len(self._taken[edge.task]), reason)] = None
             else:
                 found = self._origins[edge.task]
                 above[id(found)] = found

@@ -16,7 +16,7 @@ MARK_BYTES = 12_347
 """A size which nothing else has, as good as certainly; and of each mark the address is known, too."""
 
 
-class Row(NamedTuple):
+class AllocatorEvent(NamedTuple):
     """One event of an allocator: `nbytes` is negative for a block that was freed. Nanoseconds since 1970."""
 
     ns: int
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class AllocatorRecording:
     """What was recorded.
 
     Attributes:
@@ -34,13 +34,13 @@ class Recording:
         tasks: the same of each task which the engine began; empty unless asked for.
     """
 
-    rows: list[Row]
+    rows: list[AllocatorEvent]
     marks: list[tuple[int, int]]
     tasks: list[tuple[int, int]]
 
-    def with_rows(self, added: Mapping[int, Sequence[Row]]) -> Recording:
+    def with_rows(self, added: Mapping[int, Sequence[AllocatorEvent]]) -> AllocatorRecording:
         """The same with more rows: those that stand right after the mark of each number."""
-        rows: list[Row] = []
+        rows: list[AllocatorEvent] = []
         marks: list[tuple[int, int]] = []
         tasks = []
         begun = deque(self.tasks)
@@ -54,16 +54,16 @@ class Recording:
             marks.append((len(rows), ns))
             rows.extend(added.get(number, ()))
         tasks.extend((len(rows) + row - done, ns) for row, ns in begun)
-        return Recording(rows + self.rows[done:], marks, tasks)
+        return AllocatorRecording(rows + self.rows[done:], marks, tasks)
 
-    def split(self, number: int) -> tuple[Recording, Recording]:
+    def split(self, number: int) -> tuple[AllocatorRecording, AllocatorRecording]:
         """What came before the mark of this number, and what came after; the mark is in neither."""
         row, ns = self.marks[number]
         begun = bisect_left(self.tasks, (row, ns))
-        first = Recording(self.rows[:row], self.marks[:number], self.tasks[:begun])
+        first = AllocatorRecording(self.rows[:row], self.marks[:number], self.tasks[:begun])
         marks = [(each - row, when) for each, when in self.marks[number + 1 :]]
         tasks = [(each - row, when) for each, when in self.tasks[begun:]]
-        return first, Recording(self.rows[row:], marks, tasks)
+        return first, AllocatorRecording(self.rows[row:], marks, tasks)
 
 
 class AllocatorRecorder(Protocol):
@@ -73,7 +73,7 @@ class AllocatorRecorder(Protocol):
 
     def mark(self) -> None: ...
 
-    def stop(self) -> Recording: ...
+    def stop(self) -> AllocatorRecording: ...
 
 
 class CpuAllocator:
@@ -101,10 +101,10 @@ class CpuAllocator:
     def mark(self) -> None:
         self._addresses.append(torch.UntypedStorage(MARK_BYTES).data_ptr())  # type: ignore[no-untyped-call]
 
-    def stop(self) -> Recording:
+    def stop(self) -> AllocatorRecording:
         """Ends the recording; what was marked since `start` is found in it."""
         events = stop_allocation_events()
-        rows: list[Row] = []
+        rows: list[AllocatorEvent] = []
         marks: list[tuple[int, int]] = []
         expected = iter(self._addresses)
         address = next(expected, None)
@@ -112,7 +112,7 @@ class CpuAllocator:
         tasks: list[tuple[int, int]] = []
         starts = iter([*events.tasks, None])
         start = next(starts)
-        for row in map(Row._make, events.rows):
+        for row in map(AllocatorEvent._make, events.rows):
             while start is not None and row.ns >= start:
                 tasks.append((len(rows), start))
                 start = next(starts)
@@ -128,4 +128,4 @@ class CpuAllocator:
                 f"only {len(marks)} of {len(self._addresses)} marks are among the allocator's events: was another "
                 "profiler started or stopped meanwhile?"
             )
-        return Recording(rows, marks, tasks)
+        return AllocatorRecording(rows, marks, tasks)

@@ -13,10 +13,10 @@ from ...inspector.graph.graph import Graph
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Listed, Maker, Timeline
 from ..memory.waiting_in_lists import summed_inputs, with_names
-from .allocator import Recording, Row
+from .allocator import AllocatorEvent, AllocatorRecording
 from .cuda_allocator import blocks_of
-from .memory_watch import Moment, Seen, Visit
-from .saved_blocks import REGION, Kept, Slots
+from .memory_watch import Seen, TaskMoment, Visit
+from .saved_blocks import REGION, SavedBlocks, Slots
 
 RECOMPUTED = "recomputed"
 """The slot of what a checkpointed region has made again, for the node that needs it."""
@@ -50,13 +50,13 @@ class Measured:
 
     graph: Graph
     device: str
-    forward: Recording
+    forward: AllocatorRecording
     recorded: bool
     makers: Sequence[Maker]
     returned: Mapping[int, Sequence[int]]
-    kept: Kept
-    backward: Recording
-    marks: Sequence[tuple[int, Moment]]
+    kept: SavedBlocks
+    backward: AllocatorRecording
+    marks: Sequence[tuple[int, TaskMoment]]
     visits: Sequence[Visit]
     keep_graph: bool
     create_graph: bool = False
@@ -96,7 +96,7 @@ class Lives:
     """
 
     turns: list[Turn]
-    rows: list[Row]
+    rows: list[AllocatorEvent]
     first: int
     births: list[int]
     deaths: list[int | None]
@@ -165,19 +165,19 @@ def _turns(measured: Measured) -> list[Turn]:
     turns: list[Turn] = []
     running: dict[int, Turn] = {}
     ends: list[int] = []  # nanoseconds
-    begins: dict[Moment, int] = {}  # of the task that was picked last
+    begins: dict[TaskMoment, int] = {}  # of the task that was picked last
     over = None
     for (row, ns), (task, moment) in zip(recording.marks, measured.marks, strict=True):
-        if moment is Moment.ENDED:
+        if moment is TaskMoment.ENDED:
             running.pop(task).ended = row
             ends.append(ns)
-        elif moment is Moment.OVER:
+        elif moment is TaskMoment.OVER:
             over = row
-        elif moment is not Moment.STARTED:
+        elif moment is not TaskMoment.STARTED:
             begins[moment] = row
         elif task in visits:
-            begin = begins.pop(Moment.BEGUN, row)
-            turns.append(Turn(visits[task], begin, begins.pop(Moment.SUMMED, begin), row))
+            begin = begins.pop(TaskMoment.BEGUN, row)
+            turns.append(Turn(visits[task], begin, begins.pop(TaskMoment.SUMMED, begin), row))
             running[task] = turns[-1]
     for place, turn in enumerate(turns):
         begun = bisect_left(recording.tasks, ends[place - 1] if place else 0, key=itemgetter(1))
@@ -190,7 +190,7 @@ def _turns(measured: Measured) -> list[Turn]:
     return turns
 
 
-def _end_of_last(turns: Sequence[Turn], rows: Sequence[Row]) -> int:
+def _end_of_last(turns: Sequence[Turn], rows: Sequence[AllocatorEvent]) -> int:
     """Where the last task's part ends: at the end backward() lets go of the roots' gradients, made before the first."""
     given = {row.address for row in rows[: turns[0].begin] if row.nbytes > 0}
     end = len(rows)
@@ -204,7 +204,7 @@ def between_tasks(measured: Measured, lives: Lives) -> int:
 
     Where the recording tells when tasks begin, hooks belong to these: 0.
     """
-    told = any(moment is Moment.BEGUN for _, moment in measured.marks[:1])
+    told = any(moment is TaskMoment.BEGUN for _, moment in measured.marks[:1])
     if measured.backward.tasks or told or not lives.turns:
         return 0
     graph, turns = measured.graph, lives.turns

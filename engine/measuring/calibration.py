@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ...inspector.graph.kinds import Kind
-from ..memory.footprint import Footprint, Footprints, Layout, LeafState, Origin, Output, StartStorage
+from ..memory.footprint import Footprint, Footprints, LeafState, Origin, StartStorage, TaskOutput, TensorLayout
 from ..memory.timeline import ON_CTX, Category, Timeline
 from ..prediction.simulation import simulated
 from ..tasks.tensor_hooks import TensorHooks
@@ -70,7 +70,7 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self._limits: dict[str, None] = {}
-        self._layouts: dict[tuple[object, ...], Layout] = {}
+        self._layouts: dict[tuple[object, ...], TensorLayout] = {}
         self._footprints: dict[Footprint, Footprint] = {}  # equal ones are one, which is compiled once
         self._holders: list[int] = []  # the tasks that get or give what something goes on holding
         self._first_use: dict[int, int] = {}  # by storage the place of the first task that got it
@@ -156,8 +156,8 @@ class _Reader:
     def _limit(self, turn: Turn, what: str) -> None:
         self._limits[f"{self.measured.graph.describe(turn.visit.task)} {what}"] = None
 
-    def _roots(self) -> tuple[Layout | None, ...]:
-        found: list[Layout | None] = []
+    def _roots(self) -> tuple[TensorLayout | None, ...]:
+        found: list[TensorLayout | None] = []
         inputs = {turn.visit.task: turn.visit.inputs for turn in self.lives.turns}
         for root, given in zip(self.measured.graph.roots, self.given, strict=True):
             seen = inputs[root.task][root.input] if root.task in inputs else None
@@ -212,15 +212,15 @@ class _Reader:
         footprint = Footprint(tuple(trace), tuple(sizes), outputs, inputs, tuple(kept), held)
         return self._footprints.setdefault(footprint, footprint)
 
-    def _layout(self, seen: Seen) -> Layout:
+    def _layout(self, seen: Seen) -> TensorLayout:
         key = (seen.shape, seen.strides, seen.itemsize, seen.stored)
         found = self._layouts.get(key)
         if found is None:
             found = self._layouts[key] = seen.layout
         return found
 
-    def _outputs(self, turn: Turn, blocks: dict[int, int]) -> list[Output | None]:
-        found: list[Output | None] = []
+    def _outputs(self, turn: Turn, blocks: dict[int, int]) -> list[TaskOutput | None]:
+        found: list[TaskOutput | None] = []
         inputs = turn.visit.inputs
         for index, (seen, number) in enumerate(zip(turn.visit.outputs, turn.outputs, strict=True)):
             if seen is None:
@@ -230,12 +230,12 @@ class _Reader:
             held = number in self.kinds.held and number not in self._first_use
             if seen.is_view and not seen.address:
                 self._limit(turn, "gives an empty view, of which it does not show what it keeps alive")
-            found.append(Output(*origin, self._layout(seen), seen.is_view, held))
+            found.append(TaskOutput(*origin, self._layout(seen), seen.is_view, held))
         return found
 
 
 def _origin(seen: Seen, inputs: Sequence[Seen | None], before: Sequence[Seen | None], block: int) -> tuple[Origin, int]:
-    """Where an output comes from, see `Output.origin`."""
+    """Where an output comes from, see `TaskOutput.origin`."""
     for index, each in enumerate(inputs):
         if each is not None and each.identity == seen.identity:
             return "input", index

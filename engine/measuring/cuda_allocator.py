@@ -12,8 +12,8 @@ import torch
 
 from ...inspector.torch_internals import start_cuda_history, stop_cuda_history
 from ..memory.timeline import BlockLevels
-from .allocator import MARK_BYTES, Recording, Row
-from .memory_watch import Moment
+from .allocator import MARK_BYTES, AllocatorEvent, AllocatorRecording
+from .memory_watch import TaskMoment
 
 _MOST = 20_000_000  # entries of the history, of some 200 bytes each
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
@@ -49,7 +49,7 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CudaRecording(Recording):
+class CudaRecording(AllocatorRecording):
     """What was recorded. `nbytes` of rows is as requested, not as rounded up to blocks.
 
     Attributes:
@@ -71,8 +71,8 @@ class CudaRecording(Recording):
         return max([self.peak_before, *(level.allocated for level in self.levels)])
 
     def split(self, number: int) -> tuple[CudaRecording, CudaRecording]:
-        """See `Recording.split`. What the mark noted, as how it was until then, is in the first part."""
-        first, second = Recording.split(self, number)
+        """See `AllocatorRecording.split`. What the mark noted, as how it was until then, is in the first part."""
+        first, second = AllocatorRecording.split(self, number)
         row, ns = self.marks[number]
         held = [each for each in self.reserved if each.ns <= ns]
         failed = bisect_right(self.failures, ns, key=lambda failure: failure.ns)
@@ -93,7 +93,7 @@ class CudaRecording(Recording):
         return before, after
 
 
-def blocks_of(recording: Recording, marks: Sequence[tuple[int, int]]) -> BlockLevels | None:
+def blocks_of(recording: AllocatorRecording, marks: Sequence[tuple[int, int]]) -> BlockLevels | None:
     """By place the highest levels from the start of a task to the start of the next one; None if none were noted.
 
     `marks`: for each mark of the recording, in order, its task and the moment in its turn.
@@ -102,8 +102,8 @@ def blocks_of(recording: Recording, marks: Sequence[tuple[int, int]]) -> BlockLe
         return None
     columns = array("q"), array("q"), array("q")
     peak_before = recording.peak_before
-    opens = Moment.BEGUN if any(moment == Moment.BEGUN for _, moment in marks) else Moment.STARTED
-    for level, (_, moment) in zip(recording.levels, [*marks, (-1, Moment.ENDED)], strict=True):
+    opens = TaskMoment.BEGUN if any(moment == TaskMoment.BEGUN for _, moment in marks) else TaskMoment.STARTED
+    for level, (_, moment) in zip(recording.levels, [*marks, (-1, TaskMoment.ENDED)], strict=True):
         for column, nbytes in zip(columns, level, strict=True):
             if column:
                 column[-1] = max(column[-1], nbytes)
@@ -127,7 +127,7 @@ class CudaAllocator:
     Known limitations: memory that does not come from this allocator (of cuBLAS without workspaces from torch, of NCCL,
     of CUDA itself) is not seen. A mark can make the allocator reserve one more segment of 2 MiB, and can raise the
     device's peak counter by its own 12,800 bytes. Which hooks of tensors ran before a task is not told
-    (`Recording.tasks` is empty).
+    (`AllocatorRecording.tasks` is empty).
 
     Args:
         device: a CUDA device; None is the current one.
@@ -210,7 +210,7 @@ def read_history(
     Raises:
         RuntimeError: not all of the marks are in the history.
     """
-    rows: list[Row] = []
+    rows: list[AllocatorEvent] = []
     found: list[tuple[int, int]] = []
     reserved: list[Reserved] = []
     failures: list[Failure] = []
@@ -227,12 +227,12 @@ def read_history(
                 found.append((len(rows), ns))
                 freed, address = address, next(expected, None)
             else:
-                rows.append(Row(ns, entry["addr"], nbytes))
+                rows.append(AllocatorEvent(ns, entry["addr"], nbytes))
         elif action == "free_requested":
             if entry["addr"] == freed and nbytes == MARK_BYTES:
                 freed = None
             else:
-                rows.append(Row(ns, entry["addr"], -nbytes))
+                rows.append(AllocatorEvent(ns, entry["addr"], -nbytes))
         elif action in _RESERVED:
             held += _RESERVED[action] * nbytes
             reserved.append(Reserved(len(rows), ns, held))

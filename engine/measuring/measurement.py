@@ -20,7 +20,7 @@ from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints, LeafState
 from ..memory.measured_device import device_of
 from ..memory.timeline import Maker, Timeline
-from .allocator import AllocatorRecorder, CpuAllocator, Recording, Row
+from .allocator import AllocatorEvent, AllocatorRecorder, AllocatorRecording, CpuAllocator
 from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
 from .calibration import footprints_of
 from .cuda_allocator import CudaAllocator
@@ -49,7 +49,7 @@ class Measurement:
         self._device = None if device is None else _measurable(torch.device(device))
         self._recorders: dict[torch.device, AllocatorRecorder] = {}
         self._recorded = False  # the forward
-        self._forward: Recording | None = None
+        self._forward: AllocatorRecording | None = None
         self._made: list[Operation | CallRecord | None] = []
         self._returned: dict[int, list[int]] = {}
         self._hooked = False
@@ -203,13 +203,15 @@ class Measurement:
         forward, backward = self._forward, self._backward
         makers = [_maker(made) for made in self._made]
         if forward is None:
-            forward = Recording([Row(0, followed.address, followed.nbytes) for followed, _ in self._found], [], [])
+            forward = AllocatorRecording(
+                [AllocatorEvent(0, followed.address, followed.nbytes) for followed, _ in self._found], [], []
+            )
             makers = [maker for _, maker in self._found]
         if self.watch.freed:
             ns = [ns for _, ns in backward.marks]
             backward = backward.with_rows(
                 {
-                    mark: [Row(ns[mark], followed.address, -followed.nbytes) for followed in freed]
+                    mark: [AllocatorEvent(ns[mark], followed.address, -followed.nbytes) for followed in freed]
                     for mark, freed in self.watch.freed.items()
                 }
             )

@@ -25,7 +25,7 @@ from ...inspector.torch_internals import (
     stored_values,
     unobserved,
 )
-from ..memory.footprint import Layout
+from ..memory.footprint import TensorLayout
 from ..memory.layouts import is_dense, sparse
 from .allocator import AllocatorRecorder
 
@@ -46,13 +46,13 @@ class Seen(NamedTuple):
     stored: int = -1
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> TensorLayout:
         if self.stored >= 0:
             return sparse(self.shape, self.stored)
         nbytes = self.itemsize
         for size in self.shape:
             nbytes *= size
-        return Layout(tuple(self.shape), tuple(self.strides), is_dense(self.shape, self.strides), nbytes)
+        return TensorLayout(tuple(self.shape), tuple(self.strides), is_dense(self.shape, self.strides), nbytes)
 
 
 def look(tensor: Tensor | None) -> Seen | None:
@@ -88,7 +88,7 @@ class Followed:
     gone: bool = False
 
 
-class Moment(IntEnum):
+class TaskMoment(IntEnum):
     """A moment in a task's turn: it is picked; the gradients in its lists are summed; its hooks have run; it has.
 
     And the one after the last turn.
@@ -144,22 +144,22 @@ class MemoryWatch:
         self._ended: list[tuple[int, int]] = []  # tasks that ended since the last look, with their marks
         self.freed: dict[int, list[Followed]] = {}
         self.visits: list[Visit] = []
-        self.marks: list[tuple[int, Moment]] = []
+        self.marks: list[tuple[int, TaskMoment]] = []
 
     def begin(self, task_id: int) -> None:
         """The task was picked; from here on all is its own."""
         self.look_for_freed()
-        self._mark(task_id, Moment.BEGUN)
+        self._mark(task_id, TaskMoment.BEGUN)
 
     def summed(self, task_id: int) -> None:
         """What was in its lists is summed; its hooks are next."""
-        self._mark(task_id, Moment.SUMMED)
+        self._mark(task_id, TaskMoment.SUMMED)
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
         """The task is about to run on these, after the user's hooks."""
         self.look_for_freed()
         self._inputs[task_id] = self._look(gradients)
-        self._mark(task_id, Moment.STARTED)
+        self._mark(task_id, TaskMoment.STARTED)
 
     def end(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
         """The task gave these, after the user's hooks and PyTorch's checks; it has not yet let go of what it saved."""
@@ -169,13 +169,13 @@ class MemoryWatch:
         if self._graph.tasks[task_id].is_leaf:
             (grad,), _ = self._look([leaf_of(self._graph.nodes[task_id]).grad])
         self._ended.append((task_id, len(self.marks)))
-        self._mark(task_id, Moment.ENDED)
+        self._mark(task_id, TaskMoment.ENDED)
         self.visits.append(Visit(task_id, inputs, seen, grad, opaque or also_opaque))
 
     def over(self) -> None:
         """The last task's turn is over."""
         self.look_for_freed()
-        self._mark(-1, Moment.OVER)
+        self._mark(-1, TaskMoment.OVER)
 
     def look_for_freed(self) -> None:
         """Notes which of the followed storages are gone since the last task's end."""
@@ -192,7 +192,7 @@ class MemoryWatch:
         opaque = any(each is None and tensor is not None for each, tensor in zip(seen, tensors, strict=True))
         return seen, opaque
 
-    def _mark(self, task_id: int, moment: Moment) -> None:
+    def _mark(self, task_id: int, moment: TaskMoment) -> None:
         with self._lock:
             self.marks.append((task_id, moment))
             self._allocator.mark()

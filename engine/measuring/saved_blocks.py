@@ -27,7 +27,7 @@ REGION = "checkpointed region"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedBlocks:
     """What nodes keep.
 
     Attributes:
@@ -43,7 +43,7 @@ class Kept:
     regions: Mapping[int, Collection[int]]
 
 
-def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> Kept:
+def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> SavedBlocks:
     """Looks at all nodes. `written`: by operation in place the addresses of its arguments."""
     saved: dict[int, Slots] = {}
     hidden: dict[int, list[int]] = {}
@@ -66,4 +66,4 @@ def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> Kept:
         if hides_saved(node) and isinstance(operation, Operation):
             for address in written.get(operation, ()):
                 hidden.setdefault(address, []).append(task)
-    return Kept(saved, hidden, hiding, {task: tasks for tasks in regions.values() for task in tasks})
+    return SavedBlocks(saved, hidden, hiding, {task: tasks for tasks in regions.values() for task in tasks})

@@ -13,7 +13,7 @@ Origin = Literal["input", "view", "output", "output view", "block", "outside"]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """Shape and strides of a tensor, as far as they decide whether memory is shared or copied.
 
     Attributes:
@@ -30,7 +30,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class TaskOutput:
     """What one output of a task is.
 
     Attributes:
@@ -46,7 +46,7 @@ class Output:
 
     origin: Origin
     number: int
-    layout: Layout
+    layout: TensorLayout
     keeps_base: bool
     held: bool = False
 
@@ -67,8 +67,8 @@ class Footprint:
 
     trace: tuple[int, ...]
     blocks: tuple[int, ...]
-    outputs: tuple[Output | None, ...]
-    inputs: tuple[Layout | None, ...]
+    outputs: tuple[TaskOutput | None, ...]
+    inputs: tuple[TensorLayout | None, ...]
     kept: tuple[tuple[int, int], ...] = ()
     held_inputs: tuple[int, ...] = ()
 
@@ -94,7 +94,7 @@ class StartStorage:
 class LeafState:
     """A leaf as the backward finds it: the layout of the tensor, and whether it already has a .grad."""
 
-    layout: Layout
+    layout: TensorLayout
     has_grad: bool
 
 
@@ -122,7 +122,7 @@ class Footprints:
     tasks: tuple[Footprint | None, ...]
     start: tuple[StartStorage, ...]
     leaves: Mapping[int, LeafState]
-    roots: tuple[Layout | None, ...]
+    roots: tuple[TensorLayout | None, ...]
     keep_graph: bool = False
     limits: tuple[str, ...] = field(default=())
     unsure: tuple[str, ...] = field(default=())

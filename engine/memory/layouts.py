@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...inspector.torch_internals import stored_bytes
-from .footprint import Layout
+from .footprint import TensorLayout
 
 
-def contiguous(shape: Sequence[int], itemsize: int) -> Layout:
+def contiguous(shape: Sequence[int], itemsize: int) -> TensorLayout:
     """The layout of a new tensor of this shape."""
     strides = []
     step = 1
@@ -24,18 +24,18 @@ def contiguous(shape: Sequence[int], itemsize: int) -> Layout:
     nbytes = itemsize
     for size in shape:
         nbytes *= size
-    return Layout(tuple(shape), tuple(reversed(strides)), True, nbytes)
+    return TensorLayout(tuple(shape), tuple(reversed(strides)), True, nbytes)
 
 
-def layout_of(tensor: Tensor) -> Layout:
+def layout_of(tensor: Tensor) -> TensorLayout:
     """The layout of a strided tensor, or of a COO one."""
     if tensor.layout is torch.sparse_coo:
         return sparse(tensor.shape, stored_bytes(tensor))
     shape, strides = tuple(tensor.shape), tensor.stride()
-    return Layout(shape, strides, is_dense(shape, strides), tensor.numel() * tensor.element_size())
+    return TensorLayout(shape, strides, is_dense(shape, strides), tensor.numel() * tensor.element_size())
 
 
-def sparse(shape: Sequence[int], nbytes: int) -> Layout:
+def sparse(shape: Sequence[int], nbytes: int) -> TensorLayout:
     """The layout of a COO tensor which stores so many bytes: nothing is added to it in place."""
     return replace(contiguous(shape, 1), dense=False, nbytes=nbytes, sparse=True)
 
@@ -55,17 +55,17 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def same_strides(one: Layout, other: Layout) -> bool:
+def same_strides(one: TensorLayout, other: TensorLayout) -> bool:
     """Whether two layouts of one shape have equal strides; those of dimensions of size 1 are nothing."""
     pairs = zip(one.shape, one.strides, other.strides, strict=True)
     return all(size == 1 or stride == its for size, stride, its in pairs)
 
 
-def is_contiguous(layout: Layout) -> bool:
+def is_contiguous(layout: TensorLayout) -> bool:
     return 0 in layout.shape or same_strides(layout, contiguous(layout.shape, 1))
 
 
-def suits(gradient: Layout, leaf: Layout) -> bool:
+def suits(gradient: TensorLayout, leaf: TensorLayout) -> bool:
     """Whether such a gradient may be the .grad of such a leaf (grad_layout_contract.h, obeys_layout_contract)."""
     if gradient.sparse:
         return True
@@ -75,7 +75,7 @@ def suits(gradient: Layout, leaf: Layout) -> bool:
     return not expanded and same_strides(gradient, leaf)
 
 
-def copy_for(gradient: Layout, leaf: Layout) -> Layout:
+def copy_for(gradient: TensorLayout, leaf: TensorLayout) -> TensorLayout:
     """The layout of the copy that becomes .grad where the gradient itself does not (clone_obey_contract)."""
     if gradient.sparse:
         return gradient
@@ -87,7 +87,7 @@ def copy_for(gradient: Layout, leaf: Layout) -> Layout:
 _TRANSPOSED_BY_BLOCKS = 60 * 60  # elements from which on, and of the block
 
 
-def scratch_of_copy(source: Layout, copy: Layout) -> int:
+def scratch_of_copy(source: TensorLayout, copy: TensorLayout) -> int:
     """Bytes that the CPU takes to copy a transposed matrix by blocks (Copy.cpp, copy_transpose_valid); else 0."""
     count = prod(source.shape)
     transposed = len(source.shape) == 2 and source.strides == (1, source.shape[0])
@@ -96,7 +96,7 @@ def scratch_of_copy(source: Layout, copy: Layout) -> int:
     return _TRANSPOSED_BY_BLOCKS * (source.nbytes // count)
 
 
-def sum_of(one: Layout, other: Layout) -> Layout:
+def sum_of(one: TensorLayout, other: TensorLayout) -> TensorLayout:
     """The layout of a sum in a new block (TensorIterator.cpp, fast_set_up and reorder_dimensions).
 
     Of two sparse tensors it stores what both do, side by side.
@@ -116,10 +116,10 @@ def sum_of(one: Layout, other: Layout) -> Layout:
     for dimension in _innermost_first(one, other):
         strides[dimension] = step
         step *= max(one.shape[dimension], 1)
-    return Layout(one.shape, tuple(strides), True, one.nbytes)
+    return TensorLayout(one.shape, tuple(strides), True, one.nbytes)
 
 
-def _innermost_first(one: Layout, other: Layout) -> list[int]:
+def _innermost_first(one: TensorLayout, other: TensorLayout) -> list[int]:
     """The dimensions as the sum has them: by the strides of the first term, where it has no say by the second's."""
     order = list(reversed(range(len(one.shape))))
     for start in range(1, len(order)):
@@ -134,7 +134,7 @@ def _innermost_first(one: Layout, other: Layout) -> list[int]:
     return order
 
 
-def _compare(inner: int, outer: int, *terms: Layout) -> int:
+def _compare(inner: int, outer: int, *terms: TensorLayout) -> int:
     """Positive if two neighbours have to change places, negative if they are right, 0 if nothing tells."""
     for term in terms:
         ours, its = term.strides[inner], term.strides[outer]
@@ -151,13 +151,13 @@ class Layouts:
     def __init__(self) -> None:
         self.dense: list[bool] = []
         self.nbytes: list[int] = []
-        self._layouts: list[Layout] = []
-        self._numbers: dict[Layout, int] = {}
+        self._layouts: list[TensorLayout] = []
+        self._numbers: dict[TensorLayout, int] = {}
         self._sums: dict[tuple[int, int], int] = {}
         self._suits: dict[tuple[int, int], bool] = {}
         self._lock = Lock()  # simulations in several threads share one
 
-    def number(self, layout: Layout) -> int:
+    def number(self, layout: TensorLayout) -> int:
         found = self._numbers.get(layout)
         if found is not None:
             return found
@@ -169,7 +169,7 @@ class Layouts:
                 self._numbers[layout] = len(self._layouts) - 1
             return self._numbers[layout]
 
-    def __getitem__(self, number: int) -> Layout:
+    def __getitem__(self, number: int) -> TensorLayout:
         return self._layouts[number]
 
     def sum(self, one: int, other: int) -> int:

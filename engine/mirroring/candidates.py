@@ -36,7 +36,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDrops:
     """What a planner found.
 
     Attributes:

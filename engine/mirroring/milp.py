@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from time import perf_counter
 
-from .candidates import Candidates, Found, Goal
+from .candidates import Candidates, FoundDrops, Goal
 from .footprint import Mirrored, MirroredMemory
 
 _MOST_ROUNDS = 30
@@ -20,7 +20,7 @@ def has_scipy() -> bool:
     return find_spec("scipy") is not None
 
 
-def milp(memory: MirroredMemory, goal: Goal, *, seconds: float = 10.0) -> Found:
+def milp(memory: MirroredMemory, goal: Goal, *, seconds: float = 10.0) -> FoundDrops:
     """Looks for what to drop, and for a bound that no choice is below.
 
     Of each storage there are two decisions: whether it is kept from the forward, and whether it is made again. What is
@@ -65,7 +65,7 @@ def milp(memory: MirroredMemory, goal: Goal, *, seconds: float = 10.0) -> Found:
             tried.append(chosen)
         else:  # by as much less is asked for as the replays themselves took
             target = max(1, target - (now.peak_bytes - enough))
-    return Found(dropped, found, rounds, perf_counter() - began, bound_bytes=bound)
+    return FoundDrops(dropped, found, rounds, perf_counter() - began, bound_bytes=bound)
 
 
 def _highest(found: Mirrored) -> set[int]:

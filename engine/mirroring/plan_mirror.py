@@ -32,7 +32,7 @@ from ..queue.policy import Choice, Policy, is_dynamic, policy_name
 from ..trace.buckets import nothing_reduced
 from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
-from .candidates import Found, Goal
+from .candidates import FoundDrops, Goal
 from .footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
 from .mirror import mirror
 from .plan import MirrorPlan, MirrorPrediction
@@ -64,7 +64,7 @@ def plan_mirror(
     seconds: float = 5.0,
     policy: str | Policy = "heap",
     repetitions: int = 3,
-    progress: Callable[[Found], object] | None = None,
+    progress: Callable[[FoundDrops], object] | None = None,
 ) -> PlannedMirror:
     """Plans which saved tensors a forward lets go of, to make them again in the backward: `with th.mirror(plan):`.
 
@@ -290,7 +290,7 @@ class _Runs:
             torch.accelerator.synchronize()
 
 
-_Progress = Callable[[Found], object] | None
+_Progress = Callable[[FoundDrops], object] | None
 
 
 def _planned(
@@ -302,7 +302,7 @@ def _planned(
     memory = MirroredMemory(runs.storages, simulate(footprints.graph, order, footprints))
     plain = memory.plain_peak_bytes
     goal = Goal(asked.extra_ns(runs.plain_ns), asked.peak_bytes(plain))
-    nothing = _Tried(Found(frozenset(), memory.mirrored(()), 0, 0.0), _Extra(0.0, 0.0), True)
+    nothing = _Tried(FoundDrops(frozenset(), memory.mirrored(()), 0, 0.0), _Extra(0.0, 0.0), True)
     left_alone: str | None
     if goal.peak_bytes is not None and plain <= goal.peak_bytes:
         tried = nothing
@@ -324,7 +324,7 @@ def _planned(
 class _Tried:
     """What a solver found, what it takes by what was measured, and whether that is no more than is allowed."""
 
-    found: Found
+    found: FoundDrops
     extra: _Extra
     met: bool
 
@@ -397,7 +397,7 @@ def _not_worth_it(asked: _Asked, runs: _Runs, plain: int) -> str:
 
 def _solved(
     memory: MirroredMemory, goal: Goal, solver: str, seconds: float, start: Iterable[int] | None, progress: _Progress
-) -> Found:
+) -> FoundDrops:
     """Without products made again, if that reaches what is wanted, or comes as near."""
     solve = SOLVERS[solver]
     without = solve(memory, replace(goal, products=False), 0.4 * seconds, None, progress)
@@ -437,7 +437,7 @@ def _result(
     asked: _Asked,
     goal: Goal,
     memory: MirroredMemory,
-    found: Found,
+    found: FoundDrops,
     extra: _Extra,
     left_alone: str | None,
     order_name: str,
@@ -476,7 +476,7 @@ def _result(
     )
 
 
-def _notes(runs: _Runs, asked: _Asked, goal: Goal, found: Found, left_alone: str | None) -> Iterator[str]:
+def _notes(runs: _Runs, asked: _Asked, goal: Goal, found: FoundDrops, left_alone: str | None) -> Iterator[str]:
     peak = found.mirrored.peak_bytes
     if goal.peak_bytes is not None and peak > goal.peak_bytes:
         lowest = "; this is the lowest peak that was found" if left_alone is None else ""

@@ -16,7 +16,7 @@ from ...inspector.shown import drawn, text_of
 from ..memory.timeline import Timeline
 from ..prediction.simulation import difference
 from ..words.sizes import percent_text, share_text, size_text
-from .candidates import Found, Goal
+from .candidates import FoundDrops, Goal
 from .footprint import MirroredMemory
 from .modules import RIGHT, module_cells, module_sentences, ms_text
 from .plan import MirrorPlan, MirrorPrediction
@@ -331,8 +331,8 @@ def explored(plan: PlannedMirror, seconds: float) -> MirrorFrontier:
         raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
     began = perf_counter()
     memory = plan.memory
-    nothing = Found(frozenset(), memory.mirrored(()), 0, 0.0)
-    asked = Found(plan.dropped, memory.mirrored(plan.dropped), 0, 0.0)
+    nothing = FoundDrops(frozenset(), memory.mirrored(()), 0, 0.0)
+    asked = FoundDrops(plan.dropped, memory.mirrored(plan.dropped), 0, 0.0)
     found = [nothing, asked]
     whole = sum(each.replay_ns for each in memory.storages if each.droppable)
     lowest = {}
@@ -376,7 +376,7 @@ def _frontier(found: Iterable[PlannedMirror], explored: PlannedMirror, plain: in
     return kept
 
 
-def _planned(plan: PlannedMirror, found: Found) -> PlannedMirror:
+def _planned(plan: PlannedMirror, found: FoundDrops) -> PlannedMirror:
     """The plan that drops this instead. What that takes is reckoned from what was measured of the given plan."""
     if found.dropped == plan.dropped:
         return plan

@@ -10,7 +10,7 @@ from math import exp, inf, log
 from time import perf_counter
 
 from ...inspector.graph.collector import collector_paused
-from .candidates import Candidates, Found, Goal
+from .candidates import Candidates, FoundDrops, Goal
 from .footprint import Mirrored, MirroredMemory
 
 # Shares of the time that is allowed, which the greedy planner is tried with.
@@ -28,7 +28,7 @@ _LONGER = 1.3
 _WARM, _COLD = 0.02, 0.0005  # what may be worse, as a round starts and as it ends
 
 
-def greedy(memory: MirroredMemory, goal: Goal) -> Found:
+def greedy(memory: MirroredMemory, goal: Goal) -> FoundDrops:
     """Drops what saves most bytes per nanosecond, as long as what is kept falls (Zheng et al., Echo, ISCA 2020).
 
     What a replay would newly keep alive counts against what it drops, over the whole graph. Where several replays would
@@ -44,7 +44,7 @@ def greedy(memory: MirroredMemory, goal: Goal) -> Found:
     chosen = [frozenset[int](), *(_greedy(memory, units, limit * share) for share in _BUDGETS)]
     judged = [(memory.mirrored(each), each) for each in dict.fromkeys(chosen)]
     found, dropped = min(judged, key=lambda pair: goal.rank(pair[0]))
-    return Found(dropped, found, len(judged), perf_counter() - began)
+    return FoundDrops(dropped, found, len(judged), perf_counter() - began)
 
 
 def _units(candidates: Candidates) -> Iterator[frozenset[int]]:
@@ -121,9 +121,9 @@ def search(
     start: Iterable[int] | None = None,
     seconds: float = 5.0,
     evaluations: int | None = None,
-    progress: Callable[[Found], object] | None = None,
+    progress: Callable[[FoundDrops], object] | None = None,
     seed: int = 0,
-) -> Found:
+) -> FoundDrops:
     """Drops a storage more or one less, and simulates what the levels near the peak become. Never worse than greedy.
 
     A move is of one storage, with what has to be replayed for it, or of all that are made in the same way (the layers
@@ -187,8 +187,8 @@ class _Search:
         self._round: float = _FIRST_ROUND
         self._new_round()
 
-    def found(self, seconds: float, interrupted: bool = False) -> Found:
-        return Found(self._best, self._best_is, self.tried, seconds, interrupted)
+    def found(self, seconds: float, interrupted: bool = False) -> FoundDrops:
+        return FoundDrops(self._best, self._best_is, self.tried, seconds, interrupted)
 
     def _new_round(self) -> None:
         self._dropped, self._now = self._best, self._best_is
@@ -265,13 +265,13 @@ class _Search:
 
 
 Solver = Callable[
-    [MirroredMemory, Goal, float, Iterable[int] | None, Callable[[Found], object] | None],
-    Found,
+    [MirroredMemory, Goal, float, Iterable[int] | None, Callable[[FoundDrops], object] | None],
+    FoundDrops,
 ]
 """Takes the backward, what is wanted, for how many seconds, what to begin with, and whom to tell."""
 
 
-def _by_greedy(memory: MirroredMemory, goal: Goal, seconds: float, start: object, progress: object) -> Found:
+def _by_greedy(memory: MirroredMemory, goal: Goal, seconds: float, start: object, progress: object) -> FoundDrops:
     return greedy(memory, goal)
 
 
@@ -280,12 +280,12 @@ def _by_search(
     goal: Goal,
     seconds: float,
     start: Iterable[int] | None,
-    progress: Callable[[Found], object] | None,
-) -> Found:
+    progress: Callable[[FoundDrops], object] | None,
+) -> FoundDrops:
     return search(memory, goal, start=start, seconds=seconds, progress=progress)
 
 
-def _by_milp(memory: MirroredMemory, goal: Goal, seconds: float, start: object, progress: object) -> Found:
+def _by_milp(memory: MirroredMemory, goal: Goal, seconds: float, start: object, progress: object) -> FoundDrops:
     from .milp import milp
 
     return milp(memory, goal, seconds=seconds)

@@ -26,7 +26,7 @@ _replaying = RLock()  # a backward on several devices has a thread for each
 
 
 @dataclass(slots=True)
-class Tally:
+class ReplayTally:
     """What replays came to.
 
     Attributes:
@@ -40,7 +40,7 @@ class Tally:
     seconds: float = 0.0
 
 
-class Part(NamedTuple):
+class StorageView(NamedTuple):
     """A tensor: its bytes, and what it shows of them.
 
     Without bytes: those that the call writes into. It belongs to them, and were it to hold them, too, none of them
@@ -101,8 +101,8 @@ class Bytes:
         self,
         tensor: Tensor,
         storage: torch.UntypedStorage,
-        tally: Tally,
-        call: Call | None = None,
+        tally: ReplayTally,
+        call: FollowedCall | None = None,
         number: int = -1,
     ) -> None:
         self.nbytes = storage.nbytes()
@@ -142,9 +142,9 @@ class Bytes:
         assert self._counter is not None, "they are at hand"
         return Held(self, self._counter)
 
-    def argument(self, tensor: Tensor) -> Part | Held:
+    def argument(self, tensor: Tensor) -> StorageView | Held:
         """A tensor that shows them."""
-        return Part(self, View.of(tensor)) if self._counter is None else Held(self, at_hand(tensor))
+        return StorageView(self, View.of(tensor)) if self._counter is None else Held(self, at_hand(tensor))
 
     def check(self, reader: Operator, shown: View | Tensor) -> None:
         """That nobody has written into it.
@@ -161,11 +161,11 @@ class Bytes:
             )
 
 
-class Call:
+class FollowedCall:
     """An operation as it was called in the forward.
 
     Attributes:
-        args, kwargs: with a `Part` or `Held` in each tensor's place.
+        args, kwargs: with a `StorageView` or `Held` in each tensor's place.
         parts: those of other bytes than what it writes into.
         outputs: which of its outputs are the beginning of which bytes.
 
@@ -181,11 +181,11 @@ class Call:
         operator: Operator,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        part_of: Callable[[Tensor], Part | Held],
+        part_of: Callable[[Tensor], StorageView | Held],
         result: Tensor | None = None,
     ) -> None:
         self.operator = operator
-        self.parts: list[Part | Held] = []
+        self.parts: list[StorageView | Held] = []
         self._like = None if result is None else (View.of(result), result.device)
         if self._like is not None:
             args, kwargs = (), {}
@@ -198,7 +198,7 @@ class Call:
         self._generator = _generator_of(args, kwargs) if traits.is_random else None
         self._state = None if self._generator is None else self._generator.get_state()
 
-    def run(self, tensor_of: Callable[[Part | Held], Tensor]) -> Any:
+    def run(self, tensor_of: Callable[[StorageView | Held], Tensor]) -> Any:
         """Calls it again. Random numbers are what they were, and go on afterwards as if nobody had drawn any."""
         args = [_restored(each, tensor_of) for each in self.args]
         kwargs = {name: _restored(each, tensor_of) for name, each in self.kwargs.items()}
@@ -306,7 +306,7 @@ def _storage(each: Bytes) -> torch.UntypedStorage | None:
 
 
 def _called(
-    call: Call,
+    call: FollowedCall,
     of: Bytes,
     storage: torch.UntypedStorage | None,
     there: Callable[[Bytes], torch.UntypedStorage | None],
@@ -319,7 +319,7 @@ def _called(
         others: what else it gives goes to those whose bytes it is.
     """
 
-    def tensor_of(argument: Part | Held) -> Tensor:
+    def tensor_of(argument: StorageView | Held) -> Tensor:
         if isinstance(argument, Held):
             argument.bytes.check(call.operator, argument.tensor)
             return argument.tensor
@@ -386,8 +386,8 @@ def _generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Gener
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
-def _replaced(value: Any, part_of: Callable[[Tensor], Part | Held], parts: list[Part | Held]) -> Any:
-    """An argument with a `Part` or `Held` in the place of each tensor. Those with bytes are added to `parts`."""
+def _replaced(value: Any, part_of: Callable[[Tensor], StorageView | Held], parts: list[StorageView | Held]) -> Any:
+    """An argument with a `StorageView` or `Held` in the place of each tensor. Those with bytes are added to `parts`."""
     if isinstance(value, Tensor):
         part = part_of(value)
         if part.bytes is not None:
@@ -398,8 +398,8 @@ def _replaced(value: Any, part_of: Callable[[Tensor], Part | Held], parts: list[
     return value
 
 
-def _restored(value: Any, tensor_of: Callable[[Part | Held], Tensor]) -> Any:
-    if isinstance(value, Part | Held):
+def _restored(value: Any, tensor_of: Callable[[StorageView | Held], Tensor]) -> Any:
+    if isinstance(value, StorageView | Held):
         return tensor_of(value)
     if isinstance(value, list):
         return [_restored(each, tensor_of) for each in value]

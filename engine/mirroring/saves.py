@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...inspector.graph.graph import Graph, TensorMeta
 from ...inspector.torch_internals import packed_slots
 from ..words.phrases import joined
-from .replay import Bytes, Saved, Tally
+from .replay import Bytes, ReplayTally, Saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ReplayClock:
     """
 
     def __init__(self, graph: Graph) -> None:
-        found: dict[int, Tally] = {}
+        found: dict[int, ReplayTally] = {}
         for node in graph.nodes:
             for _, packed in packed_slots(node):
                 if isinstance(packed, Saved):

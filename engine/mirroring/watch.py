@@ -36,7 +36,19 @@ from ...inspector.torch_internals import (
 )
 from ..words.phrases import joined
 from .plan import MirrorPlan, PlannedStorage
-from .replay import Bytes, Call, Held, Part, Saved, Tally, at_hand, bytes_of, described, made_again, view_of
+from .replay import (
+    Bytes,
+    FollowedCall,
+    Held,
+    ReplayTally,
+    Saved,
+    StorageView,
+    at_hand,
+    bytes_of,
+    described,
+    made_again,
+    view_of,
+)
 
 Packed = Saved | tuple[Tensor, int]
 """What stands for a saved tensor: its bytes, to be made again, or it itself with the version that it had."""
@@ -45,7 +57,7 @@ Function = Callable[..., Any]
 """What a TorchFunctionMode is called with: `torch.nn.functional.linear`."""
 
 
-class MirrorTally(Tally):
+class MirrorTally(ReplayTally):
     """Counts what is dropped, too.
 
     Attributes:
@@ -220,7 +232,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         call = self._call(operator, args, kwargs) if drops and early else None
         result = operator(*args, **kwargs)
         if drops and not early:
-            call = Call(operator, args, kwargs, partial(self._argument, None), result)
+            call = FollowedCall(operator, args, kwargs, partial(self._argument, None), result)
         if call is None:
             return result
         for output, number in drops:
@@ -235,18 +247,18 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
 
     def _call(
         self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], into: Bytes | None = None
-    ) -> Call | None:
+    ) -> FollowedCall | None:
         """An operation as it may run again; None where it takes a tensor without bytes of its own, such as a sparse.
 
         Args:
             into: what it writes into, if that was there before.
         """
         try:
-            return Call(operator, args, kwargs, partial(self._argument, into))
+            return FollowedCall(operator, args, kwargs, partial(self._argument, into))
         except _NoBytesError:
             return None
 
-    def _argument(self, into: Bytes | None, tensor: Tensor) -> Part | Held:
+    def _argument(self, into: Bytes | None, tensor: Tensor) -> StorageView | Held:
         """An argument of an operation that may run again. What is not dropped is held."""
         storage = None if computes_itself(tensor) else bytes_below(tensor)
         if storage is None:
@@ -256,7 +268,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
             found = Bytes(tensor, storage, self._tally)
             self._known[storage._cdata] = None, found
             return found.first_argument()
-        return Part(None, View.of(tensor)) if known[1] is into else known[1].argument(tensor)
+        return StorageView(None, View.of(tensor)) if known[1] is into else known[1].argument(tensor)
 
     def _find(self, tensor: Tensor) -> Bytes | None:
         storage = bytes_below(tensor)
@@ -273,11 +285,11 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
                 return True
         return bool(kwargs) and self.knows_any(tuple(kwargs.values()), {})
 
-    def _note_reader(self, reader: Bytes, call: Call) -> None:
+    def _note_reader(self, reader: Bytes, call: FollowedCall) -> None:
         reference = weakref.ref(reader)
         for part in call.parts:
             assert part.bytes is not None, "it is not what the call writes into"
-            shown = part.view if isinstance(part, Part) else part.tensor
+            shown = part.view if isinstance(part, StorageView) else part.tensor
             part.bytes.readers.append((reference, shown))
 
     def _note_writes(self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.torch_internals import input_metadata, is_packed, leaf_of, sequence_nr
 from ..queue.policy import HEAP, Policy, following
 from ..tasks.hook_watch import no_hooks
-from .kept_plans import Kept, fingerprint, forget_kept
+from .kept_plans import Latest, fingerprint, forget_kept
 from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order
 from .problem import Problem
@@ -27,9 +27,9 @@ _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
 _ESTIMATE = "what decides is an estimate"
 _LOOKED_AT = 256  # nodes that make the shape of a graph which is not walked
 
-_plans: Kept[_Taken] = Kept()
-_left_alone: Kept[None] = Kept()  # the looks of backwards for which that is the plan
-_ordered: Kept[None] = Kept()  # those of backwards for which another one is
+_plans: Latest[_Taken] = Latest()
+_left_alone: Latest[None] = Latest()  # the looks of backwards for which that is the plan
+_ordered: Latest[None] = Latest()  # those of backwards for which another one is
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import product
 
-from ..memory.footprint import Output
+from ..memory.footprint import TaskOutput
 from ..prediction.dry_run import assumed_footprint
 from ..prediction.footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, compiled
 from .problem import Problem
@@ -171,7 +171,7 @@ class Commuting:
         self,
         task: int,
         number: int,
-        output: Output,
+        output: TaskOutput,
         blocks: Sequence[int],
         known: Sequence[tuple[_Origin, _Origin, set[_Form]]],
     ) -> tuple[_Origin, _Origin, set[_Form]]:

@@ -14,7 +14,7 @@ _MOST = 64  # of each kind
 V = TypeVar("V")
 
 
-class Kept(Generic[V]):
+class Latest(Generic[V]):
     """The latest of what was found, by key. Threads may share it."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Kept(Generic[V]):
             self._found.clear()
 
 
-_plans: Kept[tuple[int, ...]] = Kept()
+_plans: Latest[tuple[int, ...]] = Latest()
 
 
 def kept_plan(

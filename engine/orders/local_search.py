@@ -27,7 +27,7 @@ _TOLERANCE = 0.1  # how much more of such levels is still taken now and then
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a search has found.
 
     Attributes:
@@ -56,9 +56,9 @@ def search(
     ran: int = 0,
     seconds: float = 10.0,
     evaluations: int | None = None,
-    progress: Callable[[Found], object] | None = None,
+    progress: Callable[[SearchResult], object] | None = None,
     seed: int = 0,
-) -> Found:
+) -> SearchResult:
     """Moves tasks about in an order, so that its peak gets lower. What it returns is never worse than `order`.
 
     A move takes a task with all that it waits for to before the peak, because it frees something; or one with all that
@@ -214,8 +214,8 @@ class _Search:
         """Whether no order is better."""
         return self._peak <= self.bound or len(self._best) - self._ran < 2
 
-    def found(self, seconds: float, interrupted: bool = False) -> Found:
-        return Found(tuple(self._best), self._peak, self._start, self.bound, self.tried, seconds, interrupted)
+    def found(self, seconds: float, interrupted: bool = False) -> SearchResult:
+        return SearchResult(tuple(self._best), self._peak, self._start, self.bound, self.tried, seconds, interrupted)
 
     def _go_by(self, model: Problem, order: Sequence[int]) -> None:
         """From here on moves, of this order, are judged by this model's blocks."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
-    from .local_search import Found
+    from .local_search import SearchResult
 
 
 _MOST_LIMITS = 3  # that are said
@@ -177,7 +177,7 @@ def plan(
     *,
     footprints: Footprints | None = None,
     seconds: float = 0.0,
-    progress: Callable[[Found], object] | None = None,
+    progress: Callable[[SearchResult], object] | None = None,
 ) -> OrderPlan:
     """Predicts the peak of a backward under several policies, and says how far each is above what no order is below.
 

@@ -18,7 +18,7 @@ _UNKNOWN = -1  # in place of a layout's number
 
 
 @dataclass(slots=True)
-class Block:
+class CertainBlock:
     """A block of memory, and what is certain of its life.
 
     It is there from the first of its makers on, as long as one of its users has still to end, and longer where `stays`
@@ -88,7 +88,7 @@ class CertainMemory:
 
     needs: list[int]
     keeps: list[int]
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[CertainBlock] = field(default_factory=list)
     sums: dict[int, Sum] = field(default_factory=dict)
 
 
@@ -115,7 +115,7 @@ def _given(problem: Problem) -> CertainMemory:
         problem.sizes, problem.makers, problem.users, problem.certain, strict=True
     ):
         if certain:
-            found.blocks.append(Block(nbytes, makers, list(users), stays=not users))
+            found.blocks.append(CertainBlock(nbytes, makers, list(users), stays=not users))
     return found
 
 
@@ -160,7 +160,7 @@ class _Reader:
         return self._found
 
     def _new(self, nbytes: int, makers: tuple[int, ...], *, stays: bool = False) -> int:
-        self._found.blocks.append(Block(nbytes, makers, stays=stays))
+        self._found.blocks.append(CertainBlock(nbytes, makers, stays=stays))
         self._ends.append(0)
         return len(self._ends) - 1
 

@@ -38,7 +38,7 @@ from ...inspector.torch_internals import (
     storage_owned_alone,
     stored_values,
 )
-from ..memory.footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
+from ..memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
 from ..memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from ..memory.measured_device import device_of
 from ..memory.timeline import Maker
@@ -141,7 +141,7 @@ _NOT_CALLED = "custom Functions, whose code is not called"
 class _Gradient(NamedTuple):
     """A gradient on its way, as far as it matters to memory."""
 
-    layout: Layout
+    layout: TensorLayout
     dtype: torch.dtype
     device: torch.device
 
@@ -153,7 +153,7 @@ class _Answer(NamedTuple):
     gradients: tuple[_Gradient | None, ...]
 
 
-def assumed_layout(meta: TensorMeta) -> Layout:
+def assumed_layout(meta: TensorMeta) -> TensorLayout:
     """What a gradient is taken for where nothing but its metadata is known."""
     return contiguous(meta.shape or (), meta.dtype.itemsize)
 
@@ -167,12 +167,12 @@ def _of_shapes(graph: Graph) -> Footprints:
 
 def assumed_footprint(graph: Graph, task_id: int) -> Footprint:
     """What a task is taken to do where it can't be asked: each gradient that it gives is a new block."""
-    outputs: list[Output | None] = []
+    outputs: list[TaskOutput | None] = []
     blocks: list[int] = []
     for edge in graph.out_edges[task_id]:
         layout = assumed_layout(graph.tasks[edge.next_task].inputs[edge.input])
         outputs.extend([None] * (edge.output - len(outputs)))
-        outputs.append(Output("block", len(blocks), layout, keeps_base=False))
+        outputs.append(TaskOutput("block", len(blocks), layout, keeps_base=False))
         blocks.append(layout.nbytes)
     return Footprint(tuple(range(len(blocks))), tuple(blocks), tuple(outputs), inputs=())
 
@@ -196,7 +196,7 @@ class _DryRun:
         self._hooks = TensorHooks(graph.nodes)
         self._more_limits: list[str] = []
         self._facts: list[object | None] = []
-        self._sparse_grads: dict[int, Layout] = {}  # by the leaf's task
+        self._sparse_grads: dict[int, TensorLayout] = {}  # by the leaf's task
         self._found_out: set[int] = set()  # the tasks that hide what they keep, and keep nothing but leaves
 
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
@@ -269,7 +269,7 @@ class _DryRun:
         scratch = self._scratch(gradient, copy_for(gradient.layout, leaf.layout))
         return Footprint((0, ~0), (scratch,), (), (gradient.layout,)) if scratch else None
 
-    def _scratch(self, gradient: _Gradient, copy: Layout) -> int:
+    def _scratch(self, gradient: _Gradient, copy: TensorLayout) -> int:
         return scratch_of_copy(gradient.layout, copy) if gradient.device == self._device == torch.device("cpu") else 0
 
     def _retaining(self, task_id: int, footprint: Footprint, inputs: list[_Gradient | None]) -> Footprint:
@@ -412,7 +412,7 @@ class _DryRun:
             return None
         if (what := PASSING[name]) is not None:
             self._limit(what, task.id)
-        outputs: list[Output | None] = [None] * len(node.next_functions)
+        outputs: list[TaskOutput | None] = [None] * len(node.next_functions)
         gradients: list[_Gradient | None] = [None] * len(outputs)
         for edge in edges:
             given, takes = inputs[edge.output], _assumed(self._takes[edge.next_task][edge.input])
@@ -420,7 +420,7 @@ class _DryRun:
             same = given.layout.shape == takes.layout.shape  # else a DTensor of which this is one rank's part
             gradients[edge.output] = given if same else takes
             layout = (given if same else takes).layout
-            outputs[edge.output] = Output("input" if same else "view", edge.output, layout, keeps_base=False)
+            outputs[edge.output] = TaskOutput("input" if same else "view", edge.output, layout, keeps_base=False)
         layouts = tuple(None if each is None else each.layout for each in inputs)
         return _Answer(Footprint((), (), tuple(outputs), layouts), tuple(gradients))
 
@@ -433,7 +433,7 @@ class _DryRun:
 
     def _origins(
         self, given: list[Tensor | None], outputs: list[Tensor | None], stored: list[Tensor | None]
-    ) -> Iterator[Output | None]:
+    ) -> Iterator[TaskOutput | None]:
         storages = [None if each is None else storage_of(each) for each in given]
         numbers: dict[int, int] = {}  # of a task's own blocks, the first output on each
         for position, (whole, output) in enumerate(zip(outputs, stored, strict=True)):
@@ -445,18 +445,18 @@ class _DryRun:
             before = next((number for number, each in enumerate(outputs[:position]) if each is whole), -1)
             block = self._operations.number(output)
             if same >= 0:
-                yield Output("input", same, layout, keeps_base)
+                yield TaskOutput("input", same, layout, keeps_base)
             elif before >= 0:
-                yield Output("output", before, layout, keeps_base)
+                yield TaskOutput("output", before, layout, keeps_base)
             elif block in numbers:
-                yield Output("output view", numbers[block], layout, keeps_base)
+                yield TaskOutput("output view", numbers[block], layout, keeps_base)
             elif block >= 0:
                 numbers[block] = position
-                yield Output("block", block, layout, keeps_base)
+                yield TaskOutput("block", block, layout, keeps_base)
             else:
                 storage = storage_of(output)
                 shared = storages.index(storage) if storage is not None and storage in storages else -1
-                yield Output("view" if shared >= 0 else "outside", shared, layout, keeps_base)
+                yield TaskOutput("view" if shared >= 0 else "outside", shared, layout, keeps_base)
 
     def _start(self) -> Iterator[StartStorage]:
         """What is alive before the backward; see `dry_run` for the rule."""
@@ -591,7 +591,7 @@ def _is_scalar(meta: TensorMeta) -> bool:
     return meta.shape is not None and prod(meta.shape) == 1
 
 
-def _layout_of(tensor: Tensor) -> Layout:
+def _layout_of(tensor: Tensor) -> TensorLayout:
     if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
         return contiguous(() if tensor.is_nested else tensor.shape, tensor.element_size())
     return layout_of(tensor)

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..memory.footprint import Footprint, Footprints, Layout, Origin, Output
+from ..memory.footprint import Footprint, Footprints, Origin, TaskOutput, TensorLayout
 from ..memory.layouts import Layouts
 from ..memory.timeline import Category, Maker
 from .dry_run import assumed_footprint, assumed_layout
@@ -170,7 +170,7 @@ class Compiled:
             start.uses.append(uses or 1)  # if nobody is known to hold it, it stays
         return start
 
-    def _root(self, number: int, layout: Layout | None) -> int:
+    def _root(self, number: int, layout: TensorLayout | None) -> int:
         """The tensor of a root's gradient, which the call of backward() holds until its end."""
         start, root = self.start, self._graph.roots[number]
         start.storage_of.append(OUTSIDE if layout is None else len(start.nbytes))
@@ -237,6 +237,6 @@ def compile_footprint(footprint: Footprint, layouts: Layouts) -> Program:
     )
 
 
-def _numbered(output: Output, rank: dict[int, int], layouts: Layouts) -> tuple[Origin, int, int, bool, bool]:
+def _numbered(output: TaskOutput, rank: dict[int, int], layouts: Layouts) -> tuple[Origin, int, int, bool, bool]:
     number = rank[output.number] if output.origin == "block" else output.number
     return output.origin, number, layouts.number(output.layout), output.keeps_base, output.held

@@ -18,7 +18,7 @@ from ..measuring.measurement import Measurement
 from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..orders.policies import find_policy
 from ..queue.policy import AnyPolicy
-from ..sessions.native import Call, Plan, Queues, run_native
+from ..sessions.native import BackwardCall, Plan, Queues, run_native
 from ..sessions.stepper import Stepper, run_measured
 from ..tasks.backward_inputs import Inputs
 from ..trace.run import Engine, Run
@@ -94,7 +94,7 @@ def backward(
     if isinstance(tensors, HipsTape):
         raise not_native()
     accumulation.check_native()
-    call = Call.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+    call = BackwardCall.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
     plan = Plan.of(call, chosen)
     if not memory:
         return run_native(call, plan, trace, queues)

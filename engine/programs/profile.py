@@ -11,7 +11,7 @@ from ..measuring.measurement import Measurement
 from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..orders.policies import find_policy
 from ..queue.policy import AnyPolicy
-from ..sessions.native import Call, Plan, run_native
+from ..sessions.native import BackwardCall, Plan, run_native
 from ..sessions.stepper import run_measured
 from ..tasks.roots import expect_flags
 from ..trace.run import Engine, Run
@@ -86,7 +86,7 @@ def profile(
         if engine == "direct":
             arguments = (loss_of(loss), None, retain_graph, create_graph, None)
             return run_measured(arguments, chosen, trace, accumulation, measurement, batch)
-        call = Call.of(loss_of(loss), None, retain_graph, create_graph, None)
+        call = BackwardCall.of(loss_of(loss), None, retain_graph, create_graph, None)
         return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)
 
 

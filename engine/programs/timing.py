@@ -15,7 +15,7 @@ from ..memory.accumulation import Accumulation
 from ..orders.policies import order_name
 from ..queue.policy import Choice, Policy, policy_name
 from ..queue.ready_queue import PolicyError
-from ..sessions.native import Call, Plan, Queues, run_native
+from ..sessions.native import BackwardCall, Plan, Queues, run_native
 from ..sessions.stepper import Stepper
 from ..trace.run import Run
 from .make_loss import MakeLoss, loss_of
@@ -78,7 +78,7 @@ def time_backward(
     Raises:
         PolicyError: another order ran, see `as_asked`.
     """
-    call = Call.of(loss_of(make_loss()), None, None, False, None)
+    call = BackwardCall.of(loss_of(make_loss()), None, None, False, None)
     graph = call.graph()
     check(graph)
     accelerators = frozenset(device for device in graph.devices if device.type != "cpu")
@@ -124,7 +124,7 @@ def time_stepped(
 
 
 @dataclass(frozen=True)
-class _Awaited(Call):
+class _Awaited(BackwardCall):
     """A backward which only ends when the devices have done what it gave them to do."""
 
     devices: frozenset[torch.device]

@@ -62,7 +62,7 @@ _FREED = FREED.partition(" (")[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BackwardCall:
     """The arguments of one `torch.autograd.backward`."""
 
     tensors: Outputs
@@ -78,11 +78,11 @@ class Call:
         retain_graph: bool | None,
         create_graph: bool,
         inputs: Inputs | None,
-    ) -> Call:
+    ) -> BackwardCall:
         """The same with each generator read once."""
         expect_flags(retain_graph, create_graph)
         limits = None if inputs is None else inputs_tuple(inputs)
-        return Call(as_outputs(tensors), as_gradients(grad_tensors), retain_graph, create_graph, limits)
+        return BackwardCall(as_outputs(tensors), as_gradients(grad_tensors), retain_graph, create_graph, limits)
 
     def graph(self) -> Graph:
         """The graph that would run. Says what is wrong with the arguments, as far as this can be told before."""
@@ -144,7 +144,7 @@ class Plan:
     devices: frozenset[str]
 
     @staticmethod
-    def of(call: Call, policy: Policy | Choice) -> Plan:
+    def of(call: BackwardCall, policy: Policy | Choice) -> Plan:
         graph = call.graph()
         needed = call.needed(graph)
         if first_freed(graph.nodes) is None and not any(map(is_spent, graph.nodes)):
@@ -179,7 +179,7 @@ class Plan:
 
 
 def run_native(
-    call: Call,
+    call: BackwardCall,
     plan: Plan,
     trace: Level | None = None,
     queues: Queues = "one",

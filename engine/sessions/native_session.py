@@ -35,7 +35,7 @@ from ..trace.statistics import Level
 from ..trace.trace import Trace
 from .agreement import in_group
 from .has_to_end import has_to_end
-from .native import Call, Plan, Watch, one_queue
+from .native import BackwardCall, Plan, Watch, one_queue
 from .numbering import Numbering
 from .one_way import OneWay
 
@@ -67,7 +67,9 @@ class _Worker(Watch):
         has_to_end: whether it runs to its end even if it is abandoned, once begun.
     """
 
-    def __init__(self, call: Call, state: ThreadState, plan: Plan, recorder: Recorder | None, stops: Stops) -> None:
+    def __init__(
+        self, call: BackwardCall, state: ThreadState, plan: Plan, recorder: Recorder | None, stops: Stops
+    ) -> None:
         super().__init__(plan, recorder)
         self._plan: Plan | None = plan
         self.stops = stops
@@ -80,7 +82,7 @@ class _Worker(Watch):
         self.sort_again = False
         self.reports: SimpleQueue[tuple[BaseException, ...] | None] = SimpleQueue()
         self._clock: tuple[int, int | None] = (0, None)  # how long it ran until it last stood still, and since when
-        self._call: Call | None = call
+        self._call: BackwardCall | None = call
         self._state = state
         self._edited: tuple[Tensor | None, ...] | None = None
         self.abandoned = False
@@ -338,7 +340,7 @@ class NativeSession(OneWay):
         chosen = find_policy(policy)
         if trace is not None:
             expect_choice(trace, get_args(Level), "trace")
-        call = Call.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+        call = BackwardCall.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
         try:
             state = ThreadState()
         except NotImplementedError as error:

@@ -175,7 +175,7 @@ class Ran:
         self.counts.append(buffer.count(edge.input))
 
 
-class Kept(Protocol):
+class KeepsGradients(Protocol):
     """What keeps gradients besides."""
 
     @property
@@ -212,7 +212,7 @@ class History:
         waiting: Mapping[int, Waiting],
         missing: Sequence[int],
         edits: Sequence[Edited],
-        branches: Kept,
+        branches: KeepsGradients,
         budget_bytes: int,
         keeps_graph: bool,
     ) -> None:

@@ -18,8 +18,20 @@ from torch.utils.hooks import BackwardHook
 
 from ...inspector.graph.source import Source
 from ...inspector.torch_internals import version_of
-from .iterators import Progress, is_iterator
-from .kept_places import Array, ByKey, Cell, Change, OfClass, OfSlots, Place, Row, Set, drawn_by, drawn_by_all
+from .iterators import IteratorProgress, is_iterator
+from .kept_places import (
+    Array,
+    ByKey,
+    ClosureCell,
+    Entries,
+    OfClass,
+    OfSlots,
+    Place,
+    PlaceChange,
+    Set,
+    drawn_by,
+    drawn_by_all,
+)
 
 _DEEP = 10  # hooks, one of them, its closure, torch's BackwardHook, its list, the user's hook, its closure, a dict, ...
 _NOT_OURS_TO_TOUCH = ("torch.utils.checkpoint", "tapehead")  # they know by themselves what another run of a task is
@@ -45,16 +57,16 @@ class HookState:
     """
 
     def __init__(self, code: Iterable[Any]) -> None:
-        self._changes: list[Change] = []
+        self._changes: list[PlaceChange] = []
         self.spoiled: str | None = None
         self._before: list[tuple[Place, Any]] | None = []
         self._tensors: list[tuple[Tensor, int, str, _Owner]] = []
-        self._iterators: list[tuple[Progress, str, _Owner]] = []
+        self._iterators: list[tuple[IteratorProgress, str, _Owner]] = []
         code = list(code)
         for found, name, owner in _reach(code, _MANY):
             if isinstance(found, Tensor):
                 self._tensors.append((found, version_of(found), name, owner))
-            elif isinstance(found, Progress):
+            elif isinstance(found, IteratorProgress):
                 self._iterators.append((found, name, owner))
             elif isinstance(found, _Unseen):
                 self.spoiled = _can_call(owner, f"may have changed `{name}`: {found.why}")
@@ -117,7 +129,7 @@ def _reach(code: Iterable[Any], most: int | None = None) -> Iterator[tuple[Any, 
         if most is not None and objects > most:
             yield _Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
             return
-        place: Place | Tensor | Progress | _Unseen | None = None
+        place: Place | Tensor | IteratorProgress | _Unseen | None = None
         follow: Iterable[tuple[Any, str]] = ()
         if isinstance(each, Tensor):
             place = each
@@ -131,7 +143,7 @@ def _reach(code: Iterable[Any], most: int | None = None) -> Iterator[tuple[Any, 
         elif isinstance(each, partial):
             follow = ((each.func, name), *((argument, name) for argument in (*each.args, *each.keywords.values())))
         elif isinstance(each, CellType):
-            place = Cell(each)
+            place = ClosureCell(each)
             follow = ((place.read(), name),)
         elif isinstance(each, type):
             attributes = OfClass(each)
@@ -140,7 +152,7 @@ def _reach(code: Iterable[Any], most: int | None = None) -> Iterator[tuple[Any, 
             place = ByKey(each)
             follow = [(value, key if isinstance(key, str) else name) for key, value in list(each.items())]
         elif isinstance(each, list | deque):
-            place, follow = Row(each), _containers(each, name)
+            place, follow = Entries(each), _containers(each, name)
         elif isinstance(each, set):
             place = Set(each)
         elif isinstance(each, tuple):
@@ -155,7 +167,7 @@ def _reach(code: Iterable[Any], most: int | None = None) -> Iterator[tuple[Any, 
             place = ByKey(slots)
             follow = [*((value, key) for key, value in slots.items()), (type(each), type(each).__name__)]
         elif is_iterator(each):
-            progress = Progress.of(each)
+            progress = IteratorProgress.of(each)
             place = progress or _Unseen(_HIDDEN.format(kind=type(each).__name__))
             follow = [(other, name) for other in (progress.others if progress else ())]
         below = [(value, called, owner, depth + 1) for value, called in follow if _may_lead(value)]

@@ -33,7 +33,7 @@ _BY_OTHERS |= {
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class IteratorProgress:
     """How far an iterator, or a file that is read, was.
 
     Attributes:
@@ -45,16 +45,16 @@ class Progress:
     others: tuple[Any, ...]
 
     @staticmethod
-    def of(iterator: Iterator[Any]) -> Progress | None:
+    def of(iterator: Iterator[Any]) -> IteratorProgress | None:
         """None for one of which that can't be seen."""
         at = _at(iterator)
         others = () if isinstance(iterator, io.IOBase) else tuple(gc.get_referents(iterator))
-        return None if at is None else Progress(iterator, at, others)
+        return None if at is None else IteratorProgress(iterator, at, others)
 
     @property
     def is_another(self) -> bool:
         """Whether somebody has advanced it since."""
-        now = Progress.of(self.iterator)
+        now = IteratorProgress.of(self.iterator)
         if now is None or now.at != self.at or len(now.others) != len(self.others):
             return True
         return not all(map(is_, now.others, self.others))

@@ -19,7 +19,7 @@ import torch
 _MISSING = object()
 
 
-class Change(Protocol):
+class PlaceChange(Protocol):
     def undo(self) -> None: ...
 
     def redo(self) -> None: ...
@@ -30,7 +30,7 @@ class Place(Protocol):
 
     def read(self) -> Any: ...
 
-    def change(self, before: Any) -> Change | None: ...
+    def change(self, before: Any) -> PlaceChange | None: ...
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class ByKey:
             return dict(self.kept)
         return {name: self.kept.get(name, _MISSING) for name in self.names}
 
-    def change(self, before: dict[Any, Any]) -> Change | None:
+    def change(self, before: dict[Any, Any]) -> PlaceChange | None:
         after = self.read()
         if len(before) == len(after) and all(map(is_, (*before, *before.values()), (*after, *after.values()))):
             return None
@@ -127,13 +127,13 @@ class OfSlots(Attributes):
 
 
 @dataclass(slots=True)
-class Drawn:
+class SavedState:
     """The state of a generator of random numbers, or of a file in memory."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
 
-    def change(self, before: Any) -> Change | None:
+    def change(self, before: Any) -> PlaceChange | None:
         after = self.read()
         return None if after == before else _Whole(self, before, after)
 
@@ -141,21 +141,21 @@ class Drawn:
         return bool(one == other)
 
 
-def drawn_by_all() -> Iterator[Drawn]:
+def drawn_by_all() -> Iterator[SavedState]:
     """Of Python's and NumPy's own numbers; torch's are kept with each task."""
-    yield Drawn(random.getstate, random.setstate)
+    yield SavedState(random.getstate, random.setstate)
     if (numpy := sys.modules.get("numpy")) is not None:
         yield _pickled(numpy.random.get_state, numpy.random.set_state)
 
 
-def drawn_by(found: Any) -> Drawn | None:
+def drawn_by(found: Any) -> SavedState | None:
     if isinstance(found, random.Random):
-        return Drawn(found.getstate, found.setstate)
+        return SavedState(found.getstate, found.setstate)
     if isinstance(found, io.StringIO | io.BytesIO):
         in_memory: Any = found
-        return Drawn(in_memory.__getstate__, in_memory.__setstate__)
+        return SavedState(in_memory.__getstate__, in_memory.__setstate__)
     if isinstance(found, torch.Generator):
-        return Drawn(lambda: found.get_state().tolist(), lambda state: found.set_state(torch.ByteTensor(state)))
+        return SavedState(lambda: found.get_state().tolist(), lambda state: found.set_state(torch.ByteTensor(state)))
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(found, numpy.random.Generator):
         bits = found.bit_generator
@@ -163,13 +163,13 @@ def drawn_by(found: Any) -> Drawn | None:
     return None
 
 
-def _pickled(read: Callable[[], Any], write: Callable[[Any], object]) -> Drawn:
+def _pickled(read: Callable[[], Any], write: Callable[[Any], object]) -> SavedState:
     """A state with arrays in it, as bytes that can be compared."""
-    return Drawn(lambda: pickle.dumps(read()), lambda state: write(pickle.loads(state)))
+    return SavedState(lambda: pickle.dumps(read()), lambda state: write(pickle.loads(state)))
 
 
 @dataclass(slots=True)
-class Cell:
+class ClosureCell:
     """A variable of the function around."""
 
     cell: CellType
@@ -180,7 +180,7 @@ class Cell:
         except ValueError:
             return _MISSING
 
-    def change(self, before: Any) -> Change | None:
+    def change(self, before: Any) -> PlaceChange | None:
         after = self.read()
         return None if after is before else _Whole(self, before, after)
 
@@ -195,7 +195,7 @@ class Cell:
 
 
 @dataclass(slots=True)
-class Row:
+class Entries:
     """A list or a deque."""
 
     kept: list[Any] | deque[Any]
@@ -203,7 +203,7 @@ class Row:
     def read(self) -> tuple[Any, ...]:
         return tuple(self.kept)
 
-    def change(self, before: tuple[Any, ...]) -> Change | None:
+    def change(self, before: tuple[Any, ...]) -> PlaceChange | None:
         after = self.read()
         if self.same(before, after):
             return None
@@ -242,7 +242,7 @@ class Set:
     def read(self) -> frozenset[Any]:
         return frozenset(self.kept)
 
-    def change(self, before: frozenset[Any]) -> Change | None:
+    def change(self, before: frozenset[Any]) -> PlaceChange | None:
         after = self.read()
         return None if before == after else _Whole(self, before, after)
 
@@ -275,7 +275,7 @@ class Array:
     def read(self) -> Any:
         return self.kept[:] if isinstance(self.kept, bytearray | array.array) else self.kept.copy()
 
-    def change(self, before: Any) -> Change | None:
+    def change(self, before: Any) -> PlaceChange | None:
         after = self.read()
         return None if self.same(before, after) else _Whole(self, before, after)
 
@@ -292,7 +292,7 @@ class Array:
 class _Whole:
     """Something that is put back as a whole."""
 
-    place: Cell | Row | Set | Drawn | Array
+    place: ClosureCell | Entries | Set | SavedState | Array
     before: Any
     after: Any
 

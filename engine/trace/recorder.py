@@ -20,7 +20,7 @@ from .buckets import buckets_of
 from .statistics import Form, Level, form_of, measure
 from .statistics_table import StatisticsTable
 from .trace import Trace, usual_outputs
-from .trace_columns import AS_IN_GRAPH, NONE, EditRow, Forms, Label, Term, empty_columns
+from .trace_columns import AS_IN_GRAPH, NONE, EditRow, Forms, Label, PolicyTerm, empty_columns
 
 _MOST_NEW = 4096  # labels
 
@@ -42,16 +42,16 @@ class _Reign:
         if self._keys is not None:
             del self._keys[arrived:]
 
-    def term(self, tasks: Sequence[Task], arrivals: Sequence[int]) -> Term:
+    def term(self, tasks: Sequence[Task], arrivals: Sequence[int]) -> PolicyTerm:
         policy = self._policy
         name = policy_name(policy)
         if not isinstance(policy, Policy):
-            return Term(self.begins, name, None, None)
+            return PolicyTerm(self.begins, name, None, None)
         if self._keys is not None:  # none came for what arrived after its end
             keys = self._keys + [()] * (len(arrivals) - len(self._keys))
-            return Term(self.begins, name, policy.title, keys.__getitem__)
+            return PolicyTerm(self.begins, name, policy.title, keys.__getitem__)
         key = policy.key
-        return Term(self.begins, name, policy.title, lambda arrival: key(tasks[arrivals[arrival]], arrival))
+        return PolicyTerm(self.begins, name, policy.title, lambda arrival: key(tasks[arrivals[arrival]], arrival))
 
 
 class Recorder:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...inspector.graph.graph import Graph, Task
 from ..queue.policy import Choice, Policy, QueueState
 from ..queue.ready_queue import ReadyQueue, ReadyTask, ready_queue
-from .trace_columns import Columns, Term, term_at
+from .trace_columns import Columns, PolicyTerm, term_at
 
 
 class Replay:
@@ -18,7 +18,7 @@ class Replay:
     order depends on what went before.
     """
 
-    def __init__(self, graph: Graph, columns: Columns, terms: Sequence[Term]) -> None:
+    def __init__(self, graph: Graph, columns: Columns, terms: Sequence[PolicyTerm]) -> None:
         self._graph = graph
         self._columns = columns
         self._terms = terms
@@ -44,7 +44,7 @@ class Replay:
         with self._lock:
             return self._at(place).entries()
 
-    def _begin(self, term: Term) -> None:
+    def _begin(self, term: PolicyTerm) -> None:
         self._term = term
         self._place = self._arrived = 0
         policy: Policy | Choice = _nobody

@@ -21,7 +21,7 @@ from .run import Engine, Run
 from .statistics import BINS, EDGES, Form, Level
 from .statistics_table import StatisticsColumns, StatisticsTable
 from .trace import Trace
-from .trace_columns import Columns, EditRow, Forms, Label, Term
+from .trace_columns import Columns, EditRow, Forms, Label, PolicyTerm
 from .trace_file import _LAYOUTS, _MOST, _WHY, FORMAT, VERSION
 
 _LARGEST = 2**30  # bytes that a file may unpack to: a task with histograms takes some 400, and a million should fit
@@ -173,8 +173,8 @@ def _check_rows(section: Section, graph: Graph, columns: Columns, forms: Sequenc
             raise section.wrong("output_row", f"leads beyond the statistics at task {task_id}")
 
 
-def _terms(section: Section, places: int, arrivals: int) -> tuple[Term, ...]:
-    terms: list[Term] = []
+def _terms(section: Section, places: int, arrivals: int) -> tuple[PolicyTerm, ...]:
+    terms: list[PolicyTerm] = []
     rows = section.rows("terms")
     if not rows:
         raise section.wrong("terms", "is empty")
@@ -188,7 +188,7 @@ def _terms(section: Section, places: int, arrivals: int) -> tuple[Term, ...]:
                 low = terms[-1].begins + 1 if terms else 0
                 if not low <= begins <= (places + 1 if terms else 0) or len(ranks) < arrivals * keyed:
                     raise section.wrong("terms", f"has an entry out of place: {row!r:.80}")
-                terms.append(Term(begins, policy, rule, _key(ranks[:arrivals]) if keyed else None))
+                terms.append(PolicyTerm(begins, policy, rule, _key(ranks[:arrivals]) if keyed else None))
                 ranks = ranks[arrivals * keyed :]
             case _:
                 raise section.wrong("terms", f"has an entry that is no term: {row!r:.80}")

@@ -85,7 +85,7 @@ _NO_FORM = Form(TensorMeta(None, torch.float32, torch.device("cpu")), torch.stri
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class PendingStatistics:
     """Statistics that are on their way: the gradient itself is not kept, an accelerator is not waited for.
 
     `numbers` are min, max, mean, norm, the numbers of NaN, infinite and zero elements, and at level "full" the counts
@@ -100,7 +100,7 @@ class Measurement:
         """The numbers; waits for the accelerator."""
         if isinstance(self.numbers, Tensor):
             with unobserved():
-                return Measurement(self.form, self.numbers.tolist()).read()
+                return PendingStatistics(self.form, self.numbers.tolist()).read()
         counts = self.numbers[SCALARS:]
         histogram = Histogram(tuple(map(int, counts))) if counts else None
         return as_statistics(self.form, self.numbers[:SCALARS], histogram, self.unavailable)
@@ -118,7 +118,7 @@ def statistics(gradient: Tensor | None, level: Level) -> Statistics | None:
     return None if gradient is None or level == "off" else measure(gradient, level).read()
 
 
-def measure(gradient: Tensor, level: Level) -> Measurement:
+def measure(gradient: Tensor, level: Level) -> PendingStatistics:
     """Computes the statistics of a gradient without waiting for an accelerator ("full" does wait on CUDA).
 
     On the CPU it reads a finite gradient four times. On an accelerator it holds for a moment several temporaries of the
@@ -131,7 +131,7 @@ def measure(gradient: Tensor, level: Level) -> Measurement:
             form = form_of(gradient)
             reason = _why_not(gradient)
             if reason is not None:
-                return Measurement(form, unavailable=reason)
+                return PendingStatistics(form, unavailable=reason)
             values = _values(gradient)
             unstored = gradient.numel() - values.numel()
             on_cpu = values.device.type == "cpu"
@@ -142,10 +142,10 @@ def measure(gradient: Tensor, level: Level) -> Measurement:
                     numbers = torch.cat([numbers, counts.to(numbers.dtype)])
                 else:
                     numbers = [*numbers, *counts.tolist()]
-            return Measurement(form, numbers)
+            return PendingStatistics(form, numbers)
     except Exception as error:  # an exotic tensor may raise anything; a record of a backward must not stop it
         message = str(error).partition("\n")[0]
-        return Measurement(form, unavailable=f"{type(error).__name__}: {message}")
+        return PendingStatistics(form, unavailable=f"{type(error).__name__}: {message}")
 
 
 def form_of(gradient: Tensor) -> Form:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.torch_internals import unobserved
-from .statistics import BINS, SCALARS, Form, Histogram, Measurement, Statistics, as_statistics
+from .statistics import BINS, SCALARS, Form, Histogram, PendingStatistics, Statistics, as_statistics
 
 _MOST_PENDING = 4096  # measurements of one device: each is a tensor of its own until they are stacked
 
@@ -64,7 +64,7 @@ class StatisticsTable:
     def __len__(self) -> int:
         return len(self.columns.form)
 
-    def add(self, measurements: Sequence[Measurement]) -> int:
+    def add(self, measurements: Sequence[PendingStatistics]) -> int:
         """Adds one row each. The number of the first."""
         with self._lock:
             first = len(self)
@@ -109,7 +109,7 @@ class StatisticsTable:
                     self._fill(row, found)
             self._stacked.clear()
 
-    def _add(self, measurement: Measurement) -> None:
+    def _add(self, measurement: PendingStatistics) -> None:
         row = len(self)
         columns = self.columns
         for column in (columns.low, columns.high, columns.mean, columns.norm):

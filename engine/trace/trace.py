@@ -18,7 +18,7 @@ from .buckets import Bucket, Reduction, reductions
 from .replay import Replay
 from .statistics import Form, Level, Statistics
 from .statistics_table import StatisticsTable
-from .trace_columns import NONE, Columns, EditRow, Forms, Label, Term, term_at
+from .trace_columns import NONE, Columns, EditRow, Forms, Label, PolicyTerm, term_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Trace:
     """
 
     graph: Graph
-    terms: tuple[Term, ...]
+    terms: tuple[PolicyTerm, ...]
     level: Level
     columns: Columns
     labels: tuple[Label, ...]

@@ -100,7 +100,7 @@ class Label(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class PolicyTerm:
     """How long a policy picked.
 
     Attributes:
@@ -116,7 +116,7 @@ class Term:
     key: Callable[[int], Key] | None
 
 
-def term_at(terms: Sequence[Term], place: int) -> Term:
+def term_at(terms: Sequence[PolicyTerm], place: int) -> PolicyTerm:
     """The term in which the task of this place was picked."""
     return terms[bisect_right(terms, place, key=lambda term: term.begins) - 1]
 

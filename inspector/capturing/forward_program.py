@@ -17,7 +17,7 @@ from ..torch_internals import View, unobserved
 WHOLE = -1  # in place of the number of an output: the operation gives one tensor, not several
 
 
-class Reading(NamedTuple):
+class StorageRead(NamedTuple):
     """An operation's use of a storage: a tensor on it as it was after `version` operations had written it.
 
     The one that made it counts as the first; of what was there before the forward, only writes in it count.
@@ -48,7 +48,7 @@ class ForwardOperation:
 
     number: int
     name: str
-    reads: tuple[Reading, ...]
+    reads: tuple[StorageRead, ...]
     makes: tuple[tuple[int, int], ...]
     writes: tuple[int, ...]
     random: bool
@@ -167,7 +167,7 @@ def _span(view: View) -> tuple[int, int]:
 
 
 def obstacles(
-    program: ForwardProgram, faults: Mapping[int, str], packs: Mapping[int, list[Reading]]
+    program: ForwardProgram, faults: Mapping[int, str], packs: Mapping[int, list[StorageRead]]
 ) -> list[str | None]:
     """By storage why it can't be made again.
 
@@ -207,7 +207,7 @@ def obstacles(
     return found
 
 
-def _is_overwritten(program: ForwardProgram, reading: Reading) -> bool:
+def _is_overwritten(program: ForwardProgram, reading: StorageRead) -> bool:
     """Whether an operation after this reading writes into what was read."""
     storage = program.storages[reading.storage]
     writers = storage.program if storage.made_by is not None else storage.written_by

@@ -22,7 +22,7 @@ from ..torch_internals import (
     FollowedStorage,
     Operator,
     SeenOperations,
-    Storage,
+    StorageBytes,
     View,
     compiled_code_refused,
     computes_itself,
@@ -35,7 +35,7 @@ from ..torch_internals import (
     unobserved,
 )
 from .capture import capture
-from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, Reading, obstacles
+from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, StorageRead, obstacles
 from .operators import (
     is_inexact,
     is_opaque,
@@ -52,7 +52,7 @@ from .operators import (
 class _Packed:
     """A tensor that a node saves."""
 
-    def __init__(self, tensor: Tensor, reading: Reading | None) -> None:
+    def __init__(self, tensor: Tensor, reading: StorageRead | None) -> None:
         self.tensor = detached(tensor)
         self.reading = reading
         self.sequence_nr = sequence_nr() - 1  # of the newest node, which mostly is the one that saves
@@ -76,8 +76,8 @@ class _Storage:
         self.written_by: list[int] = []
         self.followed = FollowedStorage(tensor)  # else its address could become another's
 
-    def reading(self, tensor: Tensor) -> Reading:
-        return Reading(self.number, len(self.written_by) + (self.made_by is not None), View.of(tensor))
+    def reading(self, tensor: Tensor) -> StorageRead:
+        return StorageRead(self.number, len(self.written_by) + (self.made_by is not None), View.of(tensor))
 
 
 class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
@@ -238,7 +238,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                 faults[storage.made_by] = "no operation is seen to write into it"
         return faults
 
-    def _saved(self, graph: Graph) -> tuple[dict[int, list[tuple[int, str]]], dict[int, list[Reading]]]:
+    def _saved(self, graph: Graph) -> tuple[dict[int, list[tuple[int, str]]], dict[int, list[StorageRead]]]:
         """By storage who keeps it, and what of it."""
         keepers: list[tuple[_Packed, int, str]] = []
         numbers: list[tuple[int, int]] = []  # of the nodes that have one, with their tasks: ascending
@@ -254,7 +254,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                 if place < len(numbers) and hides_saved(graph.nodes[numbers[place][1]]):
                     keepers.append((packed, numbers[place][1], "hidden"))
         saved: dict[int, list[tuple[int, str]]] = {}
-        packs: dict[int, list[Reading]] = {}
+        packs: dict[int, list[StorageRead]] = {}
         for packed, task, slot in keepers:
             if packed.reading is not None:
                 saved.setdefault(packed.reading.storage, []).append((task, slot))
@@ -262,7 +262,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         return saved, packs
 
 
-def _wholeof(tensor: Tensor) -> Storage:
+def _wholeof(tensor: Tensor) -> StorageBytes:
     found = storage_of(tensor)
     assert found is not None, "the caller has looked"
     return found

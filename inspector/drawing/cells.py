@@ -9,7 +9,7 @@ from math import ceil
 from ..graph.graph import Task
 from ..graph.kinds import short_name
 from .arrangement import Arrangement, Extent, Point
-from .fold import Group
+from .fold import FoldedCalls
 from .text_width import shorten, text_width
 
 TASK_HEIGHT = 20
@@ -87,7 +87,7 @@ class Stub:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ChipRow:
     """The label of a row of chips, beside it."""
 
     tasks: tuple[int, ...]
@@ -99,7 +99,7 @@ class Row:
 class PlacedBox:
     """A module, open or closed. `title` and `subtitle` are shortened to fit. `depth` counts the boxes around it."""
 
-    group: Group
+    group: FoldedCalls
     rect: Rect
     title: str
     subtitle: str
@@ -129,12 +129,12 @@ class Canvas:
     tasks: list[PlacedTask] = field(default_factory=list)
     pills: list[Pill] = field(default_factory=list)
     stubs: list[Stub] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ChipRow] = field(default_factory=list)
     wires: list[PlacedWire] = field(default_factory=list)
     exits: dict[int, list[list[Point]]] = field(default_factory=dict)
     links: dict[int, list[Point]] = field(default_factory=dict)
     entries: dict[int, list[list[Point]]] = field(default_factory=dict)
-    pending: list[Pending] = field(default_factory=list)  # boxes whose content is not placed yet
+    pending: list[UnplacedBox] = field(default_factory=list)  # boxes whose content is not placed yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class RowCell:
     def place(self, x: float, y: float, canvas: Canvas) -> None:
         edge = x - self.chips_width / 2
         canvas.rows.append(
-            Row(tuple(self.tasks), Rect(edge - self.label_width - 10, y, self.label_width, CHIP), self.label)
+            ChipRow(tuple(self.tasks), Rect(edge - self.label_width - 10, y, self.label_width, CHIP), self.label)
         )
         for number, task in enumerate(self.tasks):
             left, top = edge + number % self.line * self.pitch, y + number // self.line * self.line_pitch
@@ -295,7 +295,7 @@ def _to_dot(x: float, y: float, dot: Rect) -> tuple[Point, ...]:
 class CardCell:
     """A closed box: name, class and the number of tasks, before two more cards."""
 
-    def __init__(self, group: Group, depth: int, left: Sequence[Side], right: Sequence[Side]) -> None:
+    def __init__(self, group: FoldedCalls, depth: int, left: Sequence[Side], right: Sequence[Side]) -> None:
         self.group, self.depth = group, depth
         self.left, self.right = left, right
         self.title, self.subtitle, label = _fitted_label(group, 260)
@@ -319,7 +319,7 @@ class CardCell:
             _place_sides(task, self.right, x + half, y, 1, canvas)
 
 
-def _fitted_label(group: Group, width: float) -> tuple[str, str, float]:
+def _fitted_label(group: FoldedCalls, width: float) -> tuple[str, str, float]:
     """Title, subtitle and their width together; of both the title is shortened last."""
     title = shorten(group.title, width, bold=True)
     left = width - text_width(title, bold=True) - 6
@@ -334,7 +334,7 @@ class BoxCell:
     """An open box around what has been laid out in it."""
 
     def __init__(
-        self, group: Group, depth: int, cells: Sequence[Cell], inside: Arrangement, weights: Sequence[int]
+        self, group: FoldedCalls, depth: int, cells: Sequence[Cell], inside: Arrangement, weights: Sequence[int]
     ) -> None:
         self.group, self.depth, self.cells, self.inside = group, depth, cells, inside
         self.title, self.subtitle, label = _fitted_label(group, max(320, inside.width))
@@ -361,7 +361,7 @@ class BoxCell:
         canvas.boxes.append(
             PlacedBox(self.group, Rect(left, y, self.width, self.height), self.title, self.subtitle, self.depth)
         )
-        canvas.pending.append(Pending(self.inside, self.cells, left + self.margin, y + HEADER, y, y + self.height))
+        canvas.pending.append(UnplacedBox(self.inside, self.cells, left + self.margin, y + HEADER, y, y + self.height))
 
 
 def _main_port(ports: dict[int, float], weights: Sequence[int], otherwise: float) -> float:
@@ -377,7 +377,7 @@ Cell = TaskCell | RowCell | CardCell | BoxCell
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class UnplacedBox:
     """A box's content, to be placed with its corner at (x, y). Wires come in at `top` and leave at `bottom`."""
 
     inside: Arrangement

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from ..graph.graph import Fold, Graph
 from ..graph.kinds import Kind
 from ..graph.ranks import ranks_of
-from ..graph.repeats import Edges, Part, find_shapes, first_task, fold_runs, tasks_of
+from ..graph.repeats import Edges, RepeatedPart, find_shapes, first_task, fold_runs, tasks_of
 
 ROW_LENGTH = 16  # so many like siblings are drawn as a row of chips
 MOST_SHOWN = 60  # a repeated block with more tasks is drawn closed
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FoldedCalls:
     """Some module calls drawn as one box.
 
     `items` are the groups and task ids drawn in it, oldest first; of a closed group the ids of its tasks. `times` is
@@ -31,7 +31,7 @@ class Group:
     path: str
     title: str
     subtitle: str
-    items: tuple[Group | int, ...]
+    items: tuple[FoldedCalls | int, ...]
     size: int
     closed: bool = False
     times: int = 1
@@ -39,10 +39,10 @@ class Group:
 
     def tasks(self) -> Iterator[int]:
         """The ids of all tasks drawn in the group or in groups below it."""
-        stack: list[Group | int] = [self]
+        stack: list[FoldedCalls | int] = [self]
         while stack:
             item = stack.pop()
-            if isinstance(item, Group):
+            if isinstance(item, FoldedCalls):
                 stack.extend(reversed(item.items))
             else:
                 yield item
@@ -53,10 +53,10 @@ class Folded:
     """A graph's tasks in groups. AccumulateGrad tasks are in none: a parameter is drawn beside the tasks that use it.
 
     `stands_in[task]` is the task drawn in the place of `task`, itself where it is not one of a folded run. `between`
-    has the edges that lead from one of a run of folded blocks to another: edge number -> `Group.repeat`.
+    has the edges that lead from one of a run of folded blocks to another: edge number -> `FoldedCalls.repeat`.
     """
 
-    items: tuple[Group | int, ...]
+    items: tuple[FoldedCalls | int, ...]
     stands_in: tuple[int, ...]
     between: dict[int, int]
 
@@ -115,14 +115,14 @@ class _Folding:
         parts = _parts(self._graph, self._pills)
         if self._fold == "repeats":
             self._shapes = find_shapes(self._graph, parts, self._edges, self._uses)
-        top = Part("", "", -1)
+        top = RepeatedPart("", "", -1)
         top.children = _top_children(self._graph, self._pills, parts)
         boxes = [(top, self._edges)]
         for box, edges in boxes:  # grows while it runs
             if not box.closed:
                 boxes.extend(self._settle(box, edges))
         self._let_parameters_stand_in()
-        groups: dict[int, Group] = {}
+        groups: dict[int, FoldedCalls] = {}
         for box, _ in reversed(boxes):
             groups[id(box)] = self._group(box, groups)
         return Folded(groups[id(top)].items, tuple(self._stands_in), self._between)
@@ -137,14 +137,14 @@ class _Folding:
             else:
                 self._edges.append((edge.task, edge.next_task, number))
 
-    def _settle(self, box: Part, edges: Edges) -> list[tuple[Part, Edges]]:
+    def _settle(self, box: RepeatedPart, edges: Edges) -> list[tuple[RepeatedPart, Edges]]:
         """Decides what is drawn in one box. Gives the open parts in it, each with the edges inside of it."""
         children, ranks = self._without_circles(box.children, edges)
         if not isinstance(self._fold, int) and self._fold in ("repeats", "none"):
             merged = _merge_parallel_calls(children, ranks)
             if len(merged) < len(children):
                 children, _ = self._without_circles(merged, edges)
-        if self._fold == "repeats" and any(isinstance(child, Part) for child in children):
+        if self._fold == "repeats" and any(isinstance(child, RepeatedPart) for child in children):
             shapes = [self._shapes[child] if isinstance(child, int) else child.shape for child in children]
             folded = fold_runs(children, shapes, self._edges_between(children, edges))
             if len(folded) < len(children):
@@ -163,7 +163,9 @@ class _Folding:
             opened.append((child, [] if child.closed else inner[index]))
         return opened
 
-    def _without_circles(self, children: list[Part | int], edges: Edges) -> tuple[list[Part | int], list[int]]:
+    def _without_circles(
+        self, children: list[RepeatedPart | int], edges: Edges
+    ) -> tuple[list[RepeatedPart | int], list[int]]:
         """The children, and their ranks. Parts on a circle are dissolved: a module need not be convex in the graph."""
         while True:
             for index, child in enumerate(children):
@@ -186,7 +188,7 @@ class _Folding:
                 key=first_task,
             )
 
-    def _inner_edges(self, children: Sequence[Part | int], edges: Edges) -> dict[int, Edges]:
+    def _inner_edges(self, children: Sequence[RepeatedPart | int], edges: Edges) -> dict[int, Edges]:
         inner: dict[int, Edges] = defaultdict(list)
         place = self._place
         for edge in edges:
@@ -195,7 +197,7 @@ class _Folding:
                 inner[index].append(edge)
         return inner
 
-    def _edges_between(self, children: Sequence[Part | int], edges: Edges) -> dict[int, list[tuple[int, int]]]:
+    def _edges_between(self, children: Sequence[RepeatedPart | int], edges: Edges) -> dict[int, list[tuple[int, int]]]:
         """For each child its edges to siblings: (index of the sibling, a hash of the places in both that they join)."""
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         place = self._place
@@ -212,7 +214,7 @@ class _Folding:
                 found[source].append((target, hash(ends)))
         return found
 
-    def _show_one(self, part: Part) -> None:
+    def _show_one(self, part: RepeatedPart) -> None:
         """Of a run of equal members the last created, which a backward meets first, is drawn for all."""
         part.repeat = self._repeats
         self._repeats += 1
@@ -221,10 +223,10 @@ class _Folding:
         for member in part.members[:-1]:
             for hidden, task in zip(tasks_of(member), tasks, strict=True):
                 self._stands_in[hidden] = task
-        part.children = shown[0].children if len(shown) == 1 and isinstance(shown[0], Part) else shown
+        part.children = shown[0].children if len(shown) == 1 and isinstance(shown[0], RepeatedPart) else shown
         part.tasks = tasks
 
-    def _within_shown(self, part: Part, edges: Edges) -> Edges:
+    def _within_shown(self, part: RepeatedPart, edges: Edges) -> Edges:
         turn = self._place  # of no further use for tasks in this part
         for number, member in enumerate(part.members):
             for task in tasks_of(member):
@@ -236,7 +238,7 @@ class _Folding:
                 self._between[edge] = part.repeat
         return [edge for edge in edges if turn[edge[0]] == turn[edge[1]] == last]
 
-    def _is_closed(self, part: Part) -> bool:
+    def _is_closed(self, part: RepeatedPart) -> bool:
         fold = self._fold
         if isinstance(fold, str):
             return bool(part.members) and len(part.tasks) > MOST_SHOWN
@@ -257,15 +259,15 @@ class _Folding:
                 if parameter not in seen:
                     stands_in[parameter] = drawn
 
-    def _group(self, part: Part, groups: dict[int, Group]) -> Group:
-        items: Iterable[Group | int]
+    def _group(self, part: RepeatedPart, groups: dict[int, FoldedCalls]) -> FoldedCalls:
+        items: Iterable[FoldedCalls | int]
         if part.closed:
             items = part.tasks
         else:
             items = (child if isinstance(child, int) else groups[id(child)] for child in part.children)
         parameters = {parameter for task in part.tasks for _, parameter in self._uses[task]}
         title, subtitle = _labels(part)
-        return Group(
+        return FoldedCalls(
             path=part.path,
             title=title,
             subtitle=subtitle,
@@ -277,12 +279,12 @@ class _Folding:
         )
 
 
-def _parts(graph: Graph, pills: bytearray) -> list[Part]:
+def _parts(graph: Graph, pills: bytearray) -> list[RepeatedPart]:
     """One part per module call, in the order of the calls, each with its children oldest first."""
-    parts: list[Part] = []
+    parts: list[RepeatedPart] = []
     for call in graph.calls:
         depth = 0 if call.parent is None else parts[call.parent].depth + 1
-        parts.append(Part(call.path, call.class_name, depth))
+        parts.append(RepeatedPart(call.path, call.class_name, depth))
     for task in graph.tasks:
         if task.call is not None and not pills[task.id]:
             parts[task.call].children.append(task.id)
@@ -294,10 +296,10 @@ def _parts(graph: Graph, pills: bytearray) -> list[Part]:
     return parts
 
 
-def _top_children(graph: Graph, pills: bytearray, parts: list[Part]) -> list[Part | int]:
+def _top_children(graph: Graph, pills: bytearray, parts: list[RepeatedPart]) -> list[RepeatedPart | int]:
     """What no module call holds. The model's own call is not drawn where it is the only outermost one."""
     roots = [part for call, part in zip(graph.calls, parts, strict=True) if call.parent is None and part.tasks]
-    children: list[Part | int] = [task.id for task in graph.tasks if task.call is None and not pills[task.id]]
+    children: list[RepeatedPart | int] = [task.id for task in graph.tasks if task.call is None and not pills[task.id]]
     if len(roots) == 1 and roots[0].path == "":
         children += roots[0].children
         for part in parts:
@@ -307,33 +309,36 @@ def _top_children(graph: Graph, pills: bytearray, parts: list[Part]) -> list[Par
     return sorted(children, key=first_task)
 
 
-def _pieces(child: Part | int) -> Iterable[Part | int]:
+def _pieces(child: RepeatedPart | int) -> Iterable[RepeatedPart | int]:
     """What a part falls into when it cannot be drawn as one box."""
     if isinstance(child, int):
         return (child,)
     return [piece for member in child.members for piece in member] if child.members else child.children
 
 
-def _unwrapped(child: Part | int) -> Part | int:
+def _unwrapped(child: RepeatedPart | int) -> RepeatedPart | int:
     """A part with one task is drawn as that task: of boxes around boxes around it the innermost is enough."""
     while (
-        isinstance(child, Part) and len(child.tasks) == 1 and not child.members and isinstance(child.children[0], Part)
+        isinstance(child, RepeatedPart)
+        and len(child.tasks) == 1
+        and not child.members
+        and isinstance(child.children[0], RepeatedPart)
     ):
         child = child.children[0]
     return child
 
 
-def _merge_parallel_calls(children: list[Part | int], ranks: list[int]) -> list[Part | int]:
+def _merge_parallel_calls(children: list[RepeatedPart | int], ranks: list[int]) -> list[RepeatedPart | int]:
     """Many calls of one module that don't depend on each other become one part, so that their tasks can form rows."""
-    alike: dict[tuple[str, int], list[Part]] = defaultdict(list)
+    alike: dict[tuple[str, int], list[RepeatedPart]] = defaultdict(list)
     for child, rank in zip(children, ranks, strict=True):
-        if isinstance(child, Part) and all(isinstance(task, int) for task in child.children):
+        if isinstance(child, RepeatedPart) and all(isinstance(task, int) for task in child.children):
             alike[child.path, rank].append(child)
-    merged: list[Part | int] = []
-    gone: set[Part | int] = set()
+    merged: list[RepeatedPart | int] = []
+    gone: set[RepeatedPart | int] = set()
     for parts in alike.values():
         if len(parts) >= ROW_LENGTH:
-            part = Part(parts[0].path, parts[0].class_name, parts[0].depth)
+            part = RepeatedPart(parts[0].path, parts[0].class_name, parts[0].depth)
             part.calls = len(parts)
             part.tasks = sorted(tasks_of(parts))
             part.children = list(part.tasks)
@@ -342,13 +347,13 @@ def _merge_parallel_calls(children: list[Part | int], ranks: list[int]) -> list[
     return sorted([*(child for child in children if child not in gone), *merged], key=first_task)
 
 
-def _labels(part: Part) -> tuple[str, str]:
+def _labels(part: RepeatedPart) -> tuple[str, str]:
     """Title and subtitle of a box: the name below the box around it, and the class or what a repeat is made of."""
     if not part.members:
         title = _name_below(part.above, part.path) or part.class_name
         calls = f", {part.calls} calls" if part.calls > 1 else ""
         return title, (part.class_name if title != part.class_name else "") + calls
-    firsts, lasts = ([child for child in part.members[at] if isinstance(child, Part)] for at in (0, -1))
+    firsts, lasts = ([child for child in part.members[at] if isinstance(child, RepeatedPart)] for at in (0, -1))
     names = [_name_below(part.above, child.path) or child.class_name for child in (*firsts, *lasts)]
     half = len(firsts)
     title = ", ".join(dict.fromkeys(names[:half])) if names[:half] == names[half:] else f"{names[0]} – {names[-1]}"

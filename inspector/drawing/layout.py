@@ -21,23 +21,23 @@ from .cells import (
     Canvas,
     CardCell,
     Cell,
-    Pending,
+    ChipRow,
     Pill,
     PlacedBox,
     PlacedTask,
     PlacedWire,
     Rect,
-    Row,
     RowCell,
     Side,
     Stub,
     TaskCell,
+    UnplacedBox,
 )
 from .fold import fold_graph
 from .layered import arrange
 from .wiring import Contents, Use, Wiring
 
-__all__ = ["Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire", "Rect", "Row", "Stub", "layout"]
+__all__ = ["ChipRow", "Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire", "Rect", "Stub", "layout"]
 
 PICTURE_ASPECT = 1.6  # width to height
 BOX_ASPECT = 1.2
@@ -57,7 +57,7 @@ class Layout:
     tasks: tuple[PlacedTask, ...]
     pills: tuple[Pill, ...]
     stubs: tuple[Stub, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ChipRow, ...]
     wires: tuple[PlacedWire, ...]
     shown_by: tuple[int, ...]
 
@@ -73,7 +73,7 @@ def _layout(graph: Graph, fold: Fold) -> Layout:
     wiring = Wiring(graph, folded)
     top, cells = _Assembly(wiring).lay_out()
     canvas = Canvas()
-    canvas.pending.append(Pending(top, cells, 0, 0, 0, top.height))
+    canvas.pending.append(UnplacedBox(top, cells, 0, 0, 0, top.height))
     while canvas.pending:
         canvas.pending.pop().place(canvas)
     wires = [*canvas.wires, *_joined(wiring, canvas)]

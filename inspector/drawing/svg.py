@@ -11,7 +11,7 @@ from ..graph.graph import Fold, Graph, Theme
 from ..graph.kinds import KIND_TITLES, Kind
 from .arrangement import Point
 from .cells import CARDS_BEHIND
-from .layout import Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Rect, Row, Stub, layout
+from .layout import ChipRow, Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Rect, Stub, layout
 from .outlines import Around, Outline
 from .signs import SIGN_SHAPES, SIGN_TITLES, Sign, Signs
 from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
@@ -170,7 +170,7 @@ def _box_label(box: PlacedBox) -> str:
     )
 
 
-def _row_label(row: Row) -> str:
+def _row_label(row: ChipRow) -> str:
     return (
         f'<text class="th-name" text-anchor="end" x="{_number(row.rect.right)}" y="{_number(row.rect.y + 10)}">'
         f"{escaped(row.label)}</text>"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..graph.graph import Graph
 from ..graph.ranks import ranks_of
-from .fold import ROW_LENGTH, Folded, Group, is_pill
+from .fold import ROW_LENGTH, Folded, FoldedCalls, is_pill
 
 LONG = 3  # a wire over more ranks is long
 LARGE_FAN = 8  # of so many long wires from one task, or to one, none is drawn: both ends get a stub
@@ -31,7 +31,7 @@ class Contents:
     target item, wire), entries and exits (item, wire).
     """
 
-    group: Group | None
+    group: FoldedCalls | None
     around: int
     depth: int
     items: list[int] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Wiring:
         self.boxes: list[Contents] = []
         self.wires: list[Wire] = []
         self.anchor = list(folded.stands_in)
-        self.caption: dict[int, Group] = {}
+        self.caption: dict[int, FoldedCalls] = {}
         self.rows: list[list[int]] = []
         self.uses: dict[int, list[Use]] = {}
         self.apart: list[int] = []
@@ -102,7 +102,7 @@ class Wiring:
     def _place_tasks(self, folded: Folded) -> None:
         drawn = Contents(None, -1, 0)
         self.boxes.append(drawn)
-        stack: list[tuple[int, tuple[Group | int, ...]]] = [(0, folded.items)]
+        stack: list[tuple[int, tuple[FoldedCalls | int, ...]]] = [(0, folded.items)]
         closed: dict[int, int] = {}
         while stack:
             box, items = stack.pop()

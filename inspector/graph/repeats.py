@@ -13,7 +13,7 @@ LONGEST_PERIOD = 32
 Edges = list[tuple[int, int, int]]  # (task, next task, number of the edge in Graph.edges)
 
 
-class Part:
+class RepeatedPart:
     """A group in the making. `members` are the equal runs of siblings that it folds; `children` is the one shown."""
 
     __slots__ = (
@@ -32,9 +32,9 @@ class Part:
 
     def __init__(self, path: str, class_name: str, depth: int) -> None:
         self.path, self.class_name, self.depth = path, class_name, depth
-        self.children: list[Part | int] = []
+        self.children: list[RepeatedPart | int] = []
         self.tasks: list[int] = []
-        self.members: list[list[Part | int]] = []
+        self.members: list[list[RepeatedPart | int]] = []
         self.above = ""  # the path of the box around it
         self.calls = 1
         self.closed = False
@@ -42,11 +42,11 @@ class Part:
         self.shape = -1  # parts of the same shape have the same modules, tasks and inner edges
 
 
-def first_task(child: Part | int) -> int:
+def first_task(child: RepeatedPart | int) -> int:
     return child if isinstance(child, int) else child.tasks[0]
 
 
-def tasks_of(children: Iterable[Part | int]) -> list[int]:
+def tasks_of(children: Iterable[RepeatedPart | int]) -> list[int]:
     tasks = []
     for child in children:
         if isinstance(child, int):
@@ -56,7 +56,7 @@ def tasks_of(children: Iterable[Part | int]) -> list[int]:
     return tasks
 
 
-def find_shapes(graph: Graph, parts: list[Part], edges: Edges, uses: list[list[tuple[int, int]]]) -> list[int]:
+def find_shapes(graph: Graph, parts: list[RepeatedPart], edges: Edges, uses: list[list[tuple[int, int]]]) -> list[int]:
     """Gives equal numbers to parts of equal shape, and returns such numbers for the tasks.
 
     Shape is class, tasks, gradient shapes, inner edges and the outputs that lead to parameters. Positions are task ids
@@ -92,7 +92,7 @@ def find_shapes(graph: Graph, parts: list[Part], edges: Edges, uses: list[list[t
     return shapes
 
 
-def _common_call(graph: Graph, parts: list[Part], one: int, other: int) -> int | None:
+def _common_call(graph: Graph, parts: list[RepeatedPart], one: int, other: int) -> int | None:
     """The innermost call in which both tasks were made."""
     a, b = graph.tasks[one].call, graph.tasks[other].call
     while a != b and a is not None and b is not None:
@@ -105,14 +105,14 @@ def _common_call(graph: Graph, parts: list[Part], one: int, other: int) -> int |
 
 
 def fold_runs(
-    children: list[Part | int], shapes: list[int], edges: dict[int, list[tuple[int, int]]]
-) -> list[Part | int]:
+    children: list[RepeatedPart | int], shapes: list[int], edges: dict[int, list[tuple[int, int]]]
+) -> list[RepeatedPart | int]:
     """Folds each run of equal siblings, of a period of one or more with at least one module in it, into one part."""
-    folded: list[Part | int] = []
+    folded: list[RepeatedPart | int] = []
     next_part = len(children)
     first_part_from = [0] * len(children)
     for index in range(len(children) - 1, -1, -1):
-        if isinstance(children[index], Part):
+        if isinstance(children[index], RepeatedPart):
             next_part = index
         first_part_from[index] = next_part
     start = 0
@@ -130,7 +130,11 @@ def fold_runs(
 
 
 def _longest_run(
-    children: list[Part | int], shapes: list[int], edges: dict[int, list[tuple[int, int]]], start: int, first_part: int
+    children: list[RepeatedPart | int],
+    shapes: list[int],
+    edges: dict[int, list[tuple[int, int]]],
+    start: int,
+    first_part: int,
 ) -> tuple[int, int]:
     """The period and the number of equal members of the longest run that begins at `start`; (1, 1) if none is worth
     it."""
@@ -149,7 +153,7 @@ def _longest_run(
 
 
 def _equal_members(
-    children: list[Part | int],
+    children: list[RepeatedPart | int],
     shapes: list[int],
     edges: dict[int, list[tuple[int, int]]],
     one: int,
@@ -171,10 +175,10 @@ def _equal_members(
     return True
 
 
-def _run_part(members: list[list[Part | int]]) -> Part:
-    parts = [child for child in members[-1] if isinstance(child, Part)]
+def _run_part(members: list[list[RepeatedPart | int]]) -> RepeatedPart:
+    parts = [child for child in members[-1] if isinstance(child, RepeatedPart)]
     above = parts[0].path.rpartition(".")[0] if len(members[-1]) > 1 else parts[0].path
-    part = Part(above, parts[0].class_name, min(each.depth for each in parts))
+    part = RepeatedPart(above, parts[0].class_name, min(each.depth for each in parts))
     part.members = members
     part.tasks = tasks_of(child for member in members for child in member)
     return part

@@ -10,7 +10,7 @@ from measure import Effort, Row, ratios, repeated, seconds
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, Output, StartStorage
+from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput
 from tapehead.engine.memory.layouts import contiguous
 from tapehead.engine.memory.timeline import Maker
 from tapehead.engine.prediction.dry_run import dry_run
@@ -83,7 +83,7 @@ def chain(tasks: int) -> tuple[Graph, Footprints]:
         tuple(Edge(number, 0, number - 1, 0) for number in range(1, tasks)),
         (Root(tasks - 1, 0),),
     )
-    does = Footprint((0,), (_LAYOUT.nbytes,), (Output("block", 0, _LAYOUT, keeps_base=False),), (_LAYOUT,))
+    does = Footprint((0,), (_LAYOUT.nbytes,), (TaskOutput("block", 0, _LAYOUT, keeps_base=False),), (_LAYOUT,))
     start = tuple(
         StartStorage(_LAYOUT.nbytes, ((number, "self"),), False, Maker(None, None, None)) for number in range(tasks)
     )
@@ -106,7 +106,7 @@ def fan(tasks: int) -> tuple[Graph, Footprints]:
         ),
         (Root(root, 0),),
     )
-    does = Footprint((0,), (_LAYOUT.nbytes,), (Output("block", 0, _LAYOUT, keeps_base=False),), (_LAYOUT,))
-    views = tuple(Output("view", 0, _LAYOUT, keeps_base=True) for _ in middle)
+    does = Footprint((0,), (_LAYOUT.nbytes,), (TaskOutput("block", 0, _LAYOUT, keeps_base=False),), (_LAYOUT,))
+    views = tuple(TaskOutput("view", 0, _LAYOUT, keeps_base=True) for _ in middle)
     footprints = (None, *(does for _ in middle), Footprint((), (), views, (_LAYOUT,)))
     return graph, Footprints(graph, "cpu", "calibrated", footprints, (), {leaf: LeafState(_LAYOUT, False)}, (_LAYOUT,))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.orders.policies import POLICIES
-from tapehead.engine.sessions.native import Call, Plan, run_native
+from tapehead.engine.sessions.native import BackwardCall, Plan, run_native
 from tapehead.engine.workloads.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
@@ -70,8 +70,8 @@ def known_backward(loss: Tensor) -> Callable[[], object]:
     return lambda: (loss.backward(), graph)
 
 
-def planned(loss: Tensor) -> tuple[Call, Plan]:
-    call = Call.of(loss, None, None, False, None)
+def planned(loss: Tensor) -> tuple[BackwardCall, Plan]:
+    call = BackwardCall.of(loss, None, None, False, None)
     return call, Plan.of(call, PINNED)
 
 

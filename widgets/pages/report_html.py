@@ -60,18 +60,18 @@ def peak_html(report: PeakReport) -> str:
     return f'<div class="th-report"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
-class Row(Protocol):
+class PeakRow(Protocol):
     """A row of a table. One that has not run has no peak."""
 
     @property
     def peak_bytes(self) -> int | None: ...
 
 
-class Table(Protocol):
+class PeakTable(Protocol):
     """What shows itself as a table with bars for peaks: `th.compare`'s, `th.plan`'s, a deck's."""
 
     @property
-    def rows(self) -> Sequence[Row]: ...
+    def rows(self) -> Sequence[PeakRow]: ...
 
     @property
     def cells(self) -> Sequence[Sequence[str]]: ...
@@ -80,7 +80,7 @@ class Table(Protocol):
     def sentences(self) -> Iterable[str]: ...
 
 
-def table_html(comparison: Table) -> str:
+def table_html(comparison: PeakTable) -> str:
     """The rows of a comparison and what they say. It brings its own style."""
     peaks = [row.peak_bytes for row in comparison.rows]
     most = max((peak for peak in peaks if peak), default=1)

@@ -18,7 +18,7 @@ from ...engine.memory.accumulation import PYTORCHS, Accumulation
 from ...engine.orders.policies import find_policy
 from ...engine.programs.debug import debug
 from ...engine.queue.policy import AnyPolicy
-from ...engine.sessions.native import Call, Plan, run_native
+from ...engine.sessions.native import BackwardCall, Plan, run_native
 from ...engine.stops.stopped import Stop
 from ...engine.trace.run import Engine
 from ...engine.trace.statistics import Level
@@ -229,7 +229,7 @@ class EveryBackward:
         create_graph: bool,
         inputs: Sequence[Any],
     ) -> None:
-        call = Call(tensors, grad_tensors, retain_graph, create_graph, tuple(inputs) or None)
+        call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, tuple(inputs) or None)
         if (os.getpid(), threading.get_ident()) != self._here or self._inside or not tensors or pins_open():
             call.run()
             return
@@ -265,7 +265,7 @@ class EveryBackward:
         self._told = True
         return not here
 
-    def _debug(self, call: Call) -> None:
+    def _debug(self, call: BackwardCall) -> None:
         try:
             session, why_not = self._session(call), ""
         except (RuntimeError, NotImplementedError) as error:
@@ -277,7 +277,7 @@ class EveryBackward:
         with session:
             self.prompt.debug(session, f"backward {self._count}", Names(users_frame()))
 
-    def _session(self, call: Call) -> Session:
+    def _session(self, call: BackwardCall) -> Session:
         if self._engine != "native":
             try:
                 return self._session_of(call, "direct")
@@ -287,7 +287,7 @@ class EveryBackward:
                 say(f"backward {self._count}: {error}, as it does now (--engine native)", style="yellow")
         return self._session_of(call, "native")
 
-    def _session_of(self, call: Call, engine: Engine) -> Session:
+    def _session_of(self, call: BackwardCall, engine: Engine) -> Session:
         inputs: Any = call.inputs  # all tensors, or all edges
         level: Level | None = "cheap"
         if self.prompt.stops.only_watch:  # most backwards are then looked at by nobody

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapehead.engine.batching.agenda import Batch, batches, levels
+from tapehead.engine.batching.agenda import ReadyBatch, batches, levels
 
 Nexts = list[list[int]]
 
@@ -35,7 +35,7 @@ def has_cycle(nexts: Nexts) -> bool:
     return any(task in below for task, below in enumerate(reached(nexts)))
 
 
-def contracted(nexts: Nexts, found: list[Batch]) -> Nexts:
+def contracted(nexts: Nexts, found: list[ReadyBatch]) -> Nexts:
     """One task in each batch's place."""
     place = list(range(len(nexts)))
     for batch in found:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.ensembles.change_trial import Check, Cost, Trial, try_change
+from tapehead.engine.ensembles.change_trial import Cost, Deviation, Trial, try_change
 from tapehead.engine.ensembles.ensemble_change import Change, changes
 from tapehead.engine.ensembles.ensembles import Ensemble
 from tapehead.engine.programs.timing import Spread
@@ -163,7 +163,7 @@ def cost(low: float, middle: float, high: float) -> Cost:
 
 
 def trial_of(before: Cost, after: Cost) -> Trial:
-    return Trial(Change("vmap", "", "model"), Check(0.0, "outputs", 1e-3, 1), before, after, 7, 0)
+    return Trial(Change("vmap", "", "model"), Deviation(0.0, "outputs", 1e-3, 1), before, after, 7, 0)
 
 
 @pytest.mark.parametrize(

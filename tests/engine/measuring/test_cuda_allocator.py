@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapehead.engine.measuring.allocator import MARK_BYTES, Recording, Row
+from tapehead.engine.measuring.allocator import MARK_BYTES, AllocatorEvent, AllocatorRecording
 from tapehead.engine.measuring.cuda_allocator import (
     CudaAllocator,
     CudaRecording,
@@ -79,10 +79,10 @@ def test_blocks_live_from_alloc_until_their_free_is_requested() -> None:
     history.free(0x9000, 8)  # was there before
     recording = history.read()
     assert recording.rows == [
-        Row(ns(0), 0x1000, 400),
-        Row(ns(1), 0x2000, 100),
-        Row(ns(2), 0x1000, -400),
-        Row(ns(7), 0x9000, -8),
+        AllocatorEvent(ns(0), 0x1000, 400),
+        AllocatorEvent(ns(1), 0x2000, 100),
+        AllocatorEvent(ns(2), 0x1000, -400),
+        AllocatorEvent(ns(7), 0x9000, -8),
     ]
     assert recording.marks == [(3, ns(3))] and recording.tasks == []
 
@@ -200,7 +200,7 @@ def test_blocks_are_told_by_task() -> None:
     assert (list(blocks.rounding), list(blocks.unused)) == ([53, 61], [41, 30])
     assert (blocks.peak_allocated, recording.peak_allocated) == (900, 900)
     assert blocks_of(history.read(), [(0, False), *tasks]) is None
-    assert blocks_of(Recording([], [], []), []) is None
+    assert blocks_of(AllocatorRecording([], [], []), []) is None
 
 
 @given(

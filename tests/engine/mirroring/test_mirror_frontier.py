@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.mirroring.candidates import Found, Goal
+from tapehead.engine.mirroring.candidates import FoundDrops, Goal
 from tapehead.engine.mirroring.planned_mirror import _planned as reckoned
 from tapehead.engine.mirroring.planned_mirror import prediction_of
 from tapehead.engine.mirroring.planners import greedy
@@ -92,7 +92,7 @@ def test_prices_of_other_plans_go_with_what_was_measured_of_the_one(plan: th.Pla
     frontier = once.explore(0.3)
     for each in frontier.plans[1:]:
         if each is not once:
-            found = Found(each.dropped, plan.memory.mirrored(each.dropped), 0, 0.0)
+            found = FoundDrops(each.dropped, plan.memory.mirrored(each.dropped), 0, 0.0)
             one, two = prediction_of(each), prediction_of(reckoned(twice, found))
             assert two.replay_seconds == pytest.approx(2 * one.replay_seconds) and one.replay_seconds > 0
             assert two.plain_seconds == one.plain_seconds and two.recording_seconds == one.recording_seconds

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.mirroring.candidates import Candidates, Found, Goal
+from tapehead.engine.mirroring.candidates import Candidates, FoundDrops, Goal
 from tapehead.engine.mirroring.footprint import MirroredMemory, footprints_for, mirror_storages
 from tapehead.engine.mirroring.planners import greedy, search
 from tapehead.engine.orders.simulate import simulate
@@ -19,10 +19,10 @@ from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram
 
 PRODUCT_NS, ELEMENTWISE_NS = 100_000, 1_000  # as on a large model: here products would take no longer
-Planner = Callable[[MirroredMemory, Goal], Found]
+Planner = Callable[[MirroredMemory, Goal], FoundDrops]
 
 
-def searched(memory: MirroredMemory, goal: Goal) -> Found:
+def searched(memory: MirroredMemory, goal: Goal) -> FoundDrops:
     return search(memory, goal, seconds=60, evaluations=1_500)
 
 
@@ -178,7 +178,7 @@ def subsets(numbers: list[int]) -> Iterable[tuple[int, ...]]:
 def test_ctrl_c_ends_a_search_with_the_best_so_far() -> None:
     _, memory = memory_of(attention())
 
-    def press(found: Found) -> None:
+    def press(found: FoundDrops) -> None:
         raise KeyboardInterrupt
 
     found = search(memory, Goal(), seconds=60, progress=press)

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from tapehead.engine.memory.footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
+from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
 from tapehead.engine.memory.layouts import contiguous
 from tapehead.engine.memory.timeline import Maker
 from tapehead.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
@@ -59,15 +59,15 @@ def random_backward(seed: int, most: int = 8) -> Footprints:
     )
 
 
-def _layout(draw: random.Random, side: int, turned: float) -> Layout:
+def _layout(draw: random.Random, side: int, turned: float) -> TensorLayout:
     layout = contiguous((side, side), 4)
-    return Layout((side, side), (1, side), True, layout.nbytes) if draw.random() < turned else layout
+    return TensorLayout((side, side), (1, side), True, layout.nbytes) if draw.random() < turned else layout
 
 
 def _does(
     draw: random.Random, task: int, inputs: list[list[int]], takers: list[tuple[int, int]], count: int
 ) -> Footprint:
-    outputs: list[Output] = []
+    outputs: list[TaskOutput] = []
     blocks: list[int] = []
     for taker, number in takers:
         side = inputs[taker][number]
@@ -76,19 +76,23 @@ def _does(
         before = [place for place, output in enumerate(outputs) if output.layout.shape == (side, side)]
         kind = draw.random()
         if kind < 0.2 and alike:
-            outputs.append(Output("input", draw.choice(alike), contiguous((side, side), 4), keeps_base=False))
+            outputs.append(TaskOutput("input", draw.choice(alike), contiguous((side, side), 4), keeps_base=False))
         elif kind < 0.3:
-            outputs.append(Output("view", draw.randrange(len(inputs[task])), layout, keeps_base=draw.random() < 0.5))
+            outputs.append(
+                TaskOutput("view", draw.randrange(len(inputs[task])), layout, keeps_base=draw.random() < 0.5)
+            )
         elif kind < 0.4 and before:
             same = draw.choice(before)
-            outputs.append(Output("output", same, outputs[same].layout, keeps_base=False))
+            outputs.append(TaskOutput("output", same, outputs[same].layout, keeps_base=False))
         elif kind < 0.5 and outputs:
-            outputs.append(Output("output view", draw.randrange(len(outputs)), layout, keeps_base=draw.random() < 0.5))
+            outputs.append(
+                TaskOutput("output view", draw.randrange(len(outputs)), layout, keeps_base=draw.random() < 0.5)
+            )
         elif kind < 0.55:
-            expanded = Layout((side, side), (0, 0), False, layout.nbytes)
-            outputs.append(Output("outside", -1, expanded, keeps_base=False))
+            expanded = TensorLayout((side, side), (0, 0), False, layout.nbytes)
+            outputs.append(TaskOutput("outside", -1, expanded, keeps_base=False))
         else:
-            outputs.append(Output("block", len(blocks), layout, draw.random() < 0.2, draw.random() < 0.05))
+            outputs.append(TaskOutput("block", len(blocks), layout, draw.random() < 0.2, draw.random() < 0.05))
             blocks.append(layout.nbytes * (2 if draw.random() < 0.15 else 1))
     trace = list(range(len(blocks)))
     if draw.random() < 0.4:  # what it needs for itself

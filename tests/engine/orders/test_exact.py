@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tapehead as th
-from tapehead.engine.memory.footprint import Footprint, Footprints, Layout, LeafState, Output
+from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, TaskOutput, TensorLayout
 from tapehead.engine.memory.layouts import contiguous
 from tapehead.engine.orders.exact import Exact, exact
 from tapehead.engine.orders.limit_search import LimitSearch, limit_search
@@ -184,15 +184,15 @@ KILOBYTE = contiguous((16, 16), 4)
 
 def test_a_task_whose_sum_spares_another_one_does_not_go_last() -> None:
     """Task 1 makes a sum of a view, of which task 2 would need the block just when memory is full."""
-    expanded = Output("outside", -1, Layout((16, 16), (0, 0), False, 1024), keeps_base=False)
-    new = Output("block", 0, KILOBYTE, keeps_base=False)
+    expanded = TaskOutput("outside", -1, TensorLayout((16, 16), (0, 0), False, 1024), keeps_base=False)
+    new = TaskOutput("block", 0, KILOBYTE, keeps_base=False)
     graph = tasks_of([], [0], [0, 5], [2, 5], [0, 3], [], [4, 1], leaves=1)
     does = [
         None,
         Footprint((0,), (1024,), (new,), ()),
         Footprint((0,), (1024,), (new, expanded), ()),
         Footprint((0,), (8192,), (expanded, new), ()),
-        Footprint((), (), (Output("view", 0, KILOBYTE, keeps_base=True), expanded), ()),
+        Footprint((), (), (TaskOutput("view", 0, KILOBYTE, keeps_base=True), expanded), ()),
         Footprint((), (), (), ()),
         Footprint((0,), (1024,), (new, expanded), ()),
     ]

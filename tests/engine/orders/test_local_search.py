@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tapehead as th
-from tapehead.engine.orders.local_search import Found, search, searched_order
+from tapehead.engine.orders.local_search import SearchResult, search, searched_order
 from tapehead.engine.orders.lower_bound import lower_bound
 from tapehead.engine.orders.policies import portfolio
 from tapehead.engine.orders.problem import Problem
@@ -90,9 +90,9 @@ def test_what_has_run_stays_where_it_is() -> None:
 def test_interrupted_it_gives_the_best_so_far() -> None:
     problem = wide()
     start = schedule(problem.graph, "bfs")
-    told: list[Found] = []
+    told: list[SearchResult] = []
 
-    def interrupt(found: Found) -> None:
+    def interrupt(found: SearchResult) -> None:
         told.append(found)
         if len(told) == 2:
             raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.memory.footprint import Footprint, Footprints, Layout, LeafState, Output, StartStorage
+from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
 from tapehead.engine.memory.layouts import contiguous, copy_for, is_dense, layout_of, suits, sum_of
 from tapehead.engine.memory.timeline import Category, Maker, Timeline
 from tapehead.engine.orders.schedule import schedule
@@ -168,15 +168,15 @@ def tasks_of(*nexts: Sequence[int | None], leaves: int = 0) -> Graph:
     return Graph(tasks, edges, (Root(count - 1, 0),))
 
 
-def block(number: int = 0, *, view: bool = False, held: bool = False, layout: Layout = KILOBYTE) -> Output:
-    return Output("block", number, layout, keeps_base=view, held=held)
+def block(number: int = 0, *, view: bool = False, held: bool = False, layout: TensorLayout = KILOBYTE) -> TaskOutput:
+    return TaskOutput("block", number, layout, keeps_base=view, held=held)
 
 
-def from_input(origin: str = "input", *, view: bool = False, layout: Layout = KILOBYTE) -> Output:
-    return Output(origin, 0, layout, keeps_base=view)  # type: ignore[arg-type]
+def from_input(origin: str = "input", *, view: bool = False, layout: TensorLayout = KILOBYTE) -> TaskOutput:
+    return TaskOutput(origin, 0, layout, keeps_base=view)  # type: ignore[arg-type]
 
 
-def does(*outputs: Output | None, blocks: int | None = None, **rest: object) -> Footprint:
+def does(*outputs: TaskOutput | None, blocks: int | None = None, **rest: object) -> Footprint:
     """A task that makes so many blocks of 1 KiB and gives these outputs."""
     count = sum(output is not None and output.origin == "block" for output in outputs) if blocks is None else blocks
     given: dict[str, object] = {"inputs": (KILOBYTE,), **rest}
@@ -213,7 +213,7 @@ def test_a_view_keeps_its_base_so_that_the_first_sum_is_a_new_block() -> None:
 def test_one_tensor_for_two_tasks_is_not_summed_into() -> None:
     graph = tasks_of([], [0], [0], [1, 2], leaves=1)
     passes = does(from_input())
-    twice = does(block(), Output("output", 0, KILOBYTE, keeps_base=False))
+    twice = does(block(), TaskOutput("output", 0, KILOBYTE, keeps_base=False))
     found = simulate(graph, (3, 2, 1, 0), footprints(graph, None, passes, passes, twice))
     assert kilobytes(found) == [[1], [], [1, -1], []]
     assert list(found.inputs) == [0, 1, 1, 2]
@@ -228,7 +228,7 @@ def test_one_tensor_for_two_tasks_is_not_summed_into() -> None:
         (replace(KILOBYTE, strides=(0, 0), dense=False), False, [1, -1]),
     ],
 )
-def test_what_becomes_grad(given: Layout, has_grad: bool, expected: list[int]) -> None:
+def test_what_becomes_grad(given: TensorLayout, has_grad: bool, expected: list[int]) -> None:
     graph = tasks_of([], [0], leaves=1)
     found = simulate(graph, (1, 0), footprints(graph, None, does(block(layout=given)), has_grad=has_grad))
     assert kilobytes(found)[1] == expected
@@ -309,7 +309,9 @@ def test_an_estimate_states_the_share_of_workspace() -> None:
 
 def test_another_device_counts_nothing() -> None:
     graph = tasks_of([], [0], leaves=1)
-    far = replace(footprints(graph, None, does(Output("outside", -1, KILOBYTE, False))), device="meta", roots=(None,))
+    far = replace(
+        footprints(graph, None, does(TaskOutput("outside", -1, KILOBYTE, False))), device="meta", roots=(None,)
+    )
     assert len(simulate(graph, (1, 0), far)) == 0
 
 
@@ -417,7 +419,7 @@ def test_what_is_dense_is_torchs_own(shape: tuple[int, ...], strides: tuple[int,
     assert is_dense(shape, strides) is (keeps_its_strides or not tensor.numel())
 
 
-def significant(layout: Layout) -> list[tuple[int, int]]:
+def significant(layout: TensorLayout) -> list[tuple[int, int]]:
     return [(size, stride) for size, stride in zip(layout.shape, layout.strides, strict=True) if size != 1]
 
 

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.inspector.drawing.fold import Folded, Group, fold_graph
+from tapehead.inspector.drawing.fold import Folded, FoldedCalls, fold_graph
 
 from ..programs import captured
 
 
-def all_groups(folded: Folded) -> list[Group]:
+def all_groups(folded: Folded) -> list[FoldedCalls]:
     stack, found = list(folded.items), []
     while stack:
         item = stack.pop(0)
-        if isinstance(item, Group):
+        if isinstance(item, FoldedCalls):
             found.append(item)
             if not item.closed:
                 stack.extend(item.items)
