@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tapehead.__main__ import ProgressLine, main
+from tapehead.__main__ import main
+from tapehead.commands.answers import ProgressLine
 from tapehead.engine.studies.order_study import OrderStudy
 from tapehead.engine.workloads.workloads import WORKLOADS, Parts, Workload
 

@@ -393,7 +393,7 @@ def test_compare_refuses_what_it_does_not_know(
     assert "there is no policy 'lifo'" in assert_refused(["compare", "linear50", "--policy", "lifo"], capsys)
     (tmp_path / "file").touch()
     assert "file" in assert_refused(["compare", "linear50", "--out", str(tmp_path / "file")], capsys)
-    monkeypatch.setattr("tapehead.__main__.find_spec", lambda name: None)
+    monkeypatch.setattr("tapehead.commands.measure.find_spec", lambda name: None)
     assert "pip install plotly" in assert_refused(["compare", "linear50"], capsys)
 
 

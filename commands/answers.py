@@ -1,0 +1,117 @@
+"""What commands share: a refusal in one sentence, progress on one line, what the user's words name."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor
+
+    from ..engine.workloads.workloads import Size
+
+DEMO_POLICIES = ("bfs", "dfs", "heap")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong without the usage in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+"""Where a command's parser is added."""
+
+
+def refuse(why: object) -> int:
+    """Says why, in one sentence; gives the exit code."""
+    print(f"tapehead: {_in_words(why) if isinstance(why, OSError) else why}", file=sys.stderr)
+    return 2
+
+
+def _in_words(error: OSError) -> str:
+    """What the system says of a file, without its number."""
+    if error.filename is None:
+        return error.strerror or str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file {error.filename}"
+    if isinstance(error, IsADirectoryError):
+        return f"{error.filename} is a folder, not a file"
+    if isinstance(error, PermissionError):
+        return f"{error.filename} may not be read or written by you"
+    return f"{error.filename}: {error.strerror}"
+
+
+class ProgressLine:
+    """What is being done, on one line of a terminal's stderr that is written anew; elsewhere a line per workload.
+
+    It has no thread, which would be measured, too.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._before = ""
+
+    def show(self, said: str) -> None:
+        """`linear50 (5 of 6): bfs, round 3 of 12`."""
+        if self._terminal:
+            print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
+        elif (head := said.partition(":")[0]) != self._before:
+            self._before = head
+            print(f"measuring {head}", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.clear()
+
+
+def place_for(option: str, path: Path | None) -> None:
+    """Makes the folder for what comes out. Better told now than when all is measured that there can be none."""
+    if path is not None:
+        if path.is_dir():
+            raise ValueError(f"{option}: {path} is a folder, not the name of a file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def policies_of(options: argparse.Namespace) -> list[str]:
+    """The policies that are meant; ValueError says which is none."""
+    from ..engine.orders.policies import find_policy
+
+    policies = list(dict.fromkeys(options.policy or DEMO_POLICIES))
+    for policy in policies:
+        find_policy(policy)
+    return policies
+
+
+@contextmanager
+def program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[[], Tensor]]]:
+    """Name, title and source of a ready model or of a user's function, and what makes its loss."""
+    from ..engine.workloads.workloads import workload
+    from .script import make_loss_of
+
+    if ":" in target or target.endswith(".py"):
+        with make_loss_of(target) as make_loss:
+            yield Path(target).name.replace(".py:", "-"), Path(target).name, "", make_loss
+    else:
+        found = workload(target)
+        yield found.name, f"{found.title} ({found.name}, {size})", found.source, found.build(size)[1]
+
+
+def print_title(title: str, source: str, console: Console) -> None:
+    """What is measured, and where it is from."""
+    console.print(title, style="bold", markup=False)
+    if source:
+        console.print(source, style="dim", markup=False)
+    console.print()

@@ -1,0 +1,220 @@
+"""`tapehead bench`: ready models are measured on PyTorch's engine, and a table is printed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from .answers import Commands, ProgressLine, place_for, refuse
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..engine.studies.accumulation_study import AccumulationStudy
+    from ..engine.studies.mirror_study import MirrorStudy
+    from ..engine.studies.order_study import OrderStudy
+
+_Study = TypeVar("_Study", bound="AccumulationStudy | MirrorStudy")
+
+
+def add_bench(commands: Commands) -> None:
+    """Adds `tapehead bench`."""
+    bench = commands.add_parser("bench", help="measure ready models on PyTorch's engine, and print a table")
+    benches = bench.add_subparsers(title="what", metavar="WHAT", required=True)
+    _add_orders(benches)
+    _add_accumulation(benches)
+    _add_mirroring(benches)
+
+
+def _add_orders(benches: Commands) -> None:
+    orders = benches.add_parser(
+        "orders", help="time and memory under several orders: the benchmark of PyTorch PR #4746"
+    )
+    orders.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help="of `tapehead workloads` (the six that the PR measured)"
+    )
+    orders.add_argument(
+        "--policies", "--policy", nargs="+", action="extend", metavar="NAME", help="orders to run (bfs dfs heap)"
+    )
+    orders.add_argument("--size", choices=("small", "full"), default="small", help="how large the models (small)")
+    orders.add_argument("--device", default="cpu", metavar="NAME", help="where they live, such as cuda (cpu)")
+    orders.add_argument("--repetitions", type=int, default=12, metavar="N", help="how often each is timed (12)")
+    orders.add_argument("--markdown", action="store_true", help="print the table as GitHub shows it")
+    orders.add_argument("--html", type=Path, metavar="FILE", help="write a page with table and figure, too")
+    orders.add_argument("--json", type=Path, metavar="FILE", help="write every single time, too")
+    orders.set_defaults(command=_bench_orders)
+
+
+def _add_accumulation(benches: Commands) -> None:
+    accumulation = benches.add_parser(
+        "accumulation", help="memory of every way to sum gradients, beside the gradient by hand: HIPS/autograd #219"
+    )
+    accumulation.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help="those with a gradient written by hand (rnn fan_out needless)"
+    )
+    accumulation.add_argument("--size", choices=("small", "full"), default="small", help="how large (small)")
+    accumulation.add_argument(
+        "--dtype", choices=("float32", "float64"), nargs="+", action="extend", help="of the numbers (float32)"
+    )
+    accumulation.add_argument("--repetitions", type=int, default=3, metavar="N", help="how often each is timed (3)")
+    accumulation.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
+    accumulation.set_defaults(command=_bench_accumulation)
+
+
+def _add_mirroring(benches: Commands) -> None:
+    mirroring = benches.add_parser(
+        "mirroring", help="memory and time of checkpoints, of torch.compile's memory budget, and of th.mirror"
+    )
+    mirroring.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help="of `tapehead workloads` (eight, from an RNN to ResNet-152)"
+    )
+    mirroring.add_argument(
+        "--size",
+        choices=("small", "desk", "full"),
+        default="desk",
+        help="how large; desk is between, what two cores step in seconds (desk)",
+    )
+    mirroring.add_argument("--device", default="cpu", metavar="NAME", help="where they live, such as cuda (cpu)")
+    mirroring.add_argument("--repetitions", type=int, default=5, metavar="N", help="how often each is timed (5)")
+    mirroring.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each search for a plan (5)")
+    mirroring.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes")
+    mirroring.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
+    mirroring.set_defaults(command=_bench_mirroring)
+
+
+def _bench_orders(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.studies.order_study import ORDERS_STUDIED, WORKLOADS_STUDIED, order_study
+
+    if options.html is not None and find_spec("plotly") is None:
+        return refuse("the page draws its figure with plotly, which is missing: pip install plotly")
+    with ProgressLine() as line:
+        try:
+            place_for("--html", options.html)
+            place_for("--json", options.json)
+            study = order_study(
+                list(dict.fromkeys(options.workloads)) or WORKLOADS_STUDIED,
+                list(dict.fromkeys(options.policies or ORDERS_STUDIED)),
+                size=options.size,
+                device=options.device,
+                repetitions=options.repetitions,
+                progress=line.show,
+            )
+        except (ValueError, OSError) as error:
+            line.clear()
+            return refuse(error)
+        except KeyboardInterrupt:
+            line.clear()
+            print("tapehead: interrupted before anything was measured", file=sys.stderr)
+            return 130
+    failed = None
+    for save, path in ((study.save_html, options.html), (study.save_json, options.json)):
+        if path is not None:
+            try:
+                print(f"tapehead: written to {save(path)}", file=sys.stderr)
+            except OSError as error:
+                failed = error
+    if options.markdown:
+        print(study.markdown, end="")
+    else:
+        _print_study(study, console)
+    if failed is not None:
+        return refuse(failed)
+    return 130 if study.interrupted else 1 if study.refused else 0
+
+
+def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
+    import torch
+
+    from ..engine.studies.accumulation_study import STUDIED, accumulation_study, save_studies
+    from ..engine.workloads.workloads import workload
+
+    def studies(tell: Callable[[str], object]) -> Iterator[AccumulationStudy]:
+        size, repetitions = options.size, options.repetitions
+        for each in [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]:
+            for name in dict.fromkeys(options.dtype or ["float32"]):
+                dtype = getattr(torch, name)
+                yield accumulation_study(each, size=size, dtype=dtype, repetitions=repetitions, progress=tell)
+
+    return _bench_one_by_one(studies, save_studies, options, console)
+
+
+def _bench_mirroring(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.studies.mirror_study import STUDIED, mirror_study, save_studies
+    from ..engine.workloads.workloads import workload
+
+    def studies(tell: Callable[[str], object]) -> Iterator[MirrorStudy]:
+        for each in [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]:
+            yield mirror_study(
+                each,
+                size=options.size,
+                device=options.device,
+                repetitions=options.repetitions,
+                seconds=options.seconds,
+                compiled=not options.no_compile,
+                progress=tell,
+            )
+
+    return _bench_one_by_one(studies, save_studies, options, console)
+
+
+def _bench_one_by_one(
+    measured: Callable[[Callable[[str], object]], Iterator[_Study]],
+    save: Callable[[Sequence[_Study], Path], Path],
+    options: argparse.Namespace,
+    console: Console,
+) -> int:
+    """Prints each study as it is made, and writes the page of all. `measured` is given what shows progress."""
+    if options.html is not None and find_spec("plotly") is None:
+        return refuse("the page draws its figures with plotly, which is missing: pip install plotly")
+    studies: list[_Study] = []
+    interrupted = False
+    with ProgressLine() as line:
+        try:
+            place_for("--html", options.html)
+            for study in measured(line.show):
+                line.clear()
+                _print_study_of_one(study, console)
+                studies.append(study)
+        except (ValueError, OSError) as error:
+            line.clear()
+            return refuse(error)
+        except KeyboardInterrupt:
+            line.clear()
+            said = "; what was measured until then is above" if studies else " before anything was measured"
+            print(f"tapehead: interrupted{said}", file=sys.stderr)
+            if not studies:
+                return 130
+            interrupted = True
+    console.print(f"Measured on {studies[0].machine}.", style="dim", markup=False)
+    if options.html is not None:
+        try:
+            print(f"tapehead: written to {save(studies, options.html)}", file=sys.stderr)
+        except OSError as error:
+            return refuse(error)
+    return 130 if interrupted else 0
+
+
+def _print_study_of_one(study: AccumulationStudy | MirrorStudy, console: Console) -> None:
+    console.print(study.title, style="bold", markup=False)
+    console.print(f"{study.workload.title} · {study.workload.source}\n", style="dim", markup=False)
+    console.print(study.table)
+    for sentence in study.sentences:
+        console.print(f"\n{sentence}", markup=False)
+    console.print()
+
+
+def _print_study(study: OrderStudy, console: Console) -> None:
+    if study.rows:
+        console.print(study.table)
+    for sentence in study.sentences:
+        console.print(f"\n{sentence}", markup=False)
+    console.print()
+    for row in study.rows:
+        console.print(f"{row.name}: {row.sentence}", style="dim", markup=False)
+    console.print()
+    for sentence in (*study.how_measured, f"Measured on {study.machine}."):
+        console.print(sentence, style="dim", markup=False)

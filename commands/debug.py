@@ -1,0 +1,103 @@
+"""`tapehead debug`: a script runs with a prompt at each .backward() that it calls."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from ..engine.memory.accumulation import Accumulate, Accumulation, Release
+from .answers import Commands, refuse
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_debug(commands: Commands) -> None:
+    """Adds `tapehead debug`."""
+    debug = commands.add_parser("debug", help="run your script with a prompt at each .backward() that it calls")
+    debug.add_argument(
+        "--break", action="append", default=[], dest="breaks", metavar="WHERE", help="run to a breakpoint"
+    )
+    debug.add_argument(
+        "--watch",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="run to a watchpoint; --engine native is faster, and takes no task back",
+    )
+    debug.add_argument("--policy", default="heap", metavar="NAME", help="which task runs next (heap, PyTorch's own)")
+    debug.add_argument(
+        "--engine", choices=("direct", "native"), help="which runs the backward (direct; what it refuses, native)"
+    )
+    debug.add_argument(
+        "--batch", choices=("auto",), help="run products of several tasks as one where they can; takes no task back"
+    )
+    debug.add_argument(
+        "--accumulate",
+        choices=get_args(Accumulate),
+        default="inplace",
+        help="how gradients that meet are summed (inplace)",
+    )
+    debug.add_argument(
+        "--release", choices=get_args(Release), default="eager", help="when consumed gradients are let go (eager)"
+    )
+    debug.add_argument("--skip", type=int, default=0, metavar="N", help="let the first N backwards run by themselves")
+    debug.add_argument("--rank", type=int, default=0, metavar="N", help="which rank has the prompt (torchrun); 0")
+    debug.add_argument("--keep-inputs", action="store_true", help="keep what `check` needs: takes memory")
+    debug.add_argument(
+        "-c", "--command", action="append", default=[], dest="commands", help="give this to the prompt, as if typed"
+    )
+    debug.add_argument(
+        "target", metavar="SCRIPT.py", help="the script; or SCRIPT.py:FUNCTION, a function as `tapehead graph` takes it"
+    )
+    debug.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
+    debug.set_defaults(command=_debug)
+
+
+def _debug(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.batching.group_runner import check_batch
+    from ..engine.orders.policies import find_policy
+    from ..widgets.terminal.every_backward import EveryBackward, ended_well
+    from ..widgets.terminal.user_traceback import users_traceback
+    from .script import UserError, backward_of, run_script, script_path
+
+    target: str = options.target
+    of_function = ":" in target and not Path(target).is_file()
+    try:
+        find_policy(options.policy)
+        check_batch(options.batch, options.engine or "direct")
+        accumulation = Accumulation(options.accumulate, options.release)
+        if options.engine == "native":
+            accumulation.check_native()
+        debugger = EveryBackward(
+            options.engine,
+            options.policy,
+            options.skip,
+            options.commands,
+            options.keep_inputs,
+            options.batch,
+            accumulation,
+            options.rank,
+        )
+        debugger.prompt.ask_for(options.breaks, options.watch)
+        if of_function:
+            if options.arguments:
+                raise ValueError(f"{target} takes no arguments, so {options.arguments[0]!r} can't be one")
+            with debugger:
+                backward_of(target)
+            return 2 if debugger.in_vain else 0
+        path = script_path(target)
+    except UserError as error:
+        print(users_traceback(error.error), end="", file=sys.stderr)
+        return 1
+    except (ValueError, NotImplementedError, OSError) as error:
+        return refuse(error)
+    try:
+        with debugger:
+            run_script(path, target, options.arguments)
+    except SystemExit as end:
+        if not debugger.in_vain or not ended_well(end):
+            raise
+    return 2 if debugger.in_vain else 0

@@ -1,0 +1,202 @@
+"""`tapehead demo`, `workloads`, `graph`, `view` and `diff`: what there is to look at."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .answers import Commands, policies_of, refuse
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..engine.workloads.workloads import Workload
+    from ..inspector.graph.graph import Fold, Graph
+
+
+def add_demo(commands: Commands) -> None:
+    """Adds `tapehead demo`."""
+    demo = commands.add_parser("demo", help="step a ready model's backward under several policies, check it, draw it")
+    demo.add_argument("workload", nargs="?", default="resnet50", help="one of `tapehead workloads` (resnet50)")
+    demo.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies to run (bfs dfs heap)")
+    demo.add_argument("--size", choices=("small", "full"), default="small", help="how large a model (small)")
+    demo.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the picture (out)")
+    demo.set_defaults(command=_demo)
+
+
+def add_workloads(commands: Commands) -> None:
+    """Adds `tapehead workloads`."""
+    workloads = commands.add_parser("workloads", help="list the ready models")
+    workloads.set_defaults(command=_workloads)
+
+
+def add_graph(commands: Commands) -> None:
+    """Adds `tapehead graph`."""
+    graph = commands.add_parser("graph", help="draw the backward graph of your own code")
+    graph.add_argument(
+        "target", metavar="SCRIPT.py:FUNCTION", help="a function without arguments; it returns a loss, or (loss, model)"
+    )
+    graph.add_argument("--svg", type=Path, default=Path("backward.svg"), metavar="FILE", help="(backward.svg)")
+    graph.add_argument(
+        "--fold",
+        type=_fold,
+        default="repeats",
+        help="modules to draw closed: repeats, none, a depth, or paths with commas between (repeats)",
+    )
+    graph.add_argument(
+        "--groups",
+        nargs="?",
+        const="backward",
+        choices=("backward", "forward"),
+        help="outline the products that could run as one, and print them: of the backward, or of the forward",
+    )
+    graph.set_defaults(command=_graph)
+
+
+def add_diff(commands: Commands) -> None:
+    """Adds `tapehead diff`."""
+    diff = commands.add_parser("diff", help="say where two saved runs part, in order, values and memory")
+    diff.add_argument("first", type=Path, metavar="A.tape.json", help="a file that run.save() wrote")
+    diff.add_argument("second", type=Path, metavar="B.tape.json", help="another one: of another commit, dtype, device")
+    diff.add_argument("--tolerance", type=float, metavar="SHARE", help="relative differences to pass over (by dtype)")
+    diff.set_defaults(command=_diff)
+
+
+def add_view(commands: Commands) -> None:
+    """Adds `tapehead view`."""
+    view = commands.add_parser("view", help="play a saved run in the browser: the deck as one page")
+    view.add_argument("trace", type=Path, metavar="RUN.tape.json", help="a file that run.save() wrote")
+    view.add_argument("--out", type=Path, metavar="FILE", help="the page (beside the trace, ending in .html)")
+    view.add_argument("--no-open", action="store_true", help="only write the page")
+    view.set_defaults(command=_view)
+
+
+def _fold(text: str) -> Fold:
+    if text == "repeats" or text == "none":
+        return text
+    return int(text) if text.isdecimal() else text.split(",")
+
+
+def _demo(options: argparse.Namespace, console: Console) -> int:
+    from .demo import run_demo
+
+    try:
+        found, policies = _chosen(options)
+    except (ValueError, OSError) as error:
+        return refuse(error)
+    if run_demo(found, policies, options.size, options.out, console):
+        return 0
+    print("tapehead: an engine disagrees with PyTorch: see the table", file=sys.stderr)
+    return 1
+
+
+def _chosen(options: argparse.Namespace) -> tuple[Workload, list[str]]:
+    """The workload and the policies that are meant; makes the folder for what comes out."""
+    from ..engine.workloads.workloads import workload
+
+    policies = policies_of(options)
+    found = workload(options.workload)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return found, policies
+
+
+def _workloads(options: argparse.Namespace, console: Console) -> int:
+    from rich.table import Table
+
+    from ..engine.workloads.workloads import WORKLOADS
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for found in WORKLOADS.values():
+        small, full = (
+            " ".join(f"{knob}={value}" for knob, value in knobs.items()) for knobs in (found.small, found.full)
+        )
+        table.add_row(f"[bold]{found.name}[/bold]", found.title)
+        table.add_row("", f"[dim]{found.source}[/dim]")
+        table.add_row("", f"small: {small}")
+        table.add_row("", f"full: {full}\n")
+    console.print(table)
+    return 0
+
+
+def _graph(options: argparse.Namespace, console: Console) -> int:
+    from ..widgets.terminal.user_traceback import users_traceback
+    from .script import draw_function
+
+    try:
+        drawn = draw_function(options.target)
+        if drawn.error is not None:
+            print(users_traceback(drawn.error), end="", file=sys.stderr)
+        if drawn.graph is not None:
+            _save(drawn.graph, options, console)
+    except (ValueError, OSError) as error:
+        return refuse(error)
+    if drawn.error is None:
+        return 0
+    until = "the picture shows the graph built until then" if drawn.graph is not None else "there was no graph yet"
+    print(f"tapehead: {options.target} raised {type(drawn.error).__name__}; {until}", file=sys.stderr)
+    return 1
+
+
+def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
+    if isinstance(options.fold, list):
+        known = {call.path for call in graph.calls}
+        for path in options.fold:
+            if path not in known:
+                raise ValueError(f"--fold: there is no module {path!r}; outermost are: {_outermost(graph)}")
+    if options.svg.suffix != ".svg" or options.svg.is_dir():
+        raise ValueError(f"--svg: {options.svg} is not the name of an .svg file")
+    options.svg.parent.mkdir(parents=True, exist_ok=True)
+    if options.groups is None:
+        path = graph.save_svg(options.svg, fold=options.fold)
+    else:
+        from ..engine.batching.group_search import groups
+
+        found = groups(graph)
+        console.print(found)
+        path = found.save_svg(options.svg, options.groups, fold=options.fold)
+    console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges, drawn in {path}", soft_wrap=True, markup=False)
+
+
+def _outermost(graph: Graph) -> str:
+    names = dict.fromkeys(call.path.partition(".")[0] for call in graph.calls if call.path)
+    return ", ".join(names) or "none"
+
+
+def _view(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.trace.run_reader import load
+    from ..widgets.deck.page import is_page_of
+    from ..widgets.deck.run_document import save_run
+
+    path: Path = options.trace
+    out: Path = options.out or path.with_name(f"{path.name.removesuffix('.gz').removesuffix('.json')}.html")
+    try:
+        run = load(path)
+        if options.out is None and out.exists() and not is_page_of(out, path.name):
+            raise ValueError(f"{out} is there already, and was not made from {path.name}; say where to with --out FILE")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        page = save_run(run, out, source=path.name)
+    except (ValueError, OSError) as error:
+        return refuse(error)
+    console.print(f"The run plays in {page}", soft_wrap=True, markup=False)
+    if not options.no_open:
+        webbrowser.open(page.resolve().as_uri())
+    return 0
+
+
+def _diff(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.finding.diff import diff
+    from ..engine.trace.run_reader import load
+
+    paths: tuple[Path, Path] = options.first, options.second
+    names = paths[0].name, paths[1].name
+    if names[0] == names[1]:
+        names = str(paths[0]), str(paths[1])
+    try:
+        found = diff(load(paths[0]), load(paths[1]), tolerance=options.tolerance, names=names)
+    except (ValueError, OSError) as error:
+        return refuse(error)
+    console.print(found)
+    return 1 if found.differs else 0
