@@ -209,6 +209,16 @@ MOVED = {
     "inspector.tape": "inspector.capturing.tape",
     "inspector.text_width": "inspector.drawing.text_width",
     "inspector.to_json": "inspector.drawing.to_json",
+    "inspector.torch_internals": (
+        "inspector.torch_internals.allocators inspector.torch_internals.applied_functions "
+        "inspector.torch_internals.checkpoints inspector.torch_internals.compiled "
+        "inspector.torch_internals.engine inspector.torch_internals.frames inspector.torch_internals.hooks "
+        "inspector.torch_internals.modes inspector.torch_internals.module_calls "
+        "inspector.torch_internals.nodes inspector.torch_internals.numbers "
+        "inspector.torch_internals.operators inspector.torch_internals.ranks "
+        "inspector.torch_internals.references inspector.torch_internals.saved "
+        "inspector.torch_internals.tensors"
+    ),
     "inspector.walk": "inspector.capturing.walk",
     "inspector.wiring": "inspector.drawing.wiring",
     "script": "commands.script",

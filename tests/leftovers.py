@@ -16,7 +16,8 @@ from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tapehead.engine.tasks.hook_watch import HookWatch
-from tapehead.inspector.torch_internals import hooks_registered, pins_open
+from tapehead.inspector.torch_internals.hooks import hooks_registered
+from tapehead.inspector.torch_internals.numbers import pins_open
 
 HOOKS = "hooks of tensors or nodes, which others find: hold handles, and remove them"
 _GRACE_S = 5.0

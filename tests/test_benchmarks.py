@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tapehead.engine.tasks import hook_watch
-from tapehead.inspector.torch_internals import hooks_registered
+from tapehead.inspector.torch_internals.hooks import hooks_registered
 
 FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (

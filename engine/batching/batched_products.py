@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.products import Product
-from ...inspector.torch_internals import saved_tensor, saved_value
+from ...inspector.torch_internals.saved import saved_tensor, saved_value
 
 FUNCTIONS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
 """Whose backwards can be made as one. "linear" is a node of Apple's MPS alone."""

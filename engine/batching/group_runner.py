@@ -12,16 +12,12 @@ from torch.autograd.graph import GradientEdge
 
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.graph.spent import is_spent
-from ...inspector.torch_internals import (
-    call_node,
-    free_saved,
-    node_hooks,
-    retains_any,
-    run_engine,
-    saved_variables,
-    version_of,
-    without_torch_function,
-)
+from ...inspector.torch_internals.engine import retains_any, run_engine
+from ...inspector.torch_internals.hooks import node_hooks
+from ...inspector.torch_internals.modes import without_torch_function
+from ...inspector.torch_internals.nodes import call_node
+from ...inspector.torch_internals.saved import free_saved, saved_variables
+from ...inspector.torch_internals.tensors import version_of
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..orders.group_queues import HoldingChoiceQueue, HoldingQueue
 from ..queue.ready_queue import ReadyQueue

@@ -12,7 +12,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Edge, Graph, Outputs, TensorMeta
 from ...inspector.graph.products import Factor, Product, Side, products_of
-from ...inspector.torch_internals import saved_facts
+from ...inspector.torch_internals.saved import saved_facts
 from ..trace.batches import GroupKind
 from ..words.phrases import joined
 from .agenda import ReadyBatch, batches, levels

@@ -19,7 +19,7 @@ from ...inspector.graph.kept_inputs import KeptInputs, argument_names, names_by_
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.source import Source
-from ...inspector.torch_internals import InFloat64
+from ...inspector.torch_internals.operators import InFloat64
 from .derivative import ALLOWED, DIRECTIONS, STEP, FiniteDifferences, is_symmetric
 from .function_backward import Returned, ask_backward, gradients_for, same_values, wrong_form, wrong_gradients
 from .furthest_element import furthest_element

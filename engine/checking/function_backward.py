@@ -13,7 +13,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from ...inspector.graph.kept_inputs import argument_names, names_by_place
-from ...inspector.torch_internals import call_node, version_of
+from ...inspector.torch_internals.nodes import call_node
+from ...inspector.torch_internals.tensors import version_of
 from ..words.phrases import counted
 from .derivative import ALLOWED, FiniteDifferences
 from .operation_replay import OperationReplay, Outcome

@@ -10,7 +10,9 @@ from torch.autograd.graph import Node
 from ...inspector.graph.kept_inputs import KeptInputs, KeptTensor
 from ...inspector.graph.kinds import Kind, kind_of
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals import SAVED_FOR_FORWARD, attributes_of, base_of, leaf_of, saved_slots, storage_of
+from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.saved import SAVED_FOR_FORWARD, attributes_of, saved_slots
+from ...inspector.torch_internals.tensors import base_of, storage_of
 
 
 def modified_since(node: Node, inputs: KeptInputs | None) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ...inspector.capturing.capture import capture
 from ...inspector.capturing.walk import graph
 from ...inspector.graph.graph import Graph
 from ...inspector.shown import text_of
-from ...inspector.torch_internals import keep_compiler_out
+from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..batching.group_search import groups
 from ..batching.groups import GroupRules, Groups
 from ..memory.measured_device import device_of

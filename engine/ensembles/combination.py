@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.graph import Edge, Graph, Task
-from ...inspector.torch_internals import saved_value
+from ...inspector.torch_internals.saved import saved_value
 
 Made = Literal["stacked", "concatenated", "summed", "averaged", "listed"]
 

@@ -24,17 +24,11 @@ from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.kept_inputs import argument_names, names_by_place
 from ...inspector.graph.products import products_of
-from ...inspector.torch_internals import (
-    StorageBytes,
-    functorch_is_active,
-    leaf_hooks,
-    post_accumulate_hooks,
-    sequence_nr,
-    storage_of,
-    version_of,
-    watching_modules,
-    without_torch_function,
-)
+from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
+from ...inspector.torch_internals.modes import functorch_is_active, without_torch_function
+from ...inspector.torch_internals.module_calls import watching_modules
+from ...inspector.torch_internals.numbers import sequence_nr
+from ...inspector.torch_internals.tensors import StorageBytes, storage_of, version_of
 from ..programs.make_loss import MakeLoss, loss_of
 from ..words.phrases import folded, joined, pattern
 from .combination import Combination, combination_of

@@ -13,15 +13,10 @@ from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.source import Source
 from ...inspector.shown import text_of
-from ...inspector.torch_internals import (
-    keep_compiler_out,
-    leaf_hooks,
-    leaf_of,
-    node_hooks,
-    post_accumulate_hooks,
-    uncompiled,
-    unobserved,
-)
+from ...inspector.torch_internals.compiled import keep_compiler_out, uncompiled
+from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.nodes import leaf_of
 from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
 from ..queue.policy import Policy

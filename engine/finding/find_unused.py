@@ -18,7 +18,8 @@ from ...inspector.graph.graph import Graph, module_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source import Source
 from ...inspector.shown import text_of
-from ...inspector.torch_internals import is_fully_sharded, keep_compiler_out, sharded_parameters, uncompiled
+from ...inspector.torch_internals.compiled import keep_compiler_out, uncompiled
+from ...inspector.torch_internals.ranks import is_fully_sharded, sharded_parameters
 from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
 from ..trace.buckets import nothing_reduced

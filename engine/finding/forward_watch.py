@@ -13,7 +13,8 @@ from torch.autograd.graph import Node
 from ...inspector.capturing.capture import capture
 from ...inspector.graph.graph import TensorMeta, module_name
 from ...inspector.graph.source import Source
-from ...inspector.torch_internals import uncompiled, unobserved
+from ...inspector.torch_internals.compiled import uncompiled
+from ...inspector.torch_internals.modes import unobserved
 from ..stops.origin import dense_parts, has_element, index_text, is_bad, number_text, value_at, what_is_bad
 from .function_calls import BadResult, FunctionCalls, GivenTensor
 from .value_flow import BadOperation, Chain, How, ValueFlow, ValueLink, What, kept_in

@@ -11,7 +11,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals import detached, is_abstract, storage_of, unobserved
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.tensors import detached, is_abstract, storage_of
 from ..stops.origin import dense_parts, first_bad, is_bad, what_is_bad
 from ..words.phrases import operation_title
 

@@ -15,17 +15,10 @@ from ...inspector.capturing.capture import capture
 from ...inspector.capturing.operators import leaves_empty, may_write, written_by
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.marks import operation_of, tensors_of
-from ...inspector.torch_internals import (
-    EveryOperation,
-    FollowedStorage,
-    View,
-    current_node,
-    is_abstract,
-    is_lift,
-    is_operator,
-    storage_of,
-    unobserved,
-)
+from ...inspector.torch_internals.engine import current_node
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.operators import EveryOperation, is_operator
+from ...inspector.torch_internals.tensors import FollowedStorage, View, is_abstract, is_lift, storage_of
 from ..stops.origin import dense_parts, has_element, is_bad
 from .function_calls import FunctionCall, FunctionCalls, GivenTensor, KeptTensors
 

@@ -14,7 +14,9 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.kinds import Kind
-from ...inspector.torch_internals import computes_itself, stored_values, torch_backward, unobserved
+from ...inspector.torch_internals.engine import torch_backward
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.tensors import computes_itself, stored_values
 from ..programs.make_loss import own_gradients
 from .zero_reasons import passing, reason_of
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.torch_internals import computes_itself, saved_numbers, saved_slots, unobserved
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.saved import saved_numbers, saved_slots
+from ...inspector.torch_internals.tensors import computes_itself
 
 _Kept = Mapping[str, Tensor | float]
 """What a node keeps, by name."""

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ...inspector.tapes.hips_nodes import arrays_in, is_sparse, rebuilt, spaces_in, vspace
-from ...inspector.torch_internals import owned_alone
+from ...inspector.torch_internals.references import owned_alone
 from ..memory.accumulation import Accumulate
 from ..tasks.input_buffer import InputBuffer, ListBuffer
 from .values import REST, carry, is_sum, value_of

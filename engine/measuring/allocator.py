@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ...inspector.torch_internals import start_allocation_events, stop_allocation_events
+from ...inspector.torch_internals.allocators import start_allocation_events, stop_allocation_events
 
 MARK_BYTES = 12_347
 """A size which nothing else has, as good as certainly; and of each mark the address is known, too."""

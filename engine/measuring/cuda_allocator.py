@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...inspector.torch_internals import start_cuda_history, stop_cuda_history
+from ...inspector.torch_internals.allocators import start_cuda_history, stop_cuda_history
 from ..memory.timeline import BlockLevels
 from .allocator import MARK_BYTES, AllocatorEvent, AllocatorRecording
 from .memory_watch import TaskMoment

@@ -15,7 +15,9 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals import FollowedStorage, hooks_registered, leaf_hooks, saved_slots
+from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
+from ...inspector.torch_internals.saved import saved_slots
+from ...inspector.torch_internals.tensors import FollowedStorage
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints, LeafState
 from ..memory.measured_device import device_of

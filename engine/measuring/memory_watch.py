@@ -14,17 +14,9 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.graph import Graph
-from ...inspector.torch_internals import (
-    FollowedStorage,
-    dispatch_mode_is_on,
-    function_mode_is_on,
-    identity_of,
-    is_view,
-    leaf_of,
-    stored_bytes,
-    stored_values,
-    unobserved,
-)
+from ...inspector.torch_internals.modes import dispatch_mode_is_on, function_mode_is_on, unobserved
+from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.tensors import FollowedStorage, identity_of, is_view, stored_bytes, stored_values
 from ..memory.footprint import TensorLayout
 from ..memory.layouts import is_dense, sparse
 from .allocator import AllocatorRecorder

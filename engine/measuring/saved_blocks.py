@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals import (
-    attributes_of,
-    hides_saved,
-    packed_by_user,
-    region_inputs,
-    region_of,
-    saved_slots,
-    saved_variables,
-)
+from ...inspector.torch_internals.checkpoints import region_inputs, region_of
+from ...inspector.torch_internals.saved import attributes_of, hides_saved, packed_by_user, saved_slots, saved_variables
 from ..memory.timeline import ON_CTX
 from .memory_watch import look
 

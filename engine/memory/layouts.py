@@ -10,7 +10,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from ...inspector.torch_internals import stored_bytes
+from ...inspector.torch_internals.tensors import stored_bytes
 from .footprint import TensorLayout
 
 

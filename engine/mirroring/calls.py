@@ -16,15 +16,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...inspector.torch_internals import (
-    close_hooks,
-    close_mode,
-    in_backward,
-    keep_compiler_out,
-    open_hooks,
-    open_mode,
-    open_pack_hook,
-)
+from ...inspector.torch_internals.compiled import keep_compiler_out
+from ...inspector.torch_internals.engine import in_backward
+from ...inspector.torch_internals.modes import close_hooks, close_mode, open_hooks, open_mode, open_pack_hook
 from .watch import Function, MirrorTally, MirrorWatch, PlannedCall, PlannedCalls, PlanState
 
 

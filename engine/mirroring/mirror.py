@@ -10,7 +10,7 @@ from types import TracebackType
 
 from ...inspector.capturing.forward_recorder import COMPILED, INSTEAD
 from ...inspector.capturing.opened import Opened
-from ...inspector.torch_internals import compiled_code_refused
+from ...inspector.torch_internals.compiled import compiled_code_refused
 from ..words.sizes import size_text
 from .calls import followed
 from .plan import MirrorPlan, PlannedStorage

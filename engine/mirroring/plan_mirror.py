@@ -17,7 +17,7 @@ from ...inspector.arguments import expect_callable, expect_choice
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.forward_recorder import ForwardRecorder
 from ...inspector.capturing.walk import graph
-from ...inspector.torch_internals import keep_compiler_out
+from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..memory.footprint import Footprints
 from ..orders.graph_order import GraphOrder, graph_digest
 from ..orders.policies import PORTFOLIO, find_policy

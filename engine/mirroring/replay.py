@@ -20,7 +20,8 @@ from torch import Tensor
 from ...inspector.capturing.forward_program import WHOLE, overlap
 from ...inspector.capturing.operators import filled_like, replayed_arguments, traits_of
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals import Operator, View, computes_itself, detached, on_storage, version_of
+from ...inspector.torch_internals.operators import Operator
+from ...inspector.torch_internals.tensors import View, computes_itself, detached, on_storage, version_of
 
 _replaying = RLock()  # a backward on several devices has a thread for each
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...inspector.graph.graph import Graph, TensorMeta
-from ...inspector.torch_internals import packed_slots
+from ...inspector.torch_internals.saved import packed_slots
 from ..words.phrases import joined
 from .replay import Bytes, ReplayTally, Saved
 

@@ -20,18 +20,16 @@ from ...inspector.capturing.forward_program import WHOLE, overlap
 from ...inspector.capturing.operators import moves_storage, traits_of, written_by
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.source import PACKAGE, is_library
-from ...inspector.torch_internals import (
+from ...inspector.torch_internals.compiled import keep_compiler_out
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.operators import Operator, SeenOperations, operator_named
+from ...inspector.torch_internals.tensors import (
     FollowedStorage,
-    Operator,
-    SeenOperations,
     View,
     bytes_below,
     computes_itself,
-    keep_compiler_out,
     on_storage,
-    operator_named,
     storage_of,
-    unobserved,
     version_of,
 )
 from ..words.phrases import joined

@@ -19,7 +19,8 @@ from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source import Source
 from ...inspector.shown import text_of
-from ...inspector.torch_internals import first_freed, hides_saved, packed_slots, saved_slots, storage_of
+from ...inspector.torch_internals.saved import first_freed, hides_saved, packed_slots, saved_slots
+from ...inspector.torch_internals.tensors import storage_of
 from ..queue.policy import AnyPolicy, is_dynamic, policy_name
 from ..words.findings import findings_rich, findings_text
 from ..words.phrases import counted, joined, module_title, ordinal

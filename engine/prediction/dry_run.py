@@ -16,28 +16,21 @@ from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
-from ...inspector.torch_internals import (
+from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks, node_hooks, post_accumulate_hooks
+from ...inspector.torch_internals.nodes import call_node, function_of
+from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
+from ...inspector.torch_internals.saved import (
     attributes_of,
-    call_node,
     first_freed,
-    function_of,
     hidden_functions,
     hides_saved,
-    hooks_registered,
-    is_view,
-    leaf_hooks,
-    node_hooks,
-    owned_alone,
     packed_by_user,
-    post_accumulate_hooks,
     saved_facts,
     saved_slots,
     saved_variables,
     saves_subclass,
-    storage_of,
-    storage_owned_alone,
-    stored_values,
 )
+from ...inspector.torch_internals.tensors import is_view, storage_of, stored_values
 from ..memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
 from ..memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from ..memory.measured_device import device_of

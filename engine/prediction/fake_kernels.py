@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...inspector.torch_internals import FakeOperations
+from ...inspector.torch_internals.operators import FakeOperations
 from ..memory.layouts import layout_of, scratch_of_copy
 
 _aten = torch.ops.aten

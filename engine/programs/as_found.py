@@ -19,23 +19,20 @@ from torch.nn.utils import stateless
 
 from ...inspector.capturing.operators import may_write, written_by
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals import (
+from ...inspector.torch_internals.compiled import keep_compiler_out, uncompiled
+from ...inspector.torch_internals.engine import torch_backward
+from ...inspector.torch_internals.modes import unobserved, without_torch_function
+from ...inspector.torch_internals.module_calls import watching_modules
+from ...inspector.torch_internals.operators import Operator, SeenOperations
+from ...inspector.torch_internals.ranks import sharded_parameters
+from ...inspector.torch_internals.tensors import (
     FollowedStorage,
-    Operator,
-    SeenOperations,
     bytes_below,
     computes_itself,
     detached,
-    keep_compiler_out,
     parts_of,
     set_version,
-    sharded_parameters,
-    torch_backward,
-    uncompiled,
-    unobserved,
     version_of,
-    watching_modules,
-    without_torch_function,
 )
 from ..tasks.hook_watch import subclasses
 from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before

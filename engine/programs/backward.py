@@ -12,7 +12,7 @@ from torch import Tensor
 from ...inspector.arguments import expect_choice, expect_truth
 from ...inspector.graph.graph import Outputs
 from ...inspector.tapes.hips_tape import HipsTape, not_native
-from ...inspector.torch_internals import keep_compiler_out
+from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..batching.group_runner import AnyBatch, check_batch
 from ..measuring.measurement import Measurement
 from ..memory.accumulation import Accumulate, Accumulation, Release

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...inspector.graph.graph import Outputs
 from ...inspector.graph.spent import first_over
 from ...inspector.tapes.hips_tape import HipsTape, not_native
-from ...inspector.torch_internals import FREED
+from ...inspector.torch_internals.saved import FREED
 from ..batching.group_runner import AnyBatch, check_batch
 from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..queue.policy import AnyPolicy

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ...inspector.arguments import expect_callable, expect_choice
-from ...inspector.torch_internals import redirect_backward, torch_backward
+from ...inspector.torch_internals.engine import redirect_backward, torch_backward
 from ..orders.policies import POLICIES, find_policy
 from ..queue.policy import AnyPolicy, policy_name
 from ..sessions.agreement import in_group

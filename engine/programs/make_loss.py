@@ -13,15 +13,9 @@ from torch import Tensor, nn
 
 from ...inspector.arguments import expect_callable
 from ...inspector.tapes.hips_tape import HipsTape
-from ...inspector.torch_internals import (
-    Sharding,
-    flattens,
-    is_flattened,
-    is_fully_sharded,
-    sharded_parameters,
-    watching_modules,
-    watching_reentrant_checkpoints,
-)
+from ...inspector.torch_internals.checkpoints import watching_reentrant_checkpoints
+from ...inspector.torch_internals.module_calls import watching_modules
+from ...inspector.torch_internals.ranks import Sharding, flattens, is_flattened, is_fully_sharded, sharded_parameters
 
 MakeLoss = Callable[[], Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...inspector.capturing.capture import capture
-from ...inspector.torch_internals import keep_compiler_out
+from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..batching.group_runner import AnyBatch, check_batch
 from ..measuring.measurement import Measurement
 from ..memory.accumulation import Accumulate, Accumulation, Release

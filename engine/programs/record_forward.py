@@ -13,7 +13,8 @@ from ...inspector.capturing.capture import capture
 from ...inspector.capturing.forward_program import ForwardProgram
 from ...inspector.capturing.forward_recorder import ForwardRecorder
 from ...inspector.capturing.walk import graph
-from ...inspector.torch_internals import Operator, SeenOperations, keep_compiler_out
+from ...inspector.torch_internals.compiled import keep_compiler_out
+from ...inspector.torch_internals.operators import Operator, SeenOperations
 from ..trace.buckets import nothing_reduced
 from .make_loss import MakeLoss, loss_of, nothing_sharded, same_random_numbers
 

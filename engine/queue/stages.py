@@ -21,7 +21,8 @@ from torch.autograd.function import BackwardCFunction
 
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
-from ...inspector.torch_internals import flat_names, function_of, sharded_parameters
+from ...inspector.torch_internals.nodes import function_of
+from ...inspector.torch_internals.ranks import flat_names, sharded_parameters
 
 POST_BACKWARD = "RegisterPostBackwardFunctionBackward"
 """The task in which `fully_shard` reduces a group's gradients (_fsdp_param_group.py; `replicate` has it, too)."""

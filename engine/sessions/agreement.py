@@ -31,16 +31,10 @@ from weakref import ref
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.kinds import Kind
-from ...inspector.torch_internals import (
-    collectives_issued,
-    computes_itself,
-    hides_saved,
-    in_backward,
-    is_packed,
-    part_of,
-    world,
-    world_store,
-)
+from ...inspector.torch_internals.engine import in_backward
+from ...inspector.torch_internals.ranks import collectives_issued, part_of, world, world_store
+from ...inspector.torch_internals.saved import hides_saved, is_packed
+from ...inspector.torch_internals.tensors import computes_itself
 from ..tasks.hook_watch import no_hooks
 
 _MOST_KINDS = 256  # of graphs and orders that are asked for: the store keeps some 100 bytes of each for every rank

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Graph
 from ...inspector.shown import text_of
-from ...inspector.torch_internals import unobserved
+from ...inspector.torch_internals.modes import unobserved
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints
 from ..orders.schedule import schedule

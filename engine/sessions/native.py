@@ -21,22 +21,14 @@ from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.graph.spent import is_spent
-from ...inspector.torch_internals import (
-    FREED,
-    Pin,
-    called_by_engine,
-    compiled_autograd_is_on,
-    first_freed,
-    functorch_is_active,
-    leaf_hooks,
-    leaf_of,
-    pins_open,
-    post_accumulate_hooks,
-    real_graph_task_id,
-    running_function,
-    settle_queue,
-    torch_backward,
-)
+from ...inspector.torch_internals.compiled import compiled_autograd_is_on
+from ...inspector.torch_internals.engine import real_graph_task_id, torch_backward
+from ...inspector.torch_internals.frames import called_by_engine, running_function
+from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
+from ...inspector.torch_internals.modes import functorch_is_active
+from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.numbers import Pin, pins_open, settle_queue
+from ...inspector.torch_internals.saved import FREED, first_freed
 from ..measuring.measurement import Measurement
 from ..measuring.memory_watch import MemoryWatch
 from ..orders.live_sequence_numbers import LiveNumbers

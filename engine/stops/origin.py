@@ -12,16 +12,9 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph, Task
-from ...inspector.torch_internals import (
-    SavedSlot,
-    computes_itself,
-    is_abstract,
-    leaf_of,
-    saved_numbers,
-    saved_slots,
-    storage_of,
-    stored_values,
-)
+from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.saved import SavedSlot, saved_numbers, saved_slots
+from ...inspector.torch_internals.tensors import computes_itself, is_abstract, storage_of, stored_values
 from .conditions import Output
 from .readings import PLAIN, SPARSE
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...inspector.torch_internals import computes_itself, stored_values
+from ...inspector.torch_internals.tensors import computes_itself, stored_values
 from ..trace.statistics import measure
 
 Need = Literal["finite", "inf", "zero", "norm"]

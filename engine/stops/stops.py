@@ -12,7 +12,9 @@ from torch.autograd.graph import Node
 from torch.utils.weak import TensorWeakRef
 
 from ...inspector.graph.graph import Graph, Task
-from ...inspector.torch_internals import leaf_of, unobserved, version_of
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.tensors import version_of
 from ..trace.trace import Trace
 from .breakpoints import Breakpoint, Gradients, Predicate, Where, make_breakpoint, said
 from .conditions import Condition, GradientPredicate, Output

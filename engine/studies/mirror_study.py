@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ...inspector.shown import drawn, saved, text_of
-from ...inspector.torch_internals import activation_memory_budget
+from ...inspector.torch_internals.compiled import activation_memory_budget
 from ..measuring.step_levels import allocated_levels
 from ..mirroring.mirror import mirror
 from ..mirroring.plan_mirror import OVERHEAD, plan_mirror

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.torch_internals import call_node, leaf_of, owned_alone, post_accumulate_hooks
+from ...inspector.torch_internals.hooks import post_accumulate_hooks
+from ...inspector.torch_internals.nodes import call_node, leaf_of
+from ...inspector.torch_internals.references import owned_alone
 from ..memory.layouts import copy_for, layout_of, suits
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr)

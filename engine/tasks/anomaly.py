@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.torch_internals import notes_on
+from ...inspector.torch_internals.nodes import notes_on
 
 
 def check_nan(name: str, outputs: Sequence[Tensor | None]) -> None:

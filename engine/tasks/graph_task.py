@@ -11,14 +11,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ...inspector.graph.graph import Graph
-from ...inspector.torch_internals import (
-    input_metadata,
-    own,
-    queue_engine_callback,
-    real_graph_task_id,
-    run_as_backward,
-    run_engine,
-)
+from ...inspector.torch_internals.engine import queue_engine_callback, real_graph_task_id, run_as_backward, run_engine
+from ...inspector.torch_internals.hooks import own
+from ...inspector.torch_internals.nodes import input_metadata
 from .hook_state import HookState
 
 

@@ -14,7 +14,7 @@ from torch.utils.weak import TensorWeakRef
 
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Edge, Graph
-from ...inspector.torch_internals import storage_of, stored_bytes, version_of
+from ...inspector.torch_internals.tensors import storage_of, stored_bytes, version_of
 from .hook_state import HookState
 from .input_buffer import InputBuffer, Waiting
 from .recomputed_buffers import RecomputedBuffers

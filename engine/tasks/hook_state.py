@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import BackwardHook
 
 from ...inspector.graph.source import Source
-from ...inspector.torch_internals import version_of
+from ...inspector.torch_internals.tensors import version_of
 from .iterators import IteratorProgress, is_iterator
 from .kept_places import (
     Array,

@@ -11,7 +11,9 @@ from weakref import ref
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.torch_internals import hooks_registered, is_own, without_torch_function
+from ...inspector.torch_internals.engine import is_own
+from ...inspector.torch_internals.hooks import hooks_registered
+from ...inspector.torch_internals.modes import without_torch_function
 
 Registry = OrderedDict[int, object]
 """Hooks by the numbers of their handles."""

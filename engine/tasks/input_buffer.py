@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.graph import Edge, Graph, TensorMeta
-from ...inspector.torch_internals import leaf_of, owned_alone, storage_owned_alone
+from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
 from ..memory.accumulation import Accumulate
 from ..memory.layouts import is_dense
 

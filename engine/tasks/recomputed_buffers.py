@@ -9,7 +9,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from ...inspector.torch_internals import is_recomputed, region_code, set_version, unobserved, version_of
+from ...inspector.torch_internals.checkpoints import is_recomputed, region_code
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.tensors import set_version, version_of
 from .hook_state import tensors_below
 
 

@@ -10,7 +10,7 @@ from torch.nn import Module
 
 from ...inspector.arguments import expect, expect_truth
 from ...inspector.graph.graph import Outputs
-from ...inspector.torch_internals import first_gradients
+from ...inspector.torch_internals.engine import first_gradients
 
 
 def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tensor | GradientEdge, ...]:

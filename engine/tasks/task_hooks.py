@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.torch_internals import leaf_hooks, leaf_of, node_hooks, run_engine
+from ...inspector.torch_internals.engine import run_engine
+from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks
+from ...inspector.torch_internals.nodes import leaf_of
 from .graph_task import GraphTask
 
 Gradients = Sequence[Tensor | None]

@@ -17,28 +17,23 @@ from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Edge, Graph, Outputs, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.spent import SpentNodes, is_spent
-from ...inspector.torch_internals import (
+from ...inspector.torch_internals.checkpoints import is_recomputed, regions_around
+from ...inspector.torch_internals.compiled import compiled_autograd_is_on
+from ...inspector.torch_internals.engine import gradient_dtype
+from ...inspector.torch_internals.hooks import hook_dicts, node_hooks, post_accumulate_hooks
+from ...inspector.torch_internals.modes import functorch_is_active
+from ...inspector.torch_internals.nodes import call_node, function_of, leaf_of
+from ...inspector.torch_internals.saved import (
     FREED,
-    call_node,
-    compiled_autograd_is_on,
     free_function,
     free_saved,
     function_is_freed,
-    function_of,
-    functorch_is_active,
-    gradient_dtype,
     hides_saved,
-    hook_dicts,
-    is_recomputed,
-    leaf_of,
-    node_hooks,
     packed_by_user,
-    post_accumulate_hooks,
-    regions_around,
     saved_variables,
     unpacking,
-    version_of,
 )
+from ...inspector.torch_internals.tensors import version_of
 from ..memory.accumulation import Accumulate
 from ..queue.stages import is_sharded
 from .accumulate import accumulate

@@ -9,7 +9,8 @@ from weakref import ref
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.torch_internals import leaf_hooks, without_torch_function
+from ...inspector.torch_internals.hooks import leaf_hooks
+from ...inspector.torch_internals.modes import without_torch_function
 from .hook_watch import node_of, subclasses
 from .task_hooks import Hook, hook_name
 

@@ -13,11 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ...inspector.graph.graph import Graph
-from ...inspector.torch_internals import (
-    reducer_buckets,
-    reductions_are_delayed,
-    unprepared_reducers,
-)
+from ...inspector.torch_internals.ranks import reducer_buckets, reductions_are_delayed, unprepared_reducers
 
 
 @dataclass(frozen=True, slots=True)

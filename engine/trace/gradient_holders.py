@@ -10,7 +10,8 @@ from torch.autograd.graph import Node
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.marks import hooks_noted
 from ...inspector.graph.source import Source
-from ...inspector.torch_internals import leaf_hooks, leaf_of, node_hooks, post_accumulate_hooks
+from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
+from ...inspector.torch_internals.nodes import leaf_of
 from ..tasks.task_hooks import hook_name
 from ..words.phrases import module_title
 

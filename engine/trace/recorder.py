@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.graph import Graph, Task, TensorMeta
-from ...inspector.torch_internals import function_mode_is_on, unobserved
+from ...inspector.torch_internals.modes import function_mode_is_on, unobserved
 from ..queue.policy import Choice, Key, Policy, policy_name
 from ..queue.ready_queue import sort_key
 from ..tasks.task_hooks import Hook

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...inspector.arguments import expect, expect_choice
 from ...inspector.graph.graph import TensorMeta
-from ...inspector.torch_internals import computes_itself, stored_values, unobserved
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.tensors import computes_itself, stored_values
 
 Level = Literal["off", "cheap", "full"]
 

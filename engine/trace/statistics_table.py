@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from ...inspector.torch_internals import unobserved
+from ...inspector.torch_internals.modes import unobserved
 from .statistics import BINS, SCALARS, Form, Histogram, PendingStatistics, Statistics, as_statistics
 
 _MOST_PENDING = 4096  # measurements of one device: each is a tensor of its own until they are stacked

@@ -19,16 +19,12 @@ from ..arguments import expect_callable, expect_truth
 from ..graph.facts import CallRecord, Facts, Operation
 from ..graph.kept_inputs import KeptInputs, keep_inputs
 from ..graph.marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, note_hook, tensors_of, unmarked_nodes
-from ..torch_internals import (
-    AroundApply,
-    around_function_apply,
-    base_of,
-    capture_traceback,
-    is_generated,
-    sequence_nr,
-    watching_functions,
-    watching_modules,
-)
+from ..torch_internals.applied_functions import AroundApply, around_function_apply, is_generated
+from ..torch_internals.compiled import watching_functions
+from ..torch_internals.frames import capture_traceback
+from ..torch_internals.module_calls import watching_modules
+from ..torch_internals.numbers import sequence_nr
+from ..torch_internals.tensors import base_of
 from .opened import Opened
 from .tape import Tape
 

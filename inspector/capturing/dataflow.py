@@ -27,21 +27,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..graph.facts import CallRecord, Operation
 from ..graph.marks import tensors_of
-from ..torch_internals import (
-    UNNUMBERED,
-    FollowedStorage,
-    around_function_apply,
-    beneath_transforms,
-    grad_mode_switch,
-    in_function_forward,
-    leaf_of,
-    number_of,
-    sequence_nr,
-    storage_of,
-    watching_functions,
-    watching_modules,
-    without_torch_function,
-)
+from ..torch_internals.applied_functions import around_function_apply
+from ..torch_internals.compiled import watching_functions
+from ..torch_internals.modes import grad_mode_switch, in_function_forward, without_torch_function
+from ..torch_internals.module_calls import watching_modules
+from ..torch_internals.nodes import leaf_of
+from ..torch_internals.numbers import UNNUMBERED, number_of, sequence_nr
+from ..torch_internals.tensors import FollowedStorage, beneath_transforms, storage_of
 from .capture import Observer, capture
 
 

@@ -12,7 +12,8 @@ import torch
 
 from ..graph.graph import Graph
 from ..graph.source import Source
-from ..torch_internals import View, unobserved
+from ..torch_internals.modes import unobserved
+from ..torch_internals.tensors import View
 
 WHOLE = -1  # in place of the number of an output: the operation gives one tensor, not several
 

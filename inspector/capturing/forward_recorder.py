@@ -18,22 +18,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..graph.facts import Operation, resolve_sources
 from ..graph.graph import Graph
 from ..graph.marks import tensors_of
-from ..torch_internals import (
-    FollowedStorage,
-    Operator,
-    SeenOperations,
-    StorageBytes,
-    View,
-    compiled_code_refused,
-    computes_itself,
-    detached,
-    hides_saved,
-    number_of,
-    packed_slots,
-    sequence_nr,
-    storage_of,
-    unobserved,
-)
+from ..torch_internals.compiled import compiled_code_refused
+from ..torch_internals.modes import unobserved
+from ..torch_internals.numbers import number_of, sequence_nr
+from ..torch_internals.operators import Operator, SeenOperations
+from ..torch_internals.saved import hides_saved, packed_slots
+from ..torch_internals.tensors import FollowedStorage, StorageBytes, View, computes_itself, detached, storage_of
 from .capture import capture
 from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, StorageRead, obstacles
 from .operators import (

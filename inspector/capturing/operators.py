@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..graph.marks import tensors_of
-from ..torch_internals import Operator, View, schema_writes
+from ..torch_internals.operators import Operator, schema_writes
+from ..torch_internals.tensors import View
 
 _aten = torch.ops.aten
 

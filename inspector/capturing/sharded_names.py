@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..torch_internals import flat_names, sharded_parameters
+from ..torch_internals.ranks import flat_names, sharded_parameters
 
 _WRAPPED = "_fsdp_wrapped_module"  # what FullyShardedDataParallel puts into the paths of what it wraps
 _FLAT = "_flat_param"

@@ -13,7 +13,9 @@ from weakref import WeakSet, ref
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 
-from ..torch_internals import Traceback, frames_of, sequence_nr, storage_of
+from ..torch_internals.frames import Traceback, frames_of
+from ..torch_internals.numbers import sequence_nr
+from ..torch_internals.tensors import storage_of
 from .kept_inputs import KeptInputs, writes_first_argument
 from .source import Source, first_user_line
 

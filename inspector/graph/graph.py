@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ..shown import drawn, text_of
-from ..torch_internals import leaf_of
+from ..torch_internals.nodes import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
 from .saved import SavedTensor, saved_tensors
 

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from ..torch_internals import computes_itself, functorch_is_active, schema_names, storage_of, unobserved, version_of
+from ..torch_internals.modes import functorch_is_active, unobserved
+from ..torch_internals.operators import schema_names
+from ..torch_internals.tensors import computes_itself, storage_of, version_of
 
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, range, type(...)),

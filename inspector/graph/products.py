@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch.autograd.graph import Node
 
-from ..torch_internals import packed_slots, saved_slots, saved_value, storage_of, version_of
+from ..torch_internals.saved import packed_slots, saved_slots, saved_value
+from ..torch_internals.tensors import storage_of, version_of
 from .graph import Graph, TensorMeta
 from .kinds import Kind
 

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..torch_internals import kept_by_others, leaf_of, saved_slots, storage_of, version_of
+from ..torch_internals.nodes import leaf_of
+from ..torch_internals.references import kept_by_others
+from ..torch_internals.saved import saved_slots
+from ..torch_internals.tensors import storage_of, version_of
 from .collector import collector_paused
 
 

@@ -8,7 +8,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from ..torch_internals import first_freed, function_is_freed, function_of, holds_saved, notes_on, own, refuse_spent
+from ..torch_internals.hooks import own
+from ..torch_internals.nodes import function_of, notes_on
+from ..torch_internals.saved import first_freed, function_is_freed, holds_saved, refuse_spent
 
 _NOTE = "tapehead_spent"
 _any_spent = False  # in this process, ever: most never ask a node

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tapehead.inspector import torch_internals as internals
+from tapehead.inspector import internals_left as internals
 
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 layer = nn.Linear(4, 2)

@@ -23,7 +23,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tapehead.inspector import torch_internals as internals
+from tapehead.inspector import internals_left as internals
 
 from .programs import Twice
 
@@ -347,7 +347,7 @@ def test_compiled_autograd_is_noticed() -> None:
 
 def test_lines_of_a_traceback_are_found_without_loading_inductor() -> None:
     script = (
-        "import sys, tapehead.inspector.torch_internals as internals\n"
+        "import sys, tapehead.inspector.internals_left as internals\n"
         "assert internals.traceback_frames(internals.capture_traceback())\n"
         "assert 'torch._inductor' not in sys.modules\n"
         "import torch._inductor.codecache\n"

@@ -27,7 +27,7 @@ from ...inspector.capturing.capture import capture
 from ...inspector.capturing.tape import Tape
 from ...inspector.graph.source import PACKAGE
 from ...inspector.graph.spent import first_over
-from ...inspector.torch_internals import warm_up_fakes
+from ...inspector.torch_internals.operators import warm_up_fakes
 from ..deck.debug import debug, in_notebook
 from .magic_verbs import VERBS, Told, complete_verb, policy_of
 

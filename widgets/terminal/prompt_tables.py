@@ -24,7 +24,7 @@ from ...engine.words.sizes import size_text
 from ...inspector.graph.graph import Graph, Task, TensorMeta, module_name
 from ...inspector.graph.saved import SavedTensor
 from ...inspector.graph.source import Source
-from ...inspector.torch_internals import storage_of
+from ...inspector.torch_internals.tensors import storage_of
 from .prompt_stops import Asked, Session
 from .prompt_text import plain
 

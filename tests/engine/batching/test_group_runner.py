@@ -17,7 +17,7 @@ from tapehead.engine.measuring.step_levels import allocated_levels
 from tapehead.engine.memory.timeline import IN_TREE
 from tapehead.engine.sessions.stepper import Stepper
 from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.torch_internals import retains_any
+from tapehead.inspector.torch_internals.engine import retains_any
 
 from ..backward_programs import random_policy
 from ..comparing import assert_equal, gradients_of

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.finding import find_nan as find_nan_file
 from tapehead.engine.trace.run import Engine
-from tapehead.inspector.torch_internals import node_hooks
+from tapehead.inspector.torch_internals.hooks import node_hooks
 
 from ..comparing import ENGINES
 

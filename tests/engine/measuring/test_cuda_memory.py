@@ -27,7 +27,7 @@ from tapehead.engine.trace.peak import peak_report
 from tapehead.engine.workloads.workloads import WORKLOADS
 from tapehead.inspector.graph.graph import Root, Task, TensorMeta
 from tapehead.inspector.graph.kinds import Kind
-from tapehead.inspector.torch_internals import start_allocation_events, stop_allocation_events
+from tapehead.inspector.torch_internals.allocators import start_allocation_events, stop_allocation_events
 
 from ..backward_programs import random_policy
 from ..memory_programs import Program

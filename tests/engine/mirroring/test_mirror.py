@@ -20,7 +20,7 @@ from tapehead.engine.mirroring.plan import MirrorPlan
 from tapehead.engine.mirroring.replay import Bytes
 from tapehead.engine.mirroring.watch import MirrorWatch, state_of
 from tapehead.engine.programs.record_forward import record_forward
-from tapehead.inspector.torch_internals import FollowedStorage
+from tapehead.inspector.torch_internals.tensors import FollowedStorage
 
 from ..memory_programs import Program
 from ..mirrored_programs import agrees, everything, gradients, nothing_left, plan_all, same, some

@@ -25,7 +25,7 @@ from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.queue.pending import dependencies
 from tapehead.engine.queue.policy import Policy
 from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.torch_internals import call_node
+from tapehead.inspector.torch_internals.nodes import call_node
 
 from ..backward_programs import random_program
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import WHOLE
 from tapehead.inspector.capturing.walk import graph
-from tapehead.inspector.torch_internals import storage_of
+from tapehead.inspector.torch_internals.tensors import storage_of
 
 
 class Model(nn.Sequential):

@@ -28,7 +28,7 @@ from tapehead.engine.orders.policies import CLASSIC
 from tapehead.engine.queue.pending import dependencies
 from tapehead.engine.queue.policy import Policy
 from tapehead.engine.trace.run import Engine
-from tapehead.inspector.torch_internals import node_hooks
+from tapehead.inspector.torch_internals.hooks import node_hooks
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES, assert_equal, engine_order, gradients_of

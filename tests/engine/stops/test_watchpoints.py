@@ -21,7 +21,8 @@ import tapehead as th
 from tapehead.engine.stops.origin import FORMULAS, _is_the_value
 from tapehead.engine.stops.readings import FINITE, LateReadings, Need, Reading, read_now
 from tapehead.engine.trace.run import Engine
-from tapehead.inspector.torch_internals import saved_numbers, saved_slots, unobserved
+from tapehead.inspector.torch_internals.modes import unobserved
+from tapehead.inspector.torch_internals.saved import saved_numbers, saved_slots
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES, assert_equal, gradients_of

@@ -25,7 +25,7 @@ from tapehead.engine.studies.mirror_study import (
     save_studies,
 )
 from tapehead.engine.workloads.workloads import WORKLOADS, Parts, Workload, workload
-from tapehead.inspector.torch_internals import activation_memory_budget
+from tapehead.inspector.torch_internals.compiled import activation_memory_budget
 
 
 class Normed(nn.Sequential):

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram, ForwardStorage, overlap
-from tapehead.inspector.torch_internals import View
+from tapehead.inspector.torch_internals.tensors import View
 
 x = torch.randn(6, 4)
 weight = torch.randn(4, 4, requires_grad=True)

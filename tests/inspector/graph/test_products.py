@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.inspector.graph.products import Product, products_of
-from tapehead.inspector.torch_internals import saved_slots
+from tapehead.inspector.torch_internals.saved import saved_slots
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

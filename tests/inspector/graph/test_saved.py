@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.inspector.torch_internals import saved_slots
+from tapehead.inspector.torch_internals.saved import saved_slots
 
 from ..programs import Twice
 

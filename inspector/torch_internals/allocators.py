@@ -1,0 +1,164 @@
+"""What torch's allocators say that they did."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+
+class AllocationEvents(NamedTuple):
+    """What the CPU's allocator did in one thread.
+
+    Attributes:
+        rows: (nanoseconds since 1970, address, bytes) in order of time; bytes are negative for a block that was freed.
+        tasks: nanoseconds at which the engine began each task that is not nested in another one, its tensor hooks
+            included. Empty where tasks were not asked for.
+    """
+
+    rows: list[tuple[int, int, int]]
+    tasks: list[int]
+
+
+def start_allocation_events(tasks: bool = False) -> None:
+    """Lets torch's profiler note what the CPU's allocator does in this thread, and in what it starts on the engine.
+
+    Without `tasks` no operation is timed, which leaves the cost at about one microsecond for each block.
+
+    Raises:
+        RuntimeError: a profiler is at work already, in any thread; there can be one alone.
+    """
+    if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:
+        raise RuntimeError(
+            "a torch profiler is at work, and memory is measured by the same one: leave torch.profiler.profile() first"
+        )
+    profiler = torch._C._profiler
+    activities = {profiler.ProfilerActivity.CPU}
+    config = profiler.ProfilerConfig(
+        profiler.ProfilerState.KINETO,
+        False,  # shapes
+        True,  # memory
+        False,  # stacks
+        False,  # floating point operations
+        False,  # modules
+        profiler._ExperimentalConfig(),
+    )
+    with _quiet_kineto():
+        torch._C._autograd._prepare_profiler(config, activities)
+    scopes = {profiler.RecordScope.FUNCTION if tasks else profiler.RecordScope.LITE_INTERPRETER}
+    torch._C._autograd._enable_profiler(config, activities, scopes)  # type: ignore[call-arg]
+    _log_errors_alone(True)
+
+
+@contextmanager
+def _quiet_kineto() -> Iterator[None]:
+    """Kineto, when first used, reads here how much to print; by itself each run of it prints two lines."""
+    if "KINETO_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["KINETO_LOG_LEVEL"] = "6"
+    try:
+        yield
+    finally:
+        del os.environ["KINETO_LOG_LEVEL"]
+
+
+_ALLOCATION = "[memory]"
+
+
+_EVALUATE = "autograd::engine::evaluate_function: "
+
+
+_CPU = torch.device("cpu")
+
+
+_ERRORS = 2
+
+
+_logged_before: list[int] = []  # the level that was there, while it is raised
+
+
+def _log_errors_alone(raised: bool) -> None:
+    """Raises the level from which on torch's C++ side logs, or puts it back.
+
+    It warns of each block that is freed and was there before a profiler. Where the number is not found (another build
+    of torch), the warning comes, once for a thousand such blocks.
+    """
+    number = _log_level()
+    if number is not None and raised:
+        _logged_before.append(number.value)
+        number.value = max(number.value, _ERRORS)
+    elif number is not None and _logged_before:
+        number.value = _logged_before.pop()
+
+
+@cache
+def _log_level() -> ctypes.c_int | None:
+    for name in ("libc10.so", "libc10.dylib", "c10.dll"):
+        with suppress(OSError, ValueError):
+            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+            return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    return None
+
+
+def stop_allocation_events() -> AllocationEvents:
+    """What was noted since `start_allocation_events`."""
+    _log_errors_alone(False)
+    rows: list[tuple[int, int, int]] = []
+    tasks: list[int] = []
+    todo: list[tuple[Any, bool]] = [(torch._C._autograd._disable_profiler().experimental_event_tree(), False)]
+    while todo:
+        events, nested = todo.pop()
+        rows += [
+            (event.start_time_ns, fields.ptr, fields.alloc_size)
+            for event in events
+            if event.name == _ALLOCATION and (fields := event.extra_fields).device == _CPU  # not an accelerator's
+        ]
+        for event in events:
+            name = event.name
+            if name != _ALLOCATION:
+                task = name.startswith(_EVALUATE)
+                if task and not nested:
+                    tasks.append(event.start_time_ns)
+                todo.append((event.children, nested or task))
+    rows.sort(key=itemgetter(0))  # stable: what has one time keeps its order
+    tasks.sort()
+    return AllocationEvents(rows, tasks)
+
+
+def start_cuda_history(most: int) -> None:
+    """Lets the CUDA allocator write down what it does, on all devices: up to so many entries, then without the oldest.
+
+    Raises:
+        RuntimeError: it does so already; there can be one history alone. Or it can't: another allocator is in use.
+    """
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    if torch.cuda.get_allocator_backend() != "native":
+        raise RuntimeError(
+            f"the CUDA allocator in use is {torch.cuda.get_allocator_backend()}, of which torch keeps no history; "
+            'memory is measured with the one called "native"'
+        )
+    if torch._C._cuda_isHistoryEnabled():
+        raise RuntimeError(
+            "the history of CUDA memory is being recorded already, and torch keeps one alone: end that first, with "
+            "torch.cuda.memory._record_memory_history(enabled=None)"
+        )
+    torch.cuda.memory._record_memory_history(
+        enabled="all", context=None, stacks="python", max_entries=most, clear_history=True
+    )
+
+
+def stop_cuda_history(device: int) -> list[dict[str, Any]]:
+    """What the allocator of this device did since `start_cuda_history`: torch's entries, oldest first."""
+    try:
+        entries: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device]
+        return entries
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)  # also lets go of the entries

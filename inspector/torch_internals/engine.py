@@ -1,0 +1,341 @@
+"""PyTorch's engine: runs of it, and backwards of our own that answer in its place."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, register_multi_grad_hook
+from torch.autograd.variable import Variable
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .compiled import keep_compiler_out
+from .modes import unobserved
+from .nodes import input_metadata
+from .saved import refuse_spent
+
+EngineRun = Callable[..., tuple[Tensor, ...]]
+
+
+Redirect = Callable[[Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Any]], None]
+"""Gets tensors, gradients, retain_graph, create_graph and inputs of a backward, as torch completed them."""
+
+
+_DOOR = "_engine_run_backward"
+
+
+class _Passage(threading.local):
+    """Whether the next backward of this thread goes past the redirect."""
+
+    granted = False
+
+
+_passage = _Passage()
+
+
+_redirected = False
+
+
+def redirect_backward(redirect: Redirect) -> Callable[[], None]:
+    """From now on all backwards of the process call `redirect` in the engine's place. Returns what ends that.
+
+    It stands in front of the engine, behind `torch.autograd.backward`: torch has then completed the arguments, tensor
+    subclasses have had their say, and those who imported `backward` by name are redirected too. `torch.autograd.grad`
+    is not.
+    """
+    global _redirected
+    beneath: EngineRun = getattr(torch.autograd, _DOOR)
+    ended = False
+
+    def run_redirected(outputs: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        if ended:  # others wrapped the engine meanwhile, and have this in their chain for good
+            return beneath(outputs, *args, **kwargs)
+        if _passage.granted or not kwargs["accumulate_grad"]:
+            _passage.granted = False
+            return beneath(outputs, *args, **kwargs)
+        redirect(outputs, *args)
+        return ()
+
+    def end() -> None:
+        nonlocal ended
+        global _redirected
+        ended = True
+        _redirected = False
+        for module in doors:
+            if getattr(module, _DOOR) is run_redirected:
+                setattr(module, _DOOR, beneath)
+
+    keep_compiler_out(run_redirected)
+    # torch.compiler's own replacement takes the engine from the one module and puts it back into both.
+    doors = torch.autograd, torch.autograd.graph
+    _redirected = True
+    for module in doors:
+        setattr(module, _DOOR, run_redirected)
+    return end
+
+
+def torch_backward(*args: Any, **kwargs: Any) -> None:
+    """`torch.autograd.backward` past `redirect_backward`. What runs inside of it is redirected again."""
+    _passage.granted = _redirected
+    try:
+        torch.autograd.backward(*args, **kwargs)
+    finally:
+        _passage.granted = False
+
+
+T = TypeVar("T")
+
+
+def run_engine(
+    roots: Sequence[GradientEdge],
+    gradients: Sequence[Tensor],
+    keep_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[GradientEdge] = (),
+    accumulate: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """One run of the engine (`THPEngine_run_backward`). With `inputs` it gives their gradients, or accumulates them."""
+    found: tuple[Tensor | None, ...] | None = _real_engine.run_backward(
+        tuple(roots), tuple(gradients), keep_graph, create_graph, tuple(inputs), True, accumulate
+    )
+    return found or ()
+
+
+class _Retains(BaseException):
+    """A gradient is retained."""
+
+
+class _NoClones(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where a tensor would be copied, as the engine does for a gradient that is retained."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in InFloat64
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten.clone.default:
+            raise _Retains
+        return operator(*args, **(kwargs or {}))
+
+
+def retains_any(nodes: Sequence[Node]) -> bool:
+    """Whether a tensor that one of these nodes made is told to retain its gradient (`Tensor.retain_grad`).
+
+    torch lists no such tensors. Each node is shown zeros, as root and wanted input of a run of the engine of its own,
+    which executes nothing: with several at once those between two of them would run. It would call hooks of tensors,
+    too: only for where there are none.
+    """
+    try:
+        with _NoClones():  # type: ignore[no-untyped-call]
+            for node in nodes:
+                edges, zeros = [], []
+                for number, (shape, dtype, device) in enumerate(input_metadata(node)):
+                    if shape is not None:
+                        edges.append(GradientEdge(node, number))
+                        zeros.append(torch.zeros((), dtype=dtype, device=device).expand(shape))
+                if edges:
+                    run_engine(edges, zeros, True, False, edges)
+    except _Retains:
+        return True
+    return False
+
+
+class StandIn(Protocol):
+    """A backward of our own, which answers in the engine's place what user code asks about the one under way."""
+
+    number: int | None
+    first_number: int | None  # before it was said to be another backward
+    node: Node | None
+    limited: bool  # by inputs=
+    accumulated_inside: bool  # user code ran a backward inside, which added to .grad
+
+    def body(self) -> None: ...
+
+    def will_execute(self, node: Node) -> bool: ...
+
+    def execution_order(self) -> list[Node]: ...
+
+    def queue_callback(self, callback: Callable[[], None]) -> None: ...
+
+
+class _Thread(threading.local):
+    """Of one thread: who answers, innermost last, None where a real backward runs inside; and a leaf to start from."""
+
+    def __init__(self) -> None:
+        self.answering: list[StandIn | None] = []
+        with torch.inference_mode(False), torch.enable_grad(), unobserved():
+            self.leaf = torch.zeros((), requires_grad=True, device="cpu")
+            self.edge = get_gradient_edge(self.leaf)
+            self.one = torch.ones((), device="cpu")
+        self.edge.node.register_prehook(_run_body)
+
+    def stand_in(self) -> StandIn | None:
+        return self.answering[-1] if self.answering else None
+
+
+def _run_body(gradients: tuple[Tensor | None, ...]) -> tuple[None]:
+    stand_in = _thread.stand_in()
+    if stand_in is not None:
+        stand_in.body()
+    return (None,)
+
+
+def is_own(hooks: Mapping[int, Any]) -> bool:
+    """Whether all of these are ours: of the leaf from which we start the engine, or of a node that is spent."""
+    codes = _run_body.__code__, refuse_spent.__code__  # equal once the module has been reloaded, too
+    return all(getattr(hook, "__code__", None) in codes for hook in hooks.values())
+
+
+_real_graph_task_id = torch._C._current_graph_task_id
+
+
+_real_current_node = torch._C._current_autograd_node
+
+
+_real_will_execute = torch._C._will_engine_execute_node
+
+
+_real_execution_order = torch._C._current_graph_task_execution_order  # type: ignore[attr-defined]
+
+
+_real_engine = Variable._execution_engine
+
+
+def _graph_task_id() -> int:
+    stand_in = _thread.stand_in()
+    if stand_in is None or stand_in.number is None:
+        return _real_graph_task_id()
+    counts = sys._getframe(1).f_globals.get("__name__") == _MULTI_GRAD_HOOKS
+    return stand_in.first_number if counts and stand_in.first_number is not None else stand_in.number
+
+
+_MULTI_GRAD_HOOKS = register_multi_grad_hook.__module__
+"""Hooks on several tensors count within one backward, also where checkpoints are told that it is another one."""
+
+
+def current_node() -> Node | None:
+    """The node whose backward this thread runs, in a backward of PyTorch's engine or of our own."""
+    stand_in = _thread.stand_in()
+    return _real_current_node() if stand_in is None else stand_in.node
+
+
+def _will_execute(node: Node) -> bool:
+    stand_in = _thread.stand_in()
+    return _real_will_execute(node) if stand_in is None else stand_in.will_execute(node)
+
+
+def _execution_order() -> list[Node]:
+    stand_in = _thread.stand_in()
+    return _real_execution_order() if stand_in is None else stand_in.execution_order()
+
+
+class _Engine(type(_real_engine)):  # type: ignore[misc]
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        depth = len(_thread.answering)
+        stand_in = _thread.stand_in()
+        if stand_in is not None and bool(args[6] if len(args) > 6 else kwargs.get("accumulate_grad")):
+            stand_in.accumulated_inside = True
+        try:
+            _thread.answering.append(None)
+            return _real_engine.run_backward(*args, **kwargs)
+        finally:
+            del _thread.answering[depth:]
+
+    def is_checkpoint_valid(self) -> bool:
+        stand_in = _thread.stand_in()
+        return bool(_real_engine.is_checkpoint_valid()) and (stand_in is None or not stand_in.limited)
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        stand_in = _thread.stand_in()
+        if stand_in is None:
+            _real_engine.queue_callback(callback)
+        else:
+            stand_in.queue_callback(callback)
+
+
+_engine = _Engine()
+
+
+def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> None:
+    """Calls `stand_in.body` inside a run of the engine, from the pre-hook of a leaf of this thread.
+
+    Meanwhile the stand-in answers in this thread: which graph task runs, which node, will that node run, and takes
+    callbacks for the end of the backward. `register_multi_grad_hook`, checkpoints and FSDP ask for these. The functions
+    that they ask are replaced as long as any thread has a stand-in; where none answers, torch's own do. So it does no
+    harm if an interrupt leaves them in place.
+    """
+    depth = len(_thread.answering)
+    try:
+        with _standing_lock:
+            _standing.append(stand_in)
+            _answer(_graph_task_id, current_node, _will_execute, _execution_order, _engine)
+        _thread.answering.append(stand_in)
+        run_engine([_thread.edge], [_thread.one], keep_graph, create_graph, accumulate=True)
+    finally:
+        del _thread.answering[depth:]
+        with _standing_lock:
+            if stand_in in _standing:
+                _standing.remove(stand_in)
+            if not _standing:
+                _answer(
+                    _real_graph_task_id, _real_current_node, _real_will_execute, _real_execution_order, _real_engine
+                )
+
+
+_standing: list[StandIn] = []
+
+
+_standing_lock = threading.Lock()
+
+
+def _answer(number: Any, node: Any, will_execute: Any, order: Any, engine: Any) -> None:
+    """Has torch's questions answered by these."""
+    torch._C._current_graph_task_id = number
+    torch._C._current_autograd_node = node
+    torch._C._will_engine_execute_node = will_execute
+    torch._C._current_graph_task_execution_order = order  # type: ignore[attr-defined]
+    Variable._execution_engine = engine
+
+
+def real_graph_task_id() -> int:
+    """Which run of the engine this is, whatever a stand-in says. -1 outside."""
+    return _real_graph_task_id()
+
+
+def queue_engine_callback(callback: Callable[[], None]) -> None:
+    """Lets the engine call this at the end of the run which is under way."""
+    _real_engine.queue_callback(callback)
+
+
+def first_gradients(
+    outputs: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """The gradients with which `torch.autograd.backward` would start: checked, and ones for scalars without one."""
+    return torch.autograd._make_grads(outputs, gradients, is_grads_batched=False)  # type: ignore[arg-type]
+
+
+def gradient_dtype(leaf: Tensor) -> torch.dtype | None:
+    """The dtype to which the user wants a leaf's gradient cast (`Tensor.grad_dtype`); None where nobody said so."""
+    wanted: torch.dtype | None = getattr(leaf, "grad_dtype", None)
+    return None if wanted == leaf.dtype else wanted
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward of PyTorch's engine."""
+    return torch._C._current_graph_task_id() != -1
+
+
+_thread = _Thread()
+
+
+class _NoZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Meanwhile `zeros_like` gives back what it was asked to be like."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten.zeros_like.default:
+            return args[0]
+        return operator(*args, **(kwargs or {}))

@@ -1,0 +1,157 @@
+"""Modes of a thread: torch_function, dispatch, grad, autocast, saved-tensor hooks, functorch's transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+
+
+def leave_function_mode(mode: TorchFunctionMode) -> None:
+    """Takes a mode off this thread's stack, wherever in it that is; if it is not there, nothing happens."""
+    above: list[TorchFunctionMode] = []
+    while any(each is mode for each in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
+        top = _pop_mode()  # type: ignore[no-untyped-call]
+        if top is mode:
+            break
+        above.append(top)
+    for each in reversed(above):
+        _push_mode(each)  # type: ignore[no-untyped-call]
+
+
+def functorch_is_active() -> bool:
+    """Whether this runs inside a transform of torch.func, where a backward is not allowed."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def without_torch_function() -> AbstractContextManager[Any]:
+    """A context in which tensor subclasses and function modes are not asked what they think of it."""
+    return torch._C.DisableTorchFunction()
+
+
+function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+"""Whether a TorchFunctionMode watches this thread: then even reading a tensor's shape calls it."""
+
+
+grad_mode_switch: Callable[[bool], None] = torch._C._set_grad_enabled
+"""What torch.no_grad() and its like call as they are entered and left, by which a TorchFunctionMode sees them."""
+
+
+def in_function_forward() -> bool:
+    """Whether a custom Function's forward is running: there torch turns forward-mode AD off, as in inference mode."""
+    return not torch._C._is_fwd_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """A context without grad mode, in which no mode and no tensor subclass of the user's sees what is done."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        if torch._C._len_torch_dispatch_stack():
+            with _disable_current_modes():
+                yield
+        else:
+            yield
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")
+
+
+class ThreadState:
+    """torch's state of the thread that makes it, as far as Python can give it to another one.
+
+    That is what the engine hands on to a backward's hooks and tasks: grad, inference and forward mode, autocast,
+    `saved_tensors_hooks`, function and dispatch modes (default device among them), whether devices have threads of
+    their own, and the accelerators' current device and streams.
+
+    Raises:
+        NotImplementedError: there is something which only the thread itself can have.
+    """
+
+    def __init__(self) -> None:
+        if torch._C._autograd._profiler_enabled():
+            raise NotImplementedError("a profiler of this thread, which would not see the other one")
+        self._function_modes = list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+        self._dispatch_modes = list(_get_current_dispatch_mode_stack())
+        for mode in self._dispatch_modes:
+            if getattr(mode, "_mode_key", None) is not None:
+                raise NotImplementedError(f"{type(mode).__name__}, a mode of torch's own dispatch")
+        self._grad = torch.is_grad_enabled()
+        self._inference = torch.is_inference_mode_enabled()
+        self._forward_mode = torch._C._is_fwd_grad_enabled()
+        self._multithreading = torch._C._is_multithreading_enabled()
+        self._view_replay = torch._C._is_view_replay_enabled()
+        devices = [device for device in _AUTOCAST_DEVICES if torch.amp.is_autocast_available(device)]
+        self._autocast = [
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices
+        ]
+        self._autocast_cache = torch.is_autocast_cache_enabled()
+        self._saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self._no_saved_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+        self._group = torch._C._get_graph_exec_group()
+        self._streams: list[torch.Stream] = []
+        self._device: int | None = None
+        if torch.accelerator.is_available():
+            self._device = torch.accelerator.current_device_index()
+            self._streams = [torch.accelerator.current_stream(each) for each in range(torch.accelerator.device_count())]
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """This thread has the state meanwhile. For a new thread, which has none of its own."""
+        for stream in self._streams:
+            torch.accelerator.set_stream(stream)
+        if self._device is not None:
+            torch.accelerator.set_device_index(self._device)
+        for device, enabled, dtype in self._autocast:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self._autocast_cache)
+        torch._C._set_fwd_grad_enabled(self._forward_mode)
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self._inference))
+            stack.enter_context(torch.set_grad_enabled(self._grad))
+            stack.enter_context(torch.autograd.set_multithreading_enabled(self._multithreading))
+            stack.enter_context(torch.autograd.grad_mode._force_original_view_tracking(self._view_replay))
+            if self._no_saved_hooks is not None:
+                stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(self._no_saved_hooks))
+            elif self._saved_hooks is not None:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._saved_hooks))
+            if self._group is not None:
+                torch._C._set_graph_exec_group(self._group)
+                stack.callback(torch._C._set_graph_exec_group, None)
+            for mode in self._function_modes:
+                torch._C._push_on_torch_function_stack(mode)
+                stack.callback(torch._C._pop_torch_function_stack)
+            for mode in self._dispatch_modes:
+                torch._C._push_on_torch_dispatch_stack(mode)
+                stack.callback(torch._C._pop_torch_dispatch_stack, None)
+            yield
+
+
+def dispatch_mode_is_on() -> bool:
+    """Whether a TorchDispatchMode watches this thread."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+# What `with` does for a mode and for hooks, in less time: between large kernels each line of Python takes microseconds.
+open_mode: Callable[[TorchDispatchMode], None] = torch._C._push_on_torch_dispatch_stack
+
+
+close_mode: Callable[[None], object] = torch._C._pop_torch_dispatch_stack
+
+
+open_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = (
+    torch._C._autograd._push_saved_tensors_default_hooks
+)
+
+
+close_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
+
+
+def open_pack_hook() -> object:
+    """The pack hook of the `saved_tensors_hooks` that were opened last and are open; None: none are."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None else hooks[0]

@@ -1,0 +1,43 @@
+"""Nodes of a graph: what they take, what they are of, calling one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction, Function
+from torch.autograd.graph import Node
+
+
+def input_metadata(node: Node) -> list[tuple[tuple[int, ...] | None, torch.dtype, torch.device]]:
+    """Shape (None for nested tensors), dtype and device of each gradient that `node` takes."""
+    found: list[Any] = []
+    for meta in node._input_metadata:
+        found.append((None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device))
+    return found
+
+
+def notes_on(node: Node) -> dict[str, Any]:
+    """A dict in which anybody may put things about a node; it lives as long as the node does."""
+    notes: dict[str, Any] = node.metadata  # type: ignore[assignment]
+    return notes
+
+
+def leaf_of(node: Node) -> Tensor:
+    """The leaf whose .grad an AccumulateGrad writes."""
+    leaf: Tensor = node.variable  # type: ignore[attr-defined]
+    return leaf
+
+
+def function_of(node: BackwardCFunction) -> type[Function]:
+    """The custom Function whose backward the node runs."""
+    function: type[Function] = node._forward_cls  # type: ignore[attr-defined]
+    return function
+
+
+def call_node(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Calls the node of a C++ or custom Function: its apply and nothing else. One output comes as a tuple too."""
+    outputs = node(*gradients) if callable(node) else node.apply(*gradients)  # type: ignore[attr-defined]
+    return outputs if type(outputs) is tuple else (outputs,)

@@ -1,0 +1,265 @@
+"""Operators of `torch.ops`, seen as they run, run on fake tensors or in float64."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only, tree_map_only_
+
+from .compiled import keep_compiler_out
+from .engine import in_backward
+from .modes import unobserved
+from .tensors import _ALIAS, _DETACH, _LIFT, StorageBytes, storage_of
+
+
+def is_operator(function: object) -> bool:
+    """Whether it is one operator of `torch.ops`, with a schema."""
+    return isinstance(function, OpOverload)
+
+
+def schema_names(function: object) -> tuple[str, ...] | None:
+    """What an operator of `torch.ops` calls its arguments; None for anything else."""
+    if isinstance(function, OpOverloadPacket):
+        function = getattr(function, "default", None)
+    if not isinstance(function, OpOverload):
+        return None
+    return tuple(argument.name for argument in function._schema.arguments if not argument.kwarg_only)
+
+
+def warm_up_fakes() -> None:
+    """Loads what torch needs for its first operations on fake tensors, a second's work. Touches no tensor of others."""
+    with FakeTensorMode():
+        pictures, weights = torch.empty(2, 3, 8, 8), torch.empty(4, 3, 3, 3)
+        torch.nn.functional.conv2d(pictures, weights).relu().sum()
+
+
+class FakeOperations(TorchDispatchMode):
+    """While it is open, operations compute nothing: the tensors that they make have a layout, and no bytes.
+
+    It notes which storages operations make and when these die. What a kernel allocates inside, or Python operations
+    that torch has in a kernel's place, isn't seen. Real tensors that an operation gets are left as they are, also by
+    operations in place, as are the generators of random numbers.
+
+    Args:
+        device: storages on others are not noted, nor those of no bytes.
+
+    Attributes:
+        events: births and deaths of storages: `n` and `~n`, counted from 0.
+        nbytes: the size of each.
+        given: by address the storages of real tensors that operations got: somebody kept them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self.given: dict[int, StorageBytes] = {}
+        self.events: list[int] = []
+        self.nbytes: list[int] = []
+        # An operation which torch can't fake would else run, on zeros.
+        self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        self._watched: dict[int, weakref.ref[Tensor]] = {}  # by id() the tensors that operations made
+        self._users: Counter[int] = Counter()  # how many of them are on each storage, by its address
+        self._numbers: dict[int, int] = {}  # by address
+        self._outside: dict[int, Tensor] = {}  # by address what was there before
+        self._modes = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(unobserved())
+            stack.enter_context(self._mode)
+            super().__enter__()  # type: ignore[no-untyped-call]
+            stack.push(super().__exit__)
+            self._modes = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._modes.__exit__(*error)
+
+    def start(self) -> None:
+        """Forgets what was noted."""
+        self.events, self.nbytes = [], []
+        for known in (self.given, self._watched, self._users, self._numbers, self._outside):
+            known.clear()
+
+    def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A fake tensor, whose storage is not noted."""
+        with _disable_current_modes(), self._mode:
+            return self._take(torch.empty_strided(shape, strides, dtype=dtype, device=device))
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of the tensor's storage; -1 if it is none of those that were made."""
+        storage = storage_of(tensor)
+        return -1 if storage is None else self._numbers.get(storage.address, -1)
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs or {}))
+        result = operator(*args, **kwargs)
+        tree_map_only_(Tensor, self._note, result)
+        return result
+
+    def _as_fake(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if (storage := storage_of(tensor)) is not None:
+            self.given[storage.address] = storage
+        return self._take(self._mode.from_tensor(tensor))
+
+    def _take(self, tensor: Tensor) -> Tensor:
+        storage = storage_of(tensor)
+        if storage is not None:
+            self._outside[storage.address] = tensor  # kept, else the address could become another's
+        return tensor
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = storage_of(tensor)
+        if storage is None or not storage.nbytes or tensor.device != self._device or id(tensor) in self._watched:
+            return
+        address = storage.address
+        if address in self._outside:
+            return
+        self._watched[id(tensor)] = weakref.ref(tensor, partial(self._forget, id(tensor), address))
+        self._users[address] += 1
+        if address not in self._numbers:
+            self._numbers[address] = len(self.nbytes)
+            self.events.append(len(self.nbytes))
+            self.nbytes.append(storage.nbytes)
+
+    def _forget(self, number: int, address: int, dead: object) -> None:
+        if self._watched.get(number) is not dead:
+            return  # another thread's collector says it after `start` has forgotten all
+        del self._watched[number]
+        self._users[address] -= 1
+        if not self._users[address]:
+            self.events.append(~self._numbers.pop(address))
+
+
+_DOUBLE = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
+}
+
+
+class InFloat64(TorchDispatchMode):
+    """While it is open, operations that are told to make numbers of less precision make float64 or complex128."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch loads its compiler, a second's work: `keep_compiler_out` does what is needed
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = [_DOUBLE.get(each, each) if type(each) is torch.dtype else each for each in args]
+        kwargs = {
+            name: _DOUBLE.get(each, each) if type(each) is torch.dtype else each
+            for name, each in (kwargs or {}).items()
+        }
+        return operator(*args, **kwargs)
+
+
+keep_compiler_out(InFloat64.__torch_dispatch__)
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """A copy without a graph; of whole numbers and truth values as they are."""
+    return tensor.detach().to(_DOUBLE.get(tensor.dtype, tensor.dtype), copy=True)
+
+
+Operator = OpOverload
+"""One overload of an operator of `torch.ops`: `torch.ops.aten.mul.Tensor`."""
+
+
+class SeenOperations(TorchDispatchMode):
+    """While it is open, shows `run` each ATen operation of this thread: below autograd and autocast.
+
+    Not shown are those of a backward, and `detach`, which also hooks and views in place call; the ranges of a profiler;
+    nor what is no ATen operation but made of such (flex_attention), nor what happens inside.
+    """
+
+    supports_higher_order_operators = True
+    sees_backward = False  # whether those of a backward are shown, too
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in InFloat64
+
+    def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Is to give what `operator(*args, **kwargs)` does."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        unseen = operator is _DETACH or operator is _ALIAS or operator is _LIFT  # to hash an operator takes longer
+        if unseen or (not self.sees_backward and in_backward()):
+            return operator(*args, **(kwargs or {}))
+        if not isinstance(operator, OpOverload) or operator.namespace == "profiler":
+            return operator(*args, **(kwargs or {}))
+        return self.run(operator, args, kwargs or {})
+
+
+keep_compiler_out(SeenOperations.__torch_dispatch__)
+
+
+class EveryOperation(TorchDispatchMode):
+    """While it is open, shows `run` each operation that computes in this thread: of forwards and of backwards, below
+    autograd, autocast and the transforms of torch.func.
+
+    Of tensors that compute in their own way (DTensor, jagged ones) it sees what they do with the tensors inside. What
+    is no ATen operation but made of such (flex_attention) it sees as one.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in InFloat64
+
+    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Is to give what `operator(*args, **kwargs)` does."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(each.__torch_dispatch__ is not Tensor.__torch_dispatch__ for each in types if issubclass(each, Tensor)):
+            return NotImplemented  # then torch asks the tensors, with this mode still open
+        views = getattr(operator, "is_view", False) and operator is not _LIFT  # which gives what torch.tensor has made
+        if views or getattr(operator, "namespace", "") == "profiler":
+            return operator(*args, **(kwargs or {}))
+        return self.run(operator, args, kwargs or {})
+
+
+keep_compiler_out(EveryOperation.__torch_dispatch__)
+
+
+def operator_named(name: str) -> Operator | None:
+    """The operator that calls itself so, "aten.mul.Tensor"; None where torch knows no such."""
+    found: object = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, OpOverload) else None
+
+
+@cache
+def schema_writes(operator: Operator) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Which arguments an operator writes into, as its schema says: by position and by name."""
+    written = [
+        (number, argument.name)
+        for number, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return tuple(number for number, _ in written), tuple(name for _, name in written)
