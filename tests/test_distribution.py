@@ -20,7 +20,7 @@ def test_the_files_that_are_named_are_there() -> None:
 def test_a_process_gets_whole_files_and_those_that_share_a_server_and_the_long_ones_first(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lab, other_lab, _ = TOGETHER["JupyterLab"]
+    lab, other_lab, *_ = TOGETHER["JupyterLab"]
     many = [f"tests/many.py::test[{number}::x]" for number in range(9)]
     few = ["tests/few.py::test_a", "tests/few.py::test_b"]
     long, server, *_ = FIRST

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("inspector", "engine", "widgets", "commands")
-SOURCES = sorted([*ROOT.glob("__*__.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
+SOURCES = sorted([*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 
 # torch, what torch requires, and tapehead; everything else that is not Python's own is refused.
 BLOCKER = """
@@ -144,6 +144,14 @@ def test_imports_within_the_package_are_relative_and_lead_somewhere() -> None:
                 assert target.with_suffix(".py").exists() or target.is_dir(), f"{path}: {'.' * node.level}{node.module}"
             elif isinstance(node, ast.ImportFrom):
                 assert (node.module or "").partition(".")[0] != "tapehead", path
+
+
+def test_the_packages_that_are_installed_are_the_folders_that_are_there() -> None:
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")}
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    assert sorted(named) == sorted(
+        ["tapehead", *(".".join(["tapehead", *folder.relative_to(ROOT).parts]) for folder in folders)]
+    )
 
 
 def test_the_rooms_are_built_as_the_lint_wants() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,6 +11,12 @@ from torch import Tensor
 import tapehead as th
 
 ENGINES = ("native", "direct")
+_PACKAGES = tuple(Path(th.__file__).parent / name for name in ("inspector", "engine", "widgets"))
+
+
+def is_ours(path: Path) -> bool:
+    """Whether the file is one of tapehead's: what is raised there is no message from inside torch or Python."""
+    return any(path.is_relative_to(package) for package in _PACKAGES)
 
 
 def gradients_of(leaves: Sequence[Tensor], backward: Callable[[], object]) -> list[Tensor | None]:

@@ -312,7 +312,7 @@ def test_without_the_solver_optimal_is_exact_and_with_it_the_better_of_both() ->
     problem = xlas_counter_example()
     order = tuple(exact(problem).order)
     one, other = Exact((0, 1), 9, 4, False, 7, 0.0), Exact(order, 6, 3, False, 0, 0.0)
-    with mock.patch("tapehead.engine.orders.exact.exact", return_value=one):
+    with mock.patch("tapehead.engine.orders.optimal.exact", return_value=one):
         with mock.patch("tapehead.engine.orders.cp_sat.has_ortools", return_value=False):
             assert optimal(problem) == one
         with (

@@ -178,7 +178,7 @@ def test_a_function_that_raises_leaves_no_trace_open() -> None:
 
 
 def test_without_autograd_a_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tapehead.inspector as package
+    import tapehead.inspector.tapes as package
 
     monkeypatch.setitem(sys.modules, "autograd", None)
     monkeypatch.delitem(sys.modules, "tapehead.inspector.tapes.hips_nodes")

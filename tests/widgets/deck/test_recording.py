@@ -156,7 +156,7 @@ def test_a_recording_is_a_widget_that_runs_nothing(tmp_path: Path) -> None:
 
 def test_without_anywidget_the_page_is_pointed_at(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("recording", "played"):
-        monkeypatch.delitem(sys.modules, f"tapehead.widgets.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"tapehead.widgets.deck.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(ModuleNotFoundError, match="save_html"):
         th.backward(forward(Branches())).deck()

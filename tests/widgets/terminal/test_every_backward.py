@@ -196,7 +196,7 @@ if len(sys.argv) > 1:
 
 
 def test_a_breakpoint_that_matches_nothing_is_told_at_once_and_ends_with_code_2(debug: Debug, tmp_path: Path) -> None:
-    script = tmp_path / "commands/script.py"
+    script = tmp_path / "script.py"
     script.write_text(NO_SUCH)
     said = 'nothing in this graph is called "Exq"; the nearest names are Exp'
     for arguments, code in (([], 2), (["0"], 2), (["3"], 3)):
@@ -210,7 +210,7 @@ def test_a_breakpoint_that_matches_nothing_is_told_at_once_and_ends_with_code_2(
 
 
 def test_while_it_only_watches_no_statistics_are_recorded_and_natively_nothing(debug: Debug, tmp_path: Path) -> None:
-    script = tmp_path / "commands/script.py"
+    script = tmp_path / "script.py"
     script.write_text("import torch\nw = torch.ones(2, requires_grad=True)\n(w.exp() * 2).sum().backward()\n")
     watch = "--watch", "norm>2"
     asked = {
@@ -219,14 +219,14 @@ def test_while_it_only_watches_no_statistics_are_recorded_and_natively_nothing(d
         "a breakpoint, too": [*watch, "--break", "Tanh"],
     }
     said = {how: debug(*given, script, typed="info\n").stdout for how, given in asked.items()}
-    assert all("(norm>2): task 1 MulBackward0 (commands/script.py:3) gave" in each for each in said.values())
+    assert all("(norm>2): task 1 MulBackward0 (script.py:3) gave" in each for each in said.values())
     assert "what it got and gave was not recorded\n" in said["native"]
     assert "\ngot  gradient\n0    2 float32 cpu\n" in said["direct"]
     assert re.search(r"\ngot  gradient +min +max", said["a breakpoint, too"])
 
 
 def test_statements_change_the_variables_of_the_function_that_called_backward(debug: Debug, tmp_path: Path) -> None:
-    script = tmp_path / "commands/script.py"
+    script = tmp_path / "script.py"
     script.write_text(
         "import torch\n"
         "rate = 'the module has one, too'\n"
@@ -331,14 +331,14 @@ def test_a_script_ends_as_it_would_without_a_debugger(debug: Debug, how: str, tm
 
 
 def test_a_script_that_can_not_be_compiled_shows_its_own_line(debug: Debug, tmp_path: Path) -> None:
-    script = tmp_path / "commands/script.py"
+    script = tmp_path / "script.py"
     script.write_text("def f(:\n")
     plain, found = debug.beside_python(script)
     assert (found.returncode, found.stdout, found.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
 def test_quit_ends_the_script_for_good_and_close_only_the_backward(debug: Debug, tmp_path: Path) -> None:
-    script = tmp_path / "commands/script.py"
+    script = tmp_path / "script.py"
     script.write_text(
         "import torch\n"
         "w = torch.ones(2, requires_grad=True)\n"
@@ -363,7 +363,7 @@ def test_quit_ends_the_script_for_good_and_close_only_the_backward(debug: Debug,
 
 
 def test_only_the_outermost_backwards_of_the_main_thread_are_debugged(debug: Debug, tmp_path: Path) -> None:
-    script = tmp_path / "commands/script.py"
+    script = tmp_path / "script.py"
     script.write_text(
         "import threading, torch\n"
         "from torch.utils.checkpoint import checkpoint\n"
@@ -388,7 +388,7 @@ def test_only_the_outermost_backwards_of_the_main_thread_are_debugged(debug: Deb
 
 
 def test_what_the_direct_engine_refuses_the_native_one_debugs_and_it_says_so(debug: Debug, tmp_path: Path) -> None:
-    script = tmp_path / "commands/script.py"
+    script = tmp_path / "script.py"
     script.write_text(
         "import os, torch\n"
         "import torch.distributed as dist\n"
@@ -494,7 +494,7 @@ def wait_for_ctrl_c(indent: str) -> str:
 
 
 def test_at_a_terminal_tab_completes_and_ctrl_c_stops(tmp_path: Path) -> None:
-    script = tmp_path / "commands/script.py"
+    script = tmp_path / "script.py"
     script.write_text(
         "import signal, time, torch\n"
         "model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))\n"
@@ -527,7 +527,7 @@ def test_at_a_terminal_tab_completes_and_ctrl_c_stops(tmp_path: Path) -> None:
 
 
 def test_at_a_terminal_ctrl_d_ends_the_script_and_a_second_ctrl_c_interrupts_it(tmp_path: Path) -> None:
-    script = tmp_path / "commands/script.py"
+    script = tmp_path / "script.py"
     script.write_text(
         "import signal, time, torch\n"
         "w = torch.ones(2, requires_grad=True)\n"

@@ -625,7 +625,7 @@ def test_tab_offers_what_can_stand_there(model: Model, tmp_path: Path, monkeypat
 
 
 def test_a_prompt_needs_nothing_of_jupyter_and_no_terminal(tmp_path: Path) -> None:
-    script = tmp_path / "commands/script.py"
+    script = tmp_path / "script.py"
     script.write_text(
         "import sys, torch, tapehead as th\n"
         "w = torch.ones(3, requires_grad=True)\n"
