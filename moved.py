@@ -214,7 +214,7 @@ MOVED = {
         "inspector.torch_internals.checkpoints inspector.torch_internals.compiled "
         "inspector.torch_internals.engine inspector.torch_internals.frames inspector.torch_internals.hooks "
         "inspector.torch_internals.modes inspector.torch_internals.module_calls "
-        "inspector.torch_internals.nodes inspector.torch_internals.numbers "
+        "inspector.torch_internals.nodes inspector.torch_internals.sequence_numbers "
         "inspector.torch_internals.operators inspector.torch_internals.ranks "
         "inspector.torch_internals.references inspector.torch_internals.saved "
         "inspector.torch_internals.tensors"

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tapehead.engine.tasks.hook_watch import HookWatch
 from tapehead.inspector.torch_internals.hooks import hooks_registered
-from tapehead.inspector.torch_internals.numbers import pins_open
+from tapehead.inspector.torch_internals.sequence_numbers import pins_open
 
 HOOKS = "hooks of tensors or nodes, which others find: hold handles, and remove them"
 _GRACE_S = 5.0

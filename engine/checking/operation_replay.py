@@ -15,8 +15,8 @@ from torch.autograd.graph import Node
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.kept_inputs import KeptInputs, KeptTensor
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals.numbers import sequence_nr
 from ...inspector.torch_internals.operators import in_float64
+from ...inspector.torch_internals.sequence_numbers import sequence_nr
 
 _MOST_ELEMENTS = 2**26  # of all inputs: with what is computed of them in float64, some gigabytes
 _MOST_NAMED = 4

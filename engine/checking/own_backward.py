@@ -12,9 +12,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph, Task
-from ...inspector.torch_internals.numbers import current_number
 from ...inspector.torch_internals.operators import InFloat64, in_float64
 from ...inspector.torch_internals.saved import hides_saved, is_packed
+from ...inspector.torch_internals.sequence_numbers import current_number
 from .function_backward import call_quietly
 from .operation_replay import OperationReplay, Outcome
 

@@ -27,7 +27,7 @@ from ...inspector.graph.products import products_of
 from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.modes import functorch_is_active, without_torch_function
 from ...inspector.torch_internals.module_calls import watching_modules
-from ...inspector.torch_internals.numbers import sequence_nr
+from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ...inspector.torch_internals.tensors import StorageBytes, storage_of, version_of
 from ..programs.make_loss import MakeLoss, loss_of
 from ..words.phrases import folded, joined, pattern

@@ -14,8 +14,8 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ...inspector.graph.collector import collector_paused
 from ...inspector.torch_internals.nodes import input_metadata, leaf_of
-from ...inspector.torch_internals.numbers import sequence_nr
 from ...inspector.torch_internals.saved import is_packed
+from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..queue.policy import HEAP, Policy, following
 from ..tasks.hook_watch import no_hooks
 from .kept_plans import Latest, fingerprint, forget_kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
-from ...inspector.torch_internals.numbers import falling_numbers
+from ...inspector.torch_internals.sequence_numbers import falling_numbers
 from ..queue.policy import Key
 
 

@@ -27,8 +27,8 @@ from ...inspector.torch_internals.frames import called_by_engine, running_functi
 from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.modes import functorch_is_active
 from ...inspector.torch_internals.nodes import leaf_of
-from ...inspector.torch_internals.numbers import Pin, pins_open, settle_queue
 from ...inspector.torch_internals.saved import FREED, first_freed
+from ...inspector.torch_internals.sequence_numbers import Pin, pins_open, settle_queue
 from ..measuring.measurement import Measurement
 from ..measuring.memory_watch import MemoryWatch
 from ..orders.live_sequence_numbers import LiveNumbers

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...inspector.arguments import expect_choice
 from ...inspector.graph.graph import Graph, Outputs, Task
 from ...inspector.torch_internals.modes import ThreadState
-from ...inspector.torch_internals.numbers import Pin, empty_queue, sequence_nr, sort_queue_again
+from ...inspector.torch_internals.sequence_numbers import Pin, empty_queue, sequence_nr, sort_queue_again
 from ..orders.policies import find_policy, note_on, order_name
 from ..orders.schedule import schedule
 from ..queue.pending import Pending

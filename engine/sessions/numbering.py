@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.kinds import Kind, kind_of
-from ...inspector.torch_internals.numbers import current_number, make_numbers, sequence_nr, set_number
+from ...inspector.torch_internals.sequence_numbers import current_number, make_numbers, sequence_nr, set_number
 
 
 class Numbering:

@@ -23,7 +23,7 @@ from ..torch_internals.applied_functions import AroundApply, around_function_app
 from ..torch_internals.compiled import watching_functions
 from ..torch_internals.frames import capture_traceback
 from ..torch_internals.module_calls import watching_modules
-from ..torch_internals.numbers import sequence_nr
+from ..torch_internals.sequence_numbers import sequence_nr
 from ..torch_internals.tensors import base_of
 from .opened import Opened
 from .tape import Tape

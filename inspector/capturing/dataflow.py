@@ -32,7 +32,7 @@ from ..torch_internals.compiled import watching_functions
 from ..torch_internals.modes import grad_mode_switch, in_function_forward, without_torch_function
 from ..torch_internals.module_calls import watching_modules
 from ..torch_internals.nodes import leaf_of
-from ..torch_internals.numbers import UNNUMBERED, number_of, sequence_nr
+from ..torch_internals.sequence_numbers import UNNUMBERED, number_of, sequence_nr
 from ..torch_internals.tensors import FollowedStorage, beneath_transforms, storage_of
 from .capture import Observer, capture
 

@@ -20,9 +20,9 @@ from ..graph.graph import Graph
 from ..graph.marks import tensors_of
 from ..torch_internals.compiled import compiled_code_refused
 from ..torch_internals.modes import unobserved
-from ..torch_internals.numbers import number_of, sequence_nr
 from ..torch_internals.operators import Operator, SeenOperations
 from ..torch_internals.saved import hides_saved, packed_slots
+from ..torch_internals.sequence_numbers import number_of, sequence_nr
 from ..torch_internals.tensors import FollowedStorage, StorageBytes, View, computes_itself, detached, storage_of
 from .capture import capture
 from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, StorageRead, obstacles

@@ -16,7 +16,7 @@ from ..graph.kinds import Kind, kind_of
 from ..graph.marks import operations_of
 from ..tapes.hips_tape import HipsTape, refuse_parts
 from ..torch_internals.nodes import input_metadata, leaf_of, notes_on
-from ..torch_internals.numbers import number_of
+from ..torch_internals.sequence_numbers import number_of
 from .sharded_names import through_sharding
 
 _DEEP = 10_000  # tasks

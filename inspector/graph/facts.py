@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import resolve_name
 
 from ..torch_internals.frames import Traceback, frames_of
-from ..torch_internals.numbers import sequence_nr
+from ..torch_internals.sequence_numbers import sequence_nr
 from ..torch_internals.tensors import storage_of
 from .kept_inputs import KeptInputs, writes_first_argument
 from .source import Source, first_user_line

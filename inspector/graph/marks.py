@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..torch_internals.nodes import notes_on
-from ..torch_internals.numbers import UNNUMBERED, number_of
+from ..torch_internals.sequence_numbers import UNNUMBERED, number_of
 from .facts import Facts, Operation
 
 _MARK = "tapehead"  # the key in a node's metadata under which its Operation stands

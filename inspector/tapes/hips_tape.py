@@ -15,7 +15,7 @@ from ..arguments import expect
 from ..graph.facts import StoredOperation
 from ..graph.graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
 from ..graph.kinds import Kind
-from ..torch_internals.numbers import UNNUMBERED
+from ..torch_internals.sequence_numbers import UNNUMBERED
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -15,7 +15,7 @@ from torch import Tensor
 from ways import Way, plain
 
 from tapehead.engine.queue.ready_queue import PolicyError
-from tapehead.inspector.torch_internals.numbers import pins_open
+from tapehead.inspector.torch_internals.sequence_numbers import pins_open
 
 REFUSALS = (NotImplementedError, PolicyError)
 NOT_BACK = "can be taken back"

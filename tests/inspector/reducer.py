@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tapehead.inspector import internals_left as internals
+from tapehead.inspector.torch_internals.ranks import reducer_buckets, reductions_are_delayed
 
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 layer = nn.Linear(4, 2)
 wrapper = DistributedDataParallel(layer, static_graph=True)
-((parameters, nbytes),) = internals.reducer_buckets(wrapper)
+((parameters, nbytes),) = reducer_buckets(wrapper)
 assert {id(each) for each in parameters} == {id(layer.weight), id(layer.bias)} and nbytes == 40
-assert internals.reductions_are_delayed(wrapper)
+assert reductions_are_delayed(wrapper)
 wrapper(torch.ones(1, 4)).sum().backward()
-assert not internals.reductions_are_delayed(wrapper)
+assert not reductions_are_delayed(wrapper)
 os._exit(0)

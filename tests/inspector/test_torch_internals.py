@@ -23,26 +23,63 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tapehead.inspector import internals_left as internals
+from tapehead.inspector.torch_internals import sequence_numbers as pinning
+from tapehead.inspector.torch_internals.allocators import _log_level, start_allocation_events, stop_allocation_events
+from tapehead.inspector.torch_internals.applied_functions import around_function_apply
+from tapehead.inspector.torch_internals.compiled import compiled_autograd_is_on
+from tapehead.inspector.torch_internals.engine import redirect_backward, torch_backward
+from tapehead.inspector.torch_internals.frames import capture_traceback, traceback_frames
+from tapehead.inspector.torch_internals.hooks import node_hooks
+from tapehead.inspector.torch_internals.modes import (
+    close_hooks,
+    close_mode,
+    grad_mode_switch,
+    in_function_forward,
+    open_hooks,
+    open_mode,
+    open_pack_hook,
+)
+from tapehead.inspector.torch_internals.nodes import call_node, input_metadata
+from tapehead.inspector.torch_internals.operators import (
+    FakeOperations,
+    Operator,
+    SeenOperations,
+    operator_named,
+    schema_writes,
+)
+from tapehead.inspector.torch_internals.ranks import flat_names, is_flattened, is_fully_sharded, sharded_parameters
+from tapehead.inspector.torch_internals.references import owned_alone, storage_owned_alone
+from tapehead.inspector.torch_internals.saved import FREED, free_saved, packed_by_user, saved_facts, saved_variables
+from tapehead.inspector.torch_internals.sequence_numbers import (
+    UNNUMBERED,
+    Pin,
+    current_number,
+    falling_numbers,
+    number_of,
+    pins_open,
+    sequence_nr,
+    sort_queue_again,
+)
+from tapehead.inspector.torch_internals.tensors import View, detached, on_storage, version_of
 
 from .programs import Twice
 
 
 def test_sequence_nr_is_the_number_of_the_next_node() -> None:
-    expected = internals.sequence_nr()
+    expected = sequence_nr()
     node = torch.ones(1, requires_grad=True).exp().grad_fn
     assert node._sequence_nr() == expected
-    assert internals.sequence_nr() == expected + 1
+    assert sequence_nr() == expected + 1
 
 
 def test_accumulate_grad_has_the_highest_number() -> None:
     ((accumulate, _),) = torch.ones(1, requires_grad=True).exp().grad_fn.next_functions
-    assert accumulate._sequence_nr() == internals.UNNUMBERED
+    assert accumulate._sequence_nr() == UNNUMBERED
 
 
 def test_input_metadata_of_each_output() -> None:
     node = torch.ones(4, 2, dtype=torch.bfloat16, requires_grad=True).split(3)[0].grad_fn
-    assert internals.input_metadata(node) == [
+    assert input_metadata(node) == [
         ((3, 2), torch.bfloat16, torch.device("cpu")),
         ((1, 2), torch.bfloat16, torch.device("cpu")),
     ]
@@ -50,14 +87,14 @@ def test_input_metadata_of_each_output() -> None:
 
 def test_a_version_counts_what_writes_in_place_and_inference_tensors_have_none() -> None:
     tensor = torch.ones(2)
-    before = internals.version_of(tensor)
-    assert internals.version_of(tensor.add_(1)) == before + 1
+    before = version_of(tensor)
+    assert version_of(tensor.add_(1)) == before + 1
     with torch.inference_mode():
-        assert internals.version_of(torch.ones(2).add_(1)) == -1
+        assert version_of(torch.ones(2).add_(1)) == -1
 
 
 def test_a_traceback_ends_in_its_caller() -> None:
-    frames = internals.traceback_frames(internals.capture_traceback())
+    frames = traceback_frames(capture_traceback())
     assert "test_a_traceback_ends_in_its_caller" in [frame.name for frame in frames]
 
 
@@ -77,8 +114,8 @@ def falls(nodes: list[Node]) -> bool:
 
 
 @contextmanager
-def pinned(nodes: list[Node]) -> Iterator[internals.Pin]:
-    pin = internals.Pin(nodes)
+def pinned(nodes: list[Node]) -> Iterator[Pin]:
+    pin = Pin(nodes)
     try:
         pin.open()
         yield pin
@@ -94,7 +131,7 @@ def test_pinned_numbers_fall_along_the_order_and_come_back_also_after_an_error()
 
     def fail() -> None:
         seen.append(falls(nodes))
-        assert [internals.number_of(node) for node in nodes] == before
+        assert [number_of(node) for node in nodes] == before
         raise KeyError
 
     with pytest.raises(KeyError), pinned(nodes):
@@ -116,7 +153,7 @@ def test_a_pin_goes_around_the_numbers_of_another_where_its_order_allows() -> No
             assert falls([c, d, a])
         assert outer.disturbed and not inner.disturbed
         assert falls([a, b, c])
-        first = internals.Pin([c, d])
+        first = Pin([c, d])
         first.open()
     assert falls([c, d]) and numbers([a, b]) == before[:2]
     first.close()
@@ -127,7 +164,7 @@ def test_a_pin_goes_around_the_numbers_of_another_where_its_order_allows() -> No
 @given(st.dictionaries(st.integers(0, 40), st.integers(1, 2**63 - 1), max_size=5), st.integers(1, 41))
 def test_falling_numbers_keep_the_fixed_ones_or_there_are_none(fixed: dict[int, int], count: int) -> None:
     fixed = {place: number for place, number in fixed.items() if place < count}
-    found = internals.falling_numbers(count, fixed)
+    found = falling_numbers(count, fixed)
     places = [(-1, 2**63), *sorted(fixed.items()), (count, 0)]
     possible = all(high - low >= then - place for (place, high), (then, low) in pairwise(places))
     assert (found is not None) == possible
@@ -140,7 +177,7 @@ def test_falling_numbers_keep_the_fixed_ones_or_there_are_none(fixed: dict[int, 
 def test_a_nodes_own_number_is_told_while_its_pin_closes_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     leaf = torch.ones(1, requires_grad=True)
     node = get_gradient_edge(leaf).node
-    pin = internals.Pin([node])
+    pin = Pin([node])
     closing = threading.Thread(target=pin.close)
 
     def close_after(look: Callable[..., object]) -> Callable[..., object]:
@@ -153,12 +190,12 @@ def test_a_nodes_own_number_is_told_while_its_pin_closes_in_another_thread(monke
 
         return looked
 
-    monkeypatch.setattr(internals, "current_number", close_after(internals.current_number))
-    monkeypatch.setattr(internals.Pin, "own_number", close_after(internals.Pin.own_number))
+    monkeypatch.setattr(pinning, "current_number", close_after(current_number))
+    monkeypatch.setattr(Pin, "own_number", close_after(Pin.own_number))
     pin.open()
-    assert internals.number_of(node) == internals.UNNUMBERED
+    assert number_of(node) == UNNUMBERED
     closing.join()
-    assert not internals.pins_open()
+    assert not pins_open()
 
 
 def test_an_interrupt_anywhere_in_a_pin_leaves_numbers_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +206,11 @@ def test_an_interrupt_anywhere_in_a_pin_leaves_numbers_as_they_were(monkeypatch:
     for line in itertools.count():
         left = line
         # Unlike a signal it also comes between the last line of a `with` and its end, and leaves the lock taken.
-        monkeypatch.setattr(internals, "_pins_lock", threading.RLock())
+        monkeypatch.setattr(pinning, "_pins_lock", threading.RLock())
 
         def trace(frame: FrameType, event: str, argument: object) -> object:
             nonlocal left
-            if frame.f_code.co_filename != internals.__file__:
+            if frame.f_code.co_filename != pinning.__file__:
                 return None
             if event == "line":
                 left -= 1
@@ -184,12 +221,12 @@ def test_an_interrupt_anywhere_in_a_pin_leaves_numbers_as_they_were(monkeypatch:
         old = sys.gettrace()
         try:
             sys.settrace(trace)
-            internals.Pin(nodes).during(lambda: None)
+            Pin(nodes).during(lambda: None)
         except KeyboardInterrupt:
             pass
         finally:
             sys.settrace(old)
-        assert numbers(nodes) == before and not internals.pins_open(), f"interrupted at line {line}"
+        assert numbers(nodes) == before and not pins_open(), f"interrupted at line {line}"
         if left >= 0:
             break
     assert line > 20
@@ -208,7 +245,7 @@ def test_the_engines_queue_follows_numbers_that_changed_while_tasks_waited_in_it
     def change(gradients: object) -> None:
         for rank, task in enumerate(wanted):
             nodes[task]._set_sequence_nr(10**6 - rank)
-        internals.sort_queue_again(waiting)
+        sort_queue_again(waiting)
 
     nodes[-1].register_prehook(change)  # the first to run: the last that was made
     torch.stack(made).sum().backward()
@@ -222,13 +259,13 @@ def test_the_hooks_of_a_node_are_listed_in_order_and_none_is_added() -> None:
     node.register_prehook(lambda gradients: calls.append("before 1"))
     node.register_hook(lambda inputs, outputs: calls.append("after"))
     node.register_prehook(lambda gradients: calls.append("before 2"))
-    before, after = internals.node_hooks(node)
+    before, after = node_hooks(node)
     for hook in before:
         hook(())
     for hook in after:
         hook((), ())
     assert calls == ["before 1", "before 2", "after"]
-    assert internals.node_hooks(node) == (before, after)
+    assert node_hooks(node) == (before, after)
 
 
 def test_apply_is_watched_and_given_back() -> None:
@@ -239,7 +276,7 @@ def test_apply_is_watched_and_given_back() -> None:
     def around(*called: Any) -> Callable[[Any], None]:
         return lambda result: seen.append((*called, result))
 
-    with internals.around_function_apply(around):
+    with around_function_apply(around):
         result = Twice.apply(argument)
     assert seen == [(Twice, (argument,), {}, result)]
     assert torch.autograd.Function.__dict__["apply"] is original
@@ -252,10 +289,10 @@ def test_a_function_mode_sees_gradients_switched_off_and_a_functions_forward_say
 
     class Seeing(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            if function is internals.grad_mode_switch:
+            if function is grad_mode_switch:
                 switched.append(args)
             elif function is torch.Tensor.mul:
-                inside.append(internals.in_function_forward())
+                inside.append(in_function_forward())
             return function(*args, **(kwargs or {}))
 
     class Halves(torch.autograd.Function):
@@ -281,9 +318,9 @@ def test_what_a_node_saved_is_freed_and_a_second_use_raises_torchs_error() -> No
     loss = (x * factor).sum()
     del factor
     node = loss.grad_fn.next_functions[0][0]
-    saved = internals.saved_variables(node)
-    assert saved and not internals.packed_by_user(saved) and alive() is not None
-    internals.free_saved(saved)
+    saved = saved_variables(node)
+    assert saved and not packed_by_user(saved) and alive() is not None
+    free_saved(saved)
     del saved
     assert alive() is None
     with pytest.raises(RuntimeError) as ours:
@@ -292,16 +329,16 @@ def test_what_a_node_saved_is_freed_and_a_second_use_raises_torchs_error() -> No
     other.backward()
     with pytest.raises(RuntimeError) as torchs:
         other.backward()
-    assert str(ours.value) == str(torchs.value) == internals.FREED
+    assert str(ours.value) == str(torchs.value) == FREED
 
 
 def test_what_saved_tensors_hooks_packed_is_told_and_left_alone() -> None:
     x = torch.ones(2, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         y = x.exp()
-    saved = internals.saved_variables(y.grad_fn)
-    assert internals.packed_by_user(saved)
-    internals.free_saved(saved)
+    saved = saved_variables(y.grad_fn)
+    assert packed_by_user(saved)
+    free_saved(saved)
     assert torch.equal(y.grad_fn(torch.ones(2)), y)
 
 
@@ -312,46 +349,47 @@ def test_freeing_is_unseen_by_dispatch_modes() -> None:
 
     y = torch.ones(2, requires_grad=True).exp()
     with Seen():
-        internals.free_saved(internals.saved_variables(y.grad_fn))
+        free_saved(saved_variables(y.grad_fn))
 
 
 def test_who_owns_a_tensor_alone() -> None:
     tensors = [torch.ones(2)]
-    found = [internals.owned_alone(tensors, 0)]
+    found = [owned_alone(tensors, 0)]
     also = tensors[0]
-    found.append(internals.owned_alone(tensors, 0))
+    found.append(owned_alone(tensors, 0))
     del also
-    found.append(internals.owned_alone(tensors, 0))
+    found.append(owned_alone(tensors, 0))
     node = (torch.ones(2, requires_grad=True) * tensors[0]).grad_fn
-    found.append(internals.owned_alone(tensors, 0))
+    found.append(owned_alone(tensors, 0))
     del node
-    found.append(internals.owned_alone(tensors, 0))
+    found.append(owned_alone(tensors, 0))
     assert found == [True, False, True, False, True]
 
 
 def test_who_owns_bytes_alone() -> None:
     tensor = torch.ones(2)
-    found = [internals.storage_owned_alone(tensor)]
+    found = [storage_owned_alone(tensor)]
     view = tensor.view(2, 1)
-    found.append(internals.storage_owned_alone(tensor))
+    found.append(storage_owned_alone(tensor))
     del view
-    found.append(internals.storage_owned_alone(tensor))
+    found.append(storage_owned_alone(tensor))
     assert found == [True, False, True]
 
 
 def test_compiled_autograd_is_noticed() -> None:
-    assert not internals.compiled_autograd_is_on()
+    assert not compiled_autograd_is_on()
     with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
-        assert internals.compiled_autograd_is_on()
+        assert compiled_autograd_is_on()
 
 
 def test_lines_of_a_traceback_are_found_without_loading_inductor() -> None:
     script = (
-        "import sys, tapehead.inspector.internals_left as internals\n"
-        "assert internals.traceback_frames(internals.capture_traceback())\n"
+        "import sys\n"
+        "from tapehead.inspector.torch_internals.frames import capture_traceback, traceback_frames\n"
+        "assert traceback_frames(capture_traceback())\n"
         "assert 'torch._inductor' not in sys.modules\n"
         "import torch._inductor.codecache\n"
-        "assert internals.traceback_frames(internals.capture_traceback())\n"
+        "assert traceback_frames(capture_traceback())\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -359,7 +397,7 @@ def test_lines_of_a_traceback_are_found_without_loading_inductor() -> None:
 def test_a_redirect_gets_each_backward_until_it_ends_and_torch_backward_goes_past_it() -> None:
     x = torch.ones(2, requires_grad=True)
     seen: list[tuple[object, ...]] = []
-    end = internals.redirect_backward(lambda *call: seen.append(call))
+    end = redirect_backward(lambda *call: seen.append(call))
     try:
         loss = x.sum()
         loss.backward(retain_graph=True, inputs=[x])
@@ -367,7 +405,7 @@ def test_a_redirect_gets_each_backward_until_it_ends_and_torch_backward_goes_pas
         assert torch.autograd.grad(x.sum(), x)[0].tolist() == [1, 1]
         other = torch.ones(1, requires_grad=True).sin()
         x.register_hook(lambda gradient: other.backward())
-        internals.torch_backward(x.exp().sum())
+        torch_backward(x.exp().sum())
         assert len(seen) == 2 and x.grad is not None  # the one in the hook
     finally:
         end()
@@ -380,11 +418,11 @@ def test_fake_operations_note_storages_and_leave_real_tensors_alone() -> None:
     real, x = torch.ones(4, 4), torch.ones(4, 4, requires_grad=True)
     node = (x * real).exp().grad_fn
     state = torch.get_rng_state()
-    operations = internals.FakeOperations(torch.device("cpu"))
+    operations = FakeOperations(torch.device("cpu"))
     with operations:
         operations.start()
         given = operations.tensor((4, 4), (4, 1), torch.float32, torch.device("cpu"))
-        (gradient,) = internals.call_node(node, [given])
+        (gradient,) = call_node(node, [given])
         assert operations.number(gradient) == 0 and operations.number(gradient.t()) == 0
         assert operations.number(given) == -1
         real.add_(torch.rand_like(gradient))
@@ -403,7 +441,7 @@ def test_saved_facts_tell_nodes_apart_by_layouts_and_by_numbers() -> None:
 
     def facts(tensor: torch.Tensor) -> object:
         assert tensor.grad_fn is not None
-        return internals.saved_facts(tensor.grad_fn)
+        return saved_facts(tensor.grad_fn)
 
     assert facts(x.exp()) == facts(x.exp()) != facts(y.exp())
     assert facts(x.sum(0)) == facts(x.sum(0)) != facts(x.sum(1))
@@ -420,26 +458,26 @@ def test_a_reducer_tells_its_buckets_without_copies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 def test_the_level_of_torchs_log_is_put_back(level: int) -> None:
-    number = internals._log_level()
+    number = _log_level()
     assert number is not None, "this build of torch does not show it"
     before, number.value = number.value, level
     try:
-        internals.start_allocation_events()
+        start_allocation_events()
         assert number.value == max(level, 2)
-        internals.stop_allocation_events()
+        stop_allocation_events()
         assert number.value == level
     finally:
         number.value = before
 
 
-class Names(internals.SeenOperations):
+class Names(SeenOperations):
     """Notes what it is shown."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
 
-    def run(self, operator: internals.Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.names.append(str(operator))
         return operator(*args, **kwargs)
 
@@ -463,17 +501,17 @@ def test_operations_are_seen_below_autograd_and_autocast_and_none_of_a_backward(
 
 def test_what_an_operator_writes_is_in_its_schema() -> None:
     aten = torch.ops.aten
-    assert internals.schema_writes(aten.mul_.Tensor) == ((0,), ("self",))
-    assert internals.schema_writes(aten.add.out) == ((3,), ("out",))
-    assert internals.schema_writes(aten.mul.Tensor) == ((), ())
-    assert internals.schema_writes(aten.native_batch_norm.default) == ((), ())  # it does, and does not say so
+    assert schema_writes(aten.mul_.Tensor) == ((0,), ("self",))
+    assert schema_writes(aten.add.out) == ((3,), ("out",))
+    assert schema_writes(aten.mul.Tensor) == ((), ())
+    assert schema_writes(aten.native_batch_norm.default) == ((), ())  # it does, and does not say so
 
 
 def test_a_detached_tensor_counts_versions_with_its_own_also_in_a_pack_hook() -> None:
     packed = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        packed.append(internals.detached(tensor))
+        packed.append(detached(tensor))
         return packed[-1]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), Names():
@@ -485,7 +523,7 @@ def test_a_detached_tensor_counts_versions_with_its_own_also_in_a_pack_hook() ->
 
 
 def test_modes_and_hooks_are_open_between_their_two_calls() -> None:
-    class Seen(internals.SeenOperations):
+    class Seen(SeenOperations):
         def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
             seen.append(str(operator))
             return operator(*args, **kwargs)
@@ -498,37 +536,37 @@ def test_modes_and_hooks_are_open_between_their_two_calls() -> None:
         packed.append(tensor)
         return tensor
 
-    assert internals.open_pack_hook() is None
-    internals.open_mode(Seen())
-    internals.open_hooks(pack, lambda tensor: tensor)
+    assert open_pack_hook() is None
+    open_mode(Seen())
+    open_hooks(pack, lambda tensor: tensor)
     try:
-        assert internals.open_pack_hook() is pack
+        assert open_pack_hook() is pack
         x.exp()
     finally:
-        internals.close_hooks()
-        internals.close_mode(None)
+        close_hooks()
+        close_mode(None)
     x.sin().exp()
-    assert internals.open_pack_hook() is None
+    assert open_pack_hook() is None
     assert seen == ["aten.exp.default"] and len(packed) == 1
 
 
 def test_a_view_on_a_storage_is_the_tensor_again() -> None:
     x = torch.randn(4, 6, dtype=torch.complex64)
     for tensor in (x, x.t(), x[1:, ::2], x.conj(), x.conj().imag, torch.view_as_real(x)[1], x[:0]):
-        again = internals.on_storage(tensor.untyped_storage(), internals.View.of(tensor))
+        again = on_storage(tensor.untyped_storage(), View.of(tensor))
         assert torch.equal(again, tensor) and again.data_ptr() == tensor.data_ptr()
         assert (again.is_conj(), again.is_neg()) == (tensor.is_conj(), tensor.is_neg())
 
 
 def test_operators_are_found_by_the_name_that_they_say() -> None:
     for operator in (torch.ops.aten.mul.Tensor, torch.ops.aten._to_copy.default, torch.ops.prims.mul.default):
-        assert internals.operator_named(str(operator)) is operator
-    assert internals.operator_named("aten.none_such.default") is None
-    assert internals.operator_named("aten.mul") is None
+        assert operator_named(str(operator)) is operator
+    assert operator_named("aten.none_such.default") is None
+    assert operator_named("aten.mul") is None
 
 
 def test_a_process_without_fsdp_has_no_sharded_parameters() -> None:
-    assert internals.sharded_parameters() == []
-    assert not internals.is_fully_sharded(torch.nn.Linear(2, 2))
-    assert not internals.is_flattened(torch.nn.Linear(2, 2))
-    assert internals.flat_names(torch.ones(2)) == ()
+    assert sharded_parameters() == []
+    assert not is_fully_sharded(torch.nn.Linear(2, 2))
+    assert not is_flattened(torch.nn.Linear(2, 2))
+    assert flat_names(torch.ones(2)) == ()

@@ -24,8 +24,8 @@ from ...engine.trace.run import Engine
 from ...engine.trace.statistics import Level
 from ...inspector.capturing.capture import capture
 from ...inspector.torch_internals.engine import redirect_backward
-from ...inspector.torch_internals.numbers import pins_open
 from ...inspector.torch_internals.ranks import world
+from ...inspector.torch_internals.sequence_numbers import pins_open
 from .prompt import GROUPS, Prompt
 from .prompt_names import Names, users_frame
 from .prompt_stops import Session, read_break, read_watch

@@ -22,7 +22,7 @@ from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.queue.pending import Pending
 from tapehead.engine.queue.policy import Policy
 from tapehead.inspector.torch_internals.hooks import node_hooks
-from tapehead.inspector.torch_internals.numbers import Pin
+from tapehead.inspector.torch_internals.sequence_numbers import Pin
 
 from ..backward_programs import random_program
 from ..comparing import assert_equal, compiled_loss, engine_order, gradients_of
