@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test full lint lab bench conformance upstream
+.PHONY: help demo check test full lint lab bench conformance upstream
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ demo: $(VENV)/dev.stamp ## step the backward of ResNet-50 and of linear50 under 
 # One thread per test process: pytest already runs one process per core. `loadfile` keeps the tests of a file in one
 # process, see tests/distribution.py.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -q
+
+check: lint ## lint, then run the quick tests, without a browser: for while you work
+	$(PYTEST) -m "not slow and not e2e and not heavy"
 
 test: lint ## lint, then run the tests that are not marked slow
 	$(PYTEST) -m "not slow"

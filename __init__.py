@@ -1,5 +1,8 @@
 """tapehead: a debugger for PyTorch's backward pass that you can look at."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .engine.batching.group_search import groups
 from .engine.batching.groups import GroupRules, Groups
 from .engine.ensembles.advice import Advice, advise
@@ -44,6 +47,26 @@ from .widgets.deck.debug import debug
 
 forward_old_paths()
 
+if TYPE_CHECKING:
+    from .engine.orders.policies import CLASSIC
+    from .engine.words.sizes import percent_text, share_text, size_text
+    from .engine.workloads.workloads import WORKLOADS, workload
+
+_IMPORTED_WHEN_ASKED_FOR = {
+    "CLASSIC": "engine.orders.policies",
+    "WORKLOADS": "engine.workloads.workloads",
+    "percent_text": "engine.words.sizes",
+    "share_text": "engine.words.sizes",
+    "size_text": "engine.words.sizes",
+    "workload": "engine.workloads.workloads",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTED_WHEN_ASKED_FOR:
+        raise AttributeError(f"module '{__name__}' has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_IMPORTED_WHEN_ASKED_FOR[name]}"), name)
+
 
 def load_ipython_extension(shell: object) -> None:
     """`%load_ext tapehead`: the magics `%tapehead` and `%%tapehead`."""
@@ -53,7 +76,9 @@ def load_ipython_extension(shell: object) -> None:
 
 
 __all__ = [
+    "CLASSIC",
     "POLICIES",
+    "WORKLOADS",
     "Accumulation",
     "Advice",
     "Batch",
@@ -111,13 +136,17 @@ __all__ = [
     "makespan",
     "mirror",
     "peak_report",
+    "percent_text",
     "plan",
     "plan_mirror",
     "policy",
     "profile",
+    "share_text",
     "simulate",
+    "size_text",
     "statistics",
     "uninstall",
     "unpack_order",
     "wait_for_ranks",
+    "workload",
 ]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
+
+from ...inspector.arguments import expect_number
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size_text(nbytes: int) -> str:
     """`0 B`, `512 B`, `1.5 KiB`, `256 KiB`, `51.0 MiB`, `-20 KiB`: binary units, one digit after the point."""
+    expect_number(nbytes, Real, "nbytes", "a number of bytes")
     scale = unit_of(nbytes)
     if scale == 0:
         return f"{nbytes} B"
@@ -32,12 +36,15 @@ def unit_name(scale: int) -> str:
 
 def share_text(part: int, whole: int) -> str:
     """`94 %`, and `under 1 %` for what is less."""
+    expect_number(part, Real, "part", "a number of bytes")
+    expect_number(whole, Real, "whole", "a number of bytes")
     share = 100 * part / whole if whole else 0.0
     return "under 1 %" if 0 < share < 1 else f"{share:.0f} %"
 
 
 def percent_text(share: float) -> str:
     """`33 %`, `0.035 %`: of a relative difference, two digits. `–` where there is no comparing, and it is infinite."""
+    expect_number(share, Real, "share", "a number")
     if not math.isfinite(share):
         return "–"
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...inspector.arguments import expect
 from .programs_hips219 import Program, fan_out_program, needless_program, rnn_program
 from .workload_models import (
     DLRM,
@@ -204,11 +205,16 @@ class Workload:
 
 
 def workload(name: str) -> Workload:
-    """The workload of this name. Raises ValueError, listing the known ones, if there is none."""
-    try:
-        return WORKLOADS[name]
-    except KeyError:
-        raise ValueError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}") from None
+    """The ready model or program of this name, to be built in a size.
+
+    Raises:
+        ValueError: there is none; lists those that there are.
+        TypeError: it is no name.
+    """
+    expect(name, str, "name", "that of a workload, such as resnet50")
+    if name not in WORKLOADS:
+        raise ValueError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}")
+    return WORKLOADS[name]
 
 
 def _classification(logits: Tensor, classes: Tensor) -> Tensor:

@@ -51,14 +51,18 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "makespan": lambda: {"of": make_loss()},
     "mirror": lambda: {"plan": None},
     "peak_report": lambda: {"timeline": run().timeline},
+    "percent_text": lambda: {"share": 0.5},
     "plan": lambda: {"of": make_loss()},
     "plan_mirror": lambda: {"make_loss": make_loss, "seconds": 0.1},
     "policy": lambda: {"policy": "heap"},
     "profile": lambda: {"make_loss": make_loss},
+    "share_text": lambda: {"part": 1, "whole": 2},
     "simulate": lambda: {"graph": th.graph(make_loss())},
+    "size_text": lambda: {"nbytes": 1},
     "statistics": lambda: {"gradient": torch.ones(3), "level": "cheap"},
     "unpack_order": lambda: {"loss_or_graph": make_loss()},
     "wait_for_ranks": lambda: {"seconds": 10.0},
+    "workload": lambda: {"name": "gpt2"},
 }
 """Arguments with which each can be called."""
 
@@ -100,6 +104,11 @@ MEANT = {
     ("check_order.constraints", "[]"),
     ("constrained.policy", "of two"),  # what it returns is looked at when it is asked
     ("simulate.order", "[]"),  # a backward in which nothing runs
+    *(
+        (where, number)
+        for where in ("size_text.nbytes", "share_text.part", "share_text.whole", "percent_text.share")
+        for number in ("-1", "nan")
+    ),
 }
 """Of the bad arguments those that are good ones there."""
 
@@ -115,7 +124,10 @@ FROM_INSIDE = re.compile(
     "has no attribute|object is not|object cannot|missing \\d+ required|takes \\d+ positional|unhashable|not supported|"
     "Boolean value of|interpreted as|must be Tensor, not"
 )
-SAYS = re.compile("expected|takes|there (is|are) no|there are times|is empty|must|nothing in this graph|got 1 tensors")
+SAYS = re.compile(
+    "expected|unknown workload|takes|there (is|are) no|there are times|is empty|must|nothing in this graph|"
+    "got 1 tensors"
+)
 
 
 def public() -> Mapping[str, Callable[..., Any]]:
