@@ -6,6 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.heavy
+
 WIDGETS = Path(__file__).parents[1] / "widgets"
 BUNDLE = WIDGETS / "static" / "deck.js"
 MOST_BYTES = 300_000

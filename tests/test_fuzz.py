@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.heavy
+
 FOLDER = Path(__file__).parent / "fuzz"
 
 

@@ -11,6 +11,8 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 
+pytestmark = pytest.mark.heavy
+
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 FIGURE = "application/vnd.plotly.v1+json"
 DECK = "application/vnd.jupyter.widget-view+json"

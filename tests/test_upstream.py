@@ -10,6 +10,8 @@ import pytest
 
 import tapehead
 
+pytestmark = pytest.mark.heavy
+
 TESTS = """
 import os, torch
 

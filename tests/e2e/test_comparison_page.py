@@ -36,7 +36,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     return comparison.save_html(tmp_path_factory.mktemp("page") / "page.html").as_uri()
 
 
-@pytest.fixture(params=[("light", 1280), ("dark", 700)], ids=lambda value: f"{value[0]}-{value[1]}")
+@pytest.fixture(
+    params=[("light", 1280), pytest.param(("dark", 700), marks=pytest.mark.slow)],
+    ids=lambda value: f"{value[0]}-{value[1]}",
+)
 def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[tuple[Page, list[str]]]:
     """The page, and what went wrong on it or over the network."""
     scheme, width = request.param
@@ -110,7 +113,7 @@ def test_figures_follow_the_readers_theme(page: tuple[Page, list[str]]) -> None:
     assert found == {"light": "rgb(255, 255, 255)", "dark": "rgb(24, 25, 29)"}
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 600)])
+@pytest.mark.parametrize(("scheme", "width"), [pytest.param("light", 1200, marks=pytest.mark.slow), ("dark", 600)])
 def test_a_mirrored_row_is_drawn_as_measured_and_as_predicted(
     browser: Browser, tmp_path: Path, scheme: str, width: int
 ) -> None:

@@ -30,7 +30,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     return study.save_html(tmp_path_factory.mktemp("page") / "page.html").as_uri()
 
 
-@pytest.fixture(params=[("light", 1400), ("dark", 800)], ids=lambda value: f"{value[0]}-{value[1]}")
+@pytest.fixture(
+    params=[pytest.param(("light", 1400), marks=pytest.mark.slow), ("dark", 800)],
+    ids=lambda value: f"{value[0]}-{value[1]}",
+)
 def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[tuple[Page, list[str]]]:
     """The page, and what went wrong on it or over the network."""
     scheme, width = request.param

@@ -11,8 +11,9 @@ from tapehead.engine.workloads.workloads import WORKLOADS
 
 SMALLER = {"mlp_norm": {"layers": 100}, "resnet50": {"pixels": 32}, "resnet152": {"pixels": 32}}
 
-RESNET152_SLOW = [pytest.param(name, marks=pytest.mark.slow if name == "resnet152" else []) for name in WORKLOADS]
-"""All of them; the largest, whose kinds of nodes are ResNet-50's, in `make full` alone."""
+_LARGEST = ("resnet152", "resnet50", "cyclegan")
+LARGEST_SLOW = [pytest.param(name, marks=pytest.mark.slow if name in _LARGEST else []) for name in WORKLOADS]
+"""All of them; the largest, whose kinds of nodes others have, too, in `make full` alone."""
 
 
 def built(name: str, device: str = "cpu") -> tuple[nn.Module, Callable[[], Tensor]]:

@@ -15,6 +15,8 @@ import tapehead as th
 from tapehead.engine.checking.check_task import Check, check_task
 from tapehead.inspector.graph.marks import tensors_of
 
+pytestmark = pytest.mark.heavy
+
 kept: list[Any] = [None]  # the latest result: in torch 2.11 the node of a custom Function goes with what it made
 DTYPES = [torch.float32, torch.bfloat16]
 

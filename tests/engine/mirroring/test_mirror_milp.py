@@ -25,6 +25,8 @@ from .test_mirror_planners import (
     subsets,
 )
 
+pytestmark = pytest.mark.heavy
+
 pytest.importorskip("scipy")
 
 

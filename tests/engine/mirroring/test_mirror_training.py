@@ -23,6 +23,8 @@ from tapehead.engine.workloads.workloads import WORKLOADS
 
 from ..mirrored_programs import MakeLoss, plan_all, same, trained
 
+pytestmark = pytest.mark.heavy
+
 STEPS = 20
 FEWER_STEPS = {"cyclegan": 3}
 TINY = {

@@ -19,6 +19,8 @@ from tapehead.engine.mirroring.plan import MirrorPlan
 from tapehead.engine.mirroring.plan_mirror import _Extra, _Runs
 from tapehead.engine.words.sizes import size_text
 
+pytestmark = pytest.mark.heavy
+
 MakeLoss = Callable[[], Tensor]
 
 

@@ -159,6 +159,7 @@ def small_problems(seeds: range) -> Iterator[Problem]:
             yield Problem(graph, whole.footprints, needed)
 
 
+@pytest.mark.heavy
 def test_of_real_backwards_it_finds_the_best_of_all_orders() -> None:
     seen = decided = 0
     for first in range(0, 120, 30):

@@ -52,6 +52,7 @@ def order_of(graph: th.Graph, policy: str) -> list[int]:
     return schedule(graph, (lambda ready, state: pick.choice(ready)) if policy.startswith("random") else policy)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workloads_peak_as_a_dry_run_says(name: str) -> None:
     model, forward = built(name)

@@ -11,7 +11,9 @@ import tapehead as th
 
 from ..backward_programs import random_policy
 from ..memory_programs import Program
-from ..sizes import RESNET152_SLOW, built
+from ..sizes import LARGEST_SLOW, built
+
+pytestmark = pytest.mark.heavy
 
 
 def deltas_by_task(timeline: th.Timeline) -> list[list[int]]:
@@ -20,7 +22,7 @@ def deltas_by_task(timeline: th.Timeline) -> list[list[int]]:
     return [sorted(deltas[starts[place] : starts[place + 1]]) for place in range(len(timeline.order))]
 
 
-@pytest.mark.parametrize("name", RESNET152_SLOW)
+@pytest.mark.parametrize("name", LARGEST_SLOW)
 def test_every_event_of_every_order(name):
     model, make_loss = built(name)
     calibration = th.profile(make_loss)

@@ -20,10 +20,12 @@ from tapehead.engine.trace.run import Engine
 
 from ..backward_programs import Swap, random_program
 from ..comparing import ENGINES, assert_equal, engine_order, gradients_of
-from ..sizes import RESNET152_SLOW, built
+from ..sizes import LARGEST_SLOW, built
+
+pytestmark = pytest.mark.heavy
 
 
-@pytest.mark.parametrize("name", RESNET152_SLOW)
+@pytest.mark.parametrize("name", LARGEST_SLOW)
 def test_every_workload_has_pytorchs_gradients_under_every_policy_and_engine(name: str) -> None:
     model, make_loss = built(name)
     leaves = list(model.parameters())
@@ -34,7 +36,7 @@ def test_every_workload_has_pytorchs_gradients_under_every_policy_and_engine(nam
             assert_equal(found, expected, bitwise=policy == "heap")
 
 
-@pytest.mark.parametrize("name", RESNET152_SLOW)
+@pytest.mark.parametrize("name", LARGEST_SLOW)
 def test_native_executes_the_pinned_order_and_direct_heap_the_order_of_pytorch(name: str) -> None:
     _, make_loss = built(name)
     for policy in CLASSIC:

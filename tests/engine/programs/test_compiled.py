@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.inspector.graph.kinds import Kind
 
+pytestmark = pytest.mark.heavy
+
 Program = Callable[[], tuple[nn.Module, Callable[[], Tensor]]]
 Step = tuple[Tensor, ...]
 WIDTH = 8

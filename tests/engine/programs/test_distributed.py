@@ -17,9 +17,12 @@ from tapehead.engine.trace.buckets import Bucket, Reduction, reductions
 
 from .ddp_program import VARIANTS
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
+    ),
+]
 
 POLICIES = ("heap", "bfs", "dfs")
 

@@ -17,20 +17,12 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 
 from .fully_shard_program import ELSEWHERE, OWN, POLICIES, TOLERANCES, VARIANTS, VERBS, different
 
+pytestmark = pytest.mark.heavy
+
 FEW = {
     "as it is": (
-        *("backward bfs", "backward delay_accumulate", "backward choice", "against a stage", "dynamic", "direct"),
-        *(
-            "stepped",
-            "switched",
-            "closed after 20",
-            "dropped",
-            "nan",
-            "unused",
-            "named",
-            "compare before",
-            "plan_mirror before",
-        ),
+        *("backward bfs", "backward choice", "against a stage", "dynamic", "direct", "stepped", "closed after 20"),
+        *("nan", "unused", "compare before", "plan_mirror before"),
     ),
     "flat": ("backward bfs", "closed after 20", "compare before"),
     "checkpointed reentrantly": ("find_nan before", "compare between", "plan_mirror before", "backward bfs"),

@@ -58,6 +58,7 @@ def seen_by_torch(make_loss: Callable[[], Tensor]) -> list[int]:
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", SMALL)
 def test_measuring_does_not_change_what_is_measured(name):
     model, make_loss = WORKLOADS[name].build()

@@ -13,9 +13,12 @@ import torch
 
 from .tensor_parallel_program import POLICIES, SIZE
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
+    ),
+]
 
 UNLIKE = ("bfs against dfs", "dfs against auto", "auto against bfs")
 ALIKE = tuple(f"{policy} on both" for policy in POLICIES)

@@ -19,9 +19,12 @@ from tapehead.engine.sessions.agreement import _Asking, _Question, may_communica
 
 from .agreement_program import LIMIT_S
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
+    ),
+]
 
 SIZE = 2
 

@@ -12,9 +12,12 @@ import torch
 
 from .closed_ddp_program import ENDS
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

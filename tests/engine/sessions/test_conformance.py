@@ -16,6 +16,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+pytestmark = pytest.mark.heavy
+
 FOLDER = Path(__file__).parents[2] / "conformance"
 MODULES = ("program", "results", "gradients", "checks", "exceptions", "report")
 

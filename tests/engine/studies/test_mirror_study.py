@@ -27,6 +27,8 @@ from tapehead.engine.studies.mirror_study import (
 from tapehead.engine.workloads.workloads import WORKLOADS, Parts, Workload, workload
 from tapehead.inspector.torch_internals.compiled import activation_memory_budget
 
+pytestmark = pytest.mark.heavy
+
 
 class Normed(nn.Sequential):
     def __init__(self) -> None:

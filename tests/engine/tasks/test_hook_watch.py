@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.heavy
+
 
 def test_hooks_are_found_and_nothing_else_in_a_process_without_others() -> None:
     """Other tests leak hooks: torch never frees those on several tensors."""

@@ -341,6 +341,7 @@ def test_whatever_is_changed_in_a_file_it_is_refused_or_can_be_looked_at(saved: 
 MEBIBYTES = 3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("where", "filler"),
     [

@@ -8,6 +8,8 @@ from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.workloads.workloads import WORKLOADS, Workload, workload
 from tapehead.inspector.graph.kinds import Kind
 
+pytestmark = pytest.mark.heavy
+
 NAMES = list(WORKLOADS)
 Tensors = dict[str, torch.Tensor]
 

@@ -144,6 +144,7 @@ def test_a_module_names_its_parameters_and_a_tied_one_once() -> None:
     assert [task.parameter for task in graph.tasks if task.kind is Kind.ACCUMULATE_GRAD] == ["encoder.weight"]
 
 
+@pytest.mark.heavy
 def test_a_chain_of_100_000_operations_is_walked_without_recursion() -> None:
     y = x = torch.ones(1, requires_grad=True)
     for _ in range(50_000):
@@ -200,6 +201,7 @@ def test_describe_names_parameter_module_and_line() -> None:
     assert graph.describe(weight).startswith(f"task {weight.id} AccumulateGrad (0.weight, test_walk.py:")
 
 
+@pytest.mark.heavy
 def test_a_long_chain_is_freed_without_overflowing_the_stack() -> None:
     """A stack of 2 MiB has 84 bytes for each of its nodes: no recursion does with so little."""
     script = (

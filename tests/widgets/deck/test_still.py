@@ -25,6 +25,8 @@ from tapehead.widgets.deck.deck import Deck
 from tapehead.widgets.deck.document import title_of
 from tapehead.widgets.deck.still import Moment, Still
 
+pytestmark = pytest.mark.heavy
+
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert(1)</script>\"'& 🦩" + "long" * 3000
 

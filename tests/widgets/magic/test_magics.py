@@ -23,6 +23,8 @@ from tapehead.engine.sessions.stepper import Stepper
 from tapehead.widgets.deck.display import latest_deck
 from tapehead.widgets.magic.magics import complete, parse
 
+pytestmark = pytest.mark.heavy
+
 SETUP = """
 import torch, ipywidgets, tapehead as th
 from torch import nn

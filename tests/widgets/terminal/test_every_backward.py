@@ -16,6 +16,8 @@ import torch
 
 from .warm_command import Started, WarmCommand, warm_command
 
+pytestmark = pytest.mark.heavy
+
 PROMPT = "(tapehead) "
 
 NET = """

@@ -1,0 +1,56 @@
+"""`python tests/structure`: rooms without circles, and the picture of them in the docs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def structure(root: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, root / "tests" / "structure", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_code_is_built_as_the_lint_wants() -> None:
+    counted = structure(ROOT)
+    assert counted.returncode == 0, counted.stdout + counted.stderr
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [
+        ("engine/queue/pending.py", "    from ..orders.plan import plan", "arrows up: 1"),
+        ("inspector/graph/facts.py", "    from ...engine.words.sizes import size_text", "arrows up: 1"),
+        ("engine/queue/binary_heap.py", "    from .ready_queue import KeyedQueue", "circles: 1"),
+        ("engine/queue/binary_heap.py", "    pass\n" * 600, "engine/queue/binary_heap.py: "),
+        (
+            "engine/queue/binary_heap.py",
+            "    pass\nclass Run: ...\nclass Stop: ...\nclass Graph: ...",
+            "Graph: engine.",
+        ),
+    ],
+)
+def test_what_is_built_otherwise_is_found(file: str, line: str, said: str, tmp_path: Path) -> None:
+    for name in ("inspector", "engine", "widgets", "commands", "tests/structure"):
+        ignored = shutil.ignore_patterns("__pycache__", "js", "static")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
+        shutil.copy(path, tmp_path)
+    with (tmp_path / file).open("a") as source:
+        source.write(f"\n\ndef wrong():\n{line}\n")
+    counted = structure(tmp_path)
+    assert said in counted.stdout, counted.stdout + counted.stderr
+
+
+def test_the_picture_in_the_docs_is_that_of_the_code(tmp_path: Path) -> None:
+    """`PYTHONPATH=.. python tests/structure --picture docs/architecture.svg` makes it anew."""
+    made = structure(ROOT, "--picture", tmp_path / "architecture.svg")
+    assert made.returncode == 0, made.stderr
+    assert (tmp_path / "architecture.svg").read_text() == (ROOT / "docs" / "architecture.svg").read_text()
