@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -22,6 +20,7 @@ from tapehead.engine.workloads.workload_models import Bottleneck
 from tapehead.engine.workloads.workloads import WORKLOADS
 
 from ..mirrored_programs import MakeLoss, plan_all, same, trained
+from ..ranks import run_ranks
 
 pytestmark = pytest.mark.heavy
 
@@ -179,14 +178,7 @@ needs_gloo = pytest.mark.skipif(
 
 @needs_gloo
 def test_two_ranks_of_distributed_data_parallel_are_trained_to_the_same_bits(tmp_path: Path) -> None:
-    program = Path(__file__).with_name("mirror_ddp_program.py")
-    started = [
-        subprocess.Popen([sys.executable, program, str(rank), tmp_path], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in started:
-        errors = process.communicate(timeout=300)[1]
-        assert process.returncode == 0, errors[-5000:]
+    run_ranks(Path(__file__).with_name("mirror_ddp_program.py"), tmp_path)
     for rank in range(2):
         plain, mirrored, dropped = torch.load(tmp_path / f"{rank}.pt")
         assert dropped > 0 and same(mirrored, plain)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 import tapehead as th
 from tapehead.engine.trace.buckets import Bucket, Reduction, reductions
 
+from ..ranks import logs_of_ranks
 from .ddp_program import VARIANTS
 
 pytestmark = [
@@ -29,17 +27,9 @@ POLICIES = ("heap", "bfs", "dfs")
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks logged."""
-    folder = tmp_path_factory.mktemp("ddp")
+    """What each rank logged."""
     program = Path(__file__).with_name("ddp_program.py")
-    started = [
-        subprocess.Popen([sys.executable, program, str(rank), folder], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in started:
-        errors = process.communicate(timeout=300)[1]
-        assert process.returncode == 0, errors[-5000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return logs_of_ranks(program, tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
     pytest.skip("needs gloo", allow_module_level=True)
 
+from ..ranks import logs_of_ranks
 from .fully_shard_program import ELSEWHERE, OWN, POLICIES, TOLERANCES, VARIANTS, VERBS, different
 
 pytestmark = pytest.mark.heavy
@@ -58,23 +56,7 @@ FLAT = [variant for variant in VARIANTS if variant.startswith("flat")]
 def ranks(folder: Path, variants: dict[str, tuple[str, ...]], limit_s: float) -> list[dict[str, Any]]:
     """What each rank logged."""
     program = Path(__file__).with_name("fully_shard_program.py")
-    asked = json.dumps(variants)
-    started = [
-        subprocess.Popen([sys.executable, program, str(rank), folder, asked], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    ends = time.monotonic() + limit_s
-    try:
-        for process in started:
-            errors = process.communicate(timeout=max(0.0, ends - time.monotonic()))[1]
-            assert process.returncode == 0, errors[-5000:]
-    except subprocess.TimeoutExpired:
-        at = [path.read_text() for path in sorted(folder.glob("*.at"))]
-        pytest.fail(f"the ranks have not ended in {limit_s:g} s; they were at {' and '.join(at)}")
-    finally:
-        for process in started:
-            process.kill()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return logs_of_ranks(program, folder, json.dumps(variants), limit_s=limit_s)
 
 
 def refusal_of(verb: str, variant: str) -> str | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ..ranks import logs_of_ranks
 from .tensor_parallel_program import POLICIES, SIZE
 
 pytestmark = [
@@ -26,21 +24,9 @@ ALIKE = tuple(f"{policy} on both" for policy in POLICIES)
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank logged. Who hangs is ended."""
-    folder = tmp_path_factory.mktemp("tensor_parallel")
+    """What each rank logged."""
     program = Path(__file__).with_name("tensor_parallel_program.py")
-    started = [
-        subprocess.Popen([sys.executable, program, str(rank), folder], stderr=subprocess.PIPE, text=True)
-        for rank in range(SIZE)
-    ]
-    try:
-        for process in started:
-            errors = process.communicate(timeout=300)[1]
-            assert process.returncode == 0, errors[-5000:]
-    finally:
-        for process in started:
-            process.kill()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
+    return logs_of_ranks(program, tmp_path_factory.mktemp("tensor_parallel"), size=SIZE)
 
 
 @pytest.mark.parametrize("name", [*ALIKE, *UNLIKE])

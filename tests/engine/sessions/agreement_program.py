@@ -1,6 +1,6 @@
 """What tests/engine/programs/test_agreement.py starts on two ranks: backwards whose collectives pair up by order.
 
-argv: the rank, the world size and the folder for what each logs.
+argv: the rank, the folder for what each logs, and the world size.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def timed(policy: Any) -> str:
 
 
 def main() -> None:
-    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    rank, folder, size = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
     th.wait_for_ranks(LIMIT_S)
     first = rank == 0

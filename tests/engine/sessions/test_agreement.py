@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import tapehead as th
 from tapehead.engine.sessions import agreement
 from tapehead.engine.sessions.agreement import _Asking, _Question, may_communicate
 
+from ..ranks import logs_of_ranks
 from .agreement_program import LIMIT_S
 
 pytestmark = [
@@ -31,17 +31,9 @@ SIZE = 2
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks logged."""
-    folder = tmp_path_factory.mktemp("agreement")
+    """What each rank logged."""
     program = Path(__file__).with_name("agreement_program.py")
-    started = [
-        subprocess.Popen([sys.executable, program, str(rank), str(SIZE), folder], stderr=subprocess.PIPE, text=True)
-        for rank in range(SIZE)
-    ]
-    for process in started:
-        errors = process.communicate(timeout=300)[1]
-        assert process.returncode == 0, errors[-5000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
+    return logs_of_ranks(program, tmp_path_factory.mktemp("agreement"), str(SIZE), size=SIZE)
 
 
 def runs(rank: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from ..ranks import logs_of_ranks
 from .closed_ddp_program import ENDS
 
 pytestmark = [
@@ -22,16 +20,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[list[float]]]]:
-    folder = tmp_path_factory.mktemp("closed")
+    """What each rank logged."""
     program = Path(__file__).with_name("closed_ddp_program.py")
-    started = [
-        subprocess.Popen([sys.executable, program, str(rank), folder], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in started:
-        errors = process.communicate(timeout=300)[1]
-        assert process.returncode == 0, errors[-5000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return logs_of_ranks(program, tmp_path_factory.mktemp("closed"))
 
 
 @pytest.mark.parametrize("end", [each for each in ENDS if each != "plain"])
