@@ -1,4 +1,4 @@
-"""How numbers, lists and findings are worded; which widget draws which result (shown.py).
+"""How numbers, lists and findings are worded.
 
 May import: inspector.
 """

@@ -1,4 +1,4 @@
 """What a forward leaves is watched and read: `th.capture`, `th.graph`.
 
-May import: torch_internals, graph, tapes.
+May import: arguments, torch_internals, graph, tapes.
 """

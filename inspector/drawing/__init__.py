@@ -1,4 +1,4 @@
 """Graphs as pictures: folding, layout, SVG, DOT and JSON.
 
-May import: torch_internals, graph.
+May import: graph.
 """

@@ -1,4 +1,4 @@
 """Tapes of HIPS autograd, read as graphs.
 
-May import: torch_internals, graph.
+May import: arguments, torch_internals, graph.
 """

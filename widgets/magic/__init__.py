@@ -1,4 +1,4 @@
 """IPython's magics.
 
-May import: inspector, engine, pages, deck, terminal.
+May import: inspector, engine, deck, terminal.
 """

@@ -1,4 +1,4 @@
 """The terminal's prompt, and what it runs.
 
-May import: inspector, engine, pages, deck.
+May import: inspector, engine, deck.
 """
