@@ -29,6 +29,7 @@ def test_the_code_is_built_as_the_lint_wants() -> None:
         ("engine/queue/pending.py", "    from ..orders.plan import plan", "arrows up: 1"),
         ("inspector/graph/facts.py", "    from ...engine.words.sizes import size_text", "arrows up: 1"),
         ("engine/queue/binary_heap.py", "    from .ready_queue import KeyedQueue", "circles: 1"),
+        ("engine/queue/pending.py", "    from ..words.sizes import size_text", "engine.queue -> engine.words"),
         ("engine/queue/binary_heap.py", "    pass\n" * 600, "engine/queue/binary_heap.py: "),
         (
             "engine/queue/binary_heap.py",

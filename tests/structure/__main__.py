@@ -6,9 +6,10 @@ Exit 1 where a count is above its limit. `--picture FILE` draws the rooms instea
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def counts(modules: Mapping[str, Path]) -> list[Count]:
         Count(
             "arrows up", [f"{name} -> {other}" for name in inside for other in sorted(inside[name]) if up(name, other)]
         ),
+        Count("imports that a room's __init__.py does not say", sorted(unsaid(imports))),
         Count("rooms without a layer", sorted({room for room in map(room_of, inside) if is_room(room)} - set(LAYERS))),
         Count(f"folders with more than {MOST_MODULES} modules", large_folders(modules)),
         Count(f"files over {MOST_LINES} lines", long_files(modules), most=3),
@@ -54,6 +56,22 @@ def counts(modules: Mapping[str, Path]) -> list[Count]:
 
 def is_room(name: str) -> bool:
     return (ROOT / name.replace(".", "/")).is_dir() and name not in PACKAGES
+
+
+def unsaid(imports: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """Each room says what it may import: rooms of its own package by name, other packages as a whole."""
+    for room in LAYERS:
+        path = ROOT / room.replace(".", "/") / "__init__.py"
+        if not path.exists():
+            continue
+        said = set(
+            re.findall(r"\w+", (ast.get_docstring(ast.parse(path.read_text())) or "").partition("May import")[2])
+        )
+        package = room.partition(".")[0]
+        for other in {room_of(each) for module in imports if room_of(module) == room for each in imports[module]}:
+            name = other.rpartition(".")[2] if other.startswith(f"{package}.") else other.partition(".")[0]
+            if other != room and name not in {*said, "moved"}:
+                yield f"{room} -> {other}"
 
 
 def up(module: str, other: str) -> bool:
