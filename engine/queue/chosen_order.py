@@ -15,7 +15,7 @@ _stages: WeakKeyDictionary[Graph, dict[frozenset[int] | None, list[int]]] = Weak
 
 
 class _Staged(Pending):
-    """The same where tasks wait for their stage, too (`stages`)."""
+    """`Pending` where tasks wait for their stage, too (`stages`)."""
 
     def __init__(self, graph: Graph, needed: Collection[int] | None, stages: Sequence[int]) -> None:
         super().__init__(graph, needed)
