@@ -179,7 +179,8 @@ def saves_subclass(saved: Sequence[Any]) -> bool:
     """Whether one of these is a tensor that runs operations in its own way (see `computes_itself`)."""
     for each in saved:
         if each.unpack_hook is None and type(each.data) not in _PLAIN and isinstance(each.data, Tensor):
-            return computes_itself(each.data)
+            if computes_itself(each.data):
+                return True
     return False
 
 

@@ -233,9 +233,14 @@ def test_a_custom_function_that_slices_hide_is_not_called() -> None:
     assert InPlace.called == 1
 
 
-def test_the_operations_of_a_subclass_are_not_called() -> None:
-    x, weight = torch.randn(4, 4, requires_grad=True), Counting(torch.randn(4, 4))
-    loss = (x * weight).sum()
+class Named(Tensor):
+    """A subclass that runs operations as any tensor does."""
+
+
+@pytest.mark.parametrize("kind", [Tensor, Named])
+def test_the_operations_of_a_subclass_are_not_called(kind: type[Tensor]) -> None:
+    x, weight = torch.randn(4, 4).as_subclass(kind).requires_grad_(), Counting(torch.randn(4, 4)).requires_grad_()
+    loss = (weight * x).sum()
     Counting.called = 0
     limits = " ".join(dry_run(th.graph(loss)).limits)
     assert "nodes that saved tensors of a subclass, whose code is not called: 1" in limits and not Counting.called
