@@ -177,11 +177,8 @@ def unpacking(node: Node) -> Iterator[object]:
 
 def saves_subclass(saved: Sequence[Any]) -> bool:
     """Whether one of these is a tensor that runs operations in its own way (see `computes_itself`)."""
-    for each in saved:
-        if each.unpack_hook is None and type(each.data) not in _PLAIN and isinstance(each.data, Tensor):
-            if computes_itself(each.data):
-                return True
-    return False
+    tensors = (each.data for each in saved if each.unpack_hook is None and type(each.data) not in _PLAIN)
+    return any(isinstance(each, Tensor) and computes_itself(each) for each in tensors)
 
 
 _PLAIN = Tensor, torch.nn.Parameter, type(None)

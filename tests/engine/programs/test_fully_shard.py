@@ -32,9 +32,9 @@ IN_PART = {
     "checkpointed reentrantly": tuple(each for each in ELSEWHERE if each not in ("forward before", "check_order")),
     "replicated": ("backward bfs", "backward dfs", "closed after 20", "compare before", "find_nan between", "nan"),
 }
-"""What is asked of a variant where it is not all. Where only the root is sharded its graph has no task of `fully_shard`,
-and any order is legal. With reentrant checkpoints one forward more changes PyTorch's own
-next step, and the graph has neither the tasks of the blocks nor those of `fully_shard`."""
+"""What is asked of a variant where it is not all. Where only the root is sharded, its graph has no task of
+`fully_shard`, and any order is legal. With reentrant checkpoints one forward more changes PyTorch's own next step, and
+the graph has neither the tasks of the blocks nor those of `fully_shard`."""
 IN_HOOKS = "the direct engine cannot gather parameters and reduce gradients as fully_shard"
 REFUSED = {
     "against a stage": "ValueError: constraint 1",
