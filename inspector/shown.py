@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+Theme = Literal["light", "dark"]
+"""What a figure is drawn for. A page has both, and follows its reader."""
+
+GraphTheme = Literal["auto", "light", "dark"]
+"""The same of a picture of a graph, which may follow its reader, too."""
 
 DRAWN_BY = {
     "graph as SVG": "inspector.drawing.svg:graph_to_svg",

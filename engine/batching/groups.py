@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ...inspector.arguments import expect_number
 from ...inspector.drawing.outlines import Outline, letters
 from ...inspector.drawing.svg import graph_to_svg
-from ...inspector.graph.graph import Fold, Graph, Task, Theme
+from ...inspector.graph.graph import Fold, Graph, Task
 from ...inspector.graph.products import Product, Side
-from ...inspector.shown import text_of
+from ...inspector.shown import GraphTheme, text_of
 from ..trace.batches import GroupKind
 from ..words.findings import findings_rich, findings_text
 from ..words.phrases import counted, folded, joined, module_title, pattern, was_captured
@@ -207,7 +207,7 @@ class Groups:
             for number, group in enumerate(self.of_direction(direction))
         ]
 
-    def to_svg(self, direction: Direction = "backward", *, fold: Fold = "repeats", theme: Theme = "auto") -> str:
+    def to_svg(self, direction: Direction = "backward", *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> str:
         """The graph with the groups of one direction outlined in it. See `Graph.save_svg` for `fold` and `theme`.
 
         Raises:
@@ -223,7 +223,7 @@ class Groups:
         direction: Direction = "backward",
         *,
         fold: Fold = "repeats",
-        theme: Theme = "auto",
+        theme: GraphTheme = "auto",
     ) -> Path:
         """Writes `to_svg()` to a file."""
         path = Path(path)

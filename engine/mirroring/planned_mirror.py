@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ...inspector.capturing.forward_program import ForwardProgram
 from ...inspector.graph.graph import Fold, Graph
-from ...inspector.graph.graph import Theme as GraphTheme
-from ...inspector.shown import drawn, text_of
+from ...inspector.shown import GraphTheme, Theme, drawn, text_of
 from ..memory.timeline import Timeline
 from ..prediction.simulation import difference
 from ..words.sizes import percent_text, share_text, size_text
+from ..words.tables import cells_lines, cells_table
 from .candidates import FoundDrops, Goal
 from .footprint import MirroredMemory
 from .modules import RIGHT, module_cells, module_sentences, ms_text
@@ -140,16 +140,7 @@ class PlannedMirror(MirrorPlan):
     @property
     def table(self) -> Table:
         """The rows as a table of rich."""
-        from rich.table import Table
-        from rich.text import Text
-
-        headings, *rows = self.cells
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for heading in headings:
-            table.add_column(heading, justify="right" if heading in RIGHT else "left")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        return table
+        return cells_table(self.cells, RIGHT, bold=())
 
     def __rich__(self) -> Table:
         return self.table
@@ -158,16 +149,7 @@ class PlannedMirror(MirrorPlan):
         rows = self.cells
         if len(rows) == 1:
             return "\n".join(self.sentences)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        right = [heading in RIGHT for heading in rows[0]]
-        lines = [
-            "  ".join(
-                text.rjust(width) if number else text.ljust(width)
-                for text, width, number in zip(cells, widths, right, strict=True)
-            ).rstrip()
-            for cells in rows
-        ]
-        return "\n".join([*lines, "", *self.sentences])
+        return "\n".join([*cells_lines(rows, RIGHT), "", *self.sentences])
 
     def __repr__(self) -> str:
         if self.left_alone is not None:
@@ -189,7 +171,7 @@ class PlannedMirror(MirrorPlan):
         path.write_text(self.to_svg(fold=fold, theme=theme), encoding="utf-8")
         return path
 
-    def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
+    def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""
         return drawn("levels as a figure", {"without": self.plain, "mirrored": self.timeline}, theme)
 

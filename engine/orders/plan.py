@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ...inspector.arguments import expect, expect_callable
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Outputs
-from ...inspector.shown import drawn, text_of
+from ...inspector.shown import Theme, drawn
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
 from ..prediction.dry_run import WORKSPACE
@@ -22,6 +22,7 @@ from ..queue.policy import AnyPolicy, Policy, policy_name
 from ..queue.ready_queue import PolicyError
 from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
+from ..words.tables import ShownAsTable, cells_table, row_called
 from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order
 from .policies import PORTFOLIO, find_policy
@@ -39,7 +40,7 @@ _EXACT_TASKS = 1_000  # up to so many the least peak is looked for, half of the 
 
 
 @dataclass(frozen=True, eq=False)
-class OrderPlan:
+class OrderPlan(ShownAsTable):
     """Several orders of one backward, judged before it runs. In a notebook the table shows itself.
 
     Attributes:
@@ -67,10 +68,7 @@ class OrderPlan:
         Raises:
             ValueError: it was not planned here.
         """
-        for row in self.rows:
-            if row.policy == policy:
-                return row
-        raise ValueError(f"{policy!r} was not planned here; planned were {', '.join(row.policy for row in self.rows)}")
+        return row_called(policy, ((row.policy, row) for row in self.rows), "was not planned here; planned were")
 
     @property
     def best(self) -> PlannedOrder:
@@ -139,34 +137,14 @@ class OrderPlan:
 
     @property
     def table(self) -> Table:
-        """The rows as a table of rich."""
-        from rich.table import Table
-        from rich.text import Text
-
-        headings, *rows = self.cells
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for heading in headings:
-            table.add_column(heading, justify="left" if heading == "policy" else "right")
-        for row, cells in zip(self.rows, rows, strict=True):
-            table.add_row(Text(cells[0], "bold" if row is self.best else ""), *map(Text, cells[1:]))
-        return table
-
-    def __rich__(self) -> Table:
-        return self.table
-
-    def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
-        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in self.cells]
-        return "\n".join([*lines, "", *self.sentences])
+        """The rows as a table of rich, the best one bold."""
+        return cells_table(self.cells, self.cells[0][1:], bold=[self.rows.index(self.best)])
 
     def __repr__(self) -> str:
         best = self.best
         return f"<OrderPlan of {len(self.graph):,} tasks: {best.policy}, {size_text(best.peak_bytes)}>"
 
-    def _repr_html_(self) -> str:
-        return text_of("table as HTML", self)
-
-    def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
+    def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
         return drawn("levels as a figure", {row.policy: self.timeline(row.policy) for row in self.rows}, theme)
 

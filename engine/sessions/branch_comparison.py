@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.graph import Graph
-from ...inspector.shown import text_of
 from ...inspector.torch_internals.modes import unobserved
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints
@@ -20,6 +19,7 @@ from ..orders.simulate import simulate
 from ..prediction.dry_run import dry_run
 from ..tasks.history import HasGrad
 from ..words.sizes import percent_text, size_text
+from ..words.tables import ShownAsTable
 from .branches import Branch
 
 
@@ -65,7 +65,7 @@ class BranchRow:
 
 
 @dataclass(frozen=True, eq=False)
-class BranchComparison:
+class BranchComparison(ShownAsTable):
     """The branches of a session. In a notebook the table shows itself.
 
     Attributes:
@@ -135,16 +135,8 @@ class BranchComparison:
             for leaf in row.leaves
         ]
 
-    def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
-        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in self.cells]
-        return "\n".join([*lines, *([""] if self.sentences else []), *self.sentences])
-
     def __repr__(self) -> str:
         return f"<BranchComparison of {len(self.rows)} branches>"
-
-    def _repr_html_(self) -> str:
-        return text_of("table as HTML", self)
 
 
 def compare_branches(

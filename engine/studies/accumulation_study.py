@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
-from ...inspector.shown import drawn, saved, text_of
+from ...inspector.shown import Theme, drawn, saved
 from ..hips.levels import hips_levels, hips_time
 from ..measuring.step_levels import StepLevels, allocated_levels, levels_of
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
@@ -25,11 +25,11 @@ from ..programs.profile import profile
 from ..programs.timing import time_backward, turns
 from ..words.machine import Machine, this_machine
 from ..words.sizes import percent_text, size_text
+from ..words.tables import ShownAsTable, row_called
 from ..workloads.workloads import Size, Workload, workload
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from rich.table import Table
 
     from ..memory.footprint import Footprints
 
@@ -41,7 +41,6 @@ BY_HAND, FUSED = "by hand", "by hand, fused"
 PYTORCH, HIPS, IN_PLACE = "PyTorch", "HIPS autograd", "in place"
 
 Kind = Literal["by hand", "PyTorch", "direct", "HIPS"]
-Theme = Literal["light", "dark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class StudiedRule:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AccumulationStudy:
+class AccumulationStudy(ShownAsTable):
     """One program, its gradient computed in every way. In a notebook the table shows itself.
 
     Attributes:
@@ -96,16 +95,16 @@ class AccumulationStudy:
     rows: tuple[StudiedRule, ...]
     machine: Machine
 
+    words = ("gradient",)
+    html = "accumulation as HTML"
+
     def __getitem__(self, name: str) -> StudiedRule:
         """A row by its name.
 
         Raises:
             ValueError: there is no such row.
         """
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise ValueError(f"{name!r} is not studied here; studied are {'; '.join(row.name for row in self.rows)}")
+        return row_called(name, ((row.name, row) for row in self.rows), between="; ")
 
     def ratio(self, name: str) -> float:
         """The peak over that of the gradient by hand."""
@@ -170,33 +169,11 @@ class AccumulationStudy:
             for row in self.rows
         ]
 
-    @property
-    def table(self) -> Table:
-        """The rows as a table of rich."""
-        from rich.table import Table
-        from rich.text import Text
-
-        headings, *rows = self.cells
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for number, heading in enumerate(headings):
-            table.add_column(heading, justify="right" if number else "left")
-        for cells in rows:
-            table.add_row(Text(cells[0], "bold"), *map(Text, cells[1:]))
-        return table
-
-    def __rich__(self) -> Table:
-        return self.table
-
     def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
-        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in self.cells]
-        return "\n".join([self.title, "", *lines, "", *self.sentences])
+        return f"{self.title}\n\n{super().__str__()}"
 
     def __repr__(self) -> str:
         return f"<AccumulationStudy of {self.title}: {len(self.rows)} rows>"
-
-    def _repr_html_(self) -> str:
-        return text_of("accumulation as HTML", self)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the backward for each row, above that of the gradient by hand. Needs plotly."""

@@ -9,7 +9,7 @@ from itertools import count
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from ...inspector.arguments import expect, expect_callable, expect_choice, expec
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.walk import graph
 from ...inspector.graph.graph import Edge, Graph, Task
-from ...inspector.shown import drawn, saved, text_of
+from ...inspector.shown import Theme, drawn, saved
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from ..memory.not_counted import NotCounted, not_counted
 from ..memory.timeline import Timeline
@@ -35,16 +35,15 @@ from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..trace.peak import PeakReport, peak_report
 from ..words.phrases import counted, joined, task_name
 from ..words.sizes import size_text
+from ..words.tables import ShownAsTable, row_called
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from rich.table import Table
 
     from ..memory.footprint import Footprints
     from ..sessions.native import Queues
     from ..trace.run import Engine
 
-Theme = Literal["light", "dark"]
 MIRRORED = ", mirrored"
 """What the names of rows end in whose forward ran by a plan; a number may follow."""
 
@@ -116,7 +115,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(ShownAsTable):
     """One program under several policies. In a notebook the table shows itself.
 
     Attributes:
@@ -129,16 +128,15 @@ class Comparison:
     rows: tuple[Row, ...]
     before: NotCounted | None = None
 
+    words = ("policy", "peak in")
+
     def __getitem__(self, policy: str) -> Row:
         """The row of a policy.
 
         Raises:
             ValueError: it is not compared here.
         """
-        for row in self.rows:
-            if row.policy == policy:
-                return row
-        raise ValueError(f"{policy!r} is not compared here; compared are {', '.join(row.policy for row in self.rows)}")
+        return row_called(policy, ((row.policy, row) for row in self.rows), "is not compared here; compared are")
 
     @property
     def lowest(self) -> Row:
@@ -278,35 +276,9 @@ class Comparison:
         yield f"{row.longest_queue:,}"
         yield f"{row.elapsed_ns / 1e6:.1f} ms"
 
-    @property
-    def table(self) -> Table:
-        """The rows as a table of rich."""
-        from rich.table import Table
-        from rich.text import Text
-
-        headings, *rows = self.cells
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for heading in headings:
-            right = heading in ("peak", "predicted", "dry run", "longest queue", "time")
-            table.add_column(heading, justify="right" if right else "left")
-        for cells in rows:
-            table.add_row(Text(cells[0], "bold"), *map(Text, cells[1:]))
-        return table
-
-    def __rich__(self) -> Table:
-        return self.table
-
-    def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
-        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in self.cells]
-        return "\n".join([*lines, *([""] if self.sentences else []), *self.sentences])
-
     def __repr__(self) -> str:
         peaks = ", ".join(f"{row.policy} {size_text(row.peak_bytes)}" for row in self.rows)
         return f"<Comparison of {len(self.graph):,} tasks: {peaks}>"
-
-    def _repr_html_(self) -> str:
-        return text_of("table as HTML", self)
 
     def without(self, row: Row) -> Row | None:
         """The row of the same policy whose forward was not mirrored; None: there is none, or it is this one."""

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...inspector.graph.graph import Graph
-from ...inspector.shown import drawn, text_of
+from ...inspector.shown import Theme, drawn, text_of
 from ..words.findings import findings_rich, findings_text
 from ..words.phrases import counted
 from ..words.sizes import share_text
+from ..words.tables import row_called
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import RenderableType
 
-Theme = Literal["light", "dark"]
 _HARDLY = 0.01  # of the makespan
 _ALIKE = 1.005  # of a ratio: below it reads as 1.00
 _TIME_UNITS = ((1e3, 1.0, "ns"), (1e6, 1e3, "µs"), (1e9, 1e6, "ms"), (float("inf"), 1e9, "s"))
@@ -271,10 +271,7 @@ class MakespanReport:
         Raises:
             ValueError: it is not compared here.
         """
-        for row in self.rows:
-            if row.policy == policy:
-                return row
-        raise ValueError(f"{policy!r} is not compared here; compared are {', '.join(row.policy for row in self.rows)}")
+        return row_called(policy, ((row.policy, row) for row in self.rows), "is not compared here; compared are")
 
     def __repr__(self) -> str:
         spans = ", ".join(f"{row.policy} {time_text(row.makespan_ns)}" for row in self.rows)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from ...inspector.shown import drawn, saved, text_of
+from ...inspector.shown import Theme, drawn, saved
 from ...inspector.torch_internals.compiled import activation_memory_budget
 from ..measuring.step_levels import allocated_levels
 from ..mirroring.mirror import mirror
@@ -24,12 +24,12 @@ from ..programs.make_loss import MakeLoss, own_gradients, same_random_numbers
 from ..programs.timing import Spread, turns
 from ..words.machine import Machine, this_machine
 from ..words.sizes import percent_text, size_text
+from ..words.tables import ShownAsTable, row_called
 from ..workloads.workloads import Workload, workload
 from .order_study import usable_device
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from rich.table import Table
 
 DESK: Mapping[str, Mapping[str, int]] = {
     "rnn": {"batch": 16, "width": 512, "steps": 50},
@@ -69,7 +69,6 @@ _BELOW = 0.98  # of the peak under checkpoints, for the mirror that is to need l
 _ALIKE = 0.005
 
 StudySize = Literal["small", "desk", "full"]
-Theme = Literal["light", "dark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class StudiedWay:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MirrorStudy:
+class MirrorStudy(ShownAsTable):
     """One model, its memory saved in every way. In a notebook the table shows itself.
 
     Attributes:
@@ -149,16 +148,16 @@ class MirrorStudy:
     refused: Mapping[str, str]
     machine: Machine
 
+    words = ("way", "gradients")
+    html = "mirroring as HTML"
+
     def __getitem__(self, name: str) -> StudiedWay:
         """A row by its name.
 
         Raises:
             ValueError: there is no such row.
         """
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise ValueError(f"{name!r} is not studied here; studied are {'; '.join(row.name for row in self.rows)}")
+        return row_called(name, ((row.name, row) for row in self.rows), between="; ")
 
     def __contains__(self, name: object) -> bool:
         return any(row.name == name for row in self.rows)
@@ -245,33 +244,11 @@ class MirrorStudy:
             for row in self.rows
         ]
 
-    @property
-    def table(self) -> Table:
-        """The rows as a table of rich."""
-        from rich.table import Table
-        from rich.text import Text
-
-        headings, *rows = self.cells
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for heading in headings:
-            table.add_column(heading, justify="left" if heading in ("way", "gradients") else "right")
-        for cells in rows:
-            table.add_row(Text(cells[0], "bold"), *map(Text, cells[1:]))
-        return table
-
-    def __rich__(self) -> Table:
-        return self.table
-
     def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
-        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in self.cells]
-        return "\n".join([self.title, "", *lines, "", *self.sentences])
+        return f"{self.title}\n\n{super().__str__()}"
 
     def __repr__(self) -> str:
         return f"<MirrorStudy of {self.title}: {len(self.rows)} rows>"
-
-    def _repr_html_(self) -> str:
-        return text_of("mirroring as HTML", self)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """Each way as a point: its time against its peak, both over those without anything. Needs plotly."""

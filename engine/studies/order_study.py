@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from ...inspector.shown import drawn, saved, text_of
+from ...inspector.shown import Theme, drawn, saved
 from ..programs.backward import backward
 from ..programs.make_loss import own_gradients, same_random_numbers
 from ..programs.timing import Spread
@@ -18,6 +18,7 @@ from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic
 from ..words.machine import Machine, this_machine
 from ..words.phrases import joined
 from ..words.sizes import size_text
+from ..words.tables import ShownAsTable, cells_lines, row_called
 from ..workloads.workloads import Size, Workload, workload
 from .compare import Comparison, chosen_policies, compare
 from .gantt import MakespanReport, time_text
@@ -44,8 +45,6 @@ _ENOUGH = 6  # rounds, of which the middle half says something
 _ALIKE = 0.005  # of a ratio: nearer to 1 it reads as 1.00
 _STYLES = {1: "red", 0: "dim", -1: "green"}
 _FILE = "tapehead order study"
-
-Theme = Literal["light", "dark"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +142,7 @@ class StudiedWorkload:
 
 
 @dataclass(frozen=True, eq=False)
-class OrderStudy:
+class OrderStudy(ShownAsTable):
     """Ready models under several orders. In a notebook the table shows itself.
 
     Attributes:
@@ -164,17 +163,15 @@ class OrderStudy:
     refused: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False
 
+    html = "orders as HTML"
+
     def __getitem__(self, name: str) -> StudiedWorkload:
         """The row of a workload.
 
         Raises:
             ValueError: it is not studied here.
         """
-        for row in self.rows:
-            if row.name == name:
-                return row
-        studied = ", ".join(row.name for row in self.rows) or "none"
-        raise ValueError(f"{name!r} is not studied here; studied are {studied}")
+        return row_called(name, ((row.name, row) for row in self.rows))
 
     @property
     def reference(self) -> str:
@@ -312,20 +309,14 @@ class OrderStudy:
                 table.add_row()
         return table
 
-    def __rich__(self) -> Table:
-        return self.table
-
     def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
-        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in self.cells]
         about = [f"{row.name}: {row.sentence}" for row in self.rows]
-        return "\n".join([*lines, "", *self.sentences, "", *about, "", *self.how_measured, str(self.machine)])
+        return "\n".join(
+            [*cells_lines(self.cells), "", *self.sentences, "", *about, "", *self.how_measured, str(self.machine)]
+        )
 
     def __repr__(self) -> str:
         return f"<OrderStudy of {', '.join(row.name for row in self.rows) or 'nothing'}: {', '.join(self.policies)}>"
-
-    def _repr_html_(self) -> str:
-        return text_of("orders as HTML", self)
 
     @property
     def markdown(self) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...inspector.arguments import expect
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.source import Source
-from ...inspector.shown import drawn, text_of
+from ...inspector.shown import Theme, drawn, text_of
 from ..memory.not_counted import NotCounted
 from ..memory.storage_words import StorageWords
 from ..memory.timeline import Category, Storage, Timeline
@@ -128,7 +128,7 @@ class PeakReport:
             for storage in group.storages
         ]
 
-    def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
+    def figure(self, theme: Theme = "light") -> go.Figure:
         """A treemap of the peak, by category, module and source line. Needs plotly."""
         return drawn("peak as a figure", self, theme)
 

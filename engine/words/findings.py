@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from .tables import cells_table
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -43,14 +45,7 @@ def findings_rich(
 ) -> RenderableType:
     """The same for rich."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    headings, *rows = cells
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left")
-    for row in rows:
-        table.add_row(Text(row[0], "bold"), *map(Text, row[1:]))
     said = [Text(sentence, "" if number else "bold") for number, sentence in enumerate(sentences)]
-    return Group(*said, Text(), table) if rows else Group(*said)
+    return Group(*said, Text(), cells_table(cells, right)) if cells[1:] else Group(*said)

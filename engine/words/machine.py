@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from .phrases import counted
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -29,8 +31,8 @@ class Machine:
     accelerator: str | None = None
 
     def __str__(self) -> str:
-        parts = (self.accelerator, self.cpu, _counted(self.cores, "core"), f"torch {self.torch}")
-        return ", ".join([part for part in parts if part is not None] + [_counted(self.threads, "thread")])
+        parts = (self.accelerator, self.cpu, counted(self.cores, "core"), f"torch {self.torch}")
+        return ", ".join([part for part in parts if part is not None] + [counted(self.threads, "thread")])
 
 
 def this_machine(device: torch.device | str = "cpu") -> Machine:
@@ -50,7 +52,3 @@ def _cpu() -> str:
     lines = facts.read_text().splitlines() if facts.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"

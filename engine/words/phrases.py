@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...inspector.graph.graph import Graph, Task, module_name
+from ...inspector.graph.graph import counted as counted
 
 _MOST_NAMED = 3  # of each kind; of the others only how many there are
 
@@ -54,8 +55,3 @@ def ordinal(number: int) -> str:
     """`1st`, `2nd`, `54th`, `111th`."""
     ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number:,}{ending}"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 parameter`, `1,024 parameters`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import get_args
 from xml.sax.saxutils import escape
 
-from ..graph.graph import Fold, Graph, Theme
+from ..graph.graph import Fold, Graph, counted
 from ..graph.kinds import KIND_TITLES, Kind
+from ..shown import GraphTheme
 from .arrangement import Point
 from .cells import CARDS_BEHIND
 from .layout import ChipRow, Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Rect, Stub, layout
@@ -36,7 +37,7 @@ def graph_to_svg(
     graph: Graph,
     *,
     fold: Fold = "repeats",
-    theme: Theme = "auto",
+    theme: GraphTheme = "auto",
     widest: float = float("inf"),
     outlines: Sequence[Outline] = (),
     signs: Sequence[Sign] = (),
@@ -53,8 +54,8 @@ def graph_to_svg(
     Raises:
         ValueError: an unknown theme; for `fold` see `fold_graph`.
     """
-    if theme not in get_args(Theme):
-        raise ValueError(f"unknown theme {theme!r}; known: {', '.join(get_args(Theme))}")
+    if theme not in get_args(GraphTheme):
+        raise ValueError(f"unknown theme {theme!r}; known: {', '.join(get_args(GraphTheme))}")
     title = _title(graph)
     drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines, signs)
     width = drawing.width + 2 * MARGIN
@@ -131,13 +132,9 @@ def _title(graph: Graph) -> str:
     roots = list(dict.fromkeys(graph.tasks[root.task].name for root in graph.roots))
     of = " and ".join(roots) if len(roots) < 3 else f"{len(graph.roots)} outputs"
     parameters = sum(task.kind is Kind.ACCUMULATE_GRAD for task in graph.tasks)
-    counts = (_count(len(graph.tasks), "task"), _count(parameters, "parameter"))
+    counts = (counted(len(graph.tasks), "task"), counted(parameters, "parameter"))
     start = f"backward of {of}" if graph.raised is None else f"forward until {graph.raised[:MOST_OF_AN_ERROR]}"
     return " · ".join([start, *counts])
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _box(box: PlacedBox) -> str:
@@ -159,7 +156,7 @@ def _box_label(box: PlacedBox) -> str:
     group = box.group
     subtitle = f'<tspan class="th-soft" dx="6">{escaped(box.subtitle)}</tspan>' if box.subtitle else ""
     full = f"{group.path or group.title} ({group.subtitle})" if group.subtitle else group.path or group.title
-    tasks = _count(group.size, "task") + (" each" if group.times > 1 else "")
+    tasks = counted(group.size, "task") + (" each" if group.times > 1 else "")
     count = f'<text class="th-soft" x="12" y="33">{tasks}</text>' if group.closed else ""
     x = 12 if group.closed else 10
     return (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ..graph.graph import Theme
 from ..graph.kinds import Kind
+from ..shown import GraphTheme
 from .outlines import HUES
 
 _LIGHT = {
@@ -126,7 +126,7 @@ STUB_GLYPHS = {
 }
 
 
-def style_sheet(theme: Theme) -> str:
+def style_sheet(theme: GraphTheme) -> str:
     """The rules for all that is below `.th-<theme>`. Only "auto" needs variables; the others work in any renderer."""
     rules = "\n".join(f".th-{theme} {rule}" for rule in _RULES.strip().splitlines())
     if theme == "auto":

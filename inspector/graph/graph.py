@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from ..shown import drawn, text_of
+from ..shown import GraphTheme, drawn, text_of
 from ..torch_internals.nodes import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
 from .saved import SavedTensor, saved_tensors
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor | GradientEdge]
 Fold = Literal["repeats", "none"] | int | Collection[str]
-Theme = Literal["auto", "light", "dark"]
 ParameterNames = torch.nn.Module | Mapping[str, Tensor]
 
 _CPU = torch.device("cpu")
@@ -160,7 +159,7 @@ class Graph:
 
     def __repr__(self) -> str:
         return (
-            f"<Graph of {_count(len(self.tasks), 'task')} and {_count(len(self.edges), 'edge')} "
+            f"<Graph of {counted(len(self.tasks), 'task')} and {counted(len(self.edges), 'edge')} "
             f"from {self.tasks[self.roots[0].task].name}>"
         )
 
@@ -240,11 +239,11 @@ class Graph:
         """The graph as versioned JSON; see `inspector/drawing/to_json.py` for the fields."""
         return text_of("graph as JSON", self)
 
-    def to_svg(self, *, fold: Fold = "repeats", theme: Theme = "auto") -> str:
+    def to_svg(self, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> str:
         """The graph as one self-contained SVG. See `save_svg`."""
         return text_of("graph as SVG", self, fold=fold, theme=theme)
 
-    def save_svg(self, path: str | Path, *, fold: Fold = "repeats", theme: Theme = "auto") -> Path:
+    def save_svg(self, path: str | Path, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> Path:
         """Draws the graph with tapehead's own layout.
 
         `fold` says which modules are drawn closed: "repeats" folds a run of equal blocks into one box ("×12"), "none"
@@ -268,5 +267,6 @@ def module_name(path: str) -> str:
     return f"module {path}" if path.isdecimal() or path == "*" else path
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(count: int, noun: str) -> str:
+    """`1 parameter`, `1,024 parameters`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

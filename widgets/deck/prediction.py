@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ...engine.memory.timeline import Timeline
 from ...engine.queue.pending import queue_lengths
 from ...engine.words.sizes import share_text, size_text
+from ...inspector.shown import Theme
 from ..pages.report_html import table_html
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Prediction:
     def _repr_html_(self) -> str:
         return table_html(self)
 
-    def figure(self, theme: Literal["light", "dark"] = "light") -> go.Figure:
+    def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
         from ..pages.memory_figures import memory_figure
 

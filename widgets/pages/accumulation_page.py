@@ -9,8 +9,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ...engine.studies.accumulation_study import BY_HAND, FUSED, AccumulationStudy, StudiedRule, Theme
+from ...engine.studies.accumulation_study import BY_HAND, FUSED, AccumulationStudy, StudiedRule
 from ...engine.words.sizes import size_text, unit_name, unit_of
+from ...inspector.shown import Theme
 from .figure_page import studies_page
 from .glossary import COLUMNS
 from .memory_figures import Drawing, escaped

@@ -8,8 +8,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ...engine.studies.gantt import Bar, Gantt, Idle, Theme, time_text, time_unit
+from ...engine.studies.gantt import Bar, Gantt, Idle, time_text, time_unit
 from ...engine.words.phrases import counted
+from ...inspector.shown import Theme
 from .memory_figures import Drawing, escaped
 from .theme import DARK, LIGHT, Colours, figure_style, hover_label
 

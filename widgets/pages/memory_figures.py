@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -17,10 +17,10 @@ from ...engine.memory.timeline import Category, Storage, Timeline
 from ...engine.trace.peak import PeakGroup, PeakReport
 from ...engine.words.phrases import module_title
 from ...engine.words.sizes import share_text, size_text, unit_name, unit_of
+from ...inspector.shown import Theme
 from .theme import CATEGORY_COLOURS, DARK, LIGHT, Colours, figure_style, hover_label
 
 Drawing = dict[str, Any]
-Theme = Literal["light", "dark"]
 
 _MOST_POINTS = 1500  # of one line: more than pixels across a screen's plot
 _MOST_BARS = 30

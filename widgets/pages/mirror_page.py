@@ -17,9 +17,9 @@ from ...engine.studies.mirror_study import (
     SELECTIVE,
     WITHIN,
     MirrorStudy,
-    Theme,
 )
 from ...engine.words.sizes import size_text
+from ...inspector.shown import Theme
 from .figure_page import studies_page
 from .memory_figures import Drawing, escaped
 from .report_html import cells_html

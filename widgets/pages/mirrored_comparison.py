@@ -8,8 +8,9 @@ from html import escape
 import plotly.graph_objects as go
 
 from ...engine.mirroring.modules import RIGHT, module_cells, module_sentences
-from ...engine.studies.compare import Comparison, Row, Theme
+from ...engine.studies.compare import Comparison, Row
 from ...engine.words.sizes import size_text, unit_name, unit_of
+from ...inspector.shown import Theme
 from .memory_figures import Drawing, escaped
 from .report_html import cells_html
 from .theme import DARK, LATER, LIGHT, Colours, figure_style, hover_label

@@ -10,7 +10,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ...engine.studies.order_study import Block, Cell, OrderStudy, StudiedWorkload, Theme, ratio_text
+from ...engine.studies.order_study import Block, Cell, OrderStudy, StudiedWorkload, ratio_text
+from ...inspector.shown import Theme
 from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
 from .memory_figures import Drawing, escaped

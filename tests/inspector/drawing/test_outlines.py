@@ -10,6 +10,7 @@ from tapehead.engine.workloads.workloads import workload
 from tapehead.inspector.drawing.layout import layout
 from tapehead.inspector.drawing.outlines import HUES, Outline, letters
 from tapehead.inspector.drawing.svg import graph_to_svg
+from tapehead.inspector.shown import GraphTheme
 
 from ..programs import captured
 
@@ -31,7 +32,7 @@ def test_names_go_on_after_the_alphabet() -> None:
 
 
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])
-def test_each_member_has_its_groups_outline_and_name(theme: th.inspector.graph.Theme) -> None:
+def test_each_member_has_its_groups_outline_and_name(theme: GraphTheme) -> None:
     found = groups_of("ensemble", members=4, batch=4, width=8)
     picture = found.to_svg(fold="none", theme=theme)
     for number, (group, outline) in enumerate(zip(found.backward, found.outlines(), strict=True)):

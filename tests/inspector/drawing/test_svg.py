@@ -15,6 +15,7 @@ from tapehead.inspector.drawing.svg import graph_to_svg, path_data
 from tapehead.inspector.drawing.text_width import shorten, text_width
 from tapehead.inspector.graph.graph import ModuleCall
 from tapehead.inspector.graph.kinds import KIND_TITLES, Kind
+from tapehead.inspector.shown import GraphTheme
 
 from ..programs import Twice, captured
 
@@ -54,7 +55,7 @@ def test_size_title_and_one_line_per_wire() -> None:
 
 
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])
-def test_it_is_self_contained_in_every_theme(theme: th.inspector.graph.Theme) -> None:
+def test_it_is_self_contained_in_every_theme(theme: GraphTheme) -> None:
     picture = graph_to_svg(captured("lstm_cell", steps=3), theme=theme)
     ElementTree.fromstring(picture)
     assert not re.search(r"<script|href|@import|url\(|<foreignObject|<image", picture)

@@ -1,0 +1,103 @@
+"""A result that is a table of text with sentences below it: as text, for a terminal, for a notebook; rows by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from ...inspector.shown import text_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = TypeVar("Row")
+
+
+class ShownAsTable:
+    """What a result has in common with others that are tables: how it is shown. What it says, its class says.
+
+    A class of this kind has `cells`, the table as text with its headings first, and `sentences`. It is a dataclass
+    mostly, and may have slots.
+    """
+
+    __slots__ = ()
+
+    words: ClassVar[Collection[str]] = ()
+    """The headings of columns of words; all others hold numbers, which end at one line."""
+    html: ClassVar[str] = "table as HTML"
+    """What draws it in a notebook, see `inspector/shown.py`."""
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first."""
+        raise NotImplementedError
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        """What the table says, in words."""
+        raise NotImplementedError
+
+    @property
+    def table(self) -> Table:
+        """The rows as a table of rich."""
+        headings, *rows = self.cells
+        return cells_table([headings, *rows], [heading for heading in headings if heading not in self.words])
+
+    def __rich__(self) -> Table:
+        return self.table
+
+    def __str__(self) -> str:
+        return "\n".join([*cells_lines(self.cells), *([""] if self.sentences else []), *self.sentences])
+
+    def _repr_html_(self) -> str:
+        return text_of(self.html, self)
+
+
+def cells_lines(cells: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[str]:
+    """The lines of a table of text, its headings first. `right`: the headings of columns that end at one line."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    ends = [heading in right for heading in cells[0]]
+    return [
+        "  ".join(
+            text.rjust(width) if end else text.ljust(width)
+            for text, width, end in zip(texts, widths, ends, strict=True)
+        ).rstrip()
+        for texts in cells
+    ]
+
+
+def cells_table(
+    cells: Sequence[Sequence[str]], right: Collection[str] = (), bold: Collection[int] | None = None
+) -> Table:
+    """The same as a table of rich. `bold`: the places of the rows whose first cell is bold; None: of all."""
+    from rich.table import Table
+    from rich.text import Text
+
+    headings, *rows = cells
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    for place, (first, *others) in enumerate(rows):
+        table.add_row(Text(first, "bold" if bold is None or place in bold else ""), *map(Text, others))
+    return table
+
+
+def row_called(
+    name: str, rows: Iterable[tuple[str, Row]], otherwise: str = "is not studied here; studied are", between: str = ", "
+) -> Row:
+    """The row of this name.
+
+    Args:
+        name: which.
+        rows: all, with their names.
+        otherwise: what is said of a name that no row has; the names of all stand behind it.
+        between: what stands between these.
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    found = list(rows)
+    for each, row in found:
+        if each == name:
+            return row
+    raise ValueError(f"{name!r} {otherwise} {between.join(each for each, _ in found) or 'none'}")
