@@ -13,6 +13,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from ...inspector.graph.kept_inputs import argument_names, names_by_place
+from ...inspector.graph.words import shape_text
 from ...inspector.torch_internals.nodes import call_node
 from ...inspector.torch_internals.tensors import version_of
 from ..words.phrases import counted
@@ -85,7 +86,8 @@ def wrong_form(returned: Returned, args: Sequence[object]) -> Iterator[str]:
         elif not isinstance(argument, Tensor):
             yield f"returns a gradient for {name}, which is no tensor but a {type(argument).__name__}"
         elif need and not _fits(value, argument):
-            shapes = f"returns a gradient of shape {_shape(value)} for {name}, which has shape {_shape(argument)}"
+            given, expected = shape_text(value.shape), shape_text(argument.shape)
+            shapes = f"returns a gradient of shape {given} for {name}, which has shape {expected}"
             yield f"{shapes}{_missing_sum(value, argument)}"
 
 
@@ -228,7 +230,3 @@ def _fits(value: Tensor, argument: Tensor) -> bool:
     return value.dim() >= argument.dim() and all(
         size in (1, wanted) for size, wanted in zip(reversed(argument.shape), reversed(value.shape), strict=False)
     )
-
-
-def _shape(tensor: Tensor) -> str:
-    return "×".join(map(str, tensor.shape)) or "scalar"

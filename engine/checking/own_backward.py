@@ -12,6 +12,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.words import dtype_name
 from ...inspector.torch_internals.operators import InFloat64, in_float64
 from ...inspector.torch_internals.saved import hides_saved, is_packed
 from ...inspector.torch_internals.sequence_numbers import current_number
@@ -60,7 +61,7 @@ def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Se
     except Exception:
         return Own(None, "its own gradients are not compared with float64's, in which its backward does not run")
     dtype = _coarsest([*given, *own, *(kept.tensor for kept in replay.varied)])
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     on = "the gradients that wait" if waiting else "random gradients"
     found = list(_distances(own, reference))
     if any(each is None for each in found):

@@ -125,9 +125,9 @@ def _batched(ensemble: Ensemble) -> Iterator[str]:
     for argument in ensemble.arguments:
         name = argument.name
         if argument.how == "shared":
-            yield f"    # {name}: {_shape(argument.value.shape)}, for all members"
+            yield f"    # {name}: {tuple(argument.value.shape)}, for all members"
         elif argument.how == "sliced":
-            shape = _shape(argument.value.shape)
+            shape = tuple(argument.value.shape)
             yield f"    # {name}: {shape}, {name}[i] for member i: the one tensor of which yours are parts"
         elif argument.how == "stacked":
             yield f"    {name} = torch.stack({name})  # a list: {name}[i] for member i"
@@ -236,7 +236,3 @@ def _text(value: object) -> str:
 def _number(value: object) -> str:
     """A Python number."""
     return repr(float(value) if not isinstance(value, int) else int(value))  # type: ignore[arg-type]
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

@@ -24,6 +24,7 @@ from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.kept_inputs import argument_names, names_by_place
 from ...inspector.graph.products import products_of
+from ...inspector.graph.words import shape_text
 from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.modes import functorch_is_active, without_torch_function
 from ...inspector.torch_internals.module_calls import watching_modules
@@ -483,7 +484,7 @@ class _Follower:
                 return RefusedEnsemble(title, f"a member returns a {what}, and only one tensor each can be stacked")
             outputs.append(each.output)
         if len({(each.shape, each.dtype) for each in outputs}) > 1:
-            shapes = joined(list(dict.fromkeys(_shape(each) for each in outputs)))
+            shapes = joined(list(dict.fromkeys(shape_text(each.shape) for each in outputs)))
             return RefusedEnsemble(title, f"the members give tensors of different shapes: {shapes}")
         if not all(each.gradients for each in taken):
             return RefusedEnsemble(title, "what a member gives gets no gradient from the loss")
@@ -517,10 +518,6 @@ def class_name(module: nn.Module) -> str:
     """The name of its class; quoted where that is no name."""
     name = _class_of(module).__name__
     return name if name.isidentifier() else repr(name)
-
-
-def _shape(tensor: Tensor) -> str:
-    return "×".join(map(str, tensor.shape)) or "scalar"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -583,7 +580,7 @@ def _unequal(members: Sequence[nn.Module]) -> str:
     for member in members[1:]:
         for name, parameter in member.named_parameters():
             if name in first and parameter.shape != first[name].shape:
-                shapes = f"{_shape(first[name])} and {_shape(parameter)}"
+                shapes = f"{shape_text(first[name].shape)} and {shape_text(parameter.shape)}"
                 return f"the members' parameters have different shapes: {name} is {shapes}"
     return "the members are not built alike: their modules, modes, dtypes or devices differ"
 
@@ -625,7 +622,7 @@ def _argument(name: str, keyword: str | None, values: Sequence[object]) -> Argum
     if all(each is first or _is_same(each, first) for each in copies):
         return Argument(name, keyword, "shared", first.tensor, wants)
     if len({(each.tensor.shape, each.tensor.dtype, each.tensor.device) for each in copies}) > 1:
-        shapes = joined(list(dict.fromkeys(_shape(each.tensor) for each in copies)), most=8)
+        shapes = joined(list(dict.fromkeys(shape_text(each.tensor.shape) for each in copies)), most=8)
         grouped = " (torch.nn.functional.grouped_mm takes them)" if hasattr(nn.functional, "grouped_mm") else ""
         return (
             f"the members take tensors of different shapes as {name!r}: {shapes}. One product needs equal ones: pad "

@@ -14,6 +14,7 @@ import torch
 from ...inspector.arguments import expect, expect_number
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.words import dtype_name
 from ...inspector.shown import text_of
 from ..trace.run import Run
 from ..trace.trace import RecordedGradient, Trace
@@ -239,7 +240,7 @@ class Difference:
     def _of_tolerance(self) -> str:
         if self.dtype is None:
             return f"The tolerance, {percent_text(self.tolerance)}, was given."
-        name = str(self.dtype).removeprefix("torch.")
+        name = dtype_name(self.dtype)
         return (
             f"The tolerance, {percent_text(self.tolerance)}, is the root of the epsilon of {name}, the coarsest dtype."
         )

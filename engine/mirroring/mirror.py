@@ -10,6 +10,7 @@ from types import TracebackType
 
 from ...inspector.capturing.forward_recorder import COMPILED, INSTEAD
 from ...inspector.capturing.opened import Opened
+from ...inspector.graph.words import counted
 from ...inspector.torch_internals.compiled import compiled_code_refused
 from ..words.sizes import size_text
 from .calls import followed
@@ -45,7 +46,7 @@ class MirrorReport:
         said = [
             f"{_count(self.dropped, 'saved storage')} let go of, {size_text(self.dropped_bytes)}.",
             f"{_count(self.replayed, 'storage')} made again, {size_text(self.replayed_bytes)}, by "
-            f"{self.operations:,} operation{'' if self.operations == 1 else 's'} in {1e3 * self.seconds:.1f} ms.",
+            f"{counted(self.operations, 'operation')} in {1e3 * self.seconds:.1f} ms.",
         ]
         if self.banned:
             said.append(f"{banned_sentence(self.banned)}.")

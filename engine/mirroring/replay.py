@@ -20,6 +20,7 @@ from torch import Tensor
 from ...inspector.capturing.forward_program import WHOLE, overlap
 from ...inspector.capturing.operators import filled_like, replayed_arguments, traits_of
 from ...inspector.graph.marks import tensors_of
+from ...inspector.graph.words import shape_text
 from ...inspector.torch_internals.operators import Operator
 from ...inspector.torch_internals.tensors import View, computes_itself, detached, on_storage, version_of
 
@@ -355,7 +356,7 @@ def view_of(shown: View | Tensor) -> View:
 
 def described(shown: View | Tensor) -> str:
     """`(6×4 torch.float32)`."""
-    return f"({'×'.join(map(str, shown.shape)) or 'scalar'} {shown.dtype})"
+    return f"({shape_text(shown.shape)} {shown.dtype})"
 
 
 @contextmanager

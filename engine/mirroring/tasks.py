@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...inspector.drawing.signs import AGAIN, KEPT, LET_GO, Sign
 from ...inspector.graph.graph import Graph
+from ...inspector.graph.words import counted
 from ..words.sizes import size_text
 from .modules import ms_text
 from .plan import MirrorPlan, PlannedStorage
@@ -133,8 +134,7 @@ def mirror_signs(plan: MirrorPlan, order: Iterable[int]) -> list[Sign]:
 
 def _many(storages: Sequence[PlannedStorage], what: str) -> str:
     """`2 tensors, 1.0 MiB`."""
-    count = len(storages)
-    return f"{count:,} {what}{'' if count == 1 else 's'}, {size_text(sum(each.nbytes for each in storages))}"
+    return f"{counted(len(storages), what)}, {size_text(sum(each.nbytes for each in storages))}"
 
 
 def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) -> None:

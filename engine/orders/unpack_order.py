@@ -18,6 +18,7 @@ from ...inspector.graph.facts import Operation, resolve_sources
 from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source import Source
+from ...inspector.graph.words import dtype_name, shape_text
 from ...inspector.shown import text_of
 from ...inspector.torch_internals.saved import first_freed, hides_saved, packed_slots, saved_slots
 from ...inspector.torch_internals.tensors import storage_of
@@ -318,17 +319,13 @@ def _rows(graph: Graph, place: int, task_id: int) -> Iterator[Unpack]:
 def _tensor_text(row: Unpack) -> str:
     if row.dtype is None:
         return f"packed: {row.packed_as}"
-    return f"{_shape_text(row.shape)} {str(row.dtype).removeprefix('torch.')}"
-
-
-def _shape_text(shape: tuple[int, ...] | None) -> str:
-    return "nested" if shape is None else "×".join(map(str, shape)) or "scalar"
+    return f"{shape_text(row.shape)} {dtype_name(row.dtype)}"
 
 
 def tensor_text(tensor: Tensor) -> str:
     """`4×8 float32`."""
     shape = None if tensor.is_nested else tuple(tensor.shape)
-    return f"{_shape_text(shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{shape_text(shape)} {dtype_name(tensor.dtype)}"
 
 
 def _packed_text(packed: object) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.words import dtype_name
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import SavedSlot, saved_numbers, saved_slots
 from ...inspector.torch_internals.tensors import computes_itself, is_abstract, storage_of, stored_values
@@ -136,12 +137,12 @@ def _on_the_way(output: Output) -> list[str]:
     if raw is received or not has_element(raw) or is_bad(raw):
         return []
     largest = number_text(float(raw.abs().max()))
-    dtype = _name(received.dtype)
+    dtype = dtype_name(received.dtype)
     made = []
     if raw.shape != received.shape:
-        made.append(f"summed from shape {_shape(raw.shape)} to {_shape(received.shape)}")
+        made.append(f"summed from shape {tuple(raw.shape)} to {tuple(received.shape)}")
     if raw.dtype != received.dtype:
-        made.append(f"cast from {_name(raw.dtype)} to {dtype}")
+        made.append(f"cast from {dtype_name(raw.dtype)} to {dtype}")
     if not made:
         return ["what the node gave was finite: a hook made it"]
     limit = number_text(torch.finfo(received.dtype).max)
@@ -459,15 +460,7 @@ def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], outpu
     if sizes:
         text = f"all that went in is finite ({listed(sizes)})"
         limit = torch.finfo(output.dtype).max
-        yield f"{text}: {_name(output.dtype)} holds at most {number_text(limit)}" if reach > limit else text
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+        yield f"{text}: {dtype_name(output.dtype)} holds at most {number_text(limit)}" if reach > limit else text
 
 
 def number_text(value: object) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-
 from ...inspector.graph.graph import Graph
+from ...inspector.graph.words import dtype_name
 from ..queue.named_tasks import calls_at, calls_of, tasks_at
 from .breakpoints import name_of
 from .conditions import Condition, Conditions, GradientPredicate, Output, as_conditions, real_dtype
@@ -147,22 +146,14 @@ def _words(term: str, output: Output, read: Reading) -> str:
 
 
 def _widening(output: Output) -> str:
-    given, takes = _name(output.raw.dtype), output.takes
+    given, takes = dtype_name(output.raw.dtype), output.takes
     if takes is not None and real_dtype(takes.dtype) != real_dtype(output.raw.dtype):
-        return f"a gradient of {given}, which PyTorch casts to {_name(takes.dtype)} on its way"
-    came = " and ".join(sorted({_name(meta.dtype) for meta in output.task.inputs}))
+        return f"a gradient of {given}, which PyTorch casts to {dtype_name(takes.dtype)} on its way"
+    came = " and ".join(sorted({dtype_name(meta.dtype) for meta in output.task.inputs}))
     return f"a gradient of {given}, where {came} came in"
 
 
 def _summing(output: Output) -> str:
     assert output.takes is not None and output.takes.shape is not None, "its shape is another"
-    small, large = _shape(output.takes.shape), _shape(output.summed_from or ())
+    small, large = tuple(output.takes.shape), tuple(output.summed_from or ())
     return f"a gradient of shape {large}, which PyTorch sums to {small}: the forward has broadcast {small} to {large}"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

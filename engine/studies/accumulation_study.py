@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
+from ...inspector.graph.words import dtype_name
 from ...inspector.shown import Theme, drawn, saved
 from ..hips.levels import hips_levels, hips_time
 from ..measuring.step_levels import StepLevels, allocated_levels, levels_of
@@ -156,7 +157,7 @@ class AccumulationStudy(ShownAsTable):
         return [
             {
                 "workload": self.workload.name,
-                "dtype": str(self.dtype).removeprefix("torch."),
+                "dtype": dtype_name(self.dtype),
                 "gradient": row.name,
                 "kind": row.kind,
                 "peak_bytes": row.peak_bytes,
@@ -170,7 +171,7 @@ class AccumulationStudy(ShownAsTable):
         ]
 
     def __str__(self) -> str:
-        return f"{self.title}\n\n{super().__str__()}"
+        return f"{self.title}\n\n{ShownAsTable.__str__(self)}"
 
     def __repr__(self) -> str:
         return f"<AccumulationStudy of {self.title}: {len(self.rows)} rows>"
@@ -313,7 +314,7 @@ class _Torch:
 
 
 def _name_of(found: Workload, dtype: torch.dtype) -> str:
-    return f"{found.name}, {str(dtype).removeprefix('torch.')}"
+    return f"{found.name}, {dtype_name(dtype)}"
 
 
 def _rule_name(rule: Accumulation) -> str:

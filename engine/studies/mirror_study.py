@@ -245,7 +245,7 @@ class MirrorStudy(ShownAsTable):
         ]
 
     def __str__(self) -> str:
-        return f"{self.title}\n\n{super().__str__()}"
+        return f"{self.title}\n\n{ShownAsTable.__str__(self)}"
 
     def __repr__(self) -> str:
         return f"<MirrorStudy of {self.title}: {len(self.rows)} rows>"

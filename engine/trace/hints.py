@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...inspector.graph.graph import Edge, Graph, Task
+from ...inspector.graph.words import dtype_name
 from ..memory.storage_words import StorageWords
 from ..memory.timeline import ON_CTX, Category, Storage, Timeline
 from ..words.phrases import joined
@@ -203,7 +204,7 @@ def made_double(peak: Peak) -> Iterator[Hint]:
     for storage in peak.of(Category.SAVED, Category.FORWARD):
         made = storage.made_by.operation and peak.tasks_of.get(storage.made_by.operation)
         nbytes += storage.nbytes if made and all(task.id in double for task in made) else 0
-    widest = str(max(narrow, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
+    widest = dtype_name(max(narrow, key=lambda dtype: dtype.itemsize))
     where = joined([graph.describe(task) for task in turning])
     wide = [
         graph.tasks[task].parameter or f"the leaf of task {task}" for task, dtype in leaves.items() if _is_double(dtype)

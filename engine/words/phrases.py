@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...inspector.graph.graph import Graph, Task, module_name
-from ...inspector.graph.graph import counted as counted
+from ...inspector.graph.words import counted as counted
 
 _MOST_NAMED = 3  # of each kind; of the others only how many there are
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...inspector.arguments import expect
+from ...inspector.graph.words import dtype_name
 from .programs_hips219 import Program, fan_out_program, needless_program, rnn_program
 from .workload_models import (
     DLRM,
@@ -315,7 +316,7 @@ def _why_not_grouped(width: int, hidden: int) -> str | None:
     if dtype is torch.float64:
         return "grouped_mm takes float32, bfloat16 and float16, no float64"
     if torch.empty(0).is_meta and dtype is not torch.bfloat16:
-        return f'on "meta" grouped_mm takes bfloat16 alone, no {str(dtype).removeprefix("torch.")}'
+        return f'on "meta" grouped_mm takes bfloat16 alone, no {dtype_name(dtype)}'
     for name, size in (("width", width), ("hidden", hidden)):
         if size * dtype.itemsize % 16:
             return f"grouped_mm takes rows of a multiple of 16 bytes, and {name}={size} gives {size * dtype.itemsize}"

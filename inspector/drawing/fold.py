@@ -14,6 +14,7 @@ from ..graph.graph import Fold, Graph
 from ..graph.kinds import Kind
 from ..graph.ranks import ranks_of
 from ..graph.repeats import Edges, RepeatedPart, find_shapes, first_task, fold_runs, tasks_of
+from ..graph.words import counted
 
 ROW_LENGTH = 16  # so many like siblings are drawn as a row of chips
 MOST_SHOWN = 60  # a repeated block with more tasks is drawn closed
@@ -360,7 +361,7 @@ def _labels(part: RepeatedPart) -> tuple[str, str]:
     one = ", ".join(dict.fromkeys(child.class_name for child in lasts))
     loose = len(part.members[-1]) - len(lasts)
     if loose:
-        one = f"({one} + {loose} task{'' if loose == 1 else 's'})"
+        one = f"({one} + {counted(loose, 'task')})"
     return title, f"{one} ×{len(part.members)}" + ("" if part.closed else ", one shown")
 
 

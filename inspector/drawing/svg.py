@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import get_args
 from xml.sax.saxutils import escape
 
-from ..graph.graph import Fold, Graph, counted
+from ..graph.graph import Fold, Graph
 from ..graph.kinds import KIND_TITLES, Kind
+from ..graph.words import counted
 from ..shown import GraphTheme
 from .arrangement import Point
 from .cells import CARDS_BEHIND

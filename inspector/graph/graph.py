@@ -17,6 +17,7 @@ from ..shown import GraphTheme, drawn, text_of
 from ..torch_internals.nodes import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
 from .saved import SavedTensor, saved_tensors
+from .words import counted, dtype_name, shape_text
 
 if TYPE_CHECKING:
     import graphviz
@@ -48,8 +49,7 @@ class TensorMeta:
         return None if self.shape is None else prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        shape = "nested" if self.shape is None else "×".join(map(str, self.shape)) or "scalar"
-        return f"{shape} {str(self.dtype).removeprefix('torch.')} {self.device}"
+        return f"{shape_text(self.shape)} {dtype_name(self.dtype)} {self.device}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +265,3 @@ class Graph:
 def module_name(path: str) -> str:
     """`blocks.3`, `module 3`: the part of a bare nn.Sequential is called by a number alone."""
     return f"module {path}" if path.isdecimal() or path == "*" else path
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 parameter`, `1,024 parameters`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

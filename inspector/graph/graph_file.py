@@ -15,6 +15,7 @@ from .json_columns import ColumnWriter, Section
 from .kinds import Kind
 from .ranks import ranks_of
 from .source import Source
+from .words import dtype_name
 
 if TYPE_CHECKING:
     from .facts import Operation
@@ -125,7 +126,7 @@ def read_graph(section: Section) -> Graph:
 
 def meta_fields(meta: TensorMeta) -> list[Any]:
     """The fields of a meta as a file has them."""
-    return [meta.shape, str(meta.dtype).removeprefix("torch."), str(meta.device)]
+    return [meta.shape, dtype_name(meta.dtype), str(meta.device)]
 
 
 def meta_of(section: Section, key: str, row: Any) -> TensorMeta:

@@ -31,6 +31,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Operation, resolve_sources
 from ...inspector.graph.graph import Graph, TensorMeta
 from ...inspector.graph.source import Source
+from ...inspector.graph.words import dtype_name
 from .mirror_content import FIRST_LET_GO, MirrorContent
 
 FORMAT = "tapehead.deck"
@@ -389,7 +390,7 @@ def numbered(words: str, graph: Graph) -> str:
 def _meta(meta: TensorMeta) -> Json:
     return {
         "shape": None if meta.shape is None else list(meta.shape),
-        "dtype": str(meta.dtype).removeprefix("torch."),
+        "dtype": dtype_name(meta.dtype),
         "device": str(meta.device),
         "bytes": meta.nbytes,
     }
