@@ -243,7 +243,7 @@ MOVED = {
     "widgets.live_stops": "widgets.deck.live_stops",
     "widgets.magic_verbs": "widgets.magic.magic_verbs",
     "widgets.magics": "widgets.magic.magics",
-    "widgets.memory_figures": "widgets.pages.memory_figures",
+    "widgets.memory_figures": "widgets.pages.memory_figures widgets.pages.drawing",
     "widgets.mirror_content": "widgets.deck.mirror_content",
     "widgets.mirror_page": "widgets.pages.mirror_page",
     "widgets.mirrored_comparison": "widgets.pages.mirrored_comparison",

@@ -33,10 +33,10 @@ DRAWN_BY = {
     "orders as a figure": "widgets.pages.order_study_page:study_figure",
     "mirroring as a figure": "widgets.pages.mirror_page:study_figure",
     "accumulation as a figure": "widgets.pages.accumulation_page:study_figure",
-    "comparison as a page": "widgets.pages.comparison_page:save_page",
-    "orders as a page": "widgets.pages.order_study_page:save_page",
-    "mirroring as a page": "widgets.pages.mirror_page:save_page",
-    "accumulation as a page": "widgets.pages.accumulation_page:save_page",
+    "comparison as a page": "widgets.pages.comparison_page:page_html",
+    "orders as a page": "widgets.pages.order_study_page:page_html",
+    "mirroring as a page": "widgets.pages.mirror_page:page_html",
+    "accumulation as a page": "widgets.pages.accumulation_page:page_html",
     "run as a file": "engine.trace.trace_file:save",
     "run as a page": "widgets.deck.run_document:save_run",
     "run as a deck": "widgets.deck.recording:Recording",
@@ -58,6 +58,13 @@ def drawn(what: str, *given: object, **options: object) -> Any:
 def text_of(what: str, *given: object, **options: object) -> str:
     """The same where a text is drawn: HTML, SVG or JSON."""
     return str(drawn(what, *given, **options))
+
+
+def saved_page(what: str, path: str | Path, *given: object) -> Path:
+    """Writes a page that is drawn as text to a file."""
+    path = Path(path)
+    path.write_text(text_of(what, *given), encoding="utf-8")
+    return path
 
 
 def saved(what: str, *given: object, **options: object) -> Path:

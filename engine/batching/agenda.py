@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from ...inspector.graph.ranks import ranks_from
+
 
 @dataclass(frozen=True, slots=True)
 class ReadyBatch:
@@ -23,18 +25,7 @@ class ReadyBatch:
 
 def levels(nexts: Sequence[Sequence[int]], waits: Sequence[int]) -> list[int]:
     """By task the length of the longest path that leads to it, in edges."""
-    found, missing = [0] * len(nexts), list(waits)
-    stack = [task for task, count in enumerate(missing) if not count]
-    while stack:
-        task = stack.pop()
-        below = found[task] + 1
-        for later in nexts[task]:
-            if found[later] < below:
-                found[later] = below
-            missing[later] -= 1
-            if not missing[later]:
-                stack.append(later)
-    return found
+    return ranks_from(nexts, list(waits))[0]
 
 
 def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[int, int]) -> list[ReadyBatch]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...inspector.capturing.forward_program import ForwardProgram
 from ...inspector.graph.graph import Fold, Graph
-from ...inspector.shown import GraphTheme, Theme, drawn, text_of
+from ...inspector.shown import GraphTheme, Theme, drawn, saved_page, text_of
 from ..memory.timeline import Timeline
 from ..prediction.simulation import difference
 from ..words.sizes import percent_text, share_text, size_text
@@ -296,9 +296,7 @@ class MirrorFrontier:
         Raises:
             ValueError: one of them is of another graph.
         """
-        path = Path(path)
-        path.write_text(text_of("frontier as a page", self, title, measured or {}), encoding="utf-8")
-        return path
+        return saved_page("frontier as a page", path, self, title, measured or {})
 
 
 def prediction_of(plan: MirrorPlan) -> MirrorPrediction:

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.ranks import longest_ways
 from .series_parallel import Segment, contracted
 
 if TYPE_CHECKING:
@@ -321,11 +322,10 @@ def critical_path(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     schedule, so with m equal devices the time is within 2 - 1/m of the best (Graham, 1969). On one device all orders
     take the same. O(n log n + edges).
     """
-    rest = [0.0] * len(problem.graph)
-    for task in reversed(problem.heap_order):
-        rest[task] = problem.durations[task] + max([rest[next_task] for next_task in problem.nexts[task]], default=0)
+    times = problem.durations
+    rest = longest_ways(reversed(problem.heap_order), problem.nexts, times)
     places = _heap_places(problem)
-    return _by_key(problem, ran, lambda task: (-rest[task], places[task]))
+    return _by_key(problem, ran, lambda task: (-(rest[task] + times[task]), places[task]))
 
 
 @collector_paused()

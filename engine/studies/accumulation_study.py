@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...inspector.graph.words import dtype_name
-from ...inspector.shown import Theme, drawn, saved
+from ...inspector.shown import Theme, drawn, saved_page
 from ..hips.levels import hips_levels, hips_time
 from ..measuring.step_levels import StepLevels, allocated_levels, levels_of
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
@@ -242,7 +242,7 @@ def save_studies(studies: Sequence[AccumulationStudy], path: str | Path, title: 
     """
     if not studies:
         raise ValueError("there is no study to save")
-    return saved("accumulation as a page", studies, Path(path), title)
+    return saved_page("accumulation as a page", path, studies, title)
 
 
 class _Way(Protocol):

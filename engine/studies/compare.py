@@ -17,7 +17,7 @@ from ...inspector.arguments import expect, expect_callable, expect_choice, expec
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.walk import graph
 from ...inspector.graph.graph import Edge, Graph, Task
-from ...inspector.shown import Theme, drawn, saved
+from ...inspector.shown import Theme, drawn, saved_page
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from ..memory.not_counted import NotCounted, not_counted
 from ..memory.timeline import Timeline
@@ -323,7 +323,7 @@ class Comparison(ShownAsTable):
         The page works offline, from file:// too (plotly.js, some 5 MB, is inside), and follows the reader's light or
         dark theme. Needs plotly.
         """
-        return saved("comparison as a page", self, Path(path), title)
+        return saved_page("comparison as a page", path, self, title)
 
 
 def compare(

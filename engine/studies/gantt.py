@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ...inspector.graph.graph import Graph
+from ...inspector.graph.ranks import longest_ways
 from ...inspector.shown import Theme, drawn, text_of
 from ..words.findings import findings_rich, findings_text
 from ..words.phrases import counted
@@ -167,7 +168,7 @@ class Gantt:
     @cached_property
     def critical_path(self) -> tuple[int, ...]:
         """The ids of the tasks on the longest way through the graph: no number of devices makes it shorter."""
-        ends = [head + bar.elapsed_ns for head, bar in self._heads]
+        ends = [head + elapsed for head, elapsed in zip(self._heads, self._times, strict=True)]
         path: list[int] = []
         before = list(range(len(ends)))
         while before:
@@ -179,12 +180,10 @@ class Gantt:
     def lower_bound_ns(self) -> int:
         """What no order goes below on these devices: the critical path, and of each device its work, with the least
         that has to run before any of its tasks starts, and after all of them have ended."""
-        tails = [0] * len(self.graph)
-        for task in reversed(self.order):
-            nexts = (edge.next_task for edge in self.graph.out_edges[task])
-            tails[task] = max((self.bars[each].elapsed_ns + tails[each] for each in nexts), default=0)
-        heads = [head for head, _ in self._heads]
-        path = max((head + bar.elapsed_ns for head, bar in self._heads), default=0)
+        heads, times = self._heads, self._times
+        after = [[edge.next_task for edge in edges] for edges in self.graph.out_edges]
+        tails = longest_ways(reversed(self.order), after, times)
+        path = max((head + elapsed for head, elapsed in zip(heads, times, strict=True)), default=0)
         works = [
             min(heads[bar.task] for bar in row) + self.busy_ns[device] + min(tails[bar.task] for bar in row)
             for device, row in self.rows.items()
@@ -192,14 +191,15 @@ class Gantt:
         return max([path, *works])
 
     @cached_property
-    def _heads(self) -> list[tuple[int, Bar]]:
-        """By task id the nanoseconds of the longest way to it, and its bar."""
-        heads = [0] * len(self.graph)
-        for task in self.order:  # is legal
-            end = heads[task] + self.bars[task].elapsed_ns
-            for edge in self.graph.out_edges[task]:
-                heads[edge.next_task] = max(heads[edge.next_task], end)
-        return [(head, self.bars[task]) for task, head in enumerate(heads)]
+    def _times(self) -> list[int]:
+        """By task id how long it takes."""
+        return [self.bars[task].elapsed_ns for task in range(len(self.graph))]
+
+    @cached_property
+    def _heads(self) -> list[int]:
+        """By task id the nanoseconds of the longest way to it."""
+        before = [[edge.task for edge in edges] for edges in self.graph.in_edges]
+        return longest_ways(self.order, before, self._times)
 
     @property
     def starved(self) -> Idle | None:

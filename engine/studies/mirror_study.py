@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from ...inspector.shown import Theme, drawn, saved
+from ...inspector.shown import Theme, drawn, saved_page
 from ...inspector.torch_internals.compiled import activation_memory_budget
 from ..measuring.step_levels import allocated_levels
 from ..mirroring.mirror import mirror
@@ -346,7 +346,7 @@ def save_studies(studies: Sequence[MirrorStudy], path: str | Path, title: str = 
     """
     if not studies:
         raise ValueError("there is no study to save")
-    return saved("mirroring as a page", studies, Path(path), title)
+    return saved_page("mirroring as a page", path, studies, title)
 
 
 class _Way:

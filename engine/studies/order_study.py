@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from ...inspector.shown import Theme, drawn, saved
+from ...inspector.shown import Theme, drawn, saved_page
 from ..programs.backward import backward
 from ..programs.make_loss import own_gradients, same_random_numbers
 from ..programs.timing import Spread
@@ -388,7 +388,7 @@ class OrderStudy(ShownAsTable):
 
     def save_html(self, path: str | Path, title: str = "Orders of the backward") -> Path:
         """Writes one page with the table and the figure. It works offline, plotly.js is inside. Needs plotly."""
-        return saved("orders as a page", self, Path(path), title)
+        return saved_page("orders as a page", path, self, title)
 
 
 def order_study(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,11 +11,11 @@ import plotly.graph_objects as go
 from ...engine.studies.accumulation_study import BY_HAND, FUSED, AccumulationStudy, StudiedRule
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import Theme
+from .drawing import Drawing, escaped
 from .figure_page import studies_page
 from .glossary import COLUMNS
-from .memory_figures import Drawing, escaped
 from .report_html import cells_html
-from .theme import DARK, LATER, LIGHT, Colours, figure_style, hover_label
+from .theme import Colours, colours_of, figure_style, hover_label
 
 _HEIGHT = 360
 _MOST_POINTS = 52  # of one curve: what one step of an RNN takes together is one of them
@@ -36,24 +35,9 @@ _WORDS = {
 }
 
 
-def save_page(studies: Sequence[AccumulationStudy], path: Path, title: str) -> Path:
-    """Writes one page with the table and the curves of each study, which works offline. Needs plotly."""
-    path.write_text(page_html(studies, title), encoding="utf-8")
-    return path
-
-
 def page_html(studies: Sequence[AccumulationStudy], title: str) -> str:
     """The page."""
-    shown = [
-        (
-            study.title,
-            f"{study.workload.title} · {study.workload.source}",
-            study_html(study),
-            study_drawing(study, LATER),
-        )
-        for study in studies
-    ]
-    return studies_page(title, f"Measured on {studies[0].machine}.", shown, {**_WORDS, **_columns()})
+    return studies_page(title, studies, study_html, study_drawing, {**_WORDS, **_columns()})
 
 
 def _columns() -> dict[str, str]:
@@ -69,7 +53,7 @@ def study_html(study: AccumulationStudy) -> str:
 
 def study_figure(study: AccumulationStudy, theme: Theme = "light") -> go.Figure:
     """See `study_drawing`."""
-    return go.Figure(study_drawing(study, {"light": LIGHT, "dark": DARK}[theme]))
+    return go.Figure(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: AccumulationStudy, colours: Colours) -> Drawing:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 
 from ...engine.studies.compare import Comparison, Row
 from ...engine.trace.peak import PeakReport
 from ...engine.words.sizes import size_text
+from .drawing import Drawing
 from .figure_page import figure_page, words_html
 from .glossary import CATEGORIES, COLUMNS
-from .memory_figures import Drawing, category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
+from .memory_figures import category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
 from .mirrored_comparison import mirrored_html
 from .report_html import category_html, peak_html, table_html
 from .theme import LATER
@@ -46,12 +46,6 @@ tabs.forEach((tab, number) => {
   });
 });
 """
-
-
-def save_page(comparison: Comparison, path: Path, title: str) -> Path:
-    """Writes the page. See `Comparison.save_html`."""
-    path.write_text(page_html(comparison, title), encoding="utf-8")
-    return path
 
 
 def page_html(comparison: Comparison, title: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from plotly.offline import get_plotlyjs
 
-from .theme import DARK, FONT, LIGHT, variables
+from ...engine.words.machine import Machine
+from ...engine.workloads.workloads import Workload
+from .theme import DARK, FONT, LATER, LIGHT, Colours, variables
 
 _STYLE = f"""
 :root{{color-scheme:light dark;{variables(LIGHT)}}}
@@ -104,23 +106,46 @@ def figure_page(
 """
 
 
+class Study(Protocol):
+    """What a page shows of a study beside its table and its figure: what was measured, and on what."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def workload(self) -> Workload: ...
+
+    @property
+    def machine(self) -> Machine: ...
+
+
+S = TypeVar("S", bound=Study)
+
+
 def studies_page(
-    title: str, subtitle: str, studies: Sequence[tuple[str, str, str, Mapping[str, Any]]], words: Mapping[str, str]
+    title: str,
+    studies: Sequence[S],
+    table: Callable[[S], str],
+    drawing: Callable[[S, Colours], Mapping[str, Any]],
+    words: Mapping[str, str],
 ) -> str:
     """A page of studies, one below the other, and what their words mean.
 
     Args:
-        title, subtitle: text.
-        studies: of each its heading, where it is from, its table as HTML, and its figure.
+        title: text.
+        studies: those, of one machine.
+        table: makes a study's table, as HTML.
+        drawing: draws its figure in these colours.
         words: meanings.
     """
     parts = [
-        f"<section><h2>{escape(heading)}<span>{escape(source)}</span></h2>{table}"
-        f'<div class="figure" data-drawing="{number}"></div></section>'
-        for number, (heading, source, table, _) in enumerate(studies)
+        f"<section><h2>{escape(study.title)}<span>{escape(f'{study.workload.title} · {study.workload.source}')}</span>"
+        f'</h2>{table(study)}<div class="figure" data-drawing="{number}"></div></section>'
+        for number, study in enumerate(studies)
     ]
     said = words_html({escape(word): meaning for word, meaning in words.items()})
-    drawings = {str(number): drawing for number, (*_, drawing) in enumerate(studies)}
+    drawings = {str(number): drawing(study, LATER) for number, study in enumerate(studies)}
+    subtitle = f"Measured on {studies[0].machine}."
     return figure_page(title, subtitle, "\n".join([*parts, f"<section><h2>Words</h2>{said}</section>"]), drawings)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
@@ -11,14 +10,13 @@ import plotly.graph_objects as go
 from ...engine.studies.gantt import Bar, Gantt, Idle, time_text, time_unit
 from ...engine.words.phrases import counted
 from ...inspector.shown import Theme
-from .memory_figures import Drawing, escaped
-from .theme import DARK, LIGHT, Colours, figure_style, hover_label
+from .drawing import Drawing, cut, escaped, wrapped
+from .theme import Colours, colours_of, figure_style, hover_label
 
 _MOST_BARS = 1200  # of a row: about as many as a screen has pixels there
 _DEVICES = ("saved", "pgrad", "held", "buffer", "work", "other")  # colours, of devices in order
 _TOP, _BOTTOM, _RIGHT = 56, 46, 78  # margins, pixels
 _ROW, _GAP = 34, 38  # pixels of a device's row, and above the rows of a policy, where its name stands
-_LINE = 80  # characters of a line in a box that opens on hover: plotly breaks none
 _NAMED = 0.12  # of the makespan: idle times that are longer say so in their bar
 _STILL, _READY = "stands still", "ready and not yet run: what stands still waits for it"
 _EXPLAINED = (_STILL, _READY)  # in the legend, once
@@ -27,7 +25,7 @@ _WAITS = -0.43  # of a row: where what waits in its queue is drawn
 
 def gantt_figure(rows: Sequence[Gantt], theme: Theme = "light", lower_bound_ns: int | None = None) -> go.Figure:
     """The policies below each other, over one axis of time; see `gantt_drawing`."""
-    return go.Figure(gantt_drawing(rows, {"light": LIGHT, "dark": DARK}[theme], lower_bound_ns))
+    return go.Figure(gantt_drawing(rows, colours_of(theme), lower_bound_ns))
 
 
 def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int | None = None) -> Drawing:
@@ -103,7 +101,7 @@ def _devices_axis(devices: Sequence[str], bottom: float, top: float, colours: Co
         "domain": [bottom, top],
         "range": [len(devices) - 0.5, -0.5],
         "tickvals": list(range(len(devices))),
-        "ticktext": [escaped(_cut(device, 12)) for device in devices],
+        "ticktext": [escaped(cut(device, 12)) for device in devices],
         "ticklabelstandoff": 5,
         "tickfont": {"color": colours["ink2"]},
         "showgrid": False,
@@ -153,10 +151,10 @@ def _story(gantt: Gantt, part: Sequence[Bar]) -> str:
     span = f"{time_text(last.end_ns - first.start_ns)} from {time_text(first.start_ns)} on"
     if len(part) > 1:
         between = f"{gantt.graph.describe(first.task)} to {gantt.graph.describe(last.task)}"
-        return f"<b>{counted(len(part), 'task')}</b><br>{_wrapped(between)}<br>{span}"
+        return f"<b>{counted(len(part), 'task')}</b><br>{wrapped(between)}<br>{span}"
     waited = first.start_ns - first.ready_ns
     ready = f"<br>ready {time_text(waited)} before" if waited else "<br>as soon as it was ready"
-    return f"<b>{_wrapped(gantt.graph.describe(first.task))}</b><br>{span}{ready}"
+    return f"<b>{wrapped(gantt.graph.describe(first.task))}</b><br>{span}{ready}"
 
 
 def _idle(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours: Colours) -> Iterator[Drawing]:
@@ -173,7 +171,7 @@ def _idle(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours
         "x": [idle.elapsed_ns / scale for idle in found],
         "y": [devices.index(idle.device) for idle in found],
         "width": 0.62,
-        "customdata": [_wrapped(why_idle(gantt, idle)) for idle in found],
+        "customdata": [wrapped(why_idle(gantt, idle)) for idle in found],
         "hovertemplate": "%{customdata}<extra></extra>",
         "marker": {
             "color": colours["panel"],
@@ -223,7 +221,7 @@ def _waiting(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colo
         "yaxis": axis,
         "x": [bar.ready_ns / scale, bar.start_ns / scale],
         "y": [devices.index(gantt.device_of[idle.blocker]) + _WAITS] * 2,
-        "customdata": [_wrapped(why_idle(gantt, idle))] * 2,
+        "customdata": [wrapped(why_idle(gantt, idle))] * 2,
         "hovertemplate": "%{customdata}<extra></extra>",
         "line": {"color": colours["accent"], "width": 2},
         "marker": {"symbol": "line-ns-open", "size": 8, "color": colours["accent"], "line": {"width": 2}},
@@ -237,7 +235,7 @@ def _line(at: float, bottom: float, top: float, line: dict[str, Any]) -> Drawing
 
 def _names(gantt: Gantt, at: float, top: float, middle: float, colours: Colours) -> Iterator[Drawing]:
     """The policy above its rows, and the makespan beside its line."""
-    yield _note(f"<b>{escaped(_cut(gantt.policy, 40))}</b>", 0, top, colours["ink"]) | {
+    yield _note(f"<b>{escaped(cut(gantt.policy, 40))}</b>", 0, top, colours["ink"]) | {
         "xref": "paper",
         "xanchor": "left",
         "yanchor": "bottom",
@@ -262,11 +260,3 @@ def _note(text: str, x: float, y: float, colour: str) -> Drawing:
         "showarrow": False,
         "font": {"size": 11, "color": colour},
     }
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _wrapped(text: str) -> str:
-    return "<br>".join(map(escaped, wrap(text, _LINE)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
@@ -18,9 +17,8 @@ from ...engine.trace.peak import PeakGroup, PeakReport
 from ...engine.words.phrases import module_title
 from ...engine.words.sizes import share_text, size_text, unit_name, unit_of
 from ...inspector.shown import Theme
-from .theme import CATEGORY_COLOURS, DARK, LIGHT, Colours, figure_style, hover_label
-
-Drawing = dict[str, Any]
+from .drawing import LINE, Drawing, cut, escaped, wrapped
+from .theme import CATEGORY_COLOURS, Colours, colours_of, figure_style, hover_label
 
 _MOST_POINTS = 1500  # of one line: more than pixels across a screen's plot
 _MOST_BARS = 30
@@ -32,17 +30,16 @@ _HEIGHT = 340
 _TOP, _BOTTOM = 44, 46  # margins of the memory figures, pixels
 _ROW = 21  # pixels of one bar
 _LABEL = 30  # characters of a bar's name
-_LINE = 80  # characters of a line in a box that opens on hover: plotly breaks none
 
 
 def memory_figure(timelines: Mapping[str, Timeline], theme: Theme = "light") -> go.Figure:
     """The level over the tasks, one line per policy."""
-    return _figure(memory_drawing(timelines, _colours(theme)))
+    return _figure(memory_drawing(timelines, colours_of(theme)))
 
 
 def category_figure(timeline: Timeline, theme: Theme = "light") -> go.Figure:
     """The level over the tasks, stacked by category."""
-    return _figure(category_drawing(timeline, _colours(theme)))
+    return _figure(category_drawing(timeline, colours_of(theme)))
 
 
 def lifetimes_figure(timeline: Timeline, theme: Theme = "light", *, clock: bool = False) -> go.Figure:
@@ -51,12 +48,12 @@ def lifetimes_figure(timeline: Timeline, theme: Theme = "light", *, clock: bool 
     Raises:
         ValueError: `clock`, and the timeline has none.
     """
-    return _figure(lifetimes_drawing(timeline, _colours(theme), clock=clock))
+    return _figure(lifetimes_drawing(timeline, colours_of(theme), clock=clock))
 
 
 def peak_figure(report: PeakReport, theme: Theme = "light") -> go.Figure:
     """A treemap of the peak: category, module, source line."""
-    return _figure(peak_drawing(report, _colours(theme)))
+    return _figure(peak_drawing(report, colours_of(theme)))
 
 
 def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours) -> Drawing:
@@ -241,7 +238,7 @@ def _lifetimes_layout(
     layout["yaxis"] |= {
         "range": [len(storages) - 0.5, -0.5],
         "tickvals": list(range(len(storages))),
-        "ticktext": [escaped(_cut(words.name(storage), _LABEL)) for storage in storages],
+        "ticktext": [escaped(cut(words.name(storage), _LABEL)) for storage in storages],
         "showgrid": False,
         "fixedrange": True,
     }
@@ -275,11 +272,11 @@ def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
     ) -> None:
         ids.append(name)
         parents.append(parent)
-        labels.append(f"{escaped(_cut(label, 40))}{'<br>' if group else '  '}{size_text(nbytes)}")
+        labels.append(f"{escaped(cut(label, 40))}{'<br>' if group else '  '}{size_text(nbytes)}")
         values.append(nbytes)
         tints.append(colours[CATEGORY_COLOURS[category]])
         inks.append(colours[f"on-{CATEGORY_COLOURS[category]}"])
-        title = escaped(_cut(report.title(group) if group else label, _LINE))
+        title = escaped(cut(report.title(group) if group else label, LINE))
         story = f"<br>{_group_story(group)}" if group else ""
         told.append(f"<b>{title}</b><br>{_amount(nbytes, report.nbytes)}{story}")
 
@@ -334,18 +331,8 @@ def _stays(group: PeakGroup) -> str:
     return " → .grad" if group.stays else ""
 
 
-def escaped(text: str) -> str:
-    """A user's text in a label: plotly reads `<b>`, `<a href>` and entities in it, and TeX between dollars."""
-    text = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")
-
-
 def _figure(drawing: Drawing) -> go.Figure:
     return go.Figure(drawing)
-
-
-def _colours(theme: Theme) -> Colours:
-    return {"light": LIGHT, "dark": DARK}[theme]
 
 
 def _layout(colours: Colours, height: int) -> dict[str, Any]:
@@ -389,7 +376,7 @@ def _bins(timeline: Timeline) -> list[tuple[int, int, int]]:
 
 def _level_text(timeline: Timeline, name: str, point: tuple[int, int, int]) -> str:
     _, place, _ = point
-    described = escaped(_cut(timeline.graph.describe(timeline.order[place]), _LINE))
+    described = escaped(cut(timeline.graph.describe(timeline.order[place]), LINE))
     level = size_text(timeline.task_peaks[place])
     return f"<b>{escaped(name)}</b>  {level}  {place + 1:,} of {len(timeline.order):,}: {described}"
 
@@ -420,7 +407,7 @@ def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> 
         at = peak / top * (_HEIGHT - _TOP - _BOTTOM)
         lifted = max(at, lowest)
         lowest = lifted + 16
-        names = escaped(_cut(", ".join(by_peak[peak]), 16))
+        names = escaped(cut(", ".join(by_peak[peak]), 16))
         found.append(
             {
                 "xref": "paper",
@@ -461,25 +448,17 @@ def _story(words: StorageWords, storage: Storage) -> str:
     source = storage.made_by.source
     where = f" at {source.short}" if source else ""
     return (
-        f"<b>{escaped(_cut(words.name(storage), _LINE))}</b><br>{size_text(storage.nbytes)} {storage.category.title}"
-        f"<br>{_wrapped(f'made by {words.made_by([storage])}{where}')}"
-        f"<br>{_wrapped(f'kept: {words.kept_by([storage], storage.category)}')}"
-        f"<br>{_wrapped(f'freed {words.freed_by([storage])}')}"
+        f"<b>{escaped(cut(words.name(storage), LINE))}</b><br>{size_text(storage.nbytes)} {storage.category.title}"
+        f"<br>{wrapped(f'made by {words.made_by([storage])}{where}')}"
+        f"<br>{wrapped(f'kept: {words.kept_by([storage], storage.category)}')}"
+        f"<br>{wrapped(f'freed {words.freed_by([storage])}')}"
     )
 
 
 def _group_story(group: PeakGroup) -> str:
     parts = (f"made by {group.made_by}", f"kept: {group.kept_by}", f"freed {group.freed_by}")
     count = f"{len(group.storages):,} storages<br>" if len(group.storages) > 1 else ""
-    return count + "<br>".join(map(_wrapped, parts))
-
-
-def _wrapped(text: str) -> str:
-    return "<br>".join(map(escaped, wrap(text, _LINE)))
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return count + "<br>".join(map(wrapped, parts))
 
 
 def _amount(nbytes: int, whole: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -20,10 +19,10 @@ from ...engine.studies.mirror_study import (
 )
 from ...engine.words.sizes import size_text
 from ...inspector.shown import Theme
+from .drawing import Drawing, escaped
 from .figure_page import studies_page
-from .memory_figures import Drawing, escaped
 from .report_html import cells_html
-from .theme import DARK, LATER, LIGHT, Colours, figure_style
+from .theme import Colours, colours_of, figure_style
 
 _HEIGHT = 320
 _TOP, _BOTTOM = 16, 46  # margins, pixels
@@ -60,24 +59,9 @@ _WORDS = {
 }
 
 
-def save_page(studies: Sequence[MirrorStudy], path: Path, title: str) -> Path:
-    """Writes one page with the table and the figure of each study, which works offline. Needs plotly."""
-    path.write_text(page_html(studies, title), encoding="utf-8")
-    return path
-
-
 def page_html(studies: Sequence[MirrorStudy], title: str) -> str:
     """The page."""
-    shown = [
-        (
-            study.title,
-            f"{study.workload.title} · {study.workload.source}",
-            study_html(study),
-            study_drawing(study, LATER),
-        )
-        for study in studies
-    ]
-    return studies_page(title, f"Measured on {studies[0].machine}.", shown, _WORDS)
+    return studies_page(title, studies, study_html, study_drawing, _WORDS)
 
 
 def study_html(study: MirrorStudy) -> str:
@@ -89,7 +73,7 @@ def study_html(study: MirrorStudy) -> str:
 
 def study_figure(study: MirrorStudy, theme: Theme = "light") -> go.Figure:
     """See `study_drawing`."""
-    return go.Figure(study_drawing(study, {"light": LIGHT, "dark": DARK}[theme]))
+    return go.Figure(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:

@@ -11,9 +11,9 @@ from ...engine.mirroring.modules import RIGHT, module_cells, module_sentences
 from ...engine.studies.compare import Comparison, Row
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import Theme
-from .memory_figures import Drawing, escaped
+from .drawing import Drawing, escaped
 from .report_html import cells_html
-from .theme import DARK, LATER, LIGHT, Colours, figure_style, hover_label
+from .theme import LATER, Colours, colours_of, figure_style, hover_label
 
 _HEIGHT = 300
 _MOST_POINTS = 1500  # of one line
@@ -22,7 +22,7 @@ _MEASURED, _PREDICTED = {"width": 3}, {"width": 1.2, "dash": "2px,3px"}
 
 def mirrored_figure(comparison: Comparison, row: Row, theme: Theme) -> go.Figure:
     """See `Comparison.mirrored_figure`."""
-    return go.Figure(mirrored_drawing(comparison, row, {"light": LIGHT, "dark": DARK}[theme]))
+    return go.Figure(mirrored_drawing(comparison, row, colours_of(theme)))
 
 
 def mirrored_html(comparison: Comparison, drawings: dict[str, Drawing]) -> str:

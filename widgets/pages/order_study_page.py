@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
 from ...engine.studies.order_study import Block, Cell, OrderStudy, StudiedWorkload, ratio_text
 from ...inspector.shown import Theme
+from .drawing import Drawing, cut, escaped
 from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
-from .memory_figures import Drawing, escaped
 from .report_html import STYLE
-from .theme import DARK, LATER, LIGHT, Colours, figure_style, hover_label
+from .theme import LATER, Colours, colours_of, figure_style, hover_label
 
 _COLOURS = ("ink", "accent", "saved", "pgrad", "held", "work", "buffer", "other")  # of policies in order
 _PATTERNS = ("", "/", "x")  # where there are more policies than colours
@@ -35,12 +34,6 @@ _TABLE = """
 _STYLE = """
 .said p{margin:0 0 4px;color:var(--ink2);max-width:120ch}
 """
-
-
-def save_page(study: OrderStudy, path: Path, title: str) -> Path:
-    """Writes the page. See `OrderStudy.save_html`."""
-    path.write_text(page_html(study, title), encoding="utf-8")
-    return path
 
 
 def page_html(study: OrderStudy, title: str) -> str:
@@ -108,7 +101,7 @@ def study_figure(study: OrderStudy, theme: Theme = "light") -> go.Figure:
     """
     if not study.others or not study.rows:
         raise ValueError("a figure of a study needs a workload and two policies: it shows one against the other")
-    return go.Figure(study_drawing(study, {"light": LIGHT, "dark": DARK}[theme]))
+    return go.Figure(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: OrderStudy, colours: Colours) -> Drawing:
@@ -138,7 +131,7 @@ def study_drawing(study: OrderStudy, colours: Colours) -> Drawing:
         "yaxis": {
             "range": [len(study.rows) - 0.5, -0.5],
             "tickvals": list(range(len(study.rows))),
-            "ticktext": [escaped(_cut(row.name)) for row in study.rows],
+            "ticktext": [escaped(cut(row.name, _CHARACTERS)) for row in study.rows],
             "tickfont": {"color": colours["ink"], "size": 12},
             "ticklabelstandoff": 8,
             "showgrid": False,
@@ -261,7 +254,3 @@ def _title(x: float, text: str, plot: int, colours: Colours) -> dict[str, Any]:
         "xref": "paper", "yref": "paper", "x": x, "xanchor": "left", "y": 1 + 6 / plot, "yanchor": "bottom",
         "text": escaped(text), "showarrow": False, "font": {"color": colours["ink"], "size": 12},
     }  # fmt: skip
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _CHARACTERS else f"{name[: _CHARACTERS - 1]}…"

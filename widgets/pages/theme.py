@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.memory.timeline import Category
+from ...inspector.shown import Theme
 
 Colours = Mapping[str, str]
 
@@ -70,6 +71,13 @@ DARK = _with_text(
         "consumed": "#a5aa55",
     }
 )
+
+
+def colours_of(theme: Theme) -> Colours:
+    """Those of a figure that is drawn for one theme."""
+    return {"light": LIGHT, "dark": DARK}[theme]
+
+
 # For a page that follows its reader's theme: its script puts the colour in. No text has such a character in it.
 LATER: Colours = {name: f"\x01{name}" for name in LIGHT}
 

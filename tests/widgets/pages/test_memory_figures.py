@@ -18,7 +18,8 @@ from tapehead.engine.memory.timeline import Category, Timeline
 from tapehead.engine.studies.compare import Comparison, compare
 from tapehead.engine.workloads.workloads import workload
 from tapehead.widgets.pages.comparison_page import page_html
-from tapehead.widgets.pages.memory_figures import category_figure, escaped, lifetimes_drawing, memory_drawing
+from tapehead.widgets.pages.drawing import escaped
+from tapehead.widgets.pages.memory_figures import category_figure, lifetimes_drawing, memory_drawing
 from tapehead.widgets.pages.theme import DARK, LATER, LIGHT
 
 NASTY = "<b>x</b><script>alert(1)</script>$y$&amp;"
