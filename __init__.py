@@ -30,7 +30,8 @@ from .engine.sessions.agreement import wait_for_ranks
 from .engine.sessions.native_session import NativeSession
 from .engine.sessions.stepper import Stepper
 from .engine.stops.stopped import Stop
-from .engine.studies.compare import Comparison, compare
+from .engine.studies.compare import compare
+from .engine.studies.comparison import Comparison
 from .engine.studies.makespan import makespan
 from .engine.trace.batches import Batch, Batches, Fallback
 from .engine.trace.peak import PeakReport, peak_report

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..engine.studies.accumulation_study import AccumulationStudy
     from ..engine.studies.mirror_study import MirrorStudy
-    from ..engine.studies.order_study import OrderStudy
+    from ..engine.studies.studied_orders import OrderStudy
 
 _Study = TypeVar("_Study", bound="AccumulationStudy | MirrorStudy")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tapehead.__main__ import main
 from tapehead.commands.answers import ProgressLine
-from tapehead.engine.studies.order_study import OrderStudy
+from tapehead.engine.studies.studied_orders import OrderStudy
 from tapehead.engine.workloads.workloads import WORKLOADS, Parts, Workload
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from ...engine.studies.compare import Comparison, Row
+from ...engine.studies.comparison import Comparison, Row
 from ...engine.trace.peak import PeakReport
 from ...engine.words.sizes import size_text
 from .drawing import Drawing

@@ -6,8 +6,6 @@ from textwrap import wrap
 from typing import Any
 
 Drawing = dict[str, Any]
-
-
 LINE = 80  # characters of a line in a box that opens on hover: plotly breaks none
 
 

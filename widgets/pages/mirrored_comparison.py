@@ -8,7 +8,7 @@ from html import escape
 import plotly.graph_objects as go
 
 from ...engine.mirroring.modules import RIGHT, module_cells, module_sentences
-from ...engine.studies.compare import Comparison, Row
+from ...engine.studies.comparison import Comparison, Row
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import Theme
 from .drawing import Drawing, escaped

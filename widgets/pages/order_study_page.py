@@ -9,7 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ...engine.studies.order_study import Block, Cell, OrderStudy, StudiedWorkload, ratio_text
+from ...engine.studies.studied_orders import Block, Cell, OrderStudy, StudiedWorkload, ratio_text
 from ...inspector.shown import Theme
 from .drawing import Drawing, cut, escaped
 from .figure_page import figure_page

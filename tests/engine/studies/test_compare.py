@@ -19,7 +19,8 @@ from tapehead.engine.memory.not_counted import NotCounted
 from tapehead.engine.orders.policies import POLICIES
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.programs.profile import profile
-from tapehead.engine.studies.compare import Comparison, compare
+from tapehead.engine.studies.compare import compare
+from tapehead.engine.studies.comparison import Comparison
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads import workload
 

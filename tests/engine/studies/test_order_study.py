@@ -13,7 +13,8 @@ from rich.console import Console
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.programs.profile import profile
 from tapehead.engine.queue.pending import queue_lengths
-from tapehead.engine.studies.order_study import OrderStudy, order_study, ratio_text
+from tapehead.engine.studies.order_study import order_study
+from tapehead.engine.studies.studied_orders import OrderStudy, ratio_text
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads import Parts, Workload, workload
 

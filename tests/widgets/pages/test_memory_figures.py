@@ -15,7 +15,8 @@ from torch import nn
 
 import tapehead as th
 from tapehead.engine.memory.timeline import Category, Timeline
-from tapehead.engine.studies.compare import Comparison, compare
+from tapehead.engine.studies.compare import compare
+from tapehead.engine.studies.comparison import Comparison
 from tapehead.engine.workloads.workloads import workload
 from tapehead.widgets.pages.comparison_page import page_html
 from tapehead.widgets.pages.drawing import escaped

@@ -1,0 +1,456 @@
+"""What a study of orders has found: its table, what it says, and its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from ...inspector.shown import Theme, drawn, saved_page
+from ..programs.timing import Spread
+from ..words.machine import Machine
+from ..words.phrases import joined
+from ..words.sizes import size_text
+from ..words.tables import ShownAsTable, cells_lines, row_called
+from ..workloads.workloads import Size, Workload
+from .comparison import Comparison
+from .gantt import MakespanReport, time_text
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from rich.table import Table
+
+_REFERENCE = "heap"
+_RISE = "rise: what of the peak the backward adds to what the forward left."
+_BESIDE = 4  # policies that stand beside each other in the table
+TIMED_RUNS = 5  # for the times of tasks
+_ENOUGH = 6  # rounds, of which the middle half says something
+_ALIKE = 0.005  # of a ratio: nearer to 1 it reads as 1.00
+_STYLES = {1: "red", 0: "dim", -1: "green"}
+_FILE = "tapehead order study"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StudiedWorkload:
+    """One ready model under all orders.
+
+    Attributes:
+        workload: which.
+        size: "small" or "full".
+        comparison: what was measured, with the whole timeline of each order.
+        makespans: how long each order takes where each of the workload's devices has a queue of its own, simulated with
+            measured times of the tasks; None where there is one device.
+    """
+
+    workload: Workload
+    size: Size
+    comparison: Comparison
+    makespans: MakespanReport | None = None
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+    @property
+    def knobs(self) -> Mapping[str, int]:
+        """The arguments that it was made with."""
+        return self.workload.small if self.size == "small" else self.workload.full
+
+    @property
+    def sentence(self) -> str:
+        """What it is: `One Linear used 50 times … · pytorch PR #4746, 2018 · small: uses=50 … · 104 tasks`."""
+        knobs = " ".join(f"{knob}={value}" for knob, value in self.knobs.items())
+        tasks = f"{len(self.comparison.graph):,} tasks"
+        return " · ".join((self.workload.title, self.workload.source, f"{self.size}: {knobs}", tasks))
+
+    def time(self, policy: str) -> Spread:
+        """Nanoseconds of the backward alone: the median, and the ends of the middle half.
+
+        Raises:
+            ValueError: the policy is not studied here, as in all that follow.
+        """
+        return Spread.of(self.comparison[policy].times_ns)
+
+    def time_ratio(self, policy: str, reference: str) -> Spread:
+        """The time over that of another policy, round by round: what slows one round down slows both."""
+        pairs = zip(self.comparison[policy].times_ns, self.comparison[reference].times_ns, strict=True)
+        return Spread.of([over / under for over, under in pairs])
+
+    def peak_ratio(self, policy: str, reference: str) -> float:
+        """The peak over that of another policy."""
+        return self.comparison[policy].peak_bytes / max(self.comparison[reference].peak_bytes, 1)
+
+    def start_bytes(self, policy: str) -> int:
+        """What the forward left: the level as the backward starts."""
+        return self.comparison[policy].timeline.start_bytes
+
+    def rise_bytes(self, policy: str) -> int:
+        """By how much the level rises in the backward over what the forward left."""
+        return self.comparison[policy].peak_bytes - self.start_bytes(policy)
+
+    def makespan_ns(self, policy: str) -> int | None:
+        """See `makespans`; None where there is none under this policy: one which decides while the backward runs."""
+        rows = () if self.makespans is None else self.makespans.rows
+        return next((row.makespan_ns for row in rows if row.policy == policy), None)
+
+    @property
+    def devices(self) -> str:
+        """`cpu and cuda:0`: those of the simulation."""
+        return "" if self.makespans is None else " and ".join(self.makespans.devices)
+
+    def records(self, reference: str) -> Iterator[dict[str, Any]]:
+        """One flat dict per policy."""
+        for row in self.comparison.rows:
+            time, ratio = self.time(row.policy), self.time_ratio(row.policy, reference)
+            yield {
+                "workload": self.name,
+                "size": self.size,
+                "tasks": len(self.comparison.graph),
+                "policy": row.policy,
+                "elapsed_ns": time.middle,
+                "elapsed_low_ns": time.low,
+                "elapsed_high_ns": time.high,
+                "time_ratio": ratio.middle,
+                "time_ratio_low": ratio.low,
+                "time_ratio_high": ratio.high,
+                "peak_bytes": row.peak_bytes,
+                "peak_ratio": self.peak_ratio(row.policy, reference),
+                "start_bytes": self.start_bytes(row.policy),
+                "rise_bytes": self.rise_bytes(row.policy),
+                "predicted_bytes": row.dry_run_bytes,
+                "longest_queue": row.longest_queue,
+                "makespan_ns": self.makespan_ns(row.policy),
+                "times_ns": list(row.times_ns),
+            }
+
+
+@dataclass(frozen=True, eq=False)
+class OrderStudy(ShownAsTable):
+    """Ready models under several orders. In a notebook the table shows itself.
+
+    Attributes:
+        rows: what was measured, in the order in which it was.
+        policies: their names.
+        repetitions: how often each was timed.
+        machine: what it was measured on.
+        device: the device of the models.
+        refused: by workload why it could not be measured.
+        interrupted: whether workloads are missing since the study was interrupted.
+    """
+
+    rows: tuple[StudiedWorkload, ...]
+    policies: tuple[str, ...]
+    repetitions: int
+    machine: Machine
+    device: str = "cpu"
+    refused: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    html = "orders as HTML"
+
+    def __getitem__(self, name: str) -> StudiedWorkload:
+        """The row of a workload.
+
+        Raises:
+            ValueError: it is not studied here.
+        """
+        return row_called(name, ((row.name, row) for row in self.rows))
+
+    @property
+    def reference(self) -> str:
+        """The policy which ratios are against: HEAP, PyTorch's own, or else the first."""
+        return _REFERENCE if _REFERENCE in self.policies else self.policies[0]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The policies without that one."""
+        return tuple(policy for policy in self.policies if policy != self.reference)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, in words: which order needs more, or takes longer, and where there is no difference."""
+        left_out = (f"{name} was left out: {why}" for name, why in self.refused.items())
+        cut = ("The study was interrupted: workloads are missing.",) if self.interrupted else ()
+        return (*(self._compared() if self.others else ()), *self._of_makespans(), *left_out, *cut)
+
+    def _compared(self) -> Iterator[str]:
+        reference = self.reference
+        for policy in self.others:
+            peaks = {row.name: row.peak_ratio(policy, reference) for row in self.rows}
+            times = {
+                row.name: row.time_ratio(policy, reference).middle for row in self.rows if _time(self, row, policy).sign
+            }
+            said = [
+                f"{how} {reference} on {_listed(found)}"
+                for how, found in (
+                    ("needs more memory than", {name: ratio for name, ratio in peaks.items() if ratio >= 1 + _ALIKE}),
+                    ("needs less memory than", {name: ratio for name, ratio in peaks.items() if ratio <= 1 - _ALIKE}),
+                    ("takes longer than", {name: ratio for name, ratio in times.items() if ratio > 1}),
+                    ("is faster than", {name: ratio for name, ratio in times.items() if ratio < 1}),
+                )
+                if found
+            ]
+            if said:
+                yield f"{policy} {'; it '.join(said)}."
+        alike = [
+            row.name
+            for row in self.rows
+            if all(abs(row.peak_ratio(policy, reference) - 1) < _ALIKE for policy in self.others)
+        ]
+        if alike:
+            yield f"The order makes no difference to the peak of {joined(alike)}."
+
+    def _of_makespans(self) -> Iterator[str]:
+        for row in self.rows:
+            if row.makespans is not None:
+                yield f"{row.name}, with a queue for each device. {' '.join(row.makespans.sentences)}"
+
+    @property
+    def how_measured(self) -> tuple[str, ...]:
+        """What the numbers are, in sentences."""
+        against = f" Ratios are against {self.reference}." if self.others else ""
+        each = "1 backward" if self.repetitions == 1 else f"the median of {self.repetitions:,} backwards"
+        half = "" if self.repetitions == 1 else "; ± is half the width of their middle half"
+        rounds = " Those of times are the medians of each round's own." if self.others and self.repetitions > 1 else ""
+        return (
+            f"time: {each} alone, after a fresh forward each, the policies in turns{half}.{against}{rounds}",
+            "peak: the highest level in the backward of all bytes asked for since just before the forward and not yet "
+            "freed, measured once. Parameters, inputs and .grad of before are not in it.",
+            _RISE,
+            "longest queue: the most tasks that were ready at one moment.",
+            *(
+                f"makespan: of {row.name} on {row.devices}, each of which works through a queue of its own; simulated, "
+                f"with the times of its tasks in {TIMED_RUNS} backwards."
+                for row in self.rows
+                if row.makespans is not None
+            ),
+        )
+
+    def lines(self, row: StudiedWorkload) -> Iterator[tuple[str, list[Cell]]]:
+        """What there is to tell of a workload: the heading, and a cell for each policy."""
+        for what, of in _LINES.items():
+            cells = [of(self, row, policy) for policy in self.policies]
+            if any(cell.value for cell in cells):
+                yield what, cells
+
+    @property
+    def blocks(self) -> tuple[list[str], list[Block]]:
+        """The table: the headings of its columns, and per workload its lines.
+
+        A column for each policy, which has a time, a peak and so on below each other; of many policies, which would
+        not fit beside each other, a line for each.
+        """
+        lines = [dict(self.lines(row)) for row in self.rows]
+        if len(self.policies) <= _BESIDE:
+            return list(self.policies), list(map(list, map(dict.items, lines)))
+        headings = [what for what in _LINES if any(what in each for each in lines)]
+        missing = [Cell("")] * len(self.policies)
+        return headings, [
+            [
+                (policy, [each.get(what, missing)[number] for what in headings])
+                for number, policy in enumerate(self.policies)
+            ]
+            for each in lines
+        ]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first; several lines for each workload."""
+        headings, blocks = self.blocks
+        found = [["workload", "", *headings]]
+        for row, block in zip(self.rows, blocks, strict=True):
+            for number, (label, cells) in enumerate(block):
+                texts = (" ".join(filter(None, (cell.value, cell.ratio))) for cell in cells)
+                found.append(["" if number else row.name, label, *texts])
+        return found
+
+    @property
+    def table(self) -> Table:
+        """The rows as a table of rich."""
+        from rich.table import Table
+        from rich.text import Text
+
+        headings, blocks = self.blocks
+        with_ratio = [
+            any(block[at][1][place].ratio for block in blocks for at in range(len(block)))
+            for place in range(len(headings))
+        ]
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("workload", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for heading, ratio in zip(headings, with_ratio, strict=True):
+            table.add_column(Text(heading), justify="right", no_wrap=True)
+            if ratio:
+                table.add_column("", no_wrap=True)
+        for row, block in zip(self.rows, blocks, strict=True):
+            for number, (label, cells) in enumerate(block):
+                texts: list[Text] = []
+                for cell, ratio in zip(cells, with_ratio, strict=True):
+                    texts += [Text(cell.value), *([Text(cell.ratio, _STYLES[cell.sign])] if ratio else [])]
+                table.add_row(Text("" if number else row.name, "bold"), Text(label, "dim"), *texts)
+            if row is not self.rows[-1]:
+                table.add_row()
+        return table
+
+    def __str__(self) -> str:
+        about = [f"{row.name}: {row.sentence}" for row in self.rows]
+        return "\n".join(
+            [*cells_lines(self.cells), "", *self.sentences, "", *about, "", *self.how_measured, str(self.machine)]
+        )
+
+    def __repr__(self) -> str:
+        return f"<OrderStudy of {', '.join(row.name for row in self.rows) or 'nothing'}: {', '.join(self.policies)}>"
+
+    @property
+    def markdown(self) -> str:
+        """The table as GitHub shows it: a row per workload, and for each policy its time and its peak."""
+        headings = ["workload"]
+        for policy in self.policies:
+            headings += [f"{policy}, time", "peak"]
+        headings.append(f"longest queue ({' / '.join(self.policies)})" if len(self.policies) > 1 else "longest queue")
+        lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
+        for row in self.rows:
+            cells = [row.name]
+            for policy in self.policies:
+                for of in (_time, _peak):
+                    cell = of(self, row, policy)
+                    cells.append(f"{cell.value} ({cell.ratio})" if cell.ratio else cell.value)
+            cells.append(" / ".join(f"{row.comparison[policy].longest_queue:,}" for policy in self.policies))
+            lines.append(cells)
+        table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        about = "\n".join(f"- {row.name}: {row.sentence}{self._makespans_text(row)}" for row in self.rows)
+        said = (sentence for sentence in self.how_measured if sentence != _RISE)
+        return f"{table}\n\n{about}\n\nMeasured on {self.machine}. {' '.join(said)}\n"
+
+    def _makespans_text(self, row: StudiedWorkload) -> str:
+        if row.makespans is None:
+            return ""
+        cells = {policy: _makespan(self, row, policy) for policy in self.policies}
+        spans = [
+            f"{policy} {cell.value}{f' ({cell.ratio})' if cell.ratio else ''}"
+            for policy, cell in cells.items()
+            if cell.value
+        ]
+        return f". Makespan on {row.devices}: {', '.join(spans)}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per workload and policy, for `pandas.DataFrame(study.records())`."""
+        return [record for row in self.rows for record in row.records(self.reference)]
+
+    def save_json(self, path: str | Path) -> Path:
+        """Writes all that was measured, each single time, too."""
+        path = Path(path)
+        content = {
+            "format": _FILE,
+            "version": 1,
+            "machine": asdict(self.machine),
+            "device": self.device,
+            "policies": self.policies,
+            "reference": self.reference,
+            "repetitions": self.repetitions,
+            "workloads": [
+                {
+                    "name": row.name,
+                    "title": row.workload.title,
+                    "source": row.workload.source,
+                    "size": row.size,
+                    "knobs": dict(row.knobs),
+                    "tasks": len(row.comparison.graph),
+                }
+                for row in self.rows
+            ],
+            "refused": dict(self.refused),
+            "rows": self.records(),
+        }
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    def figure(self, theme: Theme = "light") -> go.Figure:
+        """Peak and time of each order against the reference, per workload. Needs plotly."""
+        return drawn("orders as a figure", self, theme)
+
+    def save_html(self, path: str | Path, title: str = "Orders of the backward") -> Path:
+        """Writes one page with the table and the figure. It works offline, plotly.js is inside. Needs plotly."""
+        return saved_page("orders as a page", path, self, title)
+
+
+Block: TypeAlias = "list[tuple[str, list[Cell]]]"
+"""The lines of one workload: their labels, and a cell for each column."""
+
+
+class Cell(NamedTuple):
+    """A number of the table, and what it is against the reference's.
+
+    Attributes:
+        value: `12.3 ms ± 3 %`.
+        ratio: `1.04×`; empty where there is none.
+        sign: 1 where it is worse by 5 % or more, -1 where it is better by as much, else 0. Of times this has to hold
+            for the whole middle half of the rounds: on a busy machine medians alone differ by that. Of a few rounds
+            nothing is said.
+    """
+
+    value: str
+    ratio: str = ""
+    sign: int = 0
+
+
+def _time(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
+    spread = row.time(policy)
+    varies = f" ± {100 * spread.half_width:.0f} %" if study.repetitions > 1 else ""
+    said = f"{time_text(spread.middle)}{varies}"
+    if policy == study.reference:
+        return Cell(said)
+    ratio = row.time_ratio(policy, study.reference)
+    sign = _sign(ratio.low, ratio.high) if study.repetitions >= _ENOUGH else 0
+    return Cell(said, ratio_text(ratio.middle), sign)
+
+
+def _peak(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
+    said = size_text(row.comparison[policy].peak_bytes)
+    if policy == study.reference:
+        return Cell(said)
+    ratio = row.peak_ratio(policy, study.reference)
+    return Cell(said, ratio_text(ratio), _sign(ratio, ratio))
+
+
+def _rise(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
+    return Cell(size_text(row.rise_bytes(policy)))
+
+
+def _longest_queue(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
+    return Cell(f"{row.comparison[policy].longest_queue:,}")
+
+
+def _sign(low: float, high: float) -> int:
+    return 1 if low >= 1.05 else -1 if high <= 0.95 else 0
+
+
+def _makespan(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
+    span, reference = row.makespan_ns(policy), row.makespan_ns(study.reference)
+    if span is None:
+        return Cell("")
+    if policy == study.reference or not reference:
+        return Cell(time_text(span))
+    return Cell(time_text(span), ratio_text(span / reference), _sign(span / reference, span / reference))
+
+
+_LINES: Mapping[str, Callable[[OrderStudy, StudiedWorkload, str], Cell]] = {
+    "time": _time,
+    "peak": _peak,
+    "rise": _rise,
+    "longest queue": _longest_queue,
+    "makespan": _makespan,
+}
+
+
+def ratio_text(ratio: float) -> str:
+    """`1.04×`, `17.0×`: three digits."""
+    return f"{ratio:.{2 if ratio < 9.995 else 1 if ratio < 99.95 else 0}f}×"
+
+
+def _listed(ratios: Mapping[str, float]) -> str:
+    """`linear50 (17.0×), seq2seq (1.20×)`: the largest difference first."""
+    ordered = sorted(ratios.items(), key=lambda item: max(item[1], 1 / item[1]), reverse=True)
+    return ", ".join(f"{name} ({ratio_text(ratio)})" for name, ratio in ordered)
