@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from .engine.batching.group_search import groups
 from .engine.batching.groups import GroupRules, Groups
 from .engine.ensembles.advice import Advice, advise
-from .engine.finding.diff import Difference, diff
+from .engine.finding.diff import diff
+from .engine.finding.difference import Difference
 from .engine.finding.find_nan import NanReport, find_nan
 from .engine.finding.find_unused import UnusedParameter, UnusedReport, find_unused
 from .engine.memory.accumulation import Accumulation
@@ -15,10 +16,11 @@ from .engine.mirroring.mirror import MirrorReport, mirror
 from .engine.mirroring.plan import MirrorPlan
 from .engine.mirroring.plan_mirror import plan_mirror
 from .engine.mirroring.planned_mirror import PlannedMirror
+from .engine.orders.order_check import Break, OrderCheck, check_order
 from .engine.orders.plan import OrderPlan, plan
 from .engine.orders.planning import PlannedOrder
 from .engine.orders.policies import POLICIES
-from .engine.orders.precedence import Break, OrderCheck, check_order, constrained
+from .engine.orders.precedence import constrained
 from .engine.orders.simulate import simulate
 from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
 from .engine.programs.backward import backward

@@ -34,7 +34,8 @@ from ..words.phrases import counted
 from ..words.sizes import percent_text, share_text, size_text
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change
 from .ensemble_change import Change, changes
-from .ensembles import CallLog, Ensemble, find_ensembles
+from .ensembles import Ensemble, find_ensembles
+from .families import CallLog
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

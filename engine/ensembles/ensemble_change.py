@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .ensembles import Ensemble, class_name
+from .ensembles import Ensemble
+from .families import class_name
 
 Way = Literal["vmap", "bmm"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,29 +9,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from keyword import iskeyword
-from threading import get_ident
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
-from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ...inspector.capturing.dataflow import Dataflow, Taken, follow
 from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.kept_inputs import argument_names, names_by_place
-from ...inspector.graph.products import products_of
 from ...inspector.graph.words import shape_text
 from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.modes import functorch_is_active, without_torch_function
-from ...inspector.torch_internals.module_calls import watching_modules
-from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ...inspector.torch_internals.tensors import StorageBytes, storage_of, version_of
 from ..programs.make_loss import MakeLoss, loss_of
-from ..words.phrases import folded, joined, pattern
+from ..words.phrases import joined
 from .combination import Combination, combination_of
+from .families import CallLog, Family, class_name, families_of, folded_paths, structure
 
 How = Literal["shared", "sliced", "stacked", "plain"]
 
@@ -105,34 +100,6 @@ class RefusedEnsemble:
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
-    """One call of a module in the first forward. `index` counts the calls of the same module."""
-
-    module: nn.Module
-    index: int
-    parent: _Call | None
-    start: int
-    end: int = -1
-
-    @property
-    def root(self) -> _Call:
-        call = self
-        while call.parent is not None:
-            call = call.parent
-        return call
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Family:
-    """Modules of one class that were called side by side, and the same in other places."""
-
-    calls: tuple[_Call, ...]
-    paths: tuple[str, ...]
-    root: nn.Module | None
-    more: tuple[str, ...]
-
-
-@dataclass(slots=True, eq=False)
 class _Taken:
     """What one member's call took and gave in the second forward."""
 
@@ -159,39 +126,6 @@ class _Copy:
     stride: tuple[int, ...]
 
 
-class CallLog:
-    """The module calls of a forward, in order."""
-
-    def __init__(self) -> None:
-        self.calls: list[_Call] = []
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Notes the calls that this thread makes meanwhile. No tensor is kept."""
-        thread, counts = get_ident(), Counter[nn.Module]()
-        running: list[_Call] = []
-
-        def entered(module: nn.Module, arguments: object) -> None:
-            if is_dynamo_compiling() or get_ident() != thread or functorch_is_active():
-                return
-            call = _Call(module, counts[module], running[-1] if running else None, sequence_nr())
-            counts[module] += 1
-            running.append(call)
-            self.calls.append(call)
-
-        def left(module: nn.Module, arguments: object, result: object) -> None:
-            if is_dynamo_compiling() or get_ident() != thread or functorch_is_active():
-                return
-            while running:
-                call = running.pop()
-                call.end = sequence_nr()
-                if call.module is module:
-                    return
-
-        with watching_modules(entered, left):
-            yield
-
-
 def find_ensembles(
     make_loss: MakeLoss, log: CallLog, drawn: Graph, model: nn.Module | None, backward: Callable[[Tensor], object]
 ) -> tuple[list[Ensemble], list[RefusedEnsemble]]:
@@ -208,7 +142,7 @@ def find_ensembles(
         model: names the modules; None: the module that was called first of all and has them.
         backward: runs the backward of a loss; .grad and random numbers are its caller's care.
     """
-    families = list(_families(log, drawn, model))
+    families = list(families_of(log, drawn, model))
     if not families:
         return [], []
     leaves = list(drawn.leaves.values())
@@ -227,7 +161,7 @@ def find_ensembles(
     return found, refused
 
 
-def _within(family: _Family, ensemble: Ensemble) -> bool:
+def _within(family: Family, ensemble: Ensemble) -> bool:
     outer = set(ensemble.members)
     call = family.calls[0].parent
     while call is not None:
@@ -235,76 +169,6 @@ def _within(family: _Family, ensemble: Ensemble) -> bool:
             return True
         call = call.parent
     return False
-
-
-def _families(log: CallLog, drawn: Graph, model: nn.Module | None) -> Iterator[_Family]:
-    """Those which may be ensembles, the outer ones first. Of such as differ in their place alone the first is taken."""
-    multiplying = sorted(drawn.tasks[task].sequence_nr for task in products_of(drawn))
-    below = _Paths(model)
-    siblings: dict[Hashable, list[_Call]] = {}
-    for call in log.calls:
-        first = bisect_left(multiplying, call.start)
-        if first == len(multiplying) or multiplying[first] >= call.end:
-            continue
-        if call.parent is None or not isinstance(call.parent.module, nn.Sequential):  # a chain
-            container = below.of(call).rpartition(".")[0] if below.has(call) else None
-            siblings.setdefault((call.parent, container, _class_of(call.module)), []).append(call)
-    alike: dict[Hashable, list[tuple[list[_Call], tuple[str, ...]]]] = {}
-    for calls in siblings.values():
-        if len({call.module for call in calls}) > 1:
-            paths = tuple(map(below.of, calls)) if all(map(below.has, calls)) else ()
-            key = tuple(map(pattern, paths)) or calls[0], tuple(structure(call.module) for call in calls)
-            alike.setdefault(key, []).append((calls, paths))
-    for (calls, paths), *others in alike.values():
-        root = None if not paths else below.root(calls[0])
-        more = tuple(dict.fromkeys(folded_paths(each) for _, each in others if each != paths))
-        yield _Family(tuple(calls), paths, root, more)
-
-
-def folded_paths(paths: Iterable[str]) -> str:
-    """`blocks.3.*`; of paths of unlike form a list."""
-    alike: dict[str, list[str]] = {}
-    for path in paths:
-        alike.setdefault(pattern(path), []).append(path)
-    return joined([folded(each) for each in alike.values()])
-
-
-class _Paths:
-    """The names of modules, below the model or below the outermost module that was called."""
-
-    def __init__(self, model: nn.Module | None) -> None:
-        self._model = model
-        self._known: dict[nn.Module, dict[nn.Module, str]] = {}
-
-    def root(self, call: _Call) -> nn.Module:
-        return self._model if self._model is not None else call.root.module
-
-    def _paths(self, call: _Call) -> dict[nn.Module, str]:
-        root = self.root(call)
-        if root not in self._known:
-            self._known[root] = {module: name for name, module in root.named_modules()}
-        return self._known[root]
-
-    def has(self, call: _Call) -> bool:
-        return bool(self._paths(call).get(call.module))
-
-    def of(self, call: _Call) -> str:
-        return self._paths(call)[call.module]
-
-
-def _class_of(module: nn.Module) -> type[nn.Module]:
-    """Its class, or that from before it was parametrized: then each module has a class of its own."""
-    kind: type[nn.Module] = type_before_parametrizations(module)
-    return kind
-
-
-def structure(module: nn.Module) -> Hashable:
-    """Equal for modules of which one can stand for the other, with the other's parameters and buffers."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    return (
-        tuple((name, _class_of(each), each.training) for name, each in module.named_modules()),
-        tuple((name, each.shape, each.dtype, each.device, each.requires_grad) for name, each in tensors),
-    )
 
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -323,7 +187,7 @@ def differing_attributes(members: Sequence[nn.Module]) -> tuple[str, ...]:
 class _Follower:
     """Follows a forward, and keeps what the members of families took and gave."""
 
-    def __init__(self, families: Sequence[_Family], model: nn.Module | None) -> None:
+    def __init__(self, families: Sequence[Family], model: nn.Module | None) -> None:
         self._families = families
         self._model = model
         self._wanted: dict[tuple[nn.Module, int], _Taken] = {
@@ -427,7 +291,7 @@ class _Follower:
         self._tasks = {node: task for task, node in enumerate(self._second.nodes)}
         return self._second
 
-    def ensembles_of(self, family: _Family, drawn: Graph) -> Iterator[Ensemble | RefusedEnsemble]:
+    def ensembles_of(self, family: Family, drawn: Graph) -> Iterator[Ensemble | RefusedEnsemble]:
         """What a family is: an ensemble, several, or none, and then why, where one would expect one."""
         title = _title([call.module for call in family.calls], family.paths)
         taken = [self._wanted[call.module, call.index] for call in family.calls]
@@ -453,7 +317,7 @@ class _Follower:
                 if len(numbers) > 1:
                     yield self._ensemble(family, numbers, [taken[number] for number in numbers], drawn)
 
-    def _levels(self, family: _Family, taken: Sequence[_Taken]) -> list[list[int]]:
+    def _levels(self, family: Family, taken: Sequence[_Taken]) -> list[list[int]]:
         """The calls by level: those of one level take nothing that another one of them has a part in."""
         own = [
             sum(1 << number for each in call.module.parameters() if (number := self._leaves.get(id(each))) is not None)
@@ -466,7 +330,7 @@ class _Follower:
         return [[number for number, at in enumerate(level) if at == depth] for depth in range(max(level) + 1)]
 
     def _ensemble(
-        self, family: _Family, numbers: Sequence[int], taken: Sequence[_Taken], drawn: Graph
+        self, family: Family, numbers: Sequence[int], taken: Sequence[_Taken], drawn: Graph
     ) -> Ensemble | RefusedEnsemble:
         members = tuple(family.calls[number].module for number in numbers)
         paths = tuple(family.paths[number] for number in numbers) if family.paths else ()
@@ -512,12 +376,6 @@ def _keep(into: list[Tensor], gradient: Tensor) -> None:
 def _title(members: Sequence[nn.Module], paths: Sequence[str]) -> str:
     name = folded_paths(paths) if paths else class_name(members[0])
     return f"{len(members):,} × {name}"
-
-
-def class_name(module: nn.Module) -> str:
-    """The name of its class; quoted where that is no name."""
-    name = _class_of(module).__name__
-    return name if name.isidentifier() else repr(name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

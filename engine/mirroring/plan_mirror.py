@@ -33,11 +33,12 @@ from ..trace.buckets import nothing_reduced
 from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
 from .candidates import FoundDrops, Goal
-from .footprint import MirroredMemory, footprints_for, mirror_storages, mirrored_footprints
+from .footprint import MirroredMemory, mirrored_footprints
 from .mirror import mirror
 from .plan import MirrorPlan, MirrorPrediction
 from .planned_mirror import PlannedMirror
 from .planners import SOLVERS
+from .storages import footprints_for, mirror_storages
 
 OVERHEAD = 0.06
 """How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""

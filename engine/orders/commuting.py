@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from ..memory.footprint import TaskOutput
-from ..prediction.dry_run import assumed_footprint
+from ..prediction.assumed_footprints import assumed_footprint
 from ..prediction.footprint_program import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, compiled
 from .problem import Problem
 

@@ -15,7 +15,7 @@ from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.shown import Theme, drawn
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
-from ..prediction.dry_run import WORKSPACE
+from ..prediction.dry_run_limits import WORKSPACE
 from ..prediction.simulation import difference
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Policy, policy_name

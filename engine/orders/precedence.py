@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
-from ...inspector.capturing.walk import graph as graph_of
-from ...inspector.graph.graph import Graph, Outputs, Task
-from ...inspector.shown import text_of
+from ...inspector.graph.graph import Graph, Task
 from ..queue.binary_heap import pop, push
 from ..queue.chosen_order import allowed, stages
 from ..queue.named_tasks import tasks_at
 from ..queue.policy import AnyPolicy, Choice, Key, Policy, QueueState, is_dynamic, policy_name
 from ..queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
 from ..queue.stages import POST_BACKWARD, stage_edges
-from ..trace.run import Run
-from ..words.findings import findings_rich, findings_text
 from ..words.phrases import counted, joined, ordinal
 from .planning import bound
 from .policies import find_policy
 from .problem import Problem
-from .schedule import schedule
 from .unpack_order import SavedBy, tensor_text
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Place: TypeAlias = "str | int | Task | ReadyTask | Tensor"
 Side: TypeAlias = "Place | AbstractSet[Place]"
 Constraint: TypeAlias = Sequence[Side]
 
-_MOST_SAID = 5  # breaks in sentences
-_MOST_ROWS = 40  # breaks in a table
+_MOST_PARTS = 5  # of a contradiction, in its sentence
 _MOST_STEPS = 5  # tasks of a path
 _MOST_TRIED = 20  # precedences among which the shortest contradiction is looked for
 
@@ -65,23 +56,6 @@ class Precedence:
 
     def __str__(self) -> str:
         return f"constraint {self.number} ({self.text})"
-
-
-@dataclass(frozen=True, slots=True)
-class Break:
-    """Where an order breaks a precedence for the first time.
-
-    Attributes:
-        constraint: the precedence.
-        first: the id of a task that should have run by then: of those that had not, the next.
-        then: the id of the first task that runs too early.
-        places: the places of both in the order, from 0.
-    """
-
-    constraint: Precedence
-    first: int
-    then: int
-    places: tuple[int, int]
 
 
 def resolve(graph: Graph, constraints: Sequence[Constraint]) -> list[Precedence]:
@@ -111,7 +85,7 @@ def resolve(graph: Graph, constraints: Sequence[Constraint]) -> list[Precedence]
     return found
 
 
-def _as_constraints(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
+def as_constraints(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
     """The constraints, each read once, and of the right shape."""
     if isinstance(constraints, str | Tensor | AbstractSet) or not isinstance(constraints, Iterable):
         raise TypeError(f"constraints are a list of (first, then) or longer chains, not {_shown(constraints)}")
@@ -200,7 +174,7 @@ def constrained(policy: AnyPolicy, constraints: Iterable[Constraint]) -> Policy:
         raise ValueError(
             f"policy {policy_name(base)} decides while the backward runs, and constraints are met by planning ahead"
         )
-    given = _as_constraints(constraints)
+    given = as_constraints(constraints)
     plan = base.plan if isinstance(base, Policy) else None
     if isinstance(plan, _Plan):  # its own constraints would be no more than a preference
         base, given = plan.base, (*plan.constraints, *given)
@@ -221,13 +195,13 @@ class _Plan:
 
     def __call__(self, problem: Problem, ran: Sequence[int] = ()) -> list[int]:
         graph, needed = problem.graph, problem.needed
-        steps = _running(resolve(graph, self.constraints), needed)
-        if (obstacle := _obstacle(graph, steps, needed)) is not None:
+        steps = running_steps(resolve(graph, self.constraints), needed)
+        if (obstacle := obstacle_to(graph, steps, needed)) is not None:
             raise ValueError(obstacle)
         return _scheduled(graph, bound(self.base, problem, ran), steps, needed, ran)
 
 
-def _running(steps: Sequence[Precedence], needed: Collection[int] | None) -> list[Precedence]:
+def running_steps(steps: Sequence[Precedence], needed: Collection[int] | None) -> list[Precedence]:
     """The precedences between the tasks that run. A chain goes on behind a place of which none does."""
     if needed is None:
         return list(steps)
@@ -332,7 +306,7 @@ def _among_allowed(choice: Choice, graph: Graph, holds: Mapping[int, int]) -> Ch
     return chosen
 
 
-def _obstacle(graph: Graph, steps: Sequence[Precedence], needed: Collection[int] | None) -> str | None:
+def obstacle_to(graph: Graph, steps: Sequence[Precedence], needed: Collection[int] | None) -> str | None:
     """Why no order meets these precedences, in a sentence; None if one does. O(tasks + edges + places)."""
     tasks = len(graph)
     nexts: list[list[int]] = [[edge.next_task for edge in edges] for edges in graph.out_edges]
@@ -406,11 +380,11 @@ def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[in
         if len(path) > 1:
             said.append(_path_text(graph, path))
         said.append(f"constraint {step.number} wants {describe(path[-1])} before {describe(after[0])}")
-    if len(said) > _MOST_SAID:
-        said = [*said[:_MOST_SAID], "and so on, back to where it began"]
+    if len(said) > _MOST_PARTS:
+        said = [*said[:_MOST_PARTS], "and so on, back to where it began"]
     names = list({step.number: str(step) for step, _ in reversed(parts)}.values())[::-1]
     together = " together" if len(names) > 1 else ""
-    return f"{joined(names, _MOST_SAID)} can't be met{together}: {'; '.join(said)}"
+    return f"{joined(names, _MOST_PARTS)} can't be met{together}: {'; '.join(said)}"
 
 
 def _path_text(graph: Graph, path: Sequence[int]) -> str:
@@ -427,160 +401,3 @@ def _path_text(graph: Graph, path: Sequence[int]) -> str:
         f"the way is {steps}, and fully_shard reduces gradients in {graph.describe(reduces)}, which every order runs "
         "after and before what PyTorch's own does"
     )
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class OrderCheck:
-    """Whether an order keeps constraints, and where it first breaks them. It is true where it does.
-
-    Attributes:
-        graph: the graph, without its nodes.
-        policy: whose order it is.
-        order: the ids of the tasks.
-        count: how many constraints there are.
-        precedences: what they mean in this graph, step by step.
-        broken: for each step that is broken the first time it is, in the order in which that happens.
-        remedy: a policy that keeps them all; None where nothing is broken, or none can.
-        obstacle: why none can, in a sentence.
-    """
-
-    graph: Graph
-    policy: str
-    order: tuple[int, ...]
-    count: int
-    precedences: tuple[Precedence, ...]
-    broken: tuple[Break, ...]
-    remedy: Policy | None
-    obstacle: str | None
-    _remedy_text: str = ""
-
-    def __bool__(self) -> bool:
-        return self.holds
-
-    @property
-    def holds(self) -> bool:
-        """Whether the order keeps all constraints."""
-        return not self.broken
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """What was found, in words."""
-        return tuple(self._sentences())
-
-    def _sentences(self) -> Iterator[str]:
-        constraints = counted(self.count, "constraint")
-        if not self.count:
-            yield f"There is no constraint, so the order of {self.policy} keeps them all."
-            return
-        if self.holds:
-            which = f"all {constraints}" if self.count > 1 else "the constraint"
-            yield f"The order of {self.policy} keeps {which}."
-            return
-        numbers = {each.constraint.number for each in self.broken}
-        steps = f", in {counted(len(self.broken), 'step')}" if len(self.broken) > len(numbers) else ""
-        of = f"{len(numbers):,} of {constraints}" if self.count > 1 else "the constraint"
-        yield f"The order of {self.policy} breaks {of}{steps}."
-        for each in self.broken[:_MOST_SAID]:
-            first, then = self.graph.describe(each.first), self.graph.describe(each.then)
-            first_place, then_place = each.places
-            yield (
-                f"C{str(each.constraint)[1:]}: {then} runs as number {then_place + 1:,} of {len(self.order):,},"
-                f" before {first}, which runs as number {first_place + 1:,}."
-            )
-        if len(self.broken) > _MOST_SAID:
-            more = len(self.broken) - _MOST_SAID
-            yield f"{counted(more, 'more step')} {'is' if more == 1 else 'are'} broken later."
-        if self.obstacle is not None:
-            yield f"No order keeps them: {self.obstacle}."
-        else:
-            yield f"{self._remedy_text} keeps them: pass it as policy= to th.backward, or to th.policy around a step."
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """What is broken as text, headings first; of much the beginning."""
-        describe = self.graph.describe
-        rows = [["constraint", "runs too early", "at", "should come first", "at"]]
-        for each in self.broken[:_MOST_ROWS]:
-            numbers = [f"{place + 1:,}" for place in each.places]
-            said = f"{each.constraint.number}: {each.constraint.text}"
-            rows.append([said, describe(each.then), numbers[1], describe(each.first), numbers[0]])
-        return rows
-
-    def records(self) -> list[dict[str, Any]]:
-        """One flat dict per broken step, for `pandas.DataFrame(check.records())`."""
-        return [
-            {
-                "constraint": each.constraint.number,
-                "text": each.constraint.text,
-                "then": each.then,
-                "then_place": each.places[1],
-                "first": each.first,
-                "first_place": each.places[0],
-            }
-            for each in self.broken
-        ]
-
-    def __repr__(self) -> str:
-        return findings_text(self.sentences, [[]])
-
-    def __rich__(self) -> RenderableType:
-        return findings_rich(self.sentences, [[]])
-
-    def _repr_html_(self) -> str:
-        first, *others = self.sentences
-        said = [first, *others[-1:]] if self.broken else [first]
-        return text_of("findings as HTML", self.cells, said, ("at",))
-
-
-def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], policy: AnyPolicy = "heap") -> OrderCheck:
-    """Says whether an order keeps constraints, and where it first breaks each. Nothing runs.
-
-    Args:
-        of: a loss (as `th.graph` takes it) or a graph, of which the policy's order is checked; or a run, whose own is.
-        constraints: as in `th.constrained`. Of a run that is over, tensors tell nothing: its nodes have let them go.
-        policy: whose order is asked for, and on which the remedy is built.
-
-    Raises:
-        ValueError, TypeError: a constraint is none, or a place is not in the graph; the policy is unknown, or decides
-            while the backward runs; or, as a constrained one, has constraints that can't be met.
-    """
-    chosen = find_policy(policy)
-    given = _as_constraints(constraints)
-    if isinstance(of, Run):
-        graph, name, order = of.graph, f"this run under {of.policy}", list(of.order)
-    else:
-        graph = of if isinstance(of, Graph) else graph_of(of)
-        if is_dynamic(chosen):
-            raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs; check its run instead")
-        name, order = policy_name(chosen), schedule(graph, chosen)
-    needed = None if len(order) == len(graph) else frozenset(order)
-    steps = _running(resolve(graph, given), needed)
-    place_of = {task_id: place for place, task_id in enumerate(order)}
-    broken = [found for step in steps if (found := _broken(step, place_of)) is not None]
-    broken.sort(key=lambda each: each.places[1])
-    remedy = obstacle = None
-    if broken:
-        obstacle = _obstacle(graph, steps, needed)
-        remedy = constrained(chosen, given) if obstacle is None and not is_dynamic(chosen) else None
-    said = f'"{policy}"' if isinstance(policy, str) else "policy"
-    return OrderCheck(
-        replace(graph, nodes=()),
-        name,
-        tuple(order),
-        len(given),
-        tuple(steps),
-        tuple(broken),
-        remedy,
-        obstacle,
-        f"th.constrained({said}, constraints)",
-    )
-
-
-def _broken(step: Precedence, place_of: Mapping[int, int]) -> Break | None:
-    """Where an order first breaks a precedence."""
-    then_place, then = min((place_of[task_id], task_id) for task_id in step.then)
-    late = [(place, task_id) for task_id in step.first if (place := place_of[task_id]) > then_place]
-    if not late:
-        return None
-    first_place, first = min(late)
-    return Break(step, first, then, (first_place, then_place))

@@ -40,6 +40,8 @@ from ..tasks.hook_watch import HookWatch
 from ..tasks.input_buffer import fits, fitted
 from ..tasks.task_runner import APPLIED, takes_of
 from ..tasks.tensor_hooks import TensorHooks
+from .assumed_footprints import assumed_footprint, assumed_layout
+from .dry_run_limits import NOT_CALLED, OF_SHAPES, PASSING, TAKES_MORE, WORKSPACE, limit_sentence
 from .fake_kernels import FakeKernels
 
 
@@ -85,52 +87,6 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     return _DryRun(graph, device_of(graph, device)).run(order, names_hooks)
 
 
-WORKSPACE = (
-    "a dry run sees what operations return, not all that their kernels allocate for themselves while they run; "
-    "th.profile measures that"
-)
-"""Why every dry run is an estimate."""
-
-OF_SHAPES = (
-    "of a tape the shapes of its gradients alone are known: each is taken for a new array, and what the forward left "
-    "is not counted; th.backward(tape, memory=True) measures both"
-)
-"""Why a dry run of a tape is still less exact."""
-
-_TAKES_MORE = {
-    "Convolution": "the workspace of convolutions",
-    "SlowConv": "the workspace of convolutions",
-    "Attention": "the workspace of attention",
-    "Rnn": "the workspace of recurrent layers",
-    "BatchNorm": "the workspace of normalizations",
-    "GroupNorm": "the workspace of normalizations",
-    "LayerNorm": "the workspace of normalizations",
-    "Fft": "the workspace of FFTs",
-    "EmbeddingBag": "the workspace of embedding bags",
-    "CtcLoss": "the workspace of the CTC loss",
-    "MatrixExp": "the workspace of matrix exponentials",
-    "Trilinear": "the workspace of bilinear layers",
-    "ProdBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
-    "CumprodBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
-    "BinaryCrossEntropy": "formulas with a step in place where there are values",
-}
-"""By what a node's name has in it: of what a dry run is known to say too little, or too much."""
-
-PASSING = {
-    "torch.nn.modules._functions.BackwardHookFunction": None,
-    "torch.distributed.fsdp._fully_shard._fsdp_state.RegisterPreBackwardFunction": "what FSDP gathers in the backward",
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group.RegisterPostBackwardFunction": (
-        "what FSDP reduces and frees in the backward"
-    ),
-    "torch.distributed.tensor._api._ToTorchTensor": "what DTensors send and receive in the backward",
-    "torch.distributed.tensor._api._FromTorchTensor": "what DTensors send and receive in the backward",
-    "torch.nn.parallel.distributed._DDPSink": "what DistributedDataParallel reduces in the backward",
-}
-"""torch's own Functions that give each gradient on as it comes, and what else they do, of which nothing is known."""
-
-_NOT_CALLED = "custom Functions, whose code is not called"
-
-
 class _Gradient(NamedTuple):
     """A gradient on its way, as far as it matters to memory."""
 
@@ -146,28 +102,11 @@ class _Answer(NamedTuple):
     gradients: tuple[_Gradient | None, ...]
 
 
-def assumed_layout(meta: TensorMeta) -> TensorLayout:
-    """What a gradient is taken for where nothing but its metadata is known."""
-    return contiguous(meta.shape or (), meta.dtype.itemsize)
-
-
 def _of_shapes(graph: Graph) -> Footprints:
     """What is known of a tape, whose nodes can't be asked without running them."""
     tasks = tuple(None if task.is_leaf else assumed_footprint(graph, task.id) for task in graph.tasks)
     roots = tuple(assumed_layout(graph.tasks[root.task].inputs[root.input]) for root in graph.roots)
     return Footprints(graph, "cpu", "dry run", tasks, (), {}, roots, keep_graph=True, limits=(WORKSPACE, OF_SHAPES))
-
-
-def assumed_footprint(graph: Graph, task_id: int) -> Footprint:
-    """What a task is taken to do where it can't be asked: each gradient that it gives is a new block."""
-    outputs: list[TaskOutput | None] = []
-    blocks: list[int] = []
-    for edge in graph.out_edges[task_id]:
-        layout = assumed_layout(graph.tasks[edge.next_task].inputs[edge.input])
-        outputs.extend([None] * (edge.output - len(outputs)))
-        outputs.append(TaskOutput("block", len(blocks), layout, keeps_base=False))
-        blocks.append(layout.nbytes)
-    return Footprint(tuple(range(len(blocks))), tuple(blocks), tuple(outputs), inputs=())
 
 
 class _DryRun:
@@ -217,13 +156,13 @@ class _DryRun:
             tuple(assumed_layout(meta) if _is_scalar(meta) and self._counts(meta.device) else None for meta in roots),
             limits=(
                 WORKSPACE,
-                *(_sentence(graph, what, task_ids) for what, task_ids in self._limits.items()),
+                *(limit_sentence(graph, what, task_ids) for what, task_ids in self._limits.items()),
                 *self._more_limits,
             ),
             unsure=tuple(
-                _sentence(graph, what, task_ids)
+                limit_sentence(graph, what, task_ids)
                 for what, task_ids in self._limits.items()
-                if what not in _TAKES_MORE.values()
+                if what not in TAKES_MORE.values()
             ),
         )
 
@@ -305,7 +244,7 @@ class _DryRun:
         if task.kind in APPLIED and (answer := self._passed_on(task, node, inputs)) is not None:
             return answer
         refused = self._refused(task, node)
-        for part, what in _TAKES_MORE.items():
+        for part, what in TAKES_MORE.items():
             if part in task.name and task.kind is Kind.CPP:
                 self._limit(what, task.id)
         if refused is None:
@@ -335,14 +274,14 @@ class _DryRun:
         if task.kind is Kind.COMPILED:
             return "compiled regions"
         if task.kind in APPLIED:
-            return _NOT_CALLED
+            return NOT_CALLED
         if self._saves_subclass[task.id]:
             return "nodes that saved tensors of a subclass, whose code is not called"
         if hides_saved(node):
             if task.kind is not Kind.COPY_SLICES:
                 return "C++ nodes that are not PyTorch's own, or that it compiled, whose code is not called"
             if node in self._functions_in_slices or gc.get_freeze_count():  # what is frozen can't be looked for
-                return _NOT_CALLED
+                return NOT_CALLED
         edges = self._graph.out_edges[task.id]
         metas = [*task.inputs, *(self._takes[edge.next_task][edge.input] for edge in edges)]
         return "nested tensors" if any(meta.shape is None for meta in metas) else None
@@ -570,10 +509,6 @@ class _DryRun:
 
     def _counts(self, device: torch.device) -> bool:
         return device == self._device
-
-
-def _sentence(graph: Graph, what: str, task_ids: list[int]) -> str:
-    return f"not known from a dry run: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
 
 
 def _assumed(meta: TensorMeta) -> _Gradient:

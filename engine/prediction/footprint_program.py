@@ -12,7 +12,7 @@ import torch
 from ..memory.footprint import Footprint, Footprints, Origin, TaskOutput, TensorLayout
 from ..memory.layouts import Layouts
 from ..memory.timeline import Category, Maker
-from .dry_run import assumed_footprint, assumed_layout
+from .assumed_footprints import assumed_footprint, assumed_layout
 
 OUTSIDE = -1  # in place of a storage's number: it is not counted, and others hold it, too
 NO_TENSOR = 0  # in place of a tensor's number: no gradient

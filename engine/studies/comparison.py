@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 MIRRORED = ", mirrored"
 """What the names of rows end in whose forward ran by a plan; a number may follow."""
 
-
 _WORTH_A_REASON = 0.01  # of a peak
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tapehead.engine.ensembles.ensembles import CallLog, Ensemble, RefusedEnsemble, find_ensembles
+from tapehead.engine.ensembles.ensembles import Ensemble, RefusedEnsemble, find_ensembles
+from tapehead.engine.ensembles.families import CallLog
 from tapehead.inspector.capturing.capture import capture
 from tapehead.inspector.capturing.walk import graph
 

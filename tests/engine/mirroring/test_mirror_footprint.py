@@ -14,13 +14,8 @@ from torch.nn import functional
 import tapehead as th
 from tapehead.engine.memory.footprint import Footprints
 from tapehead.engine.memory.timeline import Timeline
-from tapehead.engine.mirroring.footprint import (
-    FOR_REPLAY,
-    MirroredMemory,
-    footprints_for,
-    mirror_storages,
-    mirrored_footprints,
-)
+from tapehead.engine.mirroring.footprint import MirroredMemory, mirrored_footprints
+from tapehead.engine.mirroring.storages import FOR_REPLAY, footprints_for, mirror_storages
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.mirroring.candidates import Candidates, FoundDrops, Goal
-from tapehead.engine.mirroring.footprint import MirroredMemory, footprints_for, mirror_storages
+from tapehead.engine.mirroring.footprint import MirroredMemory
 from tapehead.engine.mirroring.planners import greedy, search
+from tapehead.engine.mirroring.storages import footprints_for, mirror_storages
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.programs.record_forward import record_forward
 from tapehead.inspector.capturing.forward_program import ForwardProgram

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.prediction.dry_run import WORKSPACE, dry_run
+from tapehead.engine.prediction.dry_run import dry_run
+from tapehead.engine.prediction.dry_run_limits import WORKSPACE
 from tapehead.engine.workloads.workloads import WORKLOADS
 
 from ..comparing import compiled_loss

@@ -1,0 +1,55 @@
+"""What a dry run does not know, in words."""
+
+from __future__ import annotations
+
+from ...inspector.graph.graph import Graph
+
+WORKSPACE = (
+    "a dry run sees what operations return, not all that their kernels allocate for themselves while they run; "
+    "th.profile measures that"
+)
+"""Why every dry run is an estimate."""
+
+OF_SHAPES = (
+    "of a tape the shapes of its gradients alone are known: each is taken for a new array, and what the forward left "
+    "is not counted; th.backward(tape, memory=True) measures both"
+)
+"""Why a dry run of a tape is still less exact."""
+
+TAKES_MORE = {
+    "Convolution": "the workspace of convolutions",
+    "SlowConv": "the workspace of convolutions",
+    "Attention": "the workspace of attention",
+    "Rnn": "the workspace of recurrent layers",
+    "BatchNorm": "the workspace of normalizations",
+    "GroupNorm": "the workspace of normalizations",
+    "LayerNorm": "the workspace of normalizations",
+    "Fft": "the workspace of FFTs",
+    "EmbeddingBag": "the workspace of embedding bags",
+    "CtcLoss": "the workspace of the CTC loss",
+    "MatrixExp": "the workspace of matrix exponentials",
+    "Trilinear": "the workspace of bilinear layers",
+    "ProdBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
+    "CumprodBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
+    "BinaryCrossEntropy": "formulas with a step in place where there are values",
+}
+"""By what a node's name has in it: of what a dry run is known to say too little, or too much."""
+
+PASSING = {
+    "torch.nn.modules._functions.BackwardHookFunction": None,
+    "torch.distributed.fsdp._fully_shard._fsdp_state.RegisterPreBackwardFunction": "what FSDP gathers in the backward",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.RegisterPostBackwardFunction": (
+        "what FSDP reduces and frees in the backward"
+    ),
+    "torch.distributed.tensor._api._ToTorchTensor": "what DTensors send and receive in the backward",
+    "torch.distributed.tensor._api._FromTorchTensor": "what DTensors send and receive in the backward",
+    "torch.nn.parallel.distributed._DDPSink": "what DistributedDataParallel reduces in the backward",
+}
+"""torch's own Functions that give each gradient on as it comes, and what else they do, of which nothing is known."""
+
+NOT_CALLED = "custom Functions, whose code is not called"
+
+
+def limit_sentence(graph: Graph, what: str, task_ids: list[int]) -> str:
+    """Of which tasks something is not known."""
+    return f"not known from a dry run: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
