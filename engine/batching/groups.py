@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from ...inspector.arguments import expect_number
 from ...inspector.drawing.outlines import Outline, letters
@@ -16,12 +16,9 @@ from ...inspector.graph.graph import Fold, Graph, Task
 from ...inspector.graph.products import Product, Side
 from ...inspector.shown import GraphTheme, text_of
 from ..trace.batches import GroupKind
-from ..words.findings import findings_rich, findings_text
+from ..words.findings import ShownAsFindings
 from ..words.phrases import counted, folded, joined, module_title, pattern, was_captured
 from ..words.sizes import size_text
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Direction = Literal["backward", "forward"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -132,7 +129,7 @@ class Refused:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Groups:
+class Groups(ShownAsFindings):
     """The groups of a graph. In a notebook the table shows itself.
 
     Attributes:
@@ -307,9 +304,9 @@ class Groups:
         return rows
 
     @property
-    def table(self) -> RenderableType:
-        """Sentences and table for rich."""
-        return findings_rich(self.sentences, self.cells, _RIGHT)
+    def right(self) -> Sequence[str]:
+        """The headings of columns of numbers."""
+        return _RIGHT
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per group, for `pandas.DataFrame(groups.records())`."""
@@ -336,11 +333,7 @@ class Groups:
             for group in self.found
         ]
 
-    def __repr__(self) -> str:
-        return findings_text(self.sentences, self.cells, _RIGHT)
-
-    def __rich__(self) -> RenderableType:
-        return self.table
+    __repr__ = ShownAsFindings.__str__
 
     def _repr_html_(self) -> str:
         # A label and a product's shapes stay on one line: the place, whatever its length, is what may wrap.

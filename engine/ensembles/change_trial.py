@@ -16,7 +16,7 @@ from ..measuring.measurement import Measurement
 from ..memory.timeline import Timeline
 from ..orders.policies import POLICIES
 from ..programs.make_loss import own_gradients, same_random_numbers
-from ..programs.timing import Spread, turns
+from ..programs.timing import Spread, turns, wait_for
 from ..sessions.native import BackwardCall, Plan, run_native
 from .ensemble_change import Change
 from .ensembles import Argument, Ensemble
@@ -122,13 +122,13 @@ class _Side:
         for leaf in self.leaves:
             leaf.grad = None
         devices = {each.device for each in self.gradients if each.device.type != "cpu"}
-        _wait(devices)
+        wait_for(devices)
         started = time.perf_counter_ns()
         outputs = self.forward()
-        _wait(devices)
+        wait_for(devices)
         between = time.perf_counter_ns()
         torch.autograd.backward(outputs, self.gradients)
-        _wait(devices)
+        wait_for(devices)
         return between - started, time.perf_counter_ns() - between
 
     def memory(self) -> Timeline:
@@ -144,11 +144,6 @@ class _Side:
             timeline = run_native(call, Plan.of(call, POLICIES["heap"]), measurement=measurement).timeline
         assert timeline is not None
         return timeline
-
-
-def _wait(devices: set[torch.device]) -> None:
-    for device in devices:
-        torch.accelerator.synchronize(device)
 
 
 def try_change(ensemble: Ensemble, change: Change, rounds: int | None = None) -> Trial:

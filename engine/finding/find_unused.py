@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,14 @@ from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph, module_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source import Source
-from ...inspector.shown import text_of
 from ...inspector.torch_internals.compiled import keep_compiler_out, uncompiled
 from ...inspector.torch_internals.ranks import is_fully_sharded, sharded_parameters
 from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
 from ..trace.buckets import nothing_reduced
-from ..words.findings import findings_rich, findings_text
+from ..words.findings import ShownAsFindings
 from ..words.phrases import counted, joined, operation_title, ordinal
 from .zero_gradients import Arrived, ZeroOrigin, arrived_at
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Why = Literal["never used", "not seen", "path cut", "led nowhere", "no gradient", "zero gradient"]
 
@@ -91,7 +87,7 @@ class UnusedParameter:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class UnusedReport:
+class UnusedReport(ShownAsFindings):
     """Which parameters get no gradient from a loss, and why. In a notebook the table shows itself.
 
     It is true where there are any: `assert not th.find_unused(make_loss, model)`.
@@ -192,14 +188,7 @@ class UnusedReport:
             for each in self.parameters
         ]
 
-    def __repr__(self) -> str:
-        return findings_text(self.sentences, self.cells)
-
-    def __rich__(self) -> RenderableType:
-        return findings_rich(self.sentences, self.cells)
-
-    def _repr_html_(self) -> str:
-        return text_of("findings as HTML", self.cells, self.sentences)
+    __repr__ = ShownAsFindings.__str__
 
 
 def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:

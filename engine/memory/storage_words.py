@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ...inspector.graph.graph import Task, module_name
 from ...inspector.graph.kinds import Kind
@@ -12,6 +13,33 @@ from .timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Keeper, Storage
 
 MADE_IN_FORWARD = "made in the forward"
 """The name of what no capture saw."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Who keeps some storages, by the way in which they do.
+
+    Attributes:
+        saving: the tasks whose nodes save them.
+        left: those to which tasks before them leave them, for the one product of a sum.
+        waiting: the gradients in input buffers, and the tasks there, by what these are and where.
+        listed, lists: the gradients in lists, and the tasks there.
+        consumed: the tasks that have taken them and let none go.
+        grads: the tasks of the leaves whose .grad they are.
+        nodes: the tasks whose nodes hold them otherwise, by how long.
+        user, backward: how many the user's code holds, and the call of backward().
+    """
+
+    saving: dict[int, None] = field(default_factory=dict)
+    left: dict[int, None] = field(default_factory=dict)
+    waiting: dict[tuple[str, str, str], tuple[set[int], dict[int, None]]] = field(default_factory=dict)
+    listed: set[int] = field(default_factory=set)
+    lists: dict[int, None] = field(default_factory=dict)
+    consumed: dict[int, None] = field(default_factory=dict)
+    grads: dict[int, None] = field(default_factory=dict)
+    nodes: dict[str, dict[int, None]] = field(default_factory=dict)
+    user: int = 0
+    backward: int = 0
 
 
 class StorageWords:
@@ -77,75 +105,77 @@ class StorageWords:
         `saved by 3 × ReluBackward0 (layer1.*)`, `48 gradients of weight wait for 48 × TBackward0 (lin)`. A
         gradient that several tasks get, one after the other, waits for the first.
         """
-        saving: dict[int, None] = {}
-        left: dict[int, None] = {}
-        waiting: dict[tuple[str, str, str], tuple[set[int], dict[int, None]]] = {}
-        lists: tuple[set[int], dict[int, None]] = set(), {}
-        consumed: dict[int, None] = {}
-        grads: dict[int, None] = {}
-        nodes: dict[str, dict[int, None]] = {}
-        user = backward = 0
+        found = _Kept()
         for storage in storages:
-            keepers = self.keepers(storage, since)
-            ahead = False
-            for keeper in keepers:
-                if keeper.slot == IN_TREE and keeper.task is not None:
-                    left[keeper.task] = None
-                elif keeper.kind == "saved" and keeper.task is not None:
-                    saving[keeper.task] = None
-                elif keeper.kind == "list" and keeper.task is not None:
-                    lists[0].add(storage.number)
-                    lists[1][keeper.task] = None
-                elif keeper.kind == "consumed" and keeper.task is not None:
-                    consumed[keeper.task] = None
-                elif keeper.kind == "buffer" and keeper.task is not None and not ahead:
-                    ahead = True
-                    task = self._tasks[keeper.task]
-                    key = (pattern(self._bound_for(task)), task_name(task), pattern(self._where(task)))
-                    numbers, tasks = waiting.setdefault(key, (set(), {}))
-                    numbers.add(storage.number)
-                    tasks[task.id] = None
-                elif keeper.kind == "grad" and keeper.task is not None and not (ahead and category is Category.BUFFER):
-                    grads[keeper.task] = None
-                elif keeper.kind == "node" and keeper.task is not None:
-                    nodes.setdefault(self._how_long(keeper.slot or ""), {})[keeper.task] = None
-                user += keeper.kind == "user"
-                backward += keeper.kind == "backward"
-        sentences = []
-        if saving:
-            sentences.append("saved by " + joined(self._named(saving)))
-        if left:
-            sentences.append(f"left for the one product of a sum, which {joined(self._named(left))} makes")
-        if lists[0]:
-            numbers, tasks = lists
-            gradients = f"{len(numbers):,} gradients wait" if len(numbers) > 1 else "a gradient waits"
-            which = "lists" if len(tasks) > 1 else "list"
-            sentences.append(f"{gradients} to be summed, in the {which} for {joined(self._named(tasks))}")
-        kinds = sorted(waiting.values(), key=lambda kind: -len(kind[0]))
+            self._sort(found, storage, self.keepers(storage, since), category)
+        return "; ".join(self._said(found, storages, category)) or _UNKNOWN_KEEPER.get(category, "not known")
+
+    def _sort(self, found: _Kept, storage: Storage, keepers: Sequence[Keeper], category: Category) -> None:
+        """Notes who keeps one storage."""
+        ahead = False  # a task that gets it, before others do
+        for keeper in keepers:
+            task = keeper.task
+            found.user += keeper.kind == "user"
+            found.backward += keeper.kind == "backward"
+            if task is None:
+                continue
+            if keeper.slot == IN_TREE:
+                found.left[task] = None
+            elif keeper.kind == "saved":
+                found.saving[task] = None
+            elif keeper.kind == "list":
+                found.listed.add(storage.number)
+                found.lists[task] = None
+            elif keeper.kind == "consumed":
+                found.consumed[task] = None
+            elif keeper.kind == "buffer" and not ahead:
+                ahead = True
+                waits_for = self._tasks[task]
+                key = (pattern(self._bound_for(waits_for)), task_name(waits_for), pattern(self._where(waits_for)))
+                numbers, tasks = found.waiting.setdefault(key, (set(), {}))
+                numbers.add(storage.number)
+                tasks[task] = None
+            elif keeper.kind == "grad" and not (ahead and category is Category.BUFFER):
+                found.grads[task] = None
+            elif keeper.kind == "node":
+                found.nodes.setdefault(self._how_long(keeper.slot or ""), {})[task] = None
+
+    def _said(self, found: _Kept, storages: Sequence[Storage], category: Category) -> Iterator[str]:
+        """One phrase for each way in which they are kept."""
+        if found.saving:
+            yield "saved by " + joined(self._named(found.saving))
+        if found.left:
+            yield f"left for the one product of a sum, which {joined(self._named(found.left))} makes"
+        if found.listed:
+            which = "lists" if len(found.lists) > 1 else "list"
+            for_whom = joined(self._named(found.lists))
+            yield f"{_gradients(len(found.listed))} to be summed, in the {which} for {for_whom}"
+        yield from self._of_buffers(found)
+        if found.grads:
+            leaves: dict[str, list[str]] = {}
+            for task_id in found.grads:
+                leaves.setdefault(pattern(self._leaf(task_id)), []).append(self._leaf(task_id))
+            yield ".grad of " + joined([_times(len(each), folded(each)) for each in leaves.values()])
+        if found.consumed:
+            yield f"consumed by {joined(self._named(found.consumed))}, and never let go"
+        for how_long, tasks in found.nodes.items():
+            which = "nodes" if len(tasks) > 1 else "node"
+            yield f"held by the {which} of {joined(self._named(tasks))}{how_long}"
+        if found.user:
+            who = self._holder(storages) if category is Category.HELD else "your code"
+            yield f"held by {who}" + (f" ({found.user:,} of them)" if found.user < len(storages) else "")
+        if found.backward:
+            yield "held by the call of backward() until its end"
+
+    def _of_buffers(self, found: _Kept) -> Iterator[str]:
+        """`48 gradients of weight wait for 48 × TBackward0 (lin)`, the most first."""
+        kinds = sorted(found.waiting.values(), key=lambda kind: -len(kind[0]))
         for numbers, tasks in kinds[:_MOST_NAMED]:
-            gradients = f"{len(numbers):,} gradients" if len(numbers) > 1 else "a gradient"
-            verb = "wait" if len(numbers) > 1 else "waits"
             bound_for = folded(self._bound_for(self._tasks[task]) for task in tasks)
-            sentences.append(f"{gradients}{bound_for} {verb} for {joined(self._named(tasks))}")
+            yield f"{_gradients(len(numbers), bound_for)} for {joined(self._named(tasks))}"
         more = len(kinds) - _MOST_NAMED
         if more > 0:
-            sentences.append(f"gradients for {more:,} more kind{'s' if more > 1 else ''} of task")
-        if grads:
-            leaves: dict[str, list[str]] = {}
-            for task_id in grads:
-                leaves.setdefault(pattern(self._leaf(task_id)), []).append(self._leaf(task_id))
-            sentences.append(".grad of " + joined([_times(len(each), folded(each)) for each in leaves.values()]))
-        if consumed:
-            sentences.append(f"consumed by {joined(self._named(consumed))}, and never let go")
-        for how_long, tasks in nodes.items():
-            which = "nodes" if len(tasks) > 1 else "node"
-            sentences.append(f"held by the {which} of {joined(self._named(tasks))}{how_long}")
-        if user:
-            who = self._holder(storages) if category is Category.HELD else "your code"
-            sentences.append(f"held by {who}" + (f" ({user:,} of them)" if user < len(storages) else ""))
-        if backward:
-            sentences.append("held by the call of backward() until its end")
-        return "; ".join(sentences) or _UNKNOWN_KEEPER.get(category, "not known")
+            yield f"gradients for {more:,} more kind{'s' if more > 1 else ''} of task"
 
     def may_be_grad(self, storage: Storage) -> bool:
         """Whether the user's code made it inside of a task, where a backward of its own writes a .grad: a reentrant
@@ -257,3 +287,8 @@ _UNKNOWN_KEEPER = {
 
 def _times(count: int, what: str) -> str:
     return what if count == 1 else f"{count:,} × {what}"
+
+
+def _gradients(count: int, bound_for: str = "") -> str:
+    """`a gradient waits`, `48 gradients of weight wait`."""
+    return f"{count:,} gradients{bound_for} wait" if count > 1 else f"a gradient{bound_for} waits"

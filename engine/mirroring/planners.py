@@ -13,19 +13,44 @@ from ...inspector.graph.collector import collector_paused
 from .candidates import Candidates, FoundDrops, Goal
 from .footprint import Mirrored, MirroredMemory
 
-# Shares of the time that is allowed, which the greedy planner is tried with.
-_BUDGETS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
-_SMALL = 1 / 4096  # of the peak: dropping what is smaller is not tried on its own
-_SHARP = 0.004  # of the peak: how much below it a level counts 1/e as much
-_NEAR = 12  # such widths below it a level counts nothing
-_ALIKE = 0.25  # of the moves are of all storages that are made in one way
-_REPAIR = 0.8  # of the moves that take too much time keep something else again
-_LESS = 0.97  # of the time of the best: what comes next has to take less
-_LEAST = 0.001  # of all that could be replayed: a shorter limit is no measure of what is too much
-_DEAR = 5.0  # what a share too much counts
-_FIRST_ROUND = 500  # moves tried before it starts again from the best; each round is longer than the last
-_LONGER = 1.3
-_WARM, _COLD = 0.02, 0.0005  # what may be worse, as a round starts and as it ends
+_GREEDY_LIMITS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+"""Shares of the time that replays may take, with each of which the greedy planner is tried: what it keeps falls with
+more time, the peak need not."""
+
+# What the search by moves goes by. The choices were made by hand: there is no theory for them, and none is critical.
+
+_LEAST_SHARE = 1 / 4096
+"""Of the peak: a smaller storage is never a move of its own. A hundred of them together are 2 % of it."""
+
+_PEAK_WIDTH = 0.004
+"""Of the plain peak: how far below the highest level another one counts 1/e as much as that in the soft peak."""
+
+_WIDTHS_COUNTED = 12
+"""So many of these widths below the highest level the sum stops: what is left out counts under e^-12 each, 0.0006 %."""
+
+_ALIKE_SHARE = 0.25
+"""Of the moves: all storages that are made in one way go together, such as the same activation of each layer."""
+
+_REPAIRED_SHARE = 0.8
+"""Of the moves whose replays take too much time: something else is kept again until they fit. The others stay, at a
+price, or two storages would never change places."""
+
+_FASTER = 0.97
+"""Once the wanted peak is reached: the share of the best choice's time that the next one may take."""
+
+_LEAST_LIMIT = 0.001
+"""Of the time that replaying everything takes: where less is allowed, too much is measured against this, not by 0."""
+
+_TIME_PRICE = 5.0
+"""What it costs to take twice the time that is allowed, in plain peaks. Such a choice is only a way."""
+
+_FIRST_ROUND, _LONGER = 500, 1.3
+"""Moves until the search starts again from the best, and by what factor each round is longer than the last: short
+rounds find what is near, long ones what is not."""
+
+_WARMEST, _COLDEST = 0.02, 0.0005
+"""The temperatures of a round's start and end, in plain peaks: a choice worse by so much is taken with probability 1/e
+(Kirkpatrick, Gelatt and Vecchi, Optimization by Simulated Annealing, 1983). In between it falls geometrically."""
 
 
 def greedy(memory: MirroredMemory, goal: Goal) -> FoundDrops:
@@ -41,7 +66,7 @@ def greedy(memory: MirroredMemory, goal: Goal) -> FoundDrops:
     limit = goal.replay_ns
     if limit == inf:
         limit = sum(each.replay_ns for each, may in zip(memory.storages, candidates.may_drop, strict=True) if may)
-    chosen = [frozenset[int](), *(_greedy(memory, units, limit * share) for share in _BUDGETS)]
+    chosen = [frozenset[int](), *(_greedy(memory, units, limit * share) for share in _GREEDY_LIMITS)]
     judged = [(memory.mirrored(each), each) for each in dict.fromkeys(chosen)]
     found, dropped = min(judged, key=lambda pair: goal.rank(pair[0]))
     return FoundDrops(dropped, found, len(judged), perf_counter() - began)
@@ -170,7 +195,7 @@ class _Search:
         self._goal = goal
         self._draw = draw
         self._candidates = candidates = Candidates(memory, goal.products)
-        least = memory.plain_peak_bytes * _SMALL
+        least = memory.plain_peak_bytes * _LEAST_SHARE
         storages = memory.storages
         self.moves = [
             number for number, may in enumerate(candidates.may_drop) if may and storages[number].nbytes >= least
@@ -194,7 +219,7 @@ class _Search:
         self._dropped, self._now = self._best, self._best_is
         self._limit_ns = min(self._goal.replay_ns, self._every_ns)
         if self._goal.peak_bytes is not None and self._goal.met(self._best_is):
-            self._limit_ns = self._best_is.replay_ns * _LESS
+            self._limit_ns = self._best_is.replay_ns * _FASTER
         self._energy = self._judge(self._now)
         self._round_starts, self._round_ends = self.tried, self.tried + int(self._round)
         self._round *= _LONGER
@@ -202,14 +227,14 @@ class _Search:
     def _judge(self, found: Mirrored) -> float:
         """What a choice costs: its soft peak as a share of the plain one; time that is too much counts more."""
         plain = self._memory.plain_peak_bytes
-        peak, width = found.peak_bytes, plain * _SHARP
+        peak, width = found.peak_bytes, plain * _PEAK_WIDTH
         if self._goal.peak_bytes is not None and peak <= self._goal.peak_bytes:
             soft = float(self._goal.peak_bytes)
         else:
-            least = peak - _NEAR * width
+            least = peak - _WIDTHS_COUNTED * width
             soft = peak + width * log(1 + sum(exp((level - peak) / width) for level in found.peaks if level > least))
         late = max(0.0, found.replay_ns - self._limit_ns)
-        return soft / plain + (_DEAR * late / max(self._limit_ns, _LEAST * self._every_ns) if late else 0.0)
+        return soft / plain + (_TIME_PRICE * late / max(self._limit_ns, _LEAST_LIMIT * self._every_ns) if late else 0.0)
 
     def try_move(self) -> None:
         if self.tried >= self._round_ends:
@@ -221,7 +246,7 @@ class _Search:
         found = self._memory.mirrored(dropped)
         energy = self._judge(found)
         share = (self.tried - self._round_starts) / (self._round_ends - self._round_starts)
-        warmth = _WARM * (_COLD / _WARM) ** share
+        warmth = _WARMEST * (_COLDEST / _WARMEST) ** share
         if energy > self._energy and self._draw.random() >= exp((self._energy - energy) / warmth):
             return
         self._dropped, self._now, self._energy = dropped, found, energy
@@ -239,7 +264,7 @@ class _Search:
             if number in dropped or self._first[number] > peak:
                 break
             number = draw.choice(self.moves)
-        numbers = self._alike[storages[number].kind] if draw.random() < _ALIKE else [number]
+        numbers = self._alike[storages[number].kind] if draw.random() < _ALIKE_SHARE else [number]
         if number in dropped:
             dropped.difference_update(numbers)
         else:
@@ -247,7 +272,7 @@ class _Search:
             for each in numbers:
                 if each not in dropped:
                     dropped |= self._candidates.with_makers(each, dropped, stops)
-        if draw.random() < _REPAIR:
+        if draw.random() < _REPAIRED_SHARE:
             self._shorten(dropped, peak)
         return dropped
 

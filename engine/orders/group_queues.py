@@ -82,10 +82,7 @@ class HoldingQueue(KeyedQueue):
     def next_step(self) -> list[int]:
         """The tasks that run next, at one moment."""
         first = self.choose()
-        group = self._together(first)
-        if not all(each in self._arrivals for each in group):
-            return [first]
-        return [first, *(each for each in self.in_order(group) if each != first)]
+        return _step(first, self._together(first), self._arrivals, self.in_order)
 
     def copy(self, order: Sequence[int]) -> HoldingQueue:
         """Another queue in the same state, of a run of this `order`."""
@@ -133,10 +130,7 @@ class HoldingChoiceQueue(ChoiceQueue):
     def next_step(self) -> list[int]:
         """The tasks that run next, at one moment."""
         first = self.choose()
-        group = self._together(first)
-        if not all(each in self._arrivals for each in group):
-            return [first]
-        return [first, *(each for each in self.in_order(group) if each != first)]
+        return _step(first, self._together(first), self._arrivals, self.in_order)
 
     def copy(self, order: Sequence[int]) -> HoldingChoiceQueue:
         """Another queue in the same state, of a run of this `order`."""
@@ -149,6 +143,15 @@ class HoldingChoiceQueue(ChoiceQueue):
     def _offered(self) -> Collection[int]:
         free = [task_id for task_id in self._arrivals if task_id not in self._held]
         return free or self._arrivals.keys()
+
+
+def _step(
+    first: int, group: Sequence[int], ready: Collection[int], in_order: Callable[[Sequence[int]], list[int]]
+) -> list[int]:
+    """The task that was picked, and those that run with it, if they are ready."""
+    if not all(each in ready for each in group):
+        return [first]
+    return [first, *(each for each in in_order(group) if each != first)]
 
 
 def planned_order(

@@ -228,22 +228,8 @@ class MemoryStates:
             if not keepers[storage] & ~after and not uses.get(storage):
                 level -= self._nbytes[storage]
         if script is not None:
-            spent = []
-            for place, number in script.gives:
-                tensor = tensors[number]
-                if not tensor:
-                    continue
-                kept = False
-                if place:
-                    kept, grown, freed = self._give(waiting, counts, uses, after, place, tensor)
-                    if grown:
-                        level += grown
-                        highest = max(highest, level)
-                        level -= freed
-                if not kept:
-                    spent.append(tensor)
-            for tensor in spent:
-                level -= self._drop(counts, uses, after, tensor)
+            risen, level = self._hand_out(script, tensors, waiting, counts, uses, after, level)
+            highest = max(highest, risen)
         for place in self._summed & waiting.keys():
             if waiting[place] not in self._sums:
                 self._rename(waiting, counts, uses, after, place)
@@ -254,6 +240,36 @@ class MemoryStates:
             if not self._awaits[later] & ~after:
                 ready |= 1 << later
         return MemoryState(after, ready, level, waiting, stays, (counts, uses)), highest
+
+    def _hand_out(
+        self,
+        script: _Script,
+        tensors: list[int],
+        waiting: dict[int, int],
+        counts: dict[int, int],
+        uses: dict[int, int],
+        after: int,
+        level: int,
+    ) -> tuple[int, int]:
+        """A task gives its gradients on, and what no buffer keeps dies: the highest level on the way, and the last."""
+        highest = level
+        spent = []
+        for place, number in script.gives:
+            tensor = tensors[number]
+            if not tensor:
+                continue
+            kept = False
+            if place:
+                kept, grown, freed = self._give(waiting, counts, uses, after, place, tensor)
+                if grown:
+                    level += grown
+                    highest = max(highest, level)
+                    level -= freed
+            if not kept:
+                spent.append(tensor)
+        for tensor in spent:
+            level -= self._drop(counts, uses, after, tensor)
+        return highest, level
 
     def key(self, state: MemoryState) -> object:
         """Equal for states from which all goes on alike: nearly always there is one per set of tasks."""

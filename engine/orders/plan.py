@@ -18,7 +18,7 @@ from ..memory.timeline import Timeline
 from ..prediction.dry_run_limits import WORKSPACE
 from ..prediction.simulation import difference
 from ..queue.pending import queue_lengths
-from ..queue.policy import AnyPolicy, Policy, policy_name
+from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ..queue.ready_queue import PolicyError
 from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
@@ -187,15 +187,7 @@ def plan(
         expect(footprints, Footprints, "footprints", "those of a measured run, th.profile(...).footprints")
     if footprints is not None and (other := difference(graph, footprints.graph)) is not None:
         raise ValueError(f"the footprints are not this graph's: {other}")
-    if isinstance(policies, str | Policy) or callable(policies):
-        policies = (policies,)
-    expect(policies, Iterable, "policies", 'a policy, or several, such as ("heap", "dfs")')
-    chosen = [find_policy(policy) for policy in policies]
-    if not chosen:
-        raise ValueError("there is no policy to plan with")
-    names = list(map(policy_name, chosen))
-    if len(set(names)) < len(names):
-        raise ValueError(f"there are two policies of one name: {', '.join(names)}")
+    chosen = _chosen(policies)
     if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
         raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
     problem = Problem(graph, footprints)
@@ -213,7 +205,7 @@ def plan(
         raise PolicyError(notes[0])
     bound_bytes, why = lowest.nbytes, lowest.sentence
     best = min(rows, key=lambda row: row.peak_bytes)
-    if best.peak_bytes > bound_bytes and any(name.startswith("optimal") for name in names) and not notes:
+    if best.peak_bytes > bound_bytes and any(policy_name(each).startswith("optimal") for each in chosen) and not notes:
         bound_bytes, why = best.peak_bytes, "that is proven by a search through all orders."
     ends = perf_counter() + seconds
     if seconds and len(problem.tasks) <= _EXACT_TASKS and best.peak_bytes > bound_bytes:
@@ -237,3 +229,17 @@ def plan(
         notes.append(f"{len(unknown) - _MOST_LIMITS} more reasons are in plan.footprints.limits.")
     took = perf_counter() - began
     return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, took, tuple(notes))
+
+
+def _chosen(policies: Iterable[AnyPolicy] | AnyPolicy) -> list[Policy | Choice]:
+    """The policies, each once. Raises what `plan` says."""
+    if isinstance(policies, str | Policy) or callable(policies):
+        policies = (policies,)
+    expect(policies, Iterable, "policies", 'a policy, or several, such as ("heap", "dfs")')
+    chosen = [find_policy(policy) for policy in policies]
+    if not chosen:
+        raise ValueError("there is no policy to plan with")
+    names = list(map(policy_name, chosen))
+    if len(set(names)) < len(names):
+        raise ValueError(f"there are two policies of one name: {', '.join(names)}")
+    return chosen

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
@@ -19,18 +19,14 @@ from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source import Source
 from ...inspector.graph.words import dtype_name, shape_text
-from ...inspector.shown import text_of
 from ...inspector.torch_internals.saved import first_freed, hides_saved, packed_slots, saved_slots
 from ...inspector.torch_internals.tensors import storage_of
 from ..queue.policy import AnyPolicy, is_dynamic, policy_name
-from ..words.findings import findings_rich, findings_text
+from ..words.findings import ShownAsFindings
 from ..words.phrases import counted, joined, module_title, ordinal
 from ..words.sizes import size_text
 from .policies import find_policy
 from .schedule import schedule
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _MOST_ROWS = 40  # of a table that is shown; records() has all
 _MOST_TEXT = 40  # characters of what a pack hook gave
@@ -81,7 +77,7 @@ class Unpack:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class UnpackOrder:
+class UnpackOrder(ShownAsFindings):
     """In which order a backward unpacks what the forward saved. In a notebook the table shows itself.
 
     Attributes:
@@ -234,14 +230,12 @@ class UnpackOrder:
             for row in self.rows
         ]
 
-    def __repr__(self) -> str:
-        return findings_text(self.sentences, self.cells, _RIGHT)
+    @property
+    def right(self) -> Sequence[str]:
+        """The headings of columns of numbers."""
+        return _RIGHT
 
-    def __rich__(self) -> RenderableType:
-        return findings_rich(self.sentences, self.cells, _RIGHT)
-
-    def _repr_html_(self) -> str:
-        return text_of("findings as HTML", self.cells, self.sentences, _RIGHT)
+    __repr__ = ShownAsFindings.__str__
 
 
 _RIGHT = ("place", "bytes")

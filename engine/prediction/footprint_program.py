@@ -14,11 +14,23 @@ from ..memory.layouts import Layouts
 from ..memory.timeline import Category, Maker
 from .assumed_footprints import assumed_footprint, assumed_layout
 
-OUTSIDE = -1  # in place of a storage's number: it is not counted, and others hold it, too
-NO_TENSOR = 0  # in place of a tensor's number: no gradient
-NOBODY = 0  # in place of an input's number: no task takes the gradient
-NO_LEAF, HAS_GRAD, AS_IT_COMES = -1, -2, -3  # in place of the number of a leaf's layout
-NO_STORAGES: list[int] = []  # is not added to
+# Storages, tensors, inputs and layouts are numbers here, places in flat lists; these stand where there is none.
+OUTSIDE = -1
+"""Instead of a storage: its bytes are not counted, those on another device for one. Something else holds it, too, so
+that nothing is added to it in place."""
+
+NO_TENSOR = 0
+"""Instead of a tensor: there is no gradient. 0 is false, and the facts at place 0 of each list are those of nothing."""
+
+NOBODY = 0
+"""Instead of the input that takes a gradient: no task does. Inputs count from 1 on, so that this is false, too."""
+
+NO_LEAF, HAS_GRAD, AS_IT_COMES = -1, -2, -3
+"""Instead of the layout of a task's leaf: the task is no AccumulateGrad; what comes is added to the .grad that is
+there; what comes becomes .grad whatever its layout is (the argument of a tape)."""
+
+NO_STORAGES: list[int] = []
+"""What most tasks release at their end. All share this list, and nobody writes to it."""
 
 _SAVED, _BUFFER, _FORWARD = int(Category.SAVED), int(Category.BUFFER), int(Category.FORWARD)
 _HELD, _WORKSPACE = int(Category.HELD), int(Category.WORKSPACE)

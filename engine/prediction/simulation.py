@@ -258,22 +258,34 @@ class _Simulation:
 
     def run(self, order: Sequence[int]) -> Timeline:
         """Replays the tasks in this order."""
+        program = self._program
+        receivers = program.receivers if len(order) == len(self._graph) else self._needed_receivers(order)
+        if program.keeps:
+            self._place_of = {task_id: place for place, task_id in enumerate(order)}
+        self._prepare(order, receivers)
+        before = len(self._nbytes)
+        for root, tensor in zip(self._graph.roots, program.roots, strict=True):
+            if not self._give(program.first_input[root.task] + root.input, tensor):
+                self._counts[tensor] -= 1
+        starts, inputs = self._replay(order, receivers)
+        starts.append(len(self._events))
+        self._end()
+        for tensor in program.roots:
+            self._drop(tensor)
+        return self._timeline(order, before, starts, inputs)
+
+    def _replay(self, order: Sequence[int], receivers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+        """The tasks: at which event each starts, and the storages of what comes to it.
+
+        All the time goes here: what is usual is done on the spot, in one long loop, and methods do the rest.
+        """
         events, nbytes, born_as, uses = self._events, self._nbytes, self._born_as, self._uses
         storage_of, layout_of, base_of, counts = self._storage_of, self._layout_of, self._base_of, self._counts
         program, waiting, released = self._program, self._waiting, self._released
         first_input, programs, leaf_layouts = program.first_input, program.programs, program.leaf_layouts
-        receivers = program.receivers if len(order) == len(self._graph) else self._needed_receivers(order)
         give, drop, begin, append = self._give, self._drop, self._begin, events.append
-        if program.keeps:
-            self._place_of = {task_id: place for place, task_id in enumerate(order)}
-        self._prepare(order, receivers)
-        before = len(nbytes)
         starts: list[int] = []
         inputs: list[int] = []
-        for root, tensor in zip(self._graph.roots, program.roots, strict=True):
-            if not give(first_input[root.task] + root.input, tensor):
-                counts[tensor] -= 1
-        # All the time goes here: what is usual is done on the spot, and methods do the rest.
         for task_id in order:
             starts.append(len(events))
             given = waiting[first_input[task_id] : first_input[task_id + 1]]
@@ -330,23 +342,23 @@ class _Simulation:
                         spent.append(tensor)
             for tensor in spent:
                 drop(tensor)
-        starts.append(len(events))
-        self._end()
-        for tensor in program.roots:
-            drop(tensor)
+        return starts, inputs
+
+    def _timeline(self, order: Sequence[int], before: int, starts: list[int], inputs: list[int]) -> Timeline:
+        """What was written, once all has run; `before` storages were alive as the backward started."""
         found = Timeline(
             self._graph,
             tuple(order),
             self._footprints.device,
             self._footprints.basis,
-            array("q", events),
+            array("q", self._events),
             array("q", starts),
-            array("q", nbytes),
-            array("q", born_as),
+            array("q", self._nbytes),
+            array("q", self._born_as),
             self._changes,
             before,
-            program.start.makers,
-            program.start.saved,
+            self._program.start.makers,
+            self._program.start.saved,
             frozenset(self._held),
             self._grads,
             array("q", inputs),

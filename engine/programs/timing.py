@@ -86,7 +86,7 @@ def time_backward(
         plan = Plan.of(call, policy)
     else:
         plan = Plan(graph, policy, None, list(order), frozenset(map(str, graph.devices)))
-    _wait_for(accelerators)
+    wait_for(accelerators)
     awaited = _Awaited(call.tensors, call.grad_tensors, call.retain_graph, call.create_graph, call.inputs, accelerators)
     return as_asked(run_native(awaited, plan, queues=queues), policy).elapsed_ns
 
@@ -116,10 +116,10 @@ def time_stepped(
     with Stepper(loss, policy=policy, trace=None, accumulation=accumulation) as stepper:
         check(stepper.graph)
         devices = [device for device in stepper.graph.devices if device.type != "cpu"]
-        _wait_for(devices)
+        wait_for(devices)
         started_ns = time.perf_counter_ns()
         stepper.run()
-        _wait_for(devices)
+        wait_for(devices)
         return time.perf_counter_ns() - started_ns
 
 
@@ -131,9 +131,10 @@ class _Awaited(BackwardCall):
 
     def run(self) -> None:
         super().run()
-        _wait_for(self.devices)
+        wait_for(self.devices)
 
 
-def _wait_for(devices: Iterable[torch.device]) -> None:
+def wait_for(devices: Iterable[torch.device]) -> None:
+    """Until these devices have done what they were given to do."""
     for device in devices:
         torch.accelerator.synchronize(device)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.ranks import longest_ways
 from ...inspector.shown import Theme, drawn, text_of
-from ..words.findings import findings_rich, findings_text
+from ..words.findings import ShownAsFindings, findings_rich, findings_text
 from ..words.phrases import counted
 from ..words.sizes import share_text
 from ..words.tables import row_called
@@ -256,7 +256,7 @@ _RIGHT = ("tasks", "busy", "idle")
 
 
 @dataclass(frozen=True, eq=False)
-class MakespanReport:
+class MakespanReport(ShownAsFindings):
     """How long one backward takes on several devices under several policies. In a notebook the table shows itself.
 
     Attributes:
@@ -348,22 +348,9 @@ class MakespanReport:
         return [headings, *rows]
 
     @property
-    def _right(self) -> Sequence[str]:
+    def right(self) -> Sequence[str]:
+        """The headings of columns of numbers."""
         return self.cells[0][1:]
-
-    def __str__(self) -> str:
-        return findings_text(self.sentences, self.cells, self._right)
-
-    @property
-    def table(self) -> RenderableType:
-        """What it says, and the rows, for rich."""
-        return findings_rich(self.sentences, self.cells, self._right)
-
-    def __rich__(self) -> RenderableType:
-        return self.table
-
-    def _repr_html_(self) -> str:
-        return text_of("findings as HTML", self.cells, self.sentences, self._right)
 
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The policies below each other, over one axis of time. Needs plotly."""

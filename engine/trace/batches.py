@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from ...inspector.shown import text_of
-from ..words.findings import findings_rich, findings_text
+from ..words.findings import ShownAsFindings
 from ..words.phrases import counted
 from ..words.sizes import size_text
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _MOST_ROWS = 40
 _MOST_SAID = 5  # fallbacks in sentences
@@ -59,7 +55,7 @@ class Fallback:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Batches:
+class Batches(ShownAsFindings):
     """What ran as one in a backward: a sequence of `Batch`, in order. In a notebook the table shows itself.
 
     Attributes:
@@ -152,18 +148,11 @@ class Batches:
         return rows
 
     @property
-    def table(self) -> RenderableType:
-        """Sentences and table for rich."""
-        return findings_rich(self.sentences, self.cells, _RIGHT)
+    def right(self) -> Sequence[str]:
+        """The headings of columns of numbers."""
+        return _RIGHT
 
-    def __repr__(self) -> str:
-        return findings_text(self.sentences, self.cells, _RIGHT)
-
-    def __rich__(self) -> RenderableType:
-        return self.table
-
-    def _repr_html_(self) -> str:
-        return text_of("findings as HTML", self.cells, self.sentences, _RIGHT)
+    __repr__ = ShownAsFindings.__str__
 
 
 _RIGHT = ("tasks", "launches", "copies", "kept", "µs")

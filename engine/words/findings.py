@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from ...inspector.shown import text_of
 from .tables import cells_table
 
 if TYPE_CHECKING:
@@ -15,6 +16,45 @@ if TYPE_CHECKING:
 _WIDTH = 120  # characters of a line of text
 _FIRST = 40  # the most that the first column takes
 _LAST = 40  # the least that the last one keeps
+
+
+class ShownAsFindings:
+    """What a result has in common with others that are sentences and a table below them. See `ShownAsTable`.
+
+    A class of this kind has `sentences`, and `cells` where there is a table. One that shows itself at Python's prompt,
+    too, has `__repr__ = ShownAsFindings.__str__`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first."""
+        raise NotImplementedError
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        """What is found, in words."""
+        raise NotImplementedError
+
+    @property
+    def right(self) -> Sequence[str]:
+        """The headings of columns of numbers."""
+        return ()
+
+    @property
+    def table(self) -> RenderableType:
+        """Sentences and table for rich."""
+        return findings_rich(self.sentences, self.cells, self.right)
+
+    def __str__(self) -> str:
+        return findings_text(self.sentences, self.cells, self.right)
+
+    def __rich__(self) -> RenderableType:
+        return self.table
+
+    def _repr_html_(self) -> str:
+        return text_of("findings as HTML", self.cells, self.sentences, self.right)
 
 
 def findings_text(sentences: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:

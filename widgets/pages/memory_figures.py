@@ -261,70 +261,87 @@ def _lifetimes_layout(
 
 def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
     """See `peak_figure`. Of many groups the smallest are one per category."""
-    graph = report.timeline.graph
-    ids, parents, values = ["peak"], [""], [report.nbytes]
-    tints, inks = [colours["sunk"]], [colours["on-sunk"]]
-    labels = [f"the peak  {size_text(report.nbytes)}"]
-    told = [f"<b>{size_text(report.nbytes)}</b> alive at the peak"]
+    layout = _layout(colours, 380)
+    layout["margin"] = {"l": 12, "r": 12, "t": 12, "b": 12}
+    del layout["xaxis"], layout["yaxis"]
+    return {"data": [_PeakTree(report, colours).treemap()], "layout": layout}
 
-    def add(
-        name: str, parent: str, label: str, nbytes: int, category: Category, group: PeakGroup | None = None
-    ) -> None:
-        ids.append(name)
-        parents.append(parent)
-        labels.append(f"{escaped(cut(label, 40))}{'<br>' if group else '  '}{size_text(nbytes)}")
-        values.append(nbytes)
-        tints.append(colours[CATEGORY_COLOURS[category]])
-        inks.append(colours[f"on-{CATEGORY_COLOURS[category]}"])
-        title = escaped(cut(report.title(group) if group else label, LINE))
-        story = f"<br>{_group_story(group)}" if group else ""
-        told.append(f"<b>{title}</b><br>{_amount(nbytes, report.nbytes)}{story}")
 
-    largest = set(map(id, heapq.nlargest(_MOST_LEAVES, report.groups, key=lambda group: group.nbytes)))
-    for category, nbytes in report.categories.items():
+class _PeakTree:
+    """The boxes of a treemap, each with its parent: category, module, and group of storages."""
+
+    def __init__(self, report: PeakReport, colours: Colours) -> None:
+        self._report = report
+        self._colours = colours
+        self._ids, self._parents, self._values = ["peak"], [""], [report.nbytes]
+        self._tints, self._inks = [colours["sunk"]], [colours["on-sunk"]]
+        self._labels = [f"the peak  {size_text(report.nbytes)}"]
+        self._told = [f"<b>{size_text(report.nbytes)}</b> alive at the peak"]
+        self._largest = set(map(id, heapq.nlargest(_MOST_LEAVES, report.groups, key=lambda group: group.nbytes)))
+        for category in report.categories:
+            self._add_category(category)
+
+    def _add_category(self, category: Category) -> None:
+        report = self._report
         top = f"{int(category)}"
-        add(top, "peak", category.title, nbytes, category)
+        self._add(top, "peak", category.title, report.categories[category], category)
         modules: dict[str | None, list[PeakGroup]] = {}
         rest: list[PeakGroup] = []
         for group in report.groups:
             if group.category is category:
-                (modules.setdefault(group.module, []) if id(group) in largest else rest).append(group)
+                (modules.setdefault(group.module, []) if id(group) in self._largest else rest).append(group)
         for number, (module, groups) in enumerate(modules.items()):
             below = f"{top}/{number}"
             if len(groups) == 1:
                 (group,) = groups
-                add(below, top, report.module_title(group) + _stays(group), group.nbytes, category, group)
+                self._add(below, top, report.module_title(group) + _stays(group), group.nbytes, category, group)
                 continue
-            add(below, top, module_title(graph, module), sum(group.nbytes for group in groups), category)
+            title = module_title(report.timeline.graph, module)
+            self._add(below, top, title, sum(group.nbytes for group in groups), category)
             for at, group in enumerate(groups):
                 line = group.source.short if group.source else f"by {group.made_by}"
-                add(f"{below}/{at}", below, line + _stays(group), group.nbytes, category, group)
+                self._add(f"{below}/{at}", below, line + _stays(group), group.nbytes, category, group)
         if rest:
-            add(f"{top}/rest", top, f"+{len(rest):,} smaller groups", sum(group.nbytes for group in rest), category)
-    layout = _layout(colours, 380)
-    layout["margin"] = {"l": 12, "r": 12, "t": 12, "b": 12}
-    del layout["xaxis"], layout["yaxis"]
-    treemap = {
-        "type": "treemap",
-        "ids": ids,
-        "parents": parents,
-        "labels": labels,
-        "values": values,
-        "branchvalues": "total",
-        "textinfo": "label",
-        "textfont": {"color": inks},
-        "customdata": told,
-        "hovertemplate": "%{customdata}<extra></extra>",
-        "marker": {
-            "colors": tints,
-            "line": {"color": colours["panel"], "width": 1},
-            "pad": {"t": 20, "l": 3, "r": 3, "b": 3},
-        },
-        "tiling": {"packing": "squarify", "pad": 1},
-        "pathbar": {"visible": True, "thickness": 20, "textfont": {"color": colours["ink2"], "size": 11}},
-        "maxdepth": 4,
-    }
-    return {"data": [treemap], "layout": layout}
+            title = f"+{len(rest):,} smaller groups"
+            self._add(f"{top}/rest", top, title, sum(group.nbytes for group in rest), category)
+
+    def _add(
+        self, name: str, parent: str, label: str, nbytes: int, category: Category, group: PeakGroup | None = None
+    ) -> None:
+        report, colours = self._report, self._colours
+        self._ids.append(name)
+        self._parents.append(parent)
+        self._labels.append(f"{escaped(cut(label, 40))}{'<br>' if group else '  '}{size_text(nbytes)}")
+        self._values.append(nbytes)
+        self._tints.append(colours[CATEGORY_COLOURS[category]])
+        self._inks.append(colours[f"on-{CATEGORY_COLOURS[category]}"])
+        title = escaped(cut(report.title(group) if group else label, LINE))
+        story = f"<br>{_group_story(group)}" if group else ""
+        self._told.append(f"<b>{title}</b><br>{_amount(nbytes, report.nbytes)}{story}")
+
+    def treemap(self) -> Drawing:
+        """The trace."""
+        colours = self._colours
+        return {
+            "type": "treemap",
+            "ids": self._ids,
+            "parents": self._parents,
+            "labels": self._labels,
+            "values": self._values,
+            "branchvalues": "total",
+            "textinfo": "label",
+            "textfont": {"color": self._inks},
+            "customdata": self._told,
+            "hovertemplate": "%{customdata}<extra></extra>",
+            "marker": {
+                "colors": self._tints,
+                "line": {"color": colours["panel"], "width": 1},
+                "pad": {"t": 20, "l": 3, "r": 3, "b": 3},
+            },
+            "tiling": {"packing": "squarify", "pad": 1},
+            "pathbar": {"visible": True, "thickness": 20, "textfont": {"color": colours["ink2"], "size": 11}},
+            "maxdepth": 4,
+        }
 
 
 def _stays(group: PeakGroup) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -16,6 +16,7 @@ from ...engine.studies.mirror_study import (
     SELECTIVE,
     WITHIN,
     MirrorStudy,
+    StudiedWay,
 )
 from ...engine.words.sizes import size_text
 from ...inspector.shown import Theme
@@ -86,56 +87,11 @@ def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:
     peaks = [100 * study.ratio(row.name) for row in study.rows]
     across, up = _around(times, _MARGIN), _around(peaks, _LEAST)
     name_at = dict(zip((row.name for row in study.rows), _spread(peaks, up), strict=True))
-    traces, names = [], []
-    for row, middle, peak in zip(study.rows, times, peaks, strict=True):
-        time = row.time_ratio
-        symbol, mark = _SYMBOLS.get(row.name, _DIAMOND)
-        colour = colours[_COLOURS.get(row.name, "ink")]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": escaped(row.name),
-                "x": [middle],
-                "y": [peak],
-                "hovertemplate": f"<b>{escaped(row.name)}</b>  {size_text(row.peak_bytes)}, {middle:.2f} ×"
-                "<extra></extra>",
-                "marker": {
-                    "color": colour,
-                    "symbol": symbol,
-                    "size": 10,
-                    "line": {"width": 2, "color": colour},
-                },
-                "error_x": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [time.high - middle],
-                    "arrayminus": [middle - time.low],
-                    "thickness": 1,
-                    "width": 0,
-                    "color": colours["line2"],
-                },
-            }
-        )
-        beside = {"x": across[1], "y": name_at[row.name], "xanchor": "left", "xshift": 2, "showarrow": False}
-        names.append({"text": mark, "font": {"color": colour}} | beside)
-        names.append({"text": escaped(row.name), "font": {"color": colours["ink2"]}} | beside | {"xshift": 16})
-        names.append(
-            {
-                "text": "",
-                "x": middle,
-                "y": peak,
-                "axref": "x",
-                "ayref": "y",
-                "ax": across[1],
-                "ay": name_at[row.name],
-                "showarrow": True,
-                "arrowhead": 0,
-                "arrowwidth": 1,
-                "arrowcolor": colours["line2"],
-                "standoff": 8,
-            }
-        )
+    traces: list[Drawing] = []
+    names: list[Drawing] = []
+    for row, peak in zip(study.rows, peaks, strict=True):
+        traces.append(_point(row, peak, colours))
+        names += _name(row, peak, across[1], name_at[row.name], colours)
     layout = {
         "height": _HEIGHT,
         "margin": {"l": 70, "r": _NAMES, "t": _TOP, "b": _BOTTOM},
@@ -147,6 +103,56 @@ def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:
         "yaxis": _axis(colours, "of the peak of nothing") | {"range": up, "ticksuffix": " %"},
     }
     return {"data": traces, "layout": layout}
+
+
+def _point(row: StudiedWay, peak: float, colours: Colours) -> Drawing:
+    time, colour = row.time_ratio, colours[_COLOURS.get(row.name, "ink")]
+    symbol, _ = _SYMBOLS.get(row.name, _DIAMOND)
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": escaped(row.name),
+        "x": [time.middle],
+        "y": [peak],
+        "hovertemplate": f"<b>{escaped(row.name)}</b>  {size_text(row.peak_bytes)}, {time.middle:.2f} ×<extra></extra>",
+        "marker": {
+            "color": colour,
+            "symbol": symbol,
+            "size": 10,
+            "line": {"width": 2, "color": colour},
+        },
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [time.high - time.middle],
+            "arrayminus": [time.middle - time.low],
+            "thickness": 1,
+            "width": 0,
+            "color": colours["line2"],
+        },
+    }
+
+
+def _name(row: StudiedWay, peak: float, x: float, y: float, colours: Colours) -> Iterator[Drawing]:
+    """The mark of a point, its name, and the line from there to the point."""
+    _, mark = _SYMBOLS.get(row.name, _DIAMOND)
+    beside = {"x": x, "y": y, "xanchor": "left", "xshift": 2, "showarrow": False}
+    yield {"text": mark, "font": {"color": colours[_COLOURS.get(row.name, "ink")]}} | beside
+    yield {"text": escaped(row.name), "font": {"color": colours["ink2"]}} | beside | {"xshift": 16}
+    yield {
+        "text": "",
+        "x": row.time_ratio.middle,
+        "y": peak,
+        "axref": "x",
+        "ayref": "y",
+        "ax": x,
+        "ay": y,
+        "showarrow": True,
+        "arrowhead": 0,
+        "arrowwidth": 1,
+        "arrowcolor": colours["line2"],
+        "standoff": 8,
+    }
 
 
 def _around(values: Sequence[float], least: float) -> list[float]:
