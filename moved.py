@@ -234,7 +234,7 @@ MOVED = {
     "widgets.figure_page": "widgets.pages.figure_page",
     "widgets.foresight": "widgets.deck.foresight",
     "widgets.frontier_page": "widgets.pages.frontier_page",
-    "widgets.frontier_script": "widgets.pages.frontier_script",
+    "widgets.frontier_script": "widgets.pages.frontier_page",
     "widgets.gantt_figure": "widgets.pages.gantt_figure",
     "widgets.glossary": "widgets.pages.glossary",
     "widgets.group_content": "widgets.deck.group_content",

@@ -1,4 +1,4 @@
-"""The page of the deck: its sources are sound, and the committed bundle is what they give."""
+"""The pages of deck and frontier: their sources are sound, and the committed bundles are what they give."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 pytestmark = pytest.mark.heavy
 
 WIDGETS = Path(__file__).parents[1] / "widgets"
-BUNDLE = WIDGETS / "static" / "deck.js"
-MOST_BYTES = 300_000
+MOST_BYTES = {"deck.js": 300_000, "frontier.js": 150_000}
 
 
 def run(folder: Path, *command: str) -> None:
@@ -29,16 +28,21 @@ def test_the_pages_own_tests_pass(page_sources: Path) -> None:
     run(page_sources, "npm", "test")
 
 
-def test_the_committed_bundle_is_what_the_sources_give(page_sources: Path) -> None:
-    (page_sources.parent / "static").mkdir()
+def test_the_committed_bundles_are_what_the_sources_give(page_sources: Path) -> None:
+    static = page_sources.parent / "static"
+    static.mkdir()
     run(page_sources, "npm", "run", "build")
-    built = (page_sources.parent / "static" / "deck.js").read_bytes()
-    assert built == BUNDLE.read_bytes(), "run `npm run build` in widgets/js and commit widgets/static/deck.js"
+    assert {path.name for path in static.iterdir()} == MOST_BYTES.keys()
+    for name in MOST_BYTES:
+        built, committed = (folder / name for folder in (static, WIDGETS / "static"))
+        assert built.read_bytes() == committed.read_bytes(), "`npm run build` in widgets/js, and commit widgets/static"
 
 
-def test_the_bundle_is_small_and_asks_for_nothing_else() -> None:
-    text = BUNDLE.read_text(encoding="utf-8")
-    assert len(text.encode()) <= MOST_BYTES
+@pytest.mark.parametrize("name", MOST_BYTES)
+def test_a_bundle_is_small_and_asks_for_nothing_else(name: str) -> None:
+    text = (WIDGETS / "static" / name).read_text(encoding="utf-8")
+    assert len(text.encode()) <= MOST_BYTES[name]
+    assert "</script" not in text.lower(), "a page that has it inside would end there"
     assert not re.search(r"(^|[;}\s])import\b\s*[\w{*(\"']", text), "the page would load another module"
     for word in ("importScripts", "fetch(", "XMLHttpRequest", "WebSocket", "sourceMappingURL"):
         assert word not in text, f"the page would load something: {word}"

@@ -99,7 +99,8 @@ def test_the_wheel_has_every_source_file_and_nothing_else_of_the_repository(libr
     packed = {path.relative_to(library / "tapehead") for path in (library / "tapehead").rglob("*.py")}
     assert packed == {path.relative_to(ROOT) for path in SOURCES}
     assert (library / "tapehead" / "py.typed").exists()
-    assert (library / "tapehead" / "widgets" / "static" / "deck.js").exists()
+    static = library / "tapehead" / "widgets" / "static"
+    assert {path.name for path in static.iterdir()} == {"deck.js", "frontier.js"}
     assert {path.name.partition("-")[0] for path in library.iterdir()} == {"tapehead"}
 
 

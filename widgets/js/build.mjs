@@ -1,4 +1,5 @@
-// Bundles the page into one ES module, widgets/static/deck.js: style sheet and d3 included, nothing loaded later.
+// Bundles the deck into one ES module, widgets/static/deck.js: style sheet and d3 included, nothing loaded later; and
+// the slider of plans for mirroring into a script that a page has inside, widgets/static/frontier.js.
 // `--tests` bundles tests/*.test.ts into out/ for node's own test runner.
 import { readFileSync, readdirSync } from "node:fs";
 import * as esbuild from "esbuild";
@@ -48,13 +49,13 @@ if (process.argv.includes("--tests")) {
     outExtension: { ".js": ".mjs" },
   });
 } else {
-  const page = {
-    ...shared,
-    entryPoints: ["src/index.ts"],
-    minify: true,
-    legalComments: "inline",
-    outfile: "../static/deck.js",
-  };
-  if (process.argv.includes("--watch")) await (await esbuild.context(page)).watch();
-  else await esbuild.build(page);
+  const pages = [
+    { entryPoints: ["src/index.ts"], outfile: "../static/deck.js" },
+    { entryPoints: ["src/frontier/index.ts"], outfile: "../static/frontier.js", format: "iife" },
+  ];
+  for (const each of pages) {
+    const page = { ...shared, minify: true, legalComments: "inline", ...each };
+    if (process.argv.includes("--watch")) await (await esbuild.context(page)).watch();
+    else await esbuild.build(page);
+  }
 }

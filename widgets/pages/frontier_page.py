@@ -14,9 +14,12 @@ from ...engine.mirroring.planned_mirror import MirrorFrontier, PlannedMirror, pr
 from ...engine.words.phrases import task_name
 from ...engine.words.sizes import percent_text, share_text, size_text
 from ...inspector.graph.graph import Graph
-from .frontier_script import SCRIPT
+from ...inspector.graph.source import PACKAGE
 from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables
+
+CODE = PACKAGE / "widgets" / "static" / "frontier.js"
+"""What moves the slider: widgets/js/src/frontier, bundled into a script that stands in the page."""
 
 _MOST_BINS = 480  # of a curve
 _MOST_STORAGES = 40  # that are listed, the largest
@@ -117,7 +120,7 @@ def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | N
     still = cells_html(frontier.cells, [*frontier.explored.sentences, *frontier.sentences], headings)
     return (
         f'<div class="th-frontier"><style>{_STYLE}</style><div class="still">{still}</div><div class="moving"></div>'
-        f'<script type="application/json">{content}</script></div><script>{SCRIPT}</script>'
+        f'<script type="application/json">{content}</script></div><script>{CODE.read_text(encoding="utf-8")}</script>'
     )
 
 

@@ -1,0 +1,116 @@
+/** Plans for mirroring under a slider, which curve, prices, modules and storages follow. */
+
+import { el } from "../dom.ts";
+import { drawCurve, lineColour } from "./curve.ts";
+import type { Frontier, Plan } from "./data.ts";
+import { put } from "./plot.ts";
+import { drawPrice } from "./price.ts";
+import { addModules, addStorages } from "./tables.ts";
+
+/** Shows the plans that stand as JSON in `root`. */
+export function showFrontier(root: HTMLElement): void {
+  const content = root.querySelector('script[type="application/json"]');
+  const data = JSON.parse(content?.textContent ?? "") as Frontier;
+  const { plans } = data;
+  const host = root.querySelector(".moving") as HTMLElement;
+  let place = data.place;
+
+  const top = put(host, "section");
+  const figures = put(top, "div", { class: "figures" });
+  const slider = addSlider(top, plans.length, place);
+  const charts = put(put(host, "section"), "div", { class: "charts" });
+  const left = put(charts, "div");
+  const right = put(charts, "div");
+  put(left, "h3", {}, "Memory of the backward", el("span", {}, "predicted"));
+  addKey(left, data);
+  const curve = put(left, "div");
+  const told = put(left, "p", { class: "told" });
+  put(right, "h3", {}, "What each plan costs", el("span", {}, "peak, and time of a step"));
+  const price = put(right, "div");
+  const said = put(host, "section", { class: "said" });
+  const below = [addModules(host), addStorages(host, data)];
+
+  const drawCharts = () => {
+    drawCurve(curve, data, place, (text) => (told.textContent = text));
+    drawPrice(price, data, place, (chosen) => {
+      slider.value = String(chosen);
+      move();
+    });
+  };
+  const show = () => {
+    const plan = plans[place];
+    showFigures(figures, plan);
+    slider.setAttribute("aria-valuetext", plan.sentences[0]);
+    said.textContent = "";
+    for (const sentence of [...plan.sentences, ...data.notes]) put(said, "p", {}, sentence);
+    for (const each of below) each(plan);
+    drawCharts();
+  };
+  function move(): void {
+    place = Number(slider.value);
+    told.textContent = "";
+    show();
+  }
+  slider.addEventListener("input", move);
+  followTheme(root);
+  root.dataset.ready = "";
+  show();
+  let wide = root.clientWidth;
+  new ResizeObserver(() => {
+    if (root.clientWidth === wide) return;
+    wide = root.clientWidth;
+    drawCharts();
+  }).observe(root);
+}
+
+function addSlider(host: Element, plans: number, place: number): HTMLInputElement {
+  const budget = put(host, "label", { class: "budget" });
+  put(budget, "span", {}, "nothing let go of");
+  const slider = put(budget, "input", {
+    type: "range",
+    min: "0",
+    max: String(plans - 1),
+    step: "1",
+    value: String(place),
+    "aria-label": "budget: which plan",
+    "data-lm-suppress-shortcuts": "true", // else JupyterLab takes its arrow keys
+  });
+  put(budget, "span", {}, "lowest peak");
+  slider.disabled = plans === 1;
+  return slider;
+}
+
+function addKey(host: Element, data: Frontier): void {
+  const key = put(host, "div", { class: "key" });
+  const entry = (style: string, text: string, kind = "") => {
+    const one = put(key, "span");
+    put(one, "i", { class: kind, style });
+    one.append(text);
+  };
+  const line = (colour: string, how: string) => `border-top-style:${how};border-color:var(--${colour})`;
+  entry(line("ink3", "solid"), "without");
+  entry(line("accent", "solid"), "with this plan");
+  data.measured.forEach((each, number) => entry(line(lineColour(number), "dashed"), each.name));
+  entry("background:var(--accent)", "bytes made again", "box");
+}
+
+function showFigures(host: Element, plan: Plan): void {
+  host.textContent = "";
+  for (const [text, value] of plan.figures) {
+    const one = put(host, "div");
+    put(one, "b", {}, value);
+    put(one, "span", {}, text);
+  }
+}
+
+/** JupyterLab and VS Code say on their page what theme they have; elsewhere the style sheet asks the system. */
+function followTheme(root: HTMLElement): void {
+  const { body } = document;
+  const apply = () => {
+    const { jpThemeLight, vscodeThemeKind } = body.dataset;
+    if (jpThemeLight !== undefined) root.dataset.theme = jpThemeLight === "false" ? "dark" : "light";
+    else if (vscodeThemeKind !== undefined) root.dataset.theme = vscodeThemeKind.includes("light") ? "light" : "dark";
+  };
+  new MutationObserver(apply).observe(body, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
+  apply();
+}
