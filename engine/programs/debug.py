@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar, overload
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
@@ -23,60 +23,6 @@ from ..trace.statistics import Level
 from .backward import check_choices
 
 AnyHistory = bool | int | Literal["auto"]
-
-
-@overload
-def debug(
-    tensors: Outputs | HipsTape,
-    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Inputs | None = None,
-    *,
-    policy: AnyPolicy = "heap",
-    engine: Literal["direct"] = "direct",
-    trace: Level | None = "off",
-    history: AnyHistory = "auto",
-    accumulate: Accumulate = "inplace",
-    release: Release = "eager",
-    batch: AnyBatch = None,
-) -> Stepper: ...
-
-
-@overload
-def debug(
-    tensors: Outputs | HipsTape,
-    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Inputs | None = None,
-    *,
-    policy: AnyPolicy = "heap",
-    engine: Literal["native"],
-    trace: Level | None = "off",
-    history: AnyHistory = "auto",
-    accumulate: Accumulate = "inplace",
-    release: Release = "eager",
-    batch: AnyBatch = None,
-) -> NativeSession: ...
-
-
-@overload
-def debug(
-    tensors: Outputs | HipsTape,
-    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Inputs | None = None,
-    *,
-    policy: AnyPolicy = "heap",
-    engine: Engine,
-    trace: Level | None = "off",
-    history: AnyHistory = "auto",
-    accumulate: Accumulate = "inplace",
-    release: Release = "eager",
-    batch: AnyBatch = None,
-) -> Stepper | NativeSession: ...
 
 
 def debug(
