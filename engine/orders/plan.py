@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -223,12 +223,17 @@ def plan(
             rows.append(PlannedOrder("search", tuple(found.order), found.peak_bytes, found.seconds))
         else:
             notes.append(f"A search of {found.seconds:.1f} s found nothing better.")
-    unknown = [each for each in problem.footprints.limits if each != WORKSPACE]
-    notes += [f"An estimate: {each}." for each in unknown[:_MOST_LIMITS]]
-    if len(unknown) > _MOST_LIMITS:
-        notes.append(f"{len(unknown) - _MOST_LIMITS} more reasons are in plan.footprints.limits.")
+    notes += _why_estimated(problem.footprints)
     took = perf_counter() - began
     return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, took, tuple(notes))
+
+
+def _why_estimated(footprints: Footprints) -> Iterator[str]:
+    """In sentences; that a dry run does not see the workspace of kernels is not said each time."""
+    unknown = [each for each in footprints.limits if each != WORKSPACE]
+    yield from (f"An estimate: {each}." for each in unknown[:_MOST_LIMITS])
+    if len(unknown) > _MOST_LIMITS:
+        yield f"{len(unknown) - _MOST_LIMITS} more reasons are in plan.footprints.limits."
 
 
 def _chosen(policies: Iterable[AnyPolicy] | AnyPolicy) -> list[Policy | Choice]:

@@ -129,47 +129,11 @@ def _reach(code: Iterable[Any], most: int | None = None) -> Iterator[tuple[Any, 
         if most is not None and objects > most:
             yield _Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
             return
-        place: Place | Tensor | IteratorProgress | _Unseen | None = None
-        follow: Iterable[tuple[Any, str]] = ()
-        if isinstance(each, Tensor):
-            place = each
-        elif isinstance(each, FunctionType):
+        if isinstance(each, FunctionType):
             if (each.__module__ or "").startswith(_NOT_OURS_TO_TOUCH):
                 continue
             owner = each if owner is None or _is_torchs(owner) else owner
-            place, follow = _names(each), _below_function(each)
-        elif isinstance(each, MethodType):
-            follow = ((each.__func__, name), (each.__self__, "self"))
-        elif isinstance(each, partial):
-            follow = ((each.func, name), *((argument, name) for argument in (*each.args, *each.keywords.values())))
-        elif isinstance(each, CellType):
-            place = ClosureCell(each)
-            follow = ((place.read(), name),)
-        elif isinstance(each, type):
-            attributes = OfClass(each)
-            place, follow = ByKey(attributes), [(value, key) for key, value in attributes.items()]
-        elif isinstance(each, dict):
-            place = ByKey(each)
-            follow = [(value, key if isinstance(key, str) else name) for key, value in list(each.items())]
-        elif isinstance(each, list | deque):
-            place, follow = Entries(each), _containers(each, name)
-        elif isinstance(each, set):
-            place = Set(each)
-        elif isinstance(each, tuple):
-            follow = _containers(each, name)
-        elif (array := Array.of(each)) is not None:
-            place = array
-        elif (drawn := drawn_by(each)) is not None:
-            place = drawn
-        elif _has_attributes(each):
-            place, follow = ByKey(vars(each)), [*_attributes(each), (type(each), type(each).__name__)]
-        elif _is_users(type(each)) and (slots := OfSlots(each)):
-            place = ByKey(slots)
-            follow = [*((value, key) for key, value in slots.items()), (type(each), type(each).__name__)]
-        elif is_iterator(each):
-            progress = IteratorProgress.of(each)
-            place = progress or _Unseen(_HIDDEN.format(kind=type(each).__name__))
-            follow = [(other, name) for other in (progress.others if progress else ())]
+        place, follow = _at(each, name)
         below = [(value, called, owner, depth + 1) for value, called in follow if _may_lead(value)]
         if most is not None and objects + len(queue) + len(below) > most:
             yield _Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
@@ -177,6 +141,52 @@ def _reach(code: Iterable[Any], most: int | None = None) -> Iterator[tuple[Any, 
         if place is not None:
             yield place, name, owner
         queue += below
+
+
+_Found = Place | Tensor | IteratorProgress | _Unseen
+
+
+def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]:
+    """What an object that goes by this name is, if a task can change it; and the objects to which it leads, by name."""
+    place: _Found | None = None
+    follow: Iterable[tuple[Any, str]] = ()
+    if isinstance(each, Tensor):
+        place = each
+    elif isinstance(each, FunctionType):
+        place, follow = _names(each), _below_function(each)
+    elif isinstance(each, MethodType):
+        follow = ((each.__func__, name), (each.__self__, "self"))
+    elif isinstance(each, partial):
+        follow = ((each.func, name), *((argument, name) for argument in (*each.args, *each.keywords.values())))
+    elif isinstance(each, CellType):
+        place = ClosureCell(each)
+        follow = ((place.read(), name),)
+    elif isinstance(each, type):
+        attributes = OfClass(each)
+        place, follow = ByKey(attributes), [(value, key) for key, value in attributes.items()]
+    elif isinstance(each, dict):
+        place = ByKey(each)
+        follow = [(value, key if isinstance(key, str) else name) for key, value in list(each.items())]
+    elif isinstance(each, list | deque):
+        place, follow = Entries(each), _containers(each, name)
+    elif isinstance(each, set):
+        place = Set(each)
+    elif isinstance(each, tuple):
+        follow = _containers(each, name)
+    elif (array := Array.of(each)) is not None:
+        place = array
+    elif (drawn := drawn_by(each)) is not None:
+        place = drawn
+    elif _has_attributes(each):
+        place, follow = ByKey(vars(each)), [*_attributes(each), (type(each), type(each).__name__)]
+    elif _is_users(type(each)) and (slots := OfSlots(each)):
+        place = ByKey(slots)
+        follow = [*((value, key) for key, value in slots.items()), (type(each), type(each).__name__)]
+    elif is_iterator(each):
+        progress = IteratorProgress.of(each)
+        place = progress or _Unseen(_HIDDEN.format(kind=type(each).__name__))
+        follow = [(other, name) for other in (progress.others if progress else ())]
+    return place, follow
 
 
 _TOO_MUCH = "it leads to more than is looked at before each task{size}; let it keep less, to go back over its tasks"

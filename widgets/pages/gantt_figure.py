@@ -62,37 +62,37 @@ def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int |
         drawn = [trace for trace in traces if trace.get("name") == name and trace["x"]]
         for trace in drawn[:1]:
             trace["showlegend"] = True
+    layout = _layout(last / scale, unit, plot, len(rows), colours) | axes | {"shapes": shapes, "annotations": notes}
+    return {"data": traces, "layout": layout}
+
+
+def _layout(end: float, unit: str, plot: int, rows: int, colours: Colours) -> dict[str, Any]:
+    """Of a plot of this height, pixels, and time up to `end`."""
     return {
-        "data": traces,
-        "layout": {
-            "height": _TOP + plot + _BOTTOM,
-            "margin": {"l": 84, "r": _RIGHT, "t": _TOP, "b": _BOTTOM},
-            **figure_style(colours),
-            "barmode": "overlay",
-            "hovermode": "closest",
-            "hoverlabel": {"align": "left", **hover_label(colours)},
-            "xaxis": {
-                "range": [0, last / scale or 1],
-                "title": {"text": f"{unit} since the start of the backward", "standoff": 8},
-                "zeroline": False,
-                "gridcolor": colours["line"],
-                "tickfont": {"color": colours["ink3"]},
-                "anchor": f"y{len(rows) if len(rows) > 1 else ''}",
-            },
-            **axes,
-            "shapes": shapes,
-            "annotations": notes,
-            "legend": {
-                "orientation": "h",
-                "x": 0,
-                "y": 1,
-                "yanchor": "bottom",
-                "font": {"color": colours["ink2"]},
-                "itemclick": False,
-                "itemdoubleclick": False,
-            },
-            "showlegend": True,
+        "height": _TOP + plot + _BOTTOM,
+        "margin": {"l": 84, "r": _RIGHT, "t": _TOP, "b": _BOTTOM},
+        **figure_style(colours),
+        "barmode": "overlay",
+        "hovermode": "closest",
+        "hoverlabel": {"align": "left", **hover_label(colours)},
+        "xaxis": {
+            "range": [0, end or 1],
+            "title": {"text": f"{unit} since the start of the backward", "standoff": 8},
+            "zeroline": False,
+            "gridcolor": colours["line"],
+            "tickfont": {"color": colours["ink3"]},
+            "anchor": f"y{rows if rows > 1 else ''}",
         },
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "y": 1,
+            "yanchor": "bottom",
+            "font": {"color": colours["ink2"]},
+            "itemclick": False,
+            "itemdoubleclick": False,
+        },
+        "showlegend": True,
     }
 
 
