@@ -1,4 +1,4 @@
-"""Bytes and shares as people read them."""
+"""Bytes and shares as people read them. widgets/js/src/text.ts writes bytes in the same way."""
 
 from __future__ import annotations
 

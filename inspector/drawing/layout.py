@@ -2,6 +2,9 @@
 
 Plain data, for the SVG and for the deck alike. Every box is laid out on its own, from the innermost outwards
 (`layered.py`), from what it holds (`cells.py`) and the wires across its edge (`wiring.py`).
+
+It stands twice: widgets/js/src/layout does the same in a browser, where boxes open and close. What is changed here is
+changed there; tests/widgets/deck/test_layout_agrees.py holds both against each other.
 """
 
 from __future__ import annotations

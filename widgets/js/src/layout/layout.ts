@@ -2,7 +2,7 @@
  * Where everything in the picture of a graph is: `layOut(tree, open)`. Every box is laid out on its own, from the
  * innermost outwards (layered.ts), from what it holds (task_cell.ts, row_cell.ts, box_cells.ts) and the wires across
  * its edge (wiring.ts). Only what is seen is laid out. inspector/drawing/layout.py does the same for the SVG: with all boxes
- * open, both place tasks alike.
+ * open, both place tasks alike, and what is changed here is changed there (tests/widgets/deck/test_layout_agrees.py).
  */
 
 import type { Arrangement, Contained } from "./arrangement.ts";
