@@ -52,7 +52,7 @@ def test_a_backward_begins_when_devices_are_idle_and_ends_when_they_are_again(mo
         loss.grad_fn.register_hook(lambda *gradients: happened.append("backward"))
         return loss
 
-    monkeypatch.setattr(timing, "_wait_for", wait_for)
+    monkeypatch.setattr(timing, "wait_for", wait_for)
     elapsed_ns = time_backward(make_loss, POLICIES["heap"])
     assert happened == ["forward", "wait", "backward", "wait"]
     assert elapsed_ns >= 20e6, "the second wait is in it"
@@ -63,7 +63,7 @@ def test_accelerators_are_waited_for_and_the_cpu_is_not(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
     time_backward(lambda: weights().sum(), POLICIES["heap"])
     assert waited == []
-    timing._wait_for([torch.device("cuda:0")])
+    timing.wait_for([torch.device("cuda:0")])
     assert waited == [torch.device("cuda:0")]
 
 
