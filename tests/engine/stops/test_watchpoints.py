@@ -532,7 +532,8 @@ def test_a_closed_session_holds_no_node_for_what_it_watched(engine: Engine) -> N
     with th.debug((leaf * 1).exp().sum(), engine=engine) as session:
         session.watch("nan", synchronize=False)
         session.run()
-    assert session.stops._graph.nodes == () and not session.stops._late
+    watching = session.stops._watching
+    assert session.stops._graph.nodes == watching._graph.nodes == () and not watching._late
 
 
 VALUES = [
@@ -821,9 +822,10 @@ def test_what_has_been_recorded_is_copied_once_for_each_origin() -> None:
             session.step()
         session.watch("nan")
         asked: list[object] = []
-        trace = session.stops._trace
+        bad = session.stops._watching.bad
+        trace = bad._trace
         assert trace is not None
-        session.stops._trace = lambda: asked.append(trace()) or asked[-1]  # type: ignore[assignment, func-returns-value, return-value]
+        bad._trace = lambda: asked.append(trace()) or asked[-1]  # type: ignore[assignment, func-returns-value, return-value]
         session.step()
         assert session.stop_here() is not None and len(asked) == 1
 

@@ -1,0 +1,318 @@
+"""What the watchpoints of one session see in the gradients, and what they say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef
+
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.tensors import version_of
+from ..trace.trace import Trace
+from .bad_gradients import BadGradients
+from .breakpoints import said
+from .conditions import Condition, Output
+from .found_stop import FoundStop
+from .origin import Origin, about, origin_of, shown
+from .readings import FINITE, LateReadings, Need, Reading, read_now
+from .stopped import Stop
+from .watchpoints import Watchpoint, head, say, say_late, say_ratio
+
+_NORM: frozenset[Need] = frozenset({"norm"})
+
+
+class Watching:
+    """Looks at what each task gave, for the watchpoints that are enabled. None of it raises, see `Stops`.
+
+    Args:
+        trace: gives what has been recorded so far, which knows of tasks that ran before anything was watched.
+
+    Attributes:
+        bad: which gradients are known not to be finite.
+    """
+
+    def __init__(self, graph: Graph, trace: Callable[[], Trace] | None) -> None:
+        self.bad = BadGradients(trace)
+        self._graph = graph
+        self._watchpoints: tuple[Watchpoint, ...] = ()
+        self._found = FoundStop()
+        self._late = LateReadings()
+        self._judged: dict[int, _Judged] = {}  # by leaf: what was last looked at on its way there
+        self._got: dict[int, bool] = {}  # by leaf: whether a gradient came
+
+    @property
+    def watchpoints(self) -> tuple[Watchpoint, ...]:
+        """Those that are enabled. The engine may look at them at any time."""
+        return self._watchpoints
+
+    @watchpoints.setter
+    def watchpoints(self, enabled: tuple[Watchpoint, ...]) -> None:
+        self._watchpoints = enabled
+        if not enabled:
+            self._found.stop = None  # the next task would not make it forgotten: nobody looks at that
+
+    def produced(
+        self,
+        task_id: int,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        raw: Sequence[Tensor | None] | None,
+    ) -> None:
+        """See `Stops.produced`."""
+        self._found.next_task(task_id)
+        self.bad.forget(task_id)
+        try:
+            with unobserved():
+                self._look(self._graph.tasks[task_id], inputs, outputs, raw or outputs)
+        except Exception as error:  # a strange tensor may raise anything; the backward must not end
+            where = self._graph.describe(task_id)
+            self._found.stop = Stop("watchpoint", None, task_id, f"what {where} gave can't be looked at: {said(error)}")
+
+    def found(self, wait: bool) -> Stop | None:
+        """See `Stops.found`."""
+        if self._late:
+            self._late.look(wait)
+        return self._found.stop
+
+    def missing(self, order: Sequence[int]) -> Stop | None:
+        """Once all tasks have run: which leaves got nothing, where a watchpoint asks for that."""
+        for each in self._watchpoints:
+            if each.conditions.missing:
+                missing = [task for task in order if each.watches(task) and self._got_nothing(task)]
+                if missing:
+                    each.hit(*missing)
+                    return self._say_missing(each, missing)
+        return None
+
+    def taken_back(self, task_ids: Collection[int]) -> None:
+        """These tasks have not run after all."""
+        self._late.forget()
+        self._found.taken_back(task_ids)
+        for task_id in task_ids:
+            self.bad.forget(task_id)
+            self._got.pop(task_id, None)
+
+    def let_go(self) -> None:
+        """Holds nothing of the graph's nodes any more."""
+        self._late.forget()
+        self.bad.let_go()
+        self._graph = replace(self._graph, nodes=())
+
+    def _look(
+        self,
+        task: Task,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        raw: Sequence[Tensor | None],
+    ) -> None:
+        flows = [each for each in self._watchpoints if each.flow is not None]
+        for watchpoint in flows:
+            self._follow(watchpoint, task, inputs, entered=True)
+            self._follow(watchpoint, task, outputs, entered=False)
+        watching = [each for each in self._watchpoints if each.conditions.of_gradients and each.watches(task.id)]
+        if task.is_leaf:
+            self._got[task.id] = inputs[0] is not None
+            outputs = raw = inputs
+            if (judged := self._judged.pop(task.id, None)) is not None:
+                watching = [each for each in watching if not judged.by(each, inputs[0])]
+        elif all(each is None for each in outputs):
+            self.bad.gave_none(task.id)
+        if not watching:
+            return
+        for number, (gradient, before) in enumerate(zip(outputs, raw, strict=True)):
+            if gradient is None or before is None:
+                continue
+            output = Output.of(self._graph, task, number, gradient, before)
+            now = [each for each in watching if _at_once(each, gradient)]
+            if now:
+                self._judge_now(now, inputs, output)
+            if len(now) < len(watching):
+                self._judge_later([each for each in watching if each not in now], output)
+            if output.receiver is not None and output.receiver.is_leaf:
+                self._judged[output.receiver.id] = _Judged(gradient, watching)
+
+    def _judge_now(self, watching: list[Watchpoint], inputs: Sequence[Tensor | None], output: Output) -> None:
+        task_id = output.task.id
+        needs = watching[0].needs.union(*(each.needs for each in watching))
+        read = FINITE
+        if needs:
+            elements = read_now(output.gradient, needs)
+            if elements is None:
+                return
+            read = elements
+            if needs != _NORM:
+                self.bad.note(task_id, read, output.number)
+        for watchpoint in watching:
+            for condition in watchpoint.conditions.of_gradients:
+                if not all(term.holds is None or term.holds(read) for term in condition):
+                    continue
+                if self._looks(watchpoint, condition, output):
+                    self._tell(watchpoint, condition, output, inputs, read)
+                    break
+
+    def _looks(self, watchpoint: Watchpoint, condition: Condition, output: Output) -> bool:
+        """Whether what is asked of the gradient itself is so. A predicate that raises stops the run and says so."""
+        for term in condition:
+            if term.looks is None:
+                continue
+            try:
+                if not term.looks(output):
+                    return False
+            except Exception as error:
+                text = f"the condition {term.text} of watchpoint {watchpoint.number} raised {said(error)}"
+                after = self._graph.describe(output.task)
+                self._found.add(
+                    watchpoint, Stop("watchpoint", watchpoint.number, output.task.id, f"{text} after {after}")
+                )
+                return False
+        return True
+
+    def _tell(
+        self,
+        watchpoint: Watchpoint,
+        condition: Condition,
+        output: Output,
+        inputs: Sequence[Tensor | None],
+        read: Reading,
+    ) -> None:
+        task = output.task
+        if self._is_told(watchpoint, condition, task, output.number):
+            return
+        text = say(self._graph, watchpoint, condition, output, read)
+        if self._found.stop is not None:
+            self._found.add(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text))
+            return
+        if _spreads(condition):
+            origin = origin_of(self._graph, inputs, output, self.bad.known(), self.bad.as_received)
+        else:
+            tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
+            origin = Origin((*about(self._graph, task), *_what_came(inputs, condition)), tensors)
+        tensors = origin.tensors
+        if not task.is_leaf:
+            tensors = {f"output {output.number}": shown(output), **tensors}
+        tensors = {name: _without_graph(each) for name, each in tensors.items()}
+        self._found.add(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text, origin.lines, tensors))
+
+    def _judge_later(self, watching: list[Watchpoint], output: Output) -> None:
+        open_conditions = []
+        for watchpoint in watching:
+            for condition in watchpoint.conditions.of_gradients:
+                if self._looks(watchpoint, condition, output):
+                    if all(term.holds is None for term in condition):
+                        self._tell(watchpoint, condition, output, (), FINITE)
+                        break
+                    open_conditions.append((watchpoint, condition))
+        if open_conditions:
+            needs = frozenset[Need]().union(*(term.needs for _, condition in open_conditions for term in condition))
+            judge = partial(self._judge, open_conditions, output.task.id, output.number, self._found.ran)
+            self._late.ask(output.gradient, needs, judge)
+
+    def _judge(
+        self, asked: list[tuple[Watchpoint, Condition]], task_id: int, number: int, ran: int, read: Reading
+    ) -> None:
+        """What was asked of a gradient on an accelerator has come; `ran` counts the tasks up to its own."""
+        self.bad.note(task_id, read)
+        task = self._graph.tasks[task_id]
+        for watchpoint, condition in asked:
+            holds = all(term.holds is None or term.holds(read) for term in condition)
+            if holds and not self._is_told(watchpoint, condition, task, number):
+                text = say_late(self._graph, watchpoint, condition, task_id, number, read)
+                self._found.add_late(watchpoint, task_id, text, about(self._graph, task), ran)
+
+    def _is_told(self, watchpoint: Watchpoint, condition: Condition, task: Task, number: int) -> bool:
+        """Whether this has been told of one of its givers: of a leaf's, or of a NaN, which goes through all that
+        follows and is told where it begins."""
+        tells_of_givers = _spreads(condition) or task.is_leaf
+        givers = self._graph.in_edges[task.id] if tells_of_givers else ()
+        return self._found.is_told(watchpoint, task.id, number, givers)
+
+    def _follow(self, watchpoint: Watchpoint, task: Task, gradients: Sequence[Tensor | None], entered: bool) -> None:
+        """Takes down the norms of what comes into module calls here, or leaves them."""
+        flow = watchpoint.flow
+        assert flow is not None, "it watches a ratio"
+        for number, gradient in enumerate(gradients):
+            port = task.id, number
+            if not (flow.asks_input(port) if entered else flow.asks_output(port)):
+                continue
+            arrived = partial(self._compare, watchpoint, port, entered, self._found.ran)
+            if gradient is None:
+                arrived(Reading(norm=0.0))
+            elif _at_once(watchpoint, gradient):
+                arrived(read_now(gradient, _NORM) or FINITE)
+            else:
+                self._late.ask(gradient, _NORM, arrived)
+
+    def _compare(self, watchpoint: Watchpoint, port: tuple[int, int], entered: bool, ran: int, read: Reading) -> None:
+        assert watchpoint.flow is not None, "it watches a ratio"
+        for call, came, left in (watchpoint.flow.came if entered else watchpoint.flow.left)(port, read.norm):
+            ratio = left / came if came else float("inf") if left else float("nan")
+            if any(bound.beyond(ratio) for bound in watchpoint.conditions.ratios):
+                self._found.add_late(watchpoint, port[0], say_ratio(self._graph, watchpoint, call, came, left), (), ran)
+
+    def _got_nothing(self, task_id: int) -> bool:
+        task, graph = self._graph.tasks[task_id], self._graph
+        if not task.is_leaf:
+            return False
+        if task_id in self._got:
+            return not self._got[task_id]
+        return bool(graph.nodes) and leaf_of(graph.nodes[task_id]).grad is None
+
+    def _say_missing(self, watchpoint: Watchpoint, missing: Sequence[int]) -> Stop:
+        graph = self._graph
+        names = [graph.tasks[task_id].parameter or graph.describe(task_id) for task_id in missing]
+        count = f"{len(missing)} leaf" if len(missing) == 1 else f"{len(missing)} leaves"
+        lines = []
+        for task_id, name in zip(missing, names, strict=True):
+            givers = " and ".join(graph.describe(edge.task) for edge in graph.in_edges[task_id])
+            lines.append(f"{name}: {givers} gave no gradient")
+        text = f"{head(watchpoint)}: no gradient came to {count}: {', '.join(names)}"
+        return Stop("watchpoint", watchpoint.number, missing[0], text, tuple(lines))
+
+
+class _Judged:
+    """What watchpoints have looked at when a leaf's giver gave it: the leaf mostly gets just that."""
+
+    __slots__ = ("_by", "_gradient", "_version")
+
+    def __init__(self, gradient: Tensor, watching: Iterable[Watchpoint]) -> None:
+        self._gradient = TensorWeakRef(gradient)
+        self._version = version_of(gradient)
+        self._by = frozenset(each.number for each in watching)
+
+    def by(self, watchpoint: Watchpoint, gradient: Tensor | None) -> bool:
+        """Whether this watchpoint has looked at this gradient, which nobody has changed since."""
+        if gradient is None or self._gradient() is not gradient:
+            return False
+        return watchpoint.number in self._by and self._version == version_of(gradient) >= 0
+
+
+def _without_graph(tensor: Tensor) -> Tensor:
+    """The same values: what a person holds must not hold the forward."""
+    return tensor if tensor.grad_fn is None else tensor.detach()
+
+
+def _at_once(watchpoint: Watchpoint, gradient: Tensor) -> bool:
+    """Whether the gradient is looked at before the next task runs."""
+    if watchpoint.synchronize is None:
+        return gradient.device.type == "cpu"
+    return watchpoint.synchronize
+
+
+def _spreads(condition: Condition) -> bool:
+    """Whether it holds of nearly all that is computed from what it holds of."""
+    return any(term.text in ("nan", "inf") for term in condition)
+
+
+def _what_came(inputs: Sequence[Tensor | None], condition: Condition) -> Iterator[str]:
+    """Of a gradient whose size is watched, the sizes of what came in."""
+    if any("norm" in term.needs for term in condition):
+        for number, each in enumerate(inputs):
+            read = None if each is None else read_now(each, _NORM)
+            if read is not None:
+                which = f" to input {number}" if len(inputs) > 1 else ""
+                yield f"the gradient that came in{which} has norm {read.norm:.4g}"
