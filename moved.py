@@ -146,7 +146,7 @@ MOVED = {
     "engine.runner": "engine.tasks.runner",
     "engine.schedule": "engine.orders.schedule engine.queue.pending engine.orders.planning",
     "engine.series_parallel": "engine.orders.series_parallel",
-    "engine.session": "engine.sessions.native_session",
+    "engine.session": "engine.sessions.native_session engine.sessions.worker",
     "engine.simulate": "engine.prediction.simulation engine.orders.simulate",
     "engine.sizes": "engine.words.sizes",
     "engine.statistics": "engine.trace.statistics",

@@ -23,7 +23,8 @@ from ..orders.group_queues import HoldingChoiceQueue, HoldingQueue
 from ..queue.ready_queue import ReadyQueue
 from ..stops.stops import Stops
 from ..tasks.hook_watch import no_hooks
-from ..tasks.input_buffer import InputBuffer, fits
+from ..tasks.input_buffer import fits
+from ..tasks.input_buffers import InputBuffers
 from ..tasks.runner import Runner
 from ..tasks.task_hooks import hook_name, run_tensor_hooks
 from ..tasks.task_runner import TaskRunner
@@ -39,20 +40,20 @@ AnyBatch = Literal["auto"] | GroupRules | None
 
 
 class GroupLoop(Protocol):
-    """A session, as far as running a group goes."""
+    """A backward under way, as far as running a group goes."""
 
     graph: Graph
     stops: Stops
-    _queue: ReadyQueue
-    _buffers: dict[int, InputBuffer]
-    _order: list[int]
-    _recorder: Recorder | None
+    queue: ReadyQueue
+    buffers: InputBuffers
+    order: list[int]
+    recorder: Recorder | None
 
-    def _execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
+    def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
 
-    def _deliver(self, edge: Edge, outputs: list[Tensor | None]) -> None: ...
+    def deliver(self, edge: Edge, outputs: list[Tensor | None]) -> None: ...
 
-    def _fail(self, error: BaseException, task_id: int) -> None: ...
+    def fail(self, error: BaseException, task_id: int) -> None: ...
 
 
 class _Tree:
@@ -187,7 +188,7 @@ class GroupRunner:
         if stack is not None and (why := self._why_apart(loop, stack, task_id, last)) is not None:
             self._give_up(loop, stack, why)
             stack = None
-        queue = loop._queue
+        queue = loop.queue
         assert isinstance(queue, HoldingQueue | HoldingChoiceQueue), "groups are held back"
         others = () if stack is None else queue.in_order(stack.tasks)
         task_ids = [task_id, *(each for each in others if each != task_id)]
@@ -199,7 +200,7 @@ class GroupRunner:
         if found:
             self._run_all(loop, task_ids, by_hand)
         else:
-            loop._execute(task_id, hooks, by_hand)
+            loop.execute(task_id, hooks, by_hand)
 
     def give_up_all(self, loop: GroupLoop, why: Callable[[str], str]) -> None:
         """From here on all tasks run by themselves. `why` makes the sentence from the name of a task."""
@@ -234,7 +235,7 @@ class GroupRunner:
     def _why_apart(self, loop: GroupLoop, stack: Group, task_id: int, last: int | None) -> str | None:
         """Why a stack's tasks can't run at one moment."""
         describe = self._graph.describe
-        missing = next((each for each in stack.tasks if each not in loop._queue), None)
+        missing = next((each for each in stack.tasks if each not in loop.queue), None)
         if missing is not None:
             return f"{describe(task_id)} was run before {describe(missing)} was ready"
         others = [each for each in stack.tasks if each != task_id]
@@ -263,9 +264,9 @@ class GroupRunner:
             return None
         for place, task_id in enumerate(task_ids):
             try:
-                names = self._run_hooks(task_id, loop._buffers[task_id].gradients)
+                names = self._run_hooks(task_id, loop.buffers.by_task[task_id].gradients)
             except BaseException as error:
-                loop._fail(error, task_id)
+                loop.fail(error, task_id)
                 raise
             if names:
                 self._runner.hooked.update({**dict.fromkeys(task_ids[:place], ()), task_id: names})
@@ -298,9 +299,8 @@ class GroupRunner:
         """Fills the .grad of tensors that retain it, where there are no hooks: in one run of the engine, of which the
         tasks' nodes are at once roots and wanted."""
         edges = [GradientEdge(self._graph.nodes[task_id], 0) for task_id in task_ids]
-        given = [
-            gradient for task_id in task_ids for gradient in loop._buffers[task_id].gradients if gradient is not None
-        ]
+        buffers = [loop.buffers.by_task[task_id] for task_id in task_ids]
+        given = [gradient for buffer in buffers for gradient in buffer.gradients if gradient is not None]
         run_engine(edges, given, True, False, edges)
 
     def _run_hooks(self, task_id: int, gradients: list[Tensor | None]) -> tuple[tuple[str, str], ...]:
@@ -313,7 +313,7 @@ class GroupRunner:
     def _unusual(self, loop: GroupLoop, task_ids: Sequence[int]) -> str | None:
         """Which gradient can't be put together with the others."""
         for task_id in task_ids:
-            (gradient,) = loop._buffers[task_id].gradients
+            (gradient,) = loop.buffers.by_task[task_id].gradients
             at = self._graph.describe(task_id)
             if gradient is None:
                 return f"no gradient came to {at}"
@@ -325,14 +325,14 @@ class GroupRunner:
 
     def _run_all(self, loop: GroupLoop, task_ids: Sequence[int], by_hand: bool) -> None:
         """Runs these tasks, all of one stack, or one of trees."""
-        recorder, runner = loop._recorder, self._runner
-        gradients = [loop._buffers[task_id].gradients for task_id in task_ids]
+        recorder, runner = loop.recorder, self._runner
+        gradients = [loop.buffers.by_task[task_id].gradients for task_id in task_ids]
         if recorder is not None:
             for task_id, its in zip(task_ids, gradients, strict=True):
                 recorder.start(task_id, its, by_hand and task_id == task_ids[0])
         for task_id in task_ids:
-            loop._buffers.pop(task_id)
-            loop._queue.remove(task_id)
+            loop.buffers.by_task.pop(task_id)
+            loop.queue.remove(task_id)
         self._at, last = task_ids[0], task_ids[-1]
         if runner.memory is not None:  # to which all that is made belongs to the last of them
             for task_id, its in zip(task_ids, gradients, strict=True):
@@ -350,14 +350,14 @@ class GroupRunner:
                 runner.fit(self._graph.tasks[task_id], outputs)
             if runner.memory is not None:
                 runner.memory.end(last, found[-1])
-            loop._order.extend(task_ids)
+            loop.order.extend(task_ids)
             for task_id, outputs in zip(task_ids, found, strict=True):
                 self._at = task_id
                 for edge in self._graph.out_edges[task_id]:
-                    loop._deliver(edge, outputs)
+                    loop.deliver(edge, outputs)
                 outputs.clear()
         except BaseException as error:
-            loop._fail(error, self._at)
+            loop.fail(error, self._at)
             raise
 
     def _outputs(self, task_ids: Sequence[int], gradients: Sequence[list[Tensor | None]]) -> list[Outputs]:
@@ -433,8 +433,8 @@ class GroupRunner:
             if tree.begun:
                 self._add_partial(loop, tree)
         else:
-            assert isinstance(loop._queue, HoldingQueue | HoldingChoiceQueue), "groups are held back"
-            loop._queue.let_go(group.tasks)
+            assert isinstance(loop.queue, HoldingQueue | HoldingChoiceQueue), "groups are held back"
+            loop.queue.let_go(group.tasks)
         self._fallbacks.append(Fallback(group.kind, left, why))
 
     def _add_partial(self, loop: GroupLoop, tree: _Tree) -> None:
@@ -447,9 +447,7 @@ class GroupRunner:
         for task_id in tree.paths[ran]:
             (gradient,) = call_node(self._graph.nodes[task_id], [gradient])
         task_id, number = tree.group.into
-        buffer = loop._buffers.get(task_id)
-        if buffer is None:
-            buffer = loop._buffers[task_id] = self._runner.buffer(task_id, self._accumulation.accumulate)
+        buffer = loop.buffers.of(task_id)
         if gradient is not None:
             buffer.add(number, gradient)
 

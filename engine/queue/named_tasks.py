@@ -78,6 +78,18 @@ def calls_of(graph: Graph, task_id: int) -> list[int]:
     return found
 
 
+def tasks_of_call(graph: Graph, call: int) -> set[int]:
+    """The ids of the tasks of a module call, and of the calls in it."""
+    inside: dict[int | None, bool] = {None: False}
+    found = set()
+    for task in graph.tasks:
+        if task.call not in inside:
+            inside[task.call] = call in calls_of(graph, task.id)
+        if inside[task.call]:
+            found.add(task.id)
+    return found
+
+
 def calls_at(graph: Graph, pattern: str) -> frozenset[int]:
     """The ids of the calls of modules of this path, or below it, and of the calls in them."""
     chosen: set[int] = set()

@@ -26,6 +26,10 @@ class ReadyTask:
         return f"<{self.label} {self.task!r}>"
 
 
+AnyTask = Task | ReadyTask | int
+"""A task as people name it: itself, its entry in the ready queue, or its number."""
+
+
 def sort_key(policy: Policy, task: Task, arrival: int) -> Key:
     """The policy's key for a task that gets ready; where it is dynamic, first come first served among equals."""
     key = policy.key(task, arrival)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Never
 
 from ...inspector.graph.graph import Task
-from .verbs import AnyTask, Verbs
+from ..queue.ready_queue import AnyTask
+from .verbs import Verbs
 
 NO_HISTORY = "PyTorch's engine can't take back a task that has run, so it has no history; use engine=\"direct\""
 

@@ -1,33 +1,56 @@
-"""What the sessions of both engines have in common: a graph, its tasks by number, and an end."""
+"""What the sessions of both engines have in common: a backward under way, its stops, and an end."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
+
+from torch import Tensor
 
 from ...inspector.graph.graph import Graph, Task
 from ..memory.footprint import Footprints
 from ..orders.planning import bound
 from ..orders.problem import Problem
 from ..queue.policy import Choice, Policy
-from ..queue.ready_queue import ReadyTask
+from ..queue.ready_queue import AnyTask, ReadyTask
+from ..stops.stopped import Stop
+from ..stops.stops import Stops
+from ..trace.run import Run
 
 
-class Closing(ABC):
-    """A session that `with` closes.
+class Backward(Protocol):
+    """A backward under way, whichever engine runs it.
 
     Attributes:
-        graph: the graph that is run.
+        graph: the graph that is run; without its nodes once it is over.
+        needed: the ids of the tasks that run at all; None: all.
+        over: why no step is possible any more.
+        stops: the breakpoints and watchpoints.
+    """
+
+    graph: Graph
+    over: str | None
+    stops: Stops
+
+    @property
+    def needed(self) -> Collection[int] | None: ...
+
+    @property
+    def order(self) -> list[int]: ...
+
+
+class SessionBase(ABC):
+    """A session that `with` closes: it has a backward, and runs it as it is told.
+
+    Attributes:
         footprints: what its tasks allocate, if that is known: policies that plan by memory go by it. A dry run finds it
             out, but not once tasks have run.
     """
 
-    graph: Graph
     footprints: Footprints | None = None
-    _over: str | None  # why no step is possible any more
-    _needed: Collection[int] | None
+    _backward: Backward
     _keep_graph: bool | None = None  # None: as a backward does that is told nothing
 
     def __enter__(self) -> Self:
@@ -39,33 +62,102 @@ class Closing(ABC):
         self.close()
 
     @property
+    def graph(self) -> Graph:
+        """The graph that is run; without its nodes once the session is over."""
+        return self._backward.graph
+
+    @property
+    def stops(self) -> Stops:
+        """The breakpoints and watchpoints."""
+        return self._backward.stops
+
+    @property
+    def stopped(self) -> Stop | None:
+        """Why the last run ended before its end; None if it did not."""
+        return self.stops.stopped
+
+    @property
     def over(self) -> str | None:
         """Why no step is possible any more; None where one is, or all tasks have run."""
-        return self._over
+        return self._backward.over
 
     @property
     def needed(self) -> Collection[int] | None:
         """The ids of the tasks that `inputs=` leaves to run; None: all of the graph."""
-        return self._needed
+        return self._backward.needed
+
+    @property
+    def order(self) -> list[int]:
+        """The ids of the tasks that have run."""
+        return self._backward.order
+
+    @property
+    def left(self) -> int:
+        """How many tasks have not run."""
+        return (len(self.graph) if self.needed is None else len(self.needed)) - len(self.order)
 
     @property
     @abstractmethod
-    def left(self) -> int:
-        """How many tasks have not run."""
+    def current(self) -> Task | None:
+        """The task that `step()` would run now; None when all have run."""
+
+    @abstractmethod
+    def run(self) -> Run:
+        """Runs until something stops it."""
+
+    @abstractmethod
+    def run_to(self, task: AnyTask) -> Task | None:
+        """Runs what comes before a task."""
+
+    @abstractmethod
+    def result(self) -> Run:
+        """What has run so far."""
+
+    @abstractmethod
+    def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
+        """The gradients in a task's input buffer."""
+
+    @abstractmethod
+    def replace(self, gradients: Any, task: AnyTask | None = None) -> None:
+        """Puts other gradients into the input buffer of a task."""
+
+    @abstractmethod
+    def stop_here(self, wait: bool = True) -> Stop | None:
+        """Whether a run would stop where the session stands: a breakpoint before the current task, what a watchpoint
+        found in the last step, or what it found when all tasks had run.
+
+        Args:
+            wait: for what is still on its way from an accelerator.
+        """
 
     @abstractmethod
     def close(self) -> None: ...
 
-    def _check_open(self) -> None:
-        if self._over is not None:
-            raise session_over(self._over)
+    @abstractmethod
+    def _step(self, task: AnyTask | None = None) -> Task:
+        """Runs one task, by default the policy's choice. Returns it."""
 
-    def _task(self, task: Task | ReadyTask | int) -> Task:
+    def _step_on(self) -> Sequence[int]:
+        """Runs one step. Gives the ids of the tasks that it ran."""
+        return (self._step().id,)
+
+    @abstractmethod
+    def _stop_asked(self) -> bool:
+        """Whether somebody called `stop` while nothing of the session's own looked. Forgets it."""
+
+    def _check_open(self) -> None:
+        if self.over is not None:
+            raise session_over(self.over)
+
+    def _task(self, task: AnyTask) -> Task:
         return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
 
     def _bound(self, policy: Policy | Choice, ran: Sequence[int] = ()) -> Policy | Choice:
         """The policy as it picks here after these tasks."""
-        problem = Problem(self.graph, self.footprints, self._needed, keep_graph=self._keep_graph, may_ask=not ran)
+        problem = Problem(self.graph, self.footprints, self.needed, keep_graph=self._keep_graph, may_ask=not ran)
+        return self._bound_to(problem, policy, ran)
+
+    def _bound_to(self, problem: Problem, policy: Policy | Choice, ran: Sequence[int] = ()) -> Policy | Choice:
         chosen = bound(policy, problem, ran)
         if problem.knows_memory:
             self.footprints = problem.footprints

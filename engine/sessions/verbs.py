@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,44 +12,21 @@ from torch import Tensor
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Task
 from ...inspector.shown import drawn
-from ..queue.named_tasks import calls_of
-from ..queue.ready_queue import ReadyTask
+from ..queue.named_tasks import calls_of, tasks_of_call
+from ..queue.ready_queue import AnyTask
 from ..stops.breakpoints import Breakpoint, Predicate, Where
 from ..stops.conditions import GradientPredicate
 from ..stops.stopped import Stop
-from ..stops.stops import Stops
 from ..stops.watchpoints import Watchpoint
-from ..trace.run import Run
-from ..trace.statistics import measure
-from .session_base import Closing
+from .clipping import norm_of
+from .session_base import SessionBase
 
 if TYPE_CHECKING:
     from ..checking.check_task import Check
 
-AnyTask = Task | ReadyTask | int
 
-
-class Verbs(Closing):
-    """The verbs of a debugger, for the sessions of both engines.
-
-    Attributes:
-        stops: the breakpoints and watchpoints.
-        stopped: why the last run ended before its end; None if it did not.
-    """
-
-    stops: Stops
-    stopped: Stop | None = None
-
-    if TYPE_CHECKING:  # an attribute of one engine's session
-
-        @property
-        def order(self) -> Sequence[int]:
-            """The ids of the tasks that have run."""
-
-    @property
-    @abstractmethod
-    def current(self) -> Task | None:
-        """The task that `step()` would run now; None when all have run."""
+class Verbs(SessionBase):
+    """The verbs of a debugger that are the same for the sessions of both engines."""
 
     def step(self, task: AnyTask | None = None, *, count: int = 1) -> Task:
         """Runs one task, or `count`: the given one (a task, its number, an entry of `ready`), or the policy's choice.
@@ -69,7 +44,7 @@ class Verbs(Closing):
         expect_count(count)
         if count == 1:
             return self._step(task)
-        self.stopped = None
+        self.stops.stopped = None
         for left in reversed(range(count)):
             last = self._step(task)
             task = None
@@ -77,50 +52,9 @@ class Verbs(Closing):
                 break
         return last
 
-    @abstractmethod
-    def _step(self, task: AnyTask | None = None) -> Task:
-        """Runs one task, by default the policy's choice. Returns it."""
-
-    def _step_on(self) -> Sequence[int]:
-        """Runs one step. Gives the ids of the tasks that it ran."""
-        return (self._step().id,)
-
-    @abstractmethod
-    def run(self) -> Run:
-        """Runs until something stops it."""
-
-    @abstractmethod
-    def run_to(self, task: AnyTask) -> Task | None:
-        """Runs what comes before a task."""
-
-    @abstractmethod
-    def result(self) -> Run:
-        """What has run so far."""
-
     def save_trace(self, path: str | Path) -> Path:
         """Writes what has run as a trace file, for `th.load` and `tapehead view`; see `Run.save`."""
         return self.result().save(path)
-
-    @abstractmethod
-    def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
-        """The gradients in a task's input buffer."""
-
-    @abstractmethod
-    def replace(self, gradients: Any, task: AnyTask | None = None) -> None:
-        """Puts other gradients into the input buffer of a task."""
-
-    @abstractmethod
-    def stop_here(self, wait: bool = True) -> Stop | None:
-        """Whether a run would stop where the session stands: a breakpoint before the current task, what a watchpoint
-        found in the last step, or what it found when all tasks had run.
-
-        Args:
-            wait: for what is still on its way from an accelerator.
-        """
-
-    @abstractmethod
-    def _stop_asked(self) -> bool:
-        """Whether somebody called `stop` while nothing of the session's own looked. Forgets it."""
 
     def break_at(self, where: Where, *, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
         """Makes `run` stop before a task. A run never stops before the task at which it begins.
@@ -198,23 +132,14 @@ class Verbs(Closing):
         calls = calls_of(self.graph, current.id)
         if not out and len(calls) < 2:
             return {current.id}
-        return None if len(calls) <= out else self._tasks_of_call(calls[out]).difference(self.order)
-
-    def _tasks_of_call(self, call: int) -> set[int]:
-        """The tasks of a module call, and of the calls in it, that run at all."""
-        needed: Collection[int] | None = self.needed
-        inside: dict[int | None, bool] = {None: False}
-        found = set()
-        for task in self.graph.tasks:
-            if task.call not in inside:
-                inside[task.call] = call in calls_of(self.graph, task.id)
-            if inside[task.call] and (needed is None or task.id in needed):
-                found.add(task.id)
-        return found
+        if len(calls) <= out:
+            return None
+        left = tasks_of_call(self.graph, calls[out]).difference(self.order)
+        return left if self.needed is None else left.intersection(self.needed)
 
     def _run_all(self, tasks: set[int]) -> None:
         """Runs until these tasks have run, or something stops it."""
-        self.stopped = None
+        self.stops.stopped = None
         while tasks:
             tasks.difference_update(self._step_on())
             if self._stops(wait=not tasks):
@@ -222,10 +147,11 @@ class Verbs(Closing):
 
     def _stops(self, wait: bool) -> bool:
         """After a step of several: whether something ends them here, which is then in `stopped`."""
-        self.stopped = self.stop_here(wait)
-        if self.stopped is None and self._stop_asked():
-            self.stopped = Stop("asked", None, None, "stop() was called")
-        return self.stopped is not None
+        found = self.stop_here(wait)
+        if found is None and self._stop_asked():
+            found = Stop("asked", None, None, "stop() was called")
+        self.stops.stopped = found
+        return found is not None
 
     def scale(self, factor: float, task: AnyTask | None = None) -> None:
         """Multiplies the gradients that wait for a task, by default the current one."""
@@ -244,16 +170,7 @@ class Verbs(Closing):
         """
         if not max_norm >= 0:
             raise ValueError(f"clip({max_norm}): the largest norm must be at least 0")
-        norm = 0.0
-        for gradient in self._waiting(task):
-            found = None if gradient is None else measure(_summed(gradient), "cheap").read()
-            if found is None:
-                continue
-            bad = found.unavailable or (found.nan_count and "NaN") or (found.inf_count and "infinite elements")
-            if bad:
-                where = self.graph.describe(self._about(task))
-                raise ValueError(f"a gradient of {where} has no norm to clip: {bad}; replace() or zero() it")
-            norm = math.hypot(norm, found.norm or 0.0)
+        norm = norm_of(self._waiting(task), self.graph.describe(self._about(task)))
         if norm > max_norm:
             self.scale(max_norm / norm, task)
 
@@ -293,8 +210,3 @@ def expect_count(count: int) -> None:
     expect_number(count, int, "count", "how many tasks to run")
     if count < 1:
         raise ValueError(f"step(count={count}): the number of tasks to run must be at least 1")
-
-
-def _summed(gradient: Tensor) -> Tensor:
-    """The gradient with each element stored once."""
-    return gradient.coalesce() if gradient.layout is torch.sparse_coo else gradient

@@ -31,6 +31,9 @@ class Stops:
     Args:
         needed: the ids of the tasks that run at all; None: all.
         trace: gives what has been recorded so far, which knows of tasks that ran before anything was watched.
+
+    Attributes:
+        stopped: why the last run of the session ended before its end, for the session to note; None if it did not.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Stops:
     ) -> None:
         self._graph = graph
         self._needed = needed
+        self.stopped: Stop | None = None
         self._entries: dict[int, Entry] = {}
         self._made = 0
         self._watching = Watching(graph, trace)

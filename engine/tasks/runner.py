@@ -15,6 +15,7 @@ from ..queue.ready_queue import ReadyQueue
 from .history import HasGrad, Ran
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer
+from .input_buffers import InputBuffers
 from .task_hooks import OnHook
 
 OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Any, Sequence[Tensor | None] | None], None]
@@ -24,17 +25,16 @@ Measuring = Callable[[Graph, Sequence[object], Sequence[bool], bool, bool], "Tas
 
 
 class BareLoop(Protocol):
-    """A session whose tasks run and of which nothing else is wanted."""
+    """A backward whose tasks run and of which nothing else is wanted."""
 
-    _queue: ReadyQueue
-    _buffers: dict[int, InputBuffer]
-    _missing: list[int]
-    _order: list[int]
-    _stopped: bool
+    queue: ReadyQueue
+    buffers: InputBuffers
+    order: list[int]
+    stop_asked: bool
 
-    def _execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
+    def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
 
-    def _fail(self, error: BaseException, task_id: int) -> None: ...
+    def fail(self, error: BaseException, task_id: int) -> None: ...
 
 
 class TaskMemory(Protocol):

@@ -233,10 +233,11 @@ class TaskRunner(Runner):
 
     def run_bare(self, loop: BareLoop, last: Container[int], watch: HookWatch) -> None:
         """All in one loop: on small tasks the calls between its parts would cost as much as the tasks themselves."""
-        graph, queue, buffers, missing, order = self.graph, loop._queue, loop._buffers, loop._missing, loop._order
+        graph, queue, order = self.graph, loop.queue, loop.order
+        buffers, missing = loop.buffers.by_task, loop.buffers.missing
         kinds = [task.kind for task in graph.tasks]
         edges, takes_of, keep_graph = graph.out_edges, self.takes, self.keep_graph
-        while queue and not loop._stopped and not watch.registered():
+        while queue and not loop.stop_asked and not watch.registered():
             task_id = queue.choose()
             if task_id in last:
                 break
@@ -244,7 +245,7 @@ class TaskRunner(Runner):
             leaf = kind is Kind.ACCUMULATE_GRAD
             saved = [] if leaf or keep_graph or kind in APPLIED else saved_variables(node)
             if kind in _SPECIAL or packed_by_user(saved) or is_spent(node) or torch.is_anomaly_enabled():
-                loop._execute(task_id, hooks=False)
+                loop.execute(task_id, hooks=False)
                 continue
             queue.remove(task_id)
             gradients = buffers.pop(task_id).gradients
@@ -282,7 +283,7 @@ class TaskRunner(Runner):
                         queue.push(next_task)
                 outputs.clear()
             except BaseException as error:
-                loop._fail(error, task_id)
+                loop.fail(error, task_id)
                 raise
 
     def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:

@@ -17,12 +17,12 @@ import traitlets
 from torch import Tensor
 
 from ...engine.queue.policy import AnyPolicy
-from ...engine.queue.ready_queue import ReadyTask
+from ...engine.queue.ready_queue import AnyTask, ReadyTask
 from ...engine.sessions.branch_comparison import BranchComparison
-from ...engine.sessions.native_session import HEARS_SIGNALS_S, NativeSession
+from ...engine.sessions.native_session import NativeSession
 from ...engine.sessions.session_base import session_over
 from ...engine.sessions.stepper import Stepper
-from ...engine.sessions.verbs import AnyTask
+from ...engine.sessions.worker import HEARS_SIGNALS_S
 from ...engine.stops.breakpoints import Breakpoint, Predicate, Where
 from ...engine.stops.stopped import Stop
 from ...engine.tasks.history import History

@@ -15,11 +15,11 @@ from ...engine.memory.timeline import Timeline
 from ...engine.mirroring.saves import ReplayClock
 from ...engine.orders.policies import POLICIES, TABS, find_policy
 from ...engine.queue.policy import AnyPolicy, Choice, Policy, policy_name
-from ...engine.queue.ready_queue import ReadyTask
+from ...engine.queue.ready_queue import AnyTask, ReadyTask
 from ...engine.sessions.branch_comparison import BranchComparison
 from ...engine.sessions.native_session import NativeSession
 from ...engine.sessions.stepper import Stepper
-from ...engine.sessions.verbs import AnyTask, expect_count
+from ...engine.sessions.verbs import expect_count
 from ...engine.stops.breakpoints import Breakpoint
 from ...engine.stops.stopped import Stop
 from ...engine.tasks.history import History

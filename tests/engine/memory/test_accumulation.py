@@ -90,11 +90,11 @@ def test_what_waits_is_shown_as_the_sum_and_the_list_stays():
         (shown,), (again,) = session.waiting(summed), session.gradients
         assert shown is not again
         assert torch.equal(shown, again)
-        (came,) = session._buffers[summed.id].waiting()
+        (came,) = session._backward.buffers.by_task[summed.id].waiting()
         assert len(came) == 4
         assert torch.equal(shown, came[0] + came[1] + came[2] + came[3])
         session.scale(2)
-        assert session._buffers[summed.id].waiting() == ((session.gradients[0],),)
+        assert session._backward.buffers.by_task[summed.id].waiting() == ((session.gradients[0],),)
 
 
 @settings(max_examples=20, deadline=None)
@@ -119,15 +119,16 @@ def test_taken_back_a_list_is_a_list_again():
     with th.debug(loss, policy="bfs", accumulate="list", history=True) as session:
         summed = next(task for task in session.graph.tasks if len(session.graph.in_edges[task.id]) == 4)
         session.run_to(summed)
-        counts = [len(session._buffers[summed.id].waiting()[0])]
+        buffers = session._backward.buffers.by_task
+        counts = [len(buffers[summed.id].waiting()[0])]
         session.zero()
         session.step()
         session.back()
-        counts.append(len(session._buffers[summed.id].waiting()[0]))  # edited before it ran: that stays
+        counts.append(len(buffers[summed.id].waiting()[0]))  # edited before it ran: that stays
         session.restore()
-        counts.append(len(session._buffers[summed.id].waiting()[0]))
+        counts.append(len(buffers[summed.id].waiting()[0]))
         session.back()
-        counts.append(len(session._buffers[summed.id].waiting()[0]))
+        counts.append(len(buffers[summed.id].waiting()[0]))
         assert counts == [4, 1, 4, 3]
 
 

@@ -53,7 +53,7 @@ def interrupt(loss: Tensor) -> None:
     """Ctrl-C, as a policy of the user's raises it where the session waits."""
     session = th.debug(loss, engine="native")
     session.step()
-    worker = session._worker
+    worker = session._backward.worker
     report, worker.report = worker.report, _interrupted
     try:
         session.step()

@@ -332,7 +332,9 @@ def test_an_interrupt_of_the_caller_ends_the_session_and_goes_on() -> None:
         raise KeyboardInterrupt
 
     with on_signal(interrupt) as send:
-        x, loss = stretched(lambda number: (send(number), number == 20 and wait_for(lambda: session._worker.abandoned)))
+        x, loss = stretched(
+            lambda number: (send(number), number == 20 and wait_for(lambda: session._backward.worker.abandoned))
+        )
         session = native(loss, policy="bfs")
         graph = session.graph
         before = [node._sequence_nr() for node in graph.nodes]
@@ -417,7 +419,7 @@ def test_close_while_the_session_runs_ends_it(where: str) -> None:
         elif number == 20:
             closers.append(threading.Thread(target=session.close))
             closers[0].start()
-            wait_for(lambda: session._worker.abandoned)
+            wait_for(lambda: session._backward.worker.abandoned)
 
     x, loss = stretched(hook)
     graph = th.graph(loss)

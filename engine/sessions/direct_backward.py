@@ -1,0 +1,354 @@
+"""A backward of the direct engine under way: a Python loop that calls one node at a time, any that is ready."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...inspector.graph.graph import Edge, Graph, Task
+from ..batching.group_runner import AnyBatch, group_runner
+from ..memory.accumulation import PYTORCHS, Accumulation
+from ..orders.group_queues import (
+    HoldingChoiceQueue,
+    HoldingQueue,
+    Together,
+    empty_queue,
+    planned_order,
+    queue_after,
+)
+from ..orders.schedule import schedule
+from ..queue.policy import Choice, Policy
+from ..queue.ready_queue import PolicyError, ReadyQueue, ready_queue
+from ..stops.stopped import Stop
+from ..stops.stops import Stops
+from ..tasks.history import Edited, Ran
+from ..tasks.input_buffer import Waiting, alone
+from ..tasks.input_buffers import InputBuffers
+from ..tasks.runner import Runner
+from ..trace.batches import Batch, Fallback
+from ..trace.recorder import Recorder
+from ..trace.statistics import Level
+from ..words.phrases import counted
+from .past import Past
+from .session_base import session_over
+
+
+class DirectBackward:
+    """What a `Stepper` runs: the ready queue, the input buffers, and how tasks get from the one through the others.
+
+    Args:
+        runner: runs the nodes.
+        policy: picks, bound to the graph.
+        trace, accumulation, batch: as for `Stepper`.
+
+    Attributes:
+        graph: the graph; without its nodes once it is over.
+        needed: the tasks that run at all; None: all.
+        runner: as given; there is none any more once it is over.
+        order: the ids of the tasks that have run.
+        queue: the ready tasks.
+        buffers: what waits for tasks.
+        policy, terms: what picks; and from which position on what has picked.
+        stops: the breakpoints and watchpoints.
+        recorder: takes down what runs; None: nothing does.
+        batches, fallbacks: what ran as one, and what did not.
+        groups: runs several tasks as one; None: each runs alone.
+        past: what lets tasks be taken back; None: nothing is kept for that.
+        consumed: by task what had waited for it, where that is never let go.
+        over: why no step is possible any more.
+        stop_asked: whether a run is to return before the next task.
+        elapsed_ns: the time that it has run.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        policy: Policy | Choice,
+        trace: Level | None,
+        accumulation: Accumulation,
+        batch: AnyBatch,
+    ) -> None:
+        self.runner = runner
+        self.graph: Graph = runner.graph
+        self.needed = runner.needed
+        self.accumulation = accumulation
+        self.order: list[int] = []
+        self.policy = policy
+        self.terms = [(0, policy)]
+        self.recorder = None if trace is None else Recorder(self.graph, policy, trace)
+        self.batches: list[Batch] = [] if self.recorder is None else self.recorder.batches
+        self.fallbacks: list[Fallback] = [] if self.recorder is None else self.recorder.fallbacks
+        self.groups = group_runner(batch, runner, accumulation, self.batches, self.fallbacks)
+        self.queue = empty_queue(self.graph, policy, self.order, self._together)
+        self.stops = Stops(self.graph, self.needed, None if self.recorder is None else self.recorder.trace)
+        runner.on_hook = None if self.recorder is None else self.recorder.hook
+        self.buffers = InputBuffers(self.graph, self.needed, partial(runner.buffer, accumulate=accumulation.accumulate))
+        self.past: Past | None = None
+        self.consumed: dict[int, Waiting] = {}
+        self._given = runner.roots  # as long as the call of backward() would hold them
+        self.elapsed_ns = 0
+        self.over: str | None = None
+        self.stop_asked = False
+        self._running = False
+        self._hooks = runner.hook_watch()
+
+    def start(self, create_graph: bool) -> None:
+        """Gives the roots their gradients: what is ready then can run."""
+        with torch.set_grad_enabled(create_graph):
+            gradients = self.runner.fitted_roots()
+            for position, root in enumerate(self.graph.roots):
+                self.deliver(Edge(root.task, position, root.task, root.input), gradients)
+
+    @property
+    def current(self) -> Task | None:
+        """The task that the policy picks; None when all have run."""
+        return self.graph.tasks[self.queue.choose()] if len(self.queue) else None
+
+    def upcoming(self) -> list[int]:
+        """All tasks in the order in which they ran or are going to."""
+        if isinstance(self.queue, HoldingQueue | HoldingChoiceQueue):
+            return planned_order(self.queue, self.order, self.buffers.missing, self.needed)
+        return schedule(self.graph, self.policy, self.needed, self.order)
+
+    def check_open(self) -> None:
+        """Refuses what may only be done between tasks, and before the end."""
+        if self._running:
+            raise RuntimeError(
+                "a task of this session is running; only stop() and close() may be called from a hook or another "
+                "thread meanwhile"
+            )
+        if self.over is not None:
+            raise session_over(self.over)
+
+    def pick(self, task_id: int | None) -> int:
+        """The id of this task, if it is ready; without one, of the policy's choice."""
+        if task_id is None:
+            if not len(self.queue):
+                raise RuntimeError(f"no task is left: all {len(self.order)} have run")
+            return self.queue.choose()
+        if task_id not in self.queue:
+            raise ValueError(f"{self.graph.describe(task_id)} is not ready: it {self._why_not(task_id)}")
+        return task_id
+
+    def _why_not(self, task_id: int) -> str:
+        if self.needed is not None and task_id not in self.needed:
+            return "is not going to run: no path leads from it to inputs="
+        if missing := self.buffers.missing[task_id]:
+            return f"waits for {counted(missing, 'more gradient')}"
+        return "has run"
+
+    def run_one(self, task_id: int, by_hand: bool) -> None:
+        """Runs a ready task, and those that run as one with it."""
+        self.stops.stopped = None
+        self.inside(lambda: self._run_next(task_id, hooks=True, by_hand=by_hand), ends=True)
+
+    def run_to(self, task_id: int) -> None:
+        """Runs what the policy picks before this task, or up to what stops a run."""
+        if task_id in self.order or not (self.needed is None or task_id in self.needed):
+            raise ValueError(f"{self.graph.describe(task_id)} {self._why_not(task_id)}")
+        self.run_until(task_id)
+
+    def run_until(self, last: int | None) -> None:
+        """Runs up to this task, to what stops a run, or to the end."""
+
+        def body() -> None:
+            watch, stops = self._hooks, self.stops
+            ask = watch is None or watch.possible()
+            quiet = not stops.asks and not stops.watches
+            bare = watch is not None and not ask and quiet and self._is_plain
+            apart = () if self.groups is None else self.groups.tasks
+            until = frozenset(apart if last is None else (*apart, last))
+            queue = self.queue
+            while queue and not self.stop_asked:
+                if bare and watch is not None:
+                    self.runner.run_bare(self, until, watch)
+                    if not queue or self.stop_asked:
+                        break
+                task_id = queue.choose()
+                if task_id == last:
+                    return
+                self._run_next(task_id, ask or (watch is not None and watch.registered()), last=last)
+                if (stops.asks or stops.watches) and (stop := self.stop_here(wait=False)) is not None:
+                    stops.stopped = stop
+                    return
+            if self.stop_asked and queue:
+                stops.stopped = Stop("asked", None, None, "stop() was called")
+
+        self.stops.stopped = None
+        try:
+            self.inside(body, ends=True)
+        finally:
+            self.stop_asked = False
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether tasks run and nothing else is done."""
+        others = self.recorder, self.needed, self.past, self.runner.memory
+        return all(each is None for each in others) and self.accumulation == PYTORCHS
+
+    def stop_here(self, wait: bool) -> Stop | None:
+        """What stops a run here; see `Verbs.stop_here`."""
+        if self.over is not None:
+            return None
+        if not len(self.queue):
+            return self.stops.at_end(self.order)
+        found = self.stops.found(wait)
+        if found is not None or not self.stops.asks:
+            return found
+        task_id = self.queue.choose()
+        return self.stops.before(task_id, self.order, lambda: self.buffers.shown(task_id))
+
+    def inside(self, body: Callable[[], None], ends: bool = False) -> None:
+        """Calls something as tasks are run: inside the backward, with its grad mode. If it `ends` with the last task,
+        the callbacks for the end of the backward are due."""
+
+        def in_backward() -> None:
+            self.runner.on_outputs = self.stops.produced if self.stops.watches else None
+            if self.groups is not None and (watchpoint := self.stops.first_watch) is not None:
+                self.groups.give_up_all(
+                    self, lambda at: f"watchpoint {watchpoint.number} ({watchpoint.text}) looks at what {at} gives"
+                )
+            body()
+            if ends and not len(self.queue):
+                self._end()
+
+        started_ns = time.perf_counter_ns()
+        self._running = True
+        try:
+            self.runner.inside(in_backward, self.upcoming)
+        except PolicyError:  # no task ran: another policy may be set
+            raise
+        except BaseException as error:
+            self.over = self.over or f"{type(error).__name__} after {len(self.order)} tasks"
+            raise
+        finally:
+            self._running = False
+            self.runner.rest()
+            self.elapsed_ns += time.perf_counter_ns() - started_ns
+            if self.over is not None:
+                self.let_go()
+
+    def _end(self) -> None:
+        """The last task has run."""
+        if not self.order and self._given:
+            self.runner.pass_by()
+        if self.runner.memory is not None:
+            self.runner.memory.over()
+        self.runner.finish(again=self.past is not None)
+        self._let_go_at_end()
+
+    def run_apart(self, why: Callable[[str], str]) -> None:
+        """From here on each task runs by itself. `why` makes the sentence from the name of a task."""
+        if (groups := self.groups) is not None:
+            self.inside(lambda: groups.give_up_all(self, why))
+
+    def _run_next(self, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None) -> None:
+        if self.groups is not None and task_id in self.groups:
+            self.groups.execute(self, task_id, hooks, by_hand, last)
+        else:
+            self.execute(task_id, hooks, by_hand)
+
+    def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
+        """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
+        past, recorder, memory = self.past, self.recorder, self.runner.memory
+        buffer = self.buffers.by_task.pop(task_id)
+        self.queue.remove(task_id)
+        try:
+            entry = None if past is None else past.begin_task(task_id, buffer, by_hand)
+            if memory is not None:
+                memory.begin(task_id)
+            if self.accumulation.keeps and not self.graph.tasks[task_id].is_leaf:
+                self.consumed[task_id] = buffer.waiting()
+            gradients = buffer.take()
+            if memory is not None:
+                memory.summed(task_id)
+            if recorder is not None:
+                recorder.start(task_id, gradients, by_hand)
+            on_end = None if recorder is None else recorder.end
+            outputs = self.runner.run(self.graph.tasks[task_id], gradients, hooks, on_end)
+            self.order.append(task_id)
+            for edge in self.graph.out_edges[task_id]:
+                self.deliver(edge, outputs, entry)
+            outputs.reverse()  # what was added to another, or goes nowhere, lives until here; the first goes first
+            outputs.clear()
+            if past is not None and entry is not None:
+                past.end_task(entry)
+        except BaseException as error:
+            self.fail(error, task_id)
+            raise
+
+    def fail(self, error: BaseException, task_id: int) -> None:
+        """The task has raised this: says so, and ends the backward."""
+        described = self.graph.describe(task_id)
+        self.over = f"{type(error).__name__} in {described}"
+        error.add_note(f"tapehead: raised in {described}")
+        self.runner.failed(self.graph.tasks[task_id])
+
+    def deliver(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None = None) -> None:
+        """Puts an output into the next task's buffer. The last makes it ready, also when all are undefined."""
+        if self.buffers.add(edge, outputs, entry):
+            key = self.queue.push(edge.next_task)
+            if self.recorder is not None:
+                self.recorder.arrive(edge.next_task, self.queue.label(edge.next_task), key)
+
+    def put(self, task_id: int, after: Sequence[Tensor | None]) -> None:
+        """Puts gradients that fit into the buffer of a ready task, and notes it."""
+        buffer = self.buffers.by_task[task_id]
+        before, now = buffer.shown(), tuple(after)
+        if self.recorder is not None:
+            self.recorder.edit(task_id, before, now)
+        if self.past is not None:
+            self.past.history.edits.append(Edited(len(self.order), task_id, before, now, buffer.waiting()))
+        buffer.put(alone(now))
+
+    def follow(self, policy: Policy | Choice) -> None:
+        """From here on this one picks."""
+        queue = self.queue_under(policy)
+        position = len(self.order)
+        if self.terms[-1][0] == position:
+            self.terms.pop()
+        self.terms.append((position, policy))
+        self.policy, self.queue = policy, queue
+        if self.recorder is not None:
+            self.recorder.switch(policy)
+
+    def queue_under(self, policy: Policy | Choice) -> ReadyQueue:
+        """The queue as this policy would have it after what has run."""
+        return queue_after(self.graph, policy, self.order, self.needed, self._together)
+
+    @property
+    def _together(self) -> Together | None:
+        return None if self.groups is None else self.groups.together
+
+    def close(self) -> None:
+        """Ends it: now, or after the task that runs."""
+        self.over = self.over or "closed"
+        self.stop_asked = True
+        if not self._running:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """It is over: lets the waiting gradients and the graph's nodes go."""
+        if self.past is not None:
+            self.runner.inside(self.past.free_ran, tuple)
+            self.past = None  # the traces of its branches have the graph with its nodes
+        self.stops.let_go()
+        self.buffers.let_go()
+        self._let_go_at_end()
+        self.graph = replace(self.graph, nodes=())
+        self.groups = None
+        vars(self).pop("runner", None)
+        self.queue = ready_queue(self.graph, self.policy, self.order)
+        if self.recorder is not None:
+            self.recorder.graph = self.graph
+
+    def _let_go_at_end(self) -> None:
+        """What lives until the backward has ended."""
+        for task_id in list(self.consumed):  # in the order in which they ran
+            del self.consumed[task_id]
+        self._given.clear()

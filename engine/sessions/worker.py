@@ -1,0 +1,251 @@
+"""The thread in which PyTorch's own engine runs a backward, and stands still where it is told to."""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import time
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from threading import Thread, current_thread
+
+from torch import Tensor
+
+from ...inspector.torch_internals.modes import ThreadState
+from ...inspector.torch_internals.sequence_numbers import Pin, empty_queue, sequence_nr, sort_queue_again
+from ..queue.pending import Pending
+from ..stops.stopped import Stop
+from ..stops.stops import Stops
+from ..tasks.task_hooks import Gradients
+from ..trace.recorder import Recorder
+from .has_to_end import has_to_end
+from .native import BackwardCall, Plan, Watch, one_queue
+from .numbering import Numbering
+
+NEVER = -1  # where to stop: nowhere
+NEXT = -2  # before whichever task comes next
+_TO_THE_END_S = 60.0  # what a backward that nobody looks at any more may take
+
+
+class _Abandoned(BaseException):
+    """Ends the engine's run from within. Nobody but the session sees it: it is raised in a hook which C++ calls."""
+
+
+HEARS_SIGNALS_S = 0.2
+"""How long the main thread waits at most before it looks whether a signal has come."""
+
+
+class Worker(Watch):
+    """The engine's run in a thread of its own. Refers to nothing of the session, which may be let go at any time.
+
+    Attributes:
+        stops: the breakpoints and watchpoints.
+        stopped: at a stop what made it, where it was one of these.
+        until: the task before which it stops, or NEXT or NEVER.
+        stop_asked: whether it stops before whichever comes next, in any case.
+        begun: whether its thread was seen to run.
+        gradients: at a stop the input buffer of the task to come, after the hooks that run before it.
+        reports: None at each stop; at the end a tuple with what was raised, or nothing.
+        numbering: numbers what it makes, with create_graph.
+        has_to_end: whether it runs to its end even if it is abandoned, once begun.
+    """
+
+    def __init__(
+        self, call: BackwardCall, state: ThreadState, plan: Plan, recorder: Recorder | None, stops: Stops
+    ) -> None:
+        super().__init__(plan, recorder)
+        self._plan: Plan | None = plan
+        self.stops = stops
+        self.stopped: Stop | None = None
+        self.until = NEVER
+        self.stop_asked = False
+        self.begun = False
+        self.numbering = Numbering() if call.create_graph else None
+        self.gradients: Gradients | None = None
+        self.sort_again = False
+        self.reports: SimpleQueue[tuple[BaseException, ...] | None] = SimpleQueue()
+        self._clock: tuple[int, int | None] = (0, None)  # how long it ran until it last stood still, and since when
+        self._call: BackwardCall | None = call
+        self._state = state
+        self._edited: tuple[Tensor | None, ...] | None = None
+        self.abandoned = False
+        self.has_to_end = has_to_end(plan.graph)
+        self._go: SimpleQueue[None] = SimpleQueue()
+        context = contextvars.copy_context()
+        self._thread = Thread(target=context.run, args=(self._main,), name="tapehead backward", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self.begun = True
+
+    @property
+    def is_current_thread(self) -> bool:
+        return current_thread() is self._thread
+
+    @property
+    def elapsed_ns(self) -> int:
+        """The time it has run up to now, stops left out. May be asked for from anywhere."""
+        ran_ns, since_ns = self._clock
+        return ran_ns if since_ns is None else ran_ns + time.perf_counter_ns() - since_ns
+
+    def _start_clock(self) -> None:
+        if self.numbering is not None:
+            self.numbering.begin = sequence_nr()
+        self._clock = (self.elapsed_ns, time.perf_counter_ns())
+
+    def _stop_clock(self) -> None:
+        if self.numbering is not None:
+            self.numbering.end = sequence_nr()
+        self._clock = (self.elapsed_ns, None)
+
+    def go_on(self) -> None:
+        """At a stop: lets the engine run until the next one."""
+        self._go.put(None)
+
+    def edit(self, gradients: tuple[Tensor | None, ...]) -> None:
+        """At a stop: the task to come gets these."""
+        self._edited = self.gradients = gradients
+
+    def abandon(self) -> None:
+        """Ends the run before the next task, at the latest, or lets it run to its end if it has to.
+
+        Does not wait; may be called from anywhere.
+        """
+        self.abandoned = True
+        self.until = NEXT
+        self._go.put(None)
+
+    def forget(self) -> None:
+        """The same for a session that was let go. What has to end is waited for: the next step needs what it frees."""
+        self.abandon()
+        if self.has_to_end:
+            self.join(_TO_THE_END_S)
+
+    def report(self) -> tuple[BaseException, ...] | None:
+        """Waits for the next report.
+
+        A signal which comes just before a wait, or to another thread, does not end it: Ctrl-C would do nothing. So the
+        wait is short, and begun again.
+        """
+        while True:
+            with suppress(Empty):
+                return self.reports.get(timeout=HEARS_SIGNALS_S)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits for the thread. One that was not seen to run, after an interrupt of its start, ends by itself."""
+        if self.begun and not self.is_current_thread:
+            self._thread.join(timeout_s)
+
+    def let_go(self) -> None:
+        """After the run: holds nothing of the graph any more, nor what waited."""
+        self.graph = replace(self.graph, nodes=())
+        self.stops.let_go()
+        self.ready.clear()
+        self.taken = self.live = self._call = self._plan = self.gradients = self._edited = None
+        self.pin = Pin([])
+        self._pending = Pending(self.graph, frozenset())
+        if self.recorder is not None:
+            self.recorder.graph = self.graph
+
+    def _main(self) -> None:
+        self.begun = True
+        raised: tuple[BaseException, ...] = ()
+        self._start_clock()
+        _running.add(self)
+        try:
+            if not self.abandoned:
+                self._run()
+        except _Abandoned:
+            empty_queue()
+        except BaseException as error:
+            empty_queue()
+            raised = (error,)
+        finally:
+            self._stop_clock()
+            self._call = self.gradients = self._edited = None
+            if raised or self.abandoned:
+                self.let_go()
+            _running.discard(self)
+            self.reports.put(raised)
+
+    def _run(self) -> None:
+        call, plan = self._call, self._plan
+        assert call is not None and plan is not None, "a worker runs once"
+
+        def run() -> None:
+            with self:
+                try:
+                    call.run()
+                except Exception as error:
+                    self.explain(error)
+                    raise
+
+        with self._state.entered(), one_queue(plan):
+            self.pin.during(run)
+
+    def _before(self, task_id: int, gradients: Gradients) -> Gradients | None:
+        if not self.owns(task_id):
+            return None
+        stops = self.stops
+        self.stopped = stops.found() if stops.watches else None
+        if self.stopped is None and stops.asks:
+            self.stopped = stops.before(task_id, self.order, lambda: tuple(gradients))
+        if self._passes(task_id):
+            self.stopped = None
+        else:
+            gradients = self._stop(task_id, gradients)
+        self._begin(task_id, gradients)
+        edited, self._edited = self._edited, None
+        if stops.watches and self.graph.tasks[task_id].is_leaf:  # .grad takes it, and hooks may change it there
+            stops.produced(task_id, gradients if edited is None else edited, (), self.graph.nodes[task_id])
+        return edited
+
+    def _passes(self, task_id: int) -> bool:
+        """Whether it runs on: a run never stops before the task at which it begins."""
+        asked = self.stop_asked or self.until in (NEXT, task_id)
+        return not asked and (self.stopped is None or not self.order)
+
+    def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
+        ran = len(self.order)
+        super()._after(task_id, outputs, gradients)
+        if self.stops.watches and len(self.order) > ran and not self.graph.tasks[task_id].is_leaf:
+            self.stops.produced(task_id, gradients, outputs, self.graph.nodes[task_id])
+
+    def _stop(self, task_id: int, gradients: Gradients) -> Gradients:
+        if self.abandoned:
+            return self._abandoned_before(gradients)
+        self.take(task_id)
+        self.gradients = gradients
+        self._stop_clock()
+        self.reports.put(None)
+        self._go.get()
+        self._start_clock()
+        gradients, self.gradients = self.gradients, None
+        if self.abandoned:
+            return self._abandoned_before(gradients)
+        self.stay_last()
+        if self.pin.disturbed:  # by another backward, while this one stood still
+            self.pin.take_back()
+            self.sort_again = True
+        if self.sort_again:
+            self.sort_again = False
+            sort_queue_again(len(self.ready) - 1)
+        return gradients
+
+    def _abandoned_before(self, gradients: Gradients) -> Gradients:
+        if not self.has_to_end:
+            raise _Abandoned
+        return gradients
+
+
+_running: set[Worker] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread must not be in the engine when the interpreter goes."""
+    for worker in list(_running):
+        worker.abandon()
+    for worker in list(_running):
+        worker.join(timeout_s=5)
