@@ -273,6 +273,36 @@ MOVED = {
 }
 """By old module the new ones, that which most of its names went to first."""
 
+RENAMED = {
+    "engine.agenda.Batch": "ReadyBatch",
+    "engine.allocator.Recording": "AllocatorRecording",
+    "engine.allocator.Row": "AllocatorEvent",
+    "engine.certain_memory.Block": "CertainBlock",
+    "engine.change_trial.Check": "Deviation",
+    "engine.footprint.Layout": "TensorLayout",
+    "engine.footprint.Output": "TaskOutput",
+    "engine.history.Kept": "KeepsGradients",
+    "engine.kept.Kept": "SavedBlocks",
+    "engine.local_search.Found": "SearchResult",
+    "engine.memory_watch.Moment": "TaskMoment",
+    "engine.mirror_planners.Found": "FoundDrops",
+    "engine.mirror_replay.Call": "FollowedCall",
+    "engine.mirror_replay.Part": "StorageView",
+    "engine.mirror_replay.Tally": "ReplayTally",
+    "engine.native.Call": "BackwardCall",
+    "engine.plans.Kept": "Latest",
+    "engine.statistics.Measurement": "PendingStatistics",
+    "engine.trace_columns.Term": "PolicyTerm",
+    "engine.zero_gradients.Origin": "ZeroOrigin",
+    "inspector.cells.Pending": "UnplacedBox",
+    "inspector.cells.Row": "ChipRow",
+    "inspector.fold.Group": "FoldedCalls",
+    "inspector.forward_program.Reading": "StorageRead",
+    "inspector.repeats.Part": "RepeatedPart",
+    "inspector.torch_internals.Storage": "StorageBytes",
+}
+"""Classes whose names stood for several things."""
+
 
 class _Forwarder(MetaPathFinder, Loader):
     """Finds an old path that is no module any more, and makes one that forwards."""
@@ -296,6 +326,7 @@ def _getter(old: str) -> Callable[[str], Any]:
     """What finds a name of an old module where it stands now."""
 
     def get(name: str) -> Any:
+        name = RENAMED.get(f"{old}.{name}", name)
         if not name.startswith("__"):
             for new in MOVED[old].split():
                 module = import_module(f"{_PACKAGE}.{new}")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tapehead as th
-from tapehead.moved import MOVED
+from tapehead.moved import MOVED, RENAMED
 
 
 def test_each_row_leads_to_modules_that_are_there() -> None:
@@ -60,6 +60,15 @@ def test_a_room_that_is_called_as_a_module_was_has_its_names(room: str, name: st
     inside = importlib.import_module(f"tapehead.{MOVED[room].split()[0]}")
     with pytest.warns(DeprecationWarning, match="goes with the next version"):
         assert getattr(module, name) is getattr(inside, name)
+
+
+def test_a_class_that_has_another_name_now_is_found_by_the_old_one() -> None:
+    for old, name in RENAMED.items():
+        module, _, class_name = old.rpartition(".")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            found = getattr(importlib.import_module(f"tapehead.{module}"), class_name)
+        assert found.__name__ == name, old
 
 
 def test_what_was_pickled_by_old_paths_loads() -> None:
