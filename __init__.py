@@ -52,13 +52,19 @@ forward_old_paths()
 
 if TYPE_CHECKING:
     from .engine.orders.policies import CLASSIC
+    from .engine.prediction.dry_run import dry_run
+    from .engine.programs.record_forward import record_forward
+    from .engine.queue.pending import queue_lengths
     from .engine.words.sizes import percent_text, share_text, size_text
     from .engine.workloads.workloads import WORKLOADS, workload
 
 _IMPORTED_WHEN_ASKED_FOR = {
     "CLASSIC": "engine.orders.policies",
     "WORKLOADS": "engine.workloads.workloads",
+    "dry_run": "engine.prediction.dry_run",
     "percent_text": "engine.words.sizes",
+    "queue_lengths": "engine.queue.pending",
+    "record_forward": "engine.programs.record_forward",
     "share_text": "engine.words.sizes",
     "size_text": "engine.words.sizes",
     "workload": "engine.workloads.workloads",
@@ -129,6 +135,7 @@ __all__ = [
     "constrained",
     "debug",
     "diff",
+    "dry_run",
     "find_nan",
     "find_unused",
     "graph",
@@ -144,6 +151,8 @@ __all__ = [
     "plan_mirror",
     "policy",
     "profile",
+    "queue_lengths",
+    "record_forward",
     "share_text",
     "simulate",
     "size_text",

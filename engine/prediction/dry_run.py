@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from ...inspector.arguments import expect, expect_truth
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.marks import tensors_of
@@ -73,8 +74,11 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
 
     Raises:
         ValueError: the graph is from a file; or it is on several accelerators, and none is chosen.
+        TypeError: it is no graph.
         RuntimeError: a backward has freed it.
     """
+    expect(graph, Graph, "graph", "one, such as th.graph(loss)")
+    expect_truth(names_hooks, "names_hooks")
     if graph.is_tape:
         return _of_shapes(graph)
     if not graph.nodes:

@@ -16,7 +16,7 @@ from ...inspector.capturing.walk import graph
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.operators import Operator, SeenOperations
 from ..trace.buckets import nothing_reduced
-from .make_loss import MakeLoss, loss_of, nothing_sharded, same_random_numbers
+from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_sharded, same_random_numbers
 
 
 def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
@@ -37,10 +37,7 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
 
     Known limitations: what other threads compute is not seen, and counts as there before.
     """
-    if not callable(make_loss):
-        raise TypeError(
-            f"make_loss is a function that runs the forward and returns the loss, not a {type(make_loss).__name__}"
-        )
+    expect_make_loss(make_loss)
     if not isinstance(repetitions, int) or repetitions < 1:
         raise ValueError(
             f"repetitions is how often the forward is timed, a whole number from 1 on, not {repetitions!r}"

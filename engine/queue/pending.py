@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from ...inspector.arguments import expect
 from ...inspector.graph.graph import Graph
 
 
@@ -56,7 +57,17 @@ def queue_lengths(graph: Graph, order: Sequence[int]) -> list[int]:
     """How many tasks were ready when each task of `order` was picked, that one included.
 
     `order` may leave tasks out, as a backward with `inputs=` does; whatever else it runs must be in a legal order.
+
+    Raises:
+        TypeError: the graph is none, or an id in the order is no whole number.
+        ValueError: the graph has no such task.
     """
+    expect(graph, Graph, "graph", "one, such as run.graph")
+    expect(order, Sequence, "order", "the ids of the tasks as they ran, such as run.order")
+    for kind in set(map(type, order)) - {int}:
+        raise TypeError(f"order has a {kind.__name__} in it; expected the ids of the tasks as they ran")
+    for task_id in (min(order), max(order)) if order else ():
+        graph.task(task_id)  # raises where there is none
     pending = Pending(graph, set(order))
     ready = len(pending.start())
     lengths = []

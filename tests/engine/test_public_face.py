@@ -42,6 +42,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "constrained": lambda: {"policy": "heap", "constraints": []},
     "debug": lambda: {"tensors": make_loss()},
     "diff": lambda: {"run_a": run(), "run_b": run()},
+    "dry_run": lambda: {"graph": th.graph(make_loss())},
     "find_nan": lambda: {"make_loss": make_loss},
     "find_unused": lambda: {"make_loss": make_loss, "model": MODEL},
     "graph": lambda: {"outputs": make_loss()},
@@ -56,6 +57,8 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "plan_mirror": lambda: {"make_loss": make_loss, "seconds": 0.1},
     "policy": lambda: {"policy": "heap"},
     "profile": lambda: {"make_loss": make_loss},
+    "queue_lengths": lambda: {"graph": th.graph(make_loss()), "order": []},
+    "record_forward": lambda: {"make_loss": make_loss, "repetitions": 1},
     "share_text": lambda: {"part": 1, "whole": 2},
     "simulate": lambda: {"graph": th.graph(make_loss())},
     "size_text": lambda: {"nbytes": 1},
@@ -104,6 +107,8 @@ MEANT = {
     ("check_order.constraints", "[]"),
     ("constrained.policy", "of two"),  # what it returns is looked at when it is asked
     ("simulate.order", "[]"),  # a backward in which nothing runs
+    ("queue_lengths.order", "[]"),
+    ("dry_run.device", "None"),
     *(
         (where, number)
         for where in ("size_text.nbytes", "share_text.part", "share_text.whole", "percent_text.share")
