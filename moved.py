@@ -156,7 +156,7 @@ MOVED = {
     "engine.stops": "engine.stops.stops",
     "engine.storage_words": "engine.memory.storage_words engine.words.phrases",
     "engine.task_hooks": "engine.tasks.task_hooks",
-    "engine.task_runner": "engine.tasks.task_runner",
+    "engine.task_runner": "engine.tasks.task_runner engine.tasks.function_nodes engine.tasks.refusals",
     "engine.tensor_hooks": "engine.tasks.tensor_hooks",
     "engine.timeline": "engine.memory.timeline",
     "engine.timeline_file": "engine.memory.timeline_file",

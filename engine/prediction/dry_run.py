@@ -37,9 +37,10 @@ from ..memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, s
 from ..memory.measured_device import device_of
 from ..memory.timeline import Maker
 from ..queue.chosen_order import heap_order
+from ..tasks.function_nodes import APPLIED
 from ..tasks.hook_watch import HookWatch
 from ..tasks.input_buffer import fits, fitted
-from ..tasks.task_runner import APPLIED, takes_of
+from ..tasks.task_runner import takes_of
 from ..tasks.tensor_hooks import TensorHooks
 from .assumed_footprints import assumed_footprint, assumed_layout
 from .dry_run_limits import NOT_CALLED, OF_SHAPES, PASSING, TAKES_MORE, WORKSPACE, limit_sentence

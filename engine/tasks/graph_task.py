@@ -66,6 +66,24 @@ class GraphTask:
     def will_execute(self, node: Node) -> bool:
         return node in self._executed
 
+    def wants_any_of(self, task_id: int) -> bool:
+        """Whether any output of the task leads to `inputs=`; without those, always."""
+        needed = self._needed
+        return needed is None or any(edge.next_task in needed for edge in self._graph.out_edges[task_id])
+
+    def wants_part_of(self, task_id: int) -> bool:
+        """Whether only some of its outputs lead to `inputs=`: a C++ node then computes only them."""
+        needed = self._needed
+        return needed is not None and len({edge.next_task in needed for edge in self._graph.out_edges[task_id]}) == 2
+
+    def wanted(self, node: Node, free: bool) -> list[GradientEdge]:
+        """The edges that a run of this node alone has to want, see `run_in_engine`."""
+        return [
+            GradientEdge(child, number)
+            for child, number in node.next_functions
+            if child is not None and (free or (self.limited and self.will_execute(child)))
+        ]
+
     def execution_order(self) -> list[Node]:
         assert self._order is not None
         return [self._graph.nodes[task_id] for task_id in self._order()]

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...inspector.graph.graph import Graph, Task
 from ..memory.accumulation import Accumulate
 from ..queue.ready_queue import ReadyQueue
+from .code_changes import CodeChanges
 from .history import HasGrad, Ran
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer
@@ -69,6 +70,7 @@ class Runner(Protocol):
             before it runs.
         memory: is told of each task right before its node runs, after its hooks, and right after the hooks that
             follow.
+        changes: notes what tasks change besides gradients, while they may be taken back.
     """
 
     graph: Graph
@@ -79,6 +81,7 @@ class Runner(Protocol):
     on_hook: OnHook | None = None
     on_outputs: OnOutputs | None = None
     memory: TaskMemory | None = None
+    changes: CodeChanges = CodeChanges()
 
     @abstractmethod
     def buffer(self, task_id: int, accumulate: Accumulate) -> InputBuffer:
@@ -159,31 +162,34 @@ class Runner(Protocol):
 
     @property
     def callbacks_left(self) -> int:
-        """How many callbacks tasks have left for the end of the backward."""
-        return 0
+        """See `CodeChanges`."""
+        return self.changes.callbacks_left
 
     def begin(self, entry: Ran) -> None:
-        """A task is going to run that may be taken back: notes what it may change besides gradients."""
+        """See `CodeChanges`."""
+        self.changes.begin(entry)
 
     def end(self, entry: Ran) -> None:
-        """It has run: notes what its code changed."""
+        """See `CodeChanges`."""
+        self.changes.end(entry)
 
     def why_not_back(self, entry: Ran) -> str | None:
-        """Why a task that has run can't be taken back; None: it can."""
-        return None
+        """See `CodeChanges`."""
+        return self.changes.why_not_back(entry)
 
     @property
     def why_end_stays(self) -> str | None:
-        """Why what was done after the last task can't be undone; None: it can."""
-        return None
+        """See `CodeChanges`."""
+        return self.changes.why_end_stays
 
     def undo_end(self) -> None:
-        """Tasks are going to be taken back: what was done after the last one is undone first."""
+        """See `CodeChanges`."""
+        self.changes.undo_end()
 
     def reopen(self, callbacks: int, another: bool) -> None:
-        """Tasks have been taken back: so many callbacks had been left by then. In a checkpoint's eyes what follows is
-        `another` backward: it computes again what it computes once in each."""
+        """See `CodeChanges`."""
+        self.changes.reopen(callbacks, another)
 
     def retaining(self) -> dict[int, list[ref[Tensor]]]:
-        """By task the tensors which its node made, as far as Python has them: they may be told to `retain_grad`."""
-        return {}
+        """See `CodeChanges`."""
+        return self.changes.retaining()

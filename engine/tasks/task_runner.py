@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Self
-from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import Node
 
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Edge, Graph, Outputs, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.spent import SpentNodes, is_spent
-from ...inspector.torch_internals.checkpoints import is_recomputed, regions_around
-from ...inspector.torch_internals.compiled import compiled_autograd_is_on
 from ...inspector.torch_internals.engine import gradient_dtype
-from ...inspector.torch_internals.hooks import hook_dicts, node_hooks, post_accumulate_hooks
-from ...inspector.torch_internals.modes import functorch_is_active
-from ...inspector.torch_internals.nodes import call_node, function_of, leaf_of
+from ...inspector.torch_internals.hooks import node_hooks
+from ...inspector.torch_internals.nodes import call_node, leaf_of
 from ...inspector.torch_internals.saved import (
     FREED,
     free_function,
     free_saved,
-    function_is_freed,
     hides_saved,
     packed_by_user,
     saved_variables,
-    unpacking,
 )
-from ...inspector.torch_internals.tensors import version_of
 from ..memory.accumulation import Accumulate
-from ..queue.stages import is_sharded
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
 from .backward_inputs import Inputs, as_inputs, needed_tasks
+from .function_nodes import APPLIED, by_edge
 from .graph_task import GraphTask
-from .history import Ran
-from .hook_state import HookState
-from .hook_watch import HookWatch, Registry, node_of, of_tensors, tensors_and_hooks
+from .hook_watch import HookWatch
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
-from .recomputed_buffers import RecomputedBuffers
+from .node_changes import NodeChanges
+from .refusals import refuse_surroundings, refuse_tasks
 from .roots import as_gradients, as_outputs, given_gradients, root_gradients
 from .runner import BareLoop, Measuring, OnEnd, Runner
-from .task_hooks import (
-    Gradients,
-    hook_name,
-    run_leaf_hooks,
-    run_post_hooks,
-    run_pre_hooks,
-    run_tensor_hooks,
-)
-
-APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
-
+from .task_hooks import hook_name, run_leaf_hooks, run_post_hooks, run_pre_hooks, run_tensor_hooks
 
 _SPECIAL = APPLIED | {Kind.COPY_SLICES, Kind.ERROR}
 
@@ -97,8 +78,7 @@ class TaskRunner(Runner):
         self.roots = list(roots)
         self.hooked: dict[int, tuple[tuple[str, str], ...]] = {}
         self._spent = SpentNodes()
-        self._recomputed: WeakKeyDictionary[Hashable, RecomputedBuffers] = WeakKeyDictionary()
-        self._other_hooks: list[ref[Registry]] = []  # of tensors, which may be gone: torch lists no hooks of those
+        self.changes = NodeChanges(graph, self.graph_task)
 
     @classmethod
     def of(
@@ -120,10 +100,10 @@ class TaskRunner(Runner):
         """
         tensors = as_outputs(tensors)
         limits = None if inputs is None else as_inputs(inputs)
-        _refuse_surroundings()
+        refuse_surroundings()
         graph = graph_of(tensors)
         needed = None if limits is None else needed_tasks(graph, limits)
-        _refuse_tasks(graph)
+        refuse_tasks(graph)
         keep_graph = create_graph if retain_graph is None else retain_graph
         _wait_for_accelerators(graph)
         grad_tensors = as_gradients(grad_tensors)
@@ -176,7 +156,7 @@ class TaskRunner(Runner):
         free = hidden and not self.watch.possible()
         raw: list[Tensor | None] | None = None
         wants_zeros = python and any(each is None for each in gradients)
-        if free or wants_zeros or task.kind is Kind.COMPILED or (not python and self._is_partly_needed(task.id)):
+        if free or wants_zeros or task.kind is Kind.COMPILED or (not python and self.graph_task.wants_part_of(task.id)):
             outputs = self._outputs_by_engine(task, node, gradients, free)
         elif not hooks:
             outputs = self._call(task, node, gradients)
@@ -312,89 +292,6 @@ class TaskRunner(Runner):
         if torch.is_anomaly_enabled():
             warn_of_forward(self.graph.nodes[task.id])
 
-    @property
-    def callbacks_left(self) -> int:
-        return self.graph_task.callbacks_left
-
-    def begin(self, entry: Ran) -> None:
-        if self.graph.tasks[entry.task].is_leaf:
-            leaf = self.leaf(entry.task)
-            entry.version = version_of(leaf)
-            entry.values = leaf.detach().clone() if post_accumulate_hooks(leaf) else None
-        entry.packed = packed_by_user(saved_variables(self.graph.nodes[entry.task]))
-        entry.kept = HookState(self._code_of(self.graph.tasks[entry.task]))
-        self.graph_task.accumulated_inside = False
-        number = self.graph_task.number
-        regions = regions_around(self.graph.nodes[entry.task])
-        due = [] if number is None else [each for each in regions if not is_recomputed(each, number)]
-        entry.recomputed = RecomputedBuffers(due, self._recomputed, number) if due and number is not None else None
-
-    def end(self, entry: Ran) -> None:
-        if entry.recomputed is not None:
-            entry.recomputed.end()
-        if entry.kept is not None and not entry.kept.end():
-            entry.kept = None if entry.kept.spoiled is None else entry.kept
-
-    def _code_of(self, task: Task) -> Iterator[Any]:
-        """What a task may call: hooks, its Function, what unpacks its saved tensors."""
-        node = self.graph.nodes[task.id]
-        yield from self._hooks_of(task)
-        if isinstance(node, BackwardCFunction):
-            yield vars(node)
-            yield from function_of(node).__mro__
-            yield function_of(node).backward
-        yield from unpacking(node)
-        yield from filter(None, [each() for each in self._other_hooks])
-
-    def _hooks_of(self, task: Task) -> Iterator[dict[int, Any]]:
-        """The hooks that torch lists."""
-        node = self.graph.nodes[task.id]
-        yield from hook_dicts(node)
-        if task.is_leaf:
-            leaf = leaf_of(node)
-            yield from filter(None, (leaf._backward_hooks, leaf._post_accumulate_grad_hooks))
-
-    def why_not_back(self, entry: Ran) -> str | None:
-        task, node = self.graph.tasks[entry.task], self.graph.nodes[entry.task]
-        if task.kind is Kind.COMPILED:
-            return "is a compiled region, which runs once: it gives away the memory of what it saved"
-        if self.graph_task.accumulated_inside:
-            return "ran a backward of its own, which added to .grad"
-        if entry.kept is not None and entry.kept.spoiled is not None:
-            return entry.kept.spoiled
-        if task.is_leaf:
-            leaf, values = leaf_of(node), entry.values
-            entry.values = None
-            written = values is not None and not torch.equal(values, leaf.detach())  # through .data, for instance
-            if written or version_of(leaf) != entry.version:
-                return "had a hook that changed the parameter itself, as an optimizer's step does"
-        elif not self.keep_graph and task.kind in APPLIED and function_is_freed(node):
-            return "has freed what it saved by itself"
-        return None
-
-    @property
-    def why_end_stays(self) -> str | None:
-        return self.graph_task.why_end_stays
-
-    def undo_end(self) -> None:
-        self.graph_task.undo_end()
-
-    def reopen(self, callbacks: int, another: bool) -> None:
-        self.graph_task.reopen(callbacks, another)
-
-    def retaining(self) -> dict[int, list[ref[Tensor]]]:
-        ids: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(self.graph.nodes)}
-        tensors, hooks = tensors_and_hooks(self.graph.nodes)
-        here = {id(each) for task in self.graph.tasks for each in self._hooks_of(task)} if hooks else ()
-        hooks[:] = [each for each in hooks if id(each) not in here]  # no other list may hold them
-        self._other_hooks = of_tensors(hooks)
-        found: dict[int, list[ref[Tensor]]] = {}
-        for each in tensors:
-            tensor = each()
-            if tensor is not None and (task_id := ids.get(node_of(tensor))) is not None:
-                found.setdefault(task_id, []).append(each)
-        return found
-
     def fit(self, task: Task, outputs: list[Tensor | None]) -> list[Tensor | None]:
         """Makes of these outputs what the next tasks will get."""
         for edge in self._graph.out_edges[task.id]:
@@ -433,54 +330,15 @@ class TaskRunner(Runner):
             self.memory.start(task.id, gradients)
         if task.kind in APPLIED:
             return list(by_edge(task, node, call_node(node, gradients)))
-        if self._needed is not None and not any(
-            edge.next_task in self._needed for edge in self._graph.out_edges[task.id]
-        ):
+        if not self.graph_task.wants_any_of(task.id):
             return [None] * len(node.next_functions)  # as C++ nodes ask, task_should_compute_output
         return list(call_node(node, gradients))
 
     def _outputs_by_engine(
         self, task: Task, node: Node, gradients: list[Tensor | None], free: bool
     ) -> list[Tensor | None]:
-        limited = self.graph_task.limited
-        wanted = [
-            GradientEdge(child, number)
-            for child, number in node.next_functions
-            if child is not None and (free or (limited and self.graph_task.will_execute(child)))
-        ]
         on_start = None if self.memory is None else partial(self.memory.start, task.id)
-        return self.graph_task.run_in_engine(node, gradients, wanted, free, on_start)
-
-    def _is_partly_needed(self, task_id: int) -> bool:
-        """Whether only some of its outputs lead to inputs=: a C++ node then computes only them."""
-        needed = self._needed
-        return needed is not None and len({edge.next_task in needed for edge in self._graph.out_edges[task_id]}) == 2
-
-
-def by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
-    """Sorts what a custom Function gives, one per argument of its forward, to its edges (python_function.cpp)."""
-    needed = node.needs_input_grad
-    while len(outputs) > len(needed) and outputs[-1] is None:
-        outputs = outputs[:-1]
-    if len(outputs) != len(needed):
-        raise RuntimeError(
-            f"function {task.name} returned an incorrect number of gradients "
-            f"(expected {len(needed)}, got {len(outputs)})"
-        )
-    unwanted = sum(output is not None and not need for output, need in zip(outputs, needed, strict=True))
-    if unwanted > sum(child is None for child, _ in node.next_functions):
-        raise RuntimeError(
-            f"function {task.name} returned a gradient different than None for an argument of its forward that was "
-            "not a Variable"
-        )
-    wanted = iter([output for output, need in zip(outputs, needed, strict=True) if need])
-    found = [next(wanted, None) if child is not None else None for child, _ in node.next_functions]
-    for output in found:
-        if output is not None and not isinstance(output, Tensor):
-            raise TypeError(
-                f"function {task.name} returned a {type(output).__name__} as a gradient; expected a Tensor or None"
-            )
-    return found
+        return self.graph_task.run_in_engine(node, gradients, self.graph_task.wanted(node, free), free, on_start)
 
 
 def takes_of(task: Task, node: Node) -> tuple[TensorMeta, ...]:
@@ -496,34 +354,3 @@ def _wait_for_accelerators(graph: Graph) -> None:
     for device in graph.devices:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-
-
-def _refuse_tasks(graph: Graph) -> None:
-    """Says what can't be run before anything is."""
-    for task in graph.tasks:
-        if any(meta.shape is None for meta in task.inputs):
-            raise cannot(f"check the nested gradients of {graph.describe(task)}")
-    if is_sharded(graph):
-        raise cannot(
-            "gather parameters and reduce gradients as fully_shard (FSDP2) and FullyShardedDataParallel do, in hooks "
-            "and at the end of a backward"
-        )
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise cannot(
-            "run the C++ hooks that DistributedDataParallel may have in any graph, as torch.distributed is initialised"
-        )
-
-
-def _refuse_surroundings() -> None:
-    if functorch_is_active():
-        raise RuntimeError(
-            "backward() called inside a functorch transform. This is not supported, please use functorch.grad or "
-            "functorch.vjp instead or call backward() outside of functorch transforms."
-        )
-    if compiled_autograd_is_on():
-        raise cannot("run under compiled autograd")
-
-
-def cannot(what: str) -> NotImplementedError:
-    """The error for what the direct engine would not do as PyTorch does."""
-    return NotImplementedError(f'the direct engine cannot {what}; use engine="native"')

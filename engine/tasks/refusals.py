@@ -1,0 +1,42 @@
+"""What the direct engine refuses before it runs anything: what it would not do as PyTorch does."""
+
+from __future__ import annotations
+
+import torch
+
+from ...inspector.graph.graph import Graph
+from ...inspector.torch_internals.compiled import compiled_autograd_is_on
+from ...inspector.torch_internals.modes import functorch_is_active
+from ..queue.stages import is_sharded
+
+
+def refuse_tasks(graph: Graph) -> None:
+    """Says what can't be run before anything is."""
+    for task in graph.tasks:
+        if any(meta.shape is None for meta in task.inputs):
+            raise cannot(f"check the nested gradients of {graph.describe(task)}")
+    if is_sharded(graph):
+        raise cannot(
+            "gather parameters and reduce gradients as fully_shard (FSDP2) and FullyShardedDataParallel do, in hooks "
+            "and at the end of a backward"
+        )
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise cannot(
+            "run the C++ hooks that DistributedDataParallel may have in any graph, as torch.distributed is initialised"
+        )
+
+
+def refuse_surroundings() -> None:
+    """Says where no backward can be run."""
+    if functorch_is_active():
+        raise RuntimeError(
+            "backward() called inside a functorch transform. This is not supported, please use functorch.grad or "
+            "functorch.vjp instead or call backward() outside of functorch transforms."
+        )
+    if compiled_autograd_is_on():
+        raise cannot("run under compiled autograd")
+
+
+def cannot(what: str) -> NotImplementedError:
+    """The error for what the direct engine would not do as PyTorch does."""
+    return NotImplementedError(f'the direct engine cannot {what}; use engine="native"')
