@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from itertools import accumulate
-from operator import itemgetter, sub
+from operator import sub
 from typing import TYPE_CHECKING, Literal
 
 from ...inspector.graph.graph import Graph
 from .accumulation import PYTORCHS, Accumulation
+from .category_walk import CategoryWalk
+from .consumers import Consumers
 
 if TYPE_CHECKING:
     from ...inspector.graph.facts import Operation, StoredOperation
@@ -356,7 +358,7 @@ class Timeline:
     @cached_property
     def places(self) -> dict[int, int]:
         """By task its place in the order."""
-        return {task: place for place, task in enumerate(self.order)}
+        return self._consumers.places
 
     @cached_property
     def category_levels(self) -> dict[Category, array[int]]:
@@ -364,43 +366,16 @@ class Timeline:
 
         They add up to `task_peaks`. Categories that never have bytes are left out.
         """
-        current = dict.fromkeys(Category, 0)
-        levels, starts, nbytes = self.levels, self.starts, self.nbytes
-        category_of = list(self.born_as)
-        for number in range(self.before):
-            current[Category(category_of[number])] += nbytes[number]
-        columns = {category: array("q") for category in Category}
-        known = [
+        changes = [
             (event, self._place_of_change(event, number, category), number, category)
             for event, number, category in self.changes
         ]
-        known.sort(key=itemgetter(0, 1))
-        changes = iter([*known, (len(self.events) + 1, 0, -1, Category.UNKNOWN)])
-        change = next(changes)
-        event = 0
-
-        def go_to(stop: int, place: int) -> None:
-            nonlocal event, change
-            while True:
-                while change[0] < event or (change[0] == event and (event < stop or change[1] <= place)):
-                    _, _, number, category = change
-                    current[Category(category_of[number])] -= nbytes[number]
-                    current[category] += nbytes[number]
-                    category_of[number] = category
-                    change = next(changes)
-                if event == stop:
-                    return
-                number = self.events[event]
-                if number >= 0:
-                    current[Category(category_of[number])] += nbytes[number]
-                else:
-                    current[Category(category_of[~number])] -= nbytes[~number]
-                event += 1
-
+        walk = CategoryWalk(self.events, self.nbytes, self.born_as, self.before, changes)
+        columns = {category: array("q") for category in Category}
         for place, highest in enumerate(self.task_peaks):
-            go_to(levels.index(highest, starts[place]), place)
+            walk.go_to(self.levels.index(highest, self.starts[place]), place)
             for category, column in columns.items():
-                column.append(current[category])
+                column.append(walk.nbytes_of.get(category, 0))
         return {category: column for category, column in columns.items() if any(column)}
 
     def __len__(self) -> int:
@@ -426,7 +401,7 @@ class Timeline:
             self.category_at(number),
             self.maker(number),
             tuple(self.keepers(number)),
-            self.place_of(birth) if birth >= 0 else -1,
+            self.place_of(birth),
             None if death is None else self.place_of(death),
             clock[birth] if clock and birth >= 0 else None,
             clock[death] if clock and death is not None else None,
@@ -436,7 +411,7 @@ class Timeline:
         """What made the storage."""
         if number < len(self.makers):
             return self.makers[number]
-        place = self.place_of(self.births[number]) if self.births[number] >= 0 else -1
+        place = self.place_of(self.births[number])
         if not 0 <= place < len(self.order):
             return Maker(None, None, None)
         task = self.graph.tasks[self.order[place]]
@@ -447,9 +422,9 @@ class Timeline:
         for task, slot in self.saved.get(number, ()):
             lasts = slot.startswith(ON_CTX) or slot == GRADIENT_GRAPH or task not in self.places
             yield Keeper("node" if lasts else "saved", task, slot)
-        for task, slot in self._listed.get(number, ()):
+        for task, slot in self._consumers.lists.get(number, ()):
             yield Keeper("list", task, slot)
-        for place in self._waited.get(number, ()):
+        for place in self._consumers.buffers.get(number, ()):
             yield Keeper("buffer", self.order[place])
         for task in self.consumers(number):
             yield Keeper("consumed", task)
@@ -462,43 +437,12 @@ class Timeline:
 
     def consumers(self, number: int) -> list[int]:
         """The tasks that have consumed the storage and go on keeping it, in order; none where that is let go."""
-        if not self.accumulation.keeps:
-            return []
-        tasks = self.graph.tasks
-        waited = [self.order[place] for place in self.waited(number)]
-        lists = [task for task, _ in self._listed.get(number, ())]
-        found = [task for task in dict.fromkeys([*waited, *lists]) if not tasks[task].is_leaf]
-        return sorted(found, key=self.places.__getitem__)
+        return self._consumers.of(number, self.place_of(self.births[number]))
 
     def waited(self, number: int) -> list[int]:
         """The places of the tasks for which the storage had waited when they ran; the sum of a list had not."""
-        places = self._waited.get(number, [])
-        if not self.accumulation.lists or not places:
-            return places
-        born = self.place_of(self.births[number])
-        return [place for place in places if place != born]
+        return self._consumers.waited(number, self.place_of(self.births[number]))
 
     @cached_property
-    def _listed(self) -> dict[int, list[tuple[int, str]]]:
-        """By storage the tasks in whose lists it is, and of which input."""
-        found: dict[int, list[tuple[int, str]]] = {}
-        for _, number, task, given in self.listed:
-            if (task, str(given)) not in found.setdefault(number, []):
-                found[number].append((task, str(given)))
-        return found
-
-    @cached_property
-    def _waited(self) -> dict[int, list[int]]:
-        """By storage the places of the tasks in whose input buffers it was when they ran."""
-        found: dict[int, list[int]] = {}
-        index = 0
-        tasks = self.graph.tasks
-        if not self.inputs:
-            return found
-        for place, task_id in enumerate(self.order):
-            for _ in tasks[task_id].inputs:
-                number = self.inputs[index]
-                index += 1
-                if number >= 0 and place not in found.setdefault(number, []):
-                    found[number].append(place)
-        return found
+    def _consumers(self) -> Consumers:
+        return Consumers(self.graph, self.order, self.accumulation, self.inputs, self.listed)
