@@ -19,8 +19,10 @@ from ..inspector.torch_internals import (
     flattens,
     is_flattened,
     is_fully_sharded,
+    sharded_parameters,
     unprepared_reducers,
     watching_modules,
+    watching_reentrant_checkpoints,
 )
 
 MakeLoss = Callable[[], Tensor]
@@ -117,15 +119,40 @@ def sharding_as_before() -> Iterator[None]:
     and not see what the optimizer does to the shards.
 
     Raises:
-        NotImplementedError: a module of FullyShardedDataParallel (FSDP1) is called, of which that is not known.
+        NotImplementedError: a module of FullyShardedDataParallel (FSDP1) is called, of which that is not known; or
+            there are reentrant checkpoints, whose backward leaves parameters gathered that the next step takes.
     """
     sharding, ended = Sharding(), False
     try:
-        with _refusing(is_flattened, _FSDP1) if flattens() else nullcontext():
+        with (
+            _refusing(is_flattened, _FSDP1) if flattens() else nullcontext(),
+            _nothing_reentrant() if sharded_parameters() else nullcontext(),
+        ):
             yield
         ended = True
     finally:
         sharding.put_back(gather=ended)
+
+
+@contextmanager
+def _nothing_reentrant() -> Iterator[None]:
+    """Refuses reentrant checkpoints together with modules under `fully_shard`, at the call of what comes second."""
+    thread = get_ident()
+    called: dict[str, nn.Module | None] = {}
+
+    def refuse(what: str, module: nn.Module | None) -> None:
+        if get_ident() != thread:
+            return
+        called.setdefault(what, module)
+        if len(called) == 2:
+            raise NotImplementedError(_REENTRANT.format(name=type(called["module"]).__name__))
+
+    def sharded(module: nn.Module, arguments: object) -> None:
+        if is_fully_sharded(module):
+            refuse("module", module)
+
+    with watching_modules(sharded), watching_reentrant_checkpoints(lambda: refuse("checkpoint", None)):
+        yield
 
 
 @contextmanager
@@ -143,6 +170,11 @@ def nothing_sharded(verb: str) -> Iterator[None]:
         yield
 
 
+_REENTRANT = (
+    "a forward of {name}, which is under fully_shard (FSDP2), has a reentrant checkpoint. The backward inside of "
+    "the backward may leave parameters gathered that the next step takes in place of the updated ones, so a step that "
+    "is not one of the training may change the next one; use checkpoint(..., use_reentrant=False)"
+)
 _FSDP1 = (
     "FullyShardedDataParallel keeps its gradients in flat parameters of its own, and a forward that is not a step of "
     "the training would change them; take the model without it, or under fully_shard (FSDP2)"

@@ -39,6 +39,7 @@ from torch.nn.parallel.scatter_gather import scatter_kwargs
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_map_only, tree_map_only_
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
 if not hasattr(torch.autograd, "_get_sequence_nr"):
@@ -1658,6 +1659,22 @@ def unprepared_reducers() -> Iterator[None]:
         DistributedDataParallel._post_forward = after  # type: ignore[method-assign]
 
 
+@contextmanager
+def watching_reentrant_checkpoints(before: Callable[[], None]) -> Iterator[None]:
+    """Calls `before` in front of each region under `checkpoint(use_reentrant=True)` in any thread."""
+    forward = vars(CheckpointFunction)["forward"]
+
+    def watched(ctx: Any, *args: Any) -> Any:
+        before()
+        return forward.__func__(ctx, *args)
+
+    CheckpointFunction.forward = staticmethod(watched)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CheckpointFunction.forward = forward  # type: ignore[method-assign]
+
+
 def reductions_are_delayed(wrapper: DistributedDataParallel) -> bool:
     """Whether a DistributedDataParallel is about to learn its static graph, and reduces all at the backward's end."""
     return wrapper.static_graph and not wrapper._static_graph_delay_allreduce_enqueued
@@ -2394,7 +2411,8 @@ class Sharding:
                 setattr(of, name, value.detach().clone())
 
     def put_back(self, gather: bool) -> None:
-        """All is as before. `gather`: also what was gathered, which waits for the other ranks; else it is freed."""
+        """All is as before. `gather`: what was gathered, too, which waits for the other ranks; else that is freed, but
+        where it is still as it was: it may be of an earlier step, which PyTorch would go on with."""
         for state in _sharded_states():
             state._state_ctx.iter_forward_root = None
             state._state_ctx.post_backward_final_callback_queued = False
@@ -2414,7 +2432,7 @@ class Sharding:
         group._post_forward_indices.clear()
         group._partial_reduce_output = None
         group.wait_for_unshard()  # of what was fetched ahead
-        if before is kinds.SHARDED or not gather:
+        if before is kinds.SHARDED or (not gather and group._sharded_state is not before):
             group._to_sharded()
         elif group._sharded_state is not before:
             group.unshard()

@@ -53,10 +53,10 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.spare = Block()
         self.last = nn.Linear(6, 6)
-        self.skips = self.checkpoints = self.breaks = False
+        self.skips = self.checkpoints = self.reenters = self.breaks = False
 
     def call(self, block: nn.Module, x: Tensor) -> Tensor:
-        return checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
+        return checkpoint(block, x, use_reentrant=self.reenters) if self.checkpoints else block(x)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -75,7 +75,8 @@ class Training:
         self.net = self.model = Net()
         self.accumulates = options.pop("accumulates", False)
         self.net.skips = options.pop("skips", False)
-        self.net.checkpoints = options.pop("checkpoints", False)
+        self.net.reenters = options.pop("reenters", False)
+        self.net.checkpoints = options.pop("checkpoints", self.net.reenters)
         optimizes = options.pop("optimizes", False)
         if (wrapper := options.pop("wrapper", None)) is None:
             self._shard(options)
@@ -309,6 +310,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "root alone": {"root_alone": True},
     "left out": {"skips": True},
     "checkpointed": {"checkpoints": True},
+    "checkpointed reentrantly": {"reenters": True},
     "hybrid": {"hybrid": True},
     "flat": {"wrapper": partial(flat, False)},
     "flat, of the user's parameters": {"wrapper": partial(flat, True)},

@@ -33,10 +33,14 @@ FEW = {
         ),
     ),
     "flat": ("backward bfs", "closed after 20", "compare before"),
+    "checkpointed reentrantly": ("find_nan before", "compare between", "plan_mirror before", "backward bfs"),
     "in buckets": ("closed after 20",),
     "accumulated": ("find_nan between", "simulate", "plan", "makespan", "unpack_order", "backward auto"),
 }
+OWN_FORWARDS = ("forward before", "named", "unused", "find_unused before")
+"""Those with a forward of their own, besides what the verb runs; the last one is refused for two reasons."""
 IN_PART = {
+    "checkpointed reentrantly": tuple(each for each in VERBS if each not in OWN_FORWARDS),
     "replicated": ("backward bfs", "backward dfs", "closed after 20", "compare before", "find_nan between", "nan"),
 }
 """What is asked of a variant where it is not all."""
@@ -88,6 +92,8 @@ def refusal_of(verb: str, variant: str) -> str | None:
         return "NotImplementedError: FullyShardedDataParallel keeps its gradients"
     if variant in FLAT and verb in OTHERS:
         return REFUSED[verb]
+    if variant == "checkpointed reentrantly" and verb in ITS_OWN - REFUSED.keys():
+        return "NotImplementedError: a forward of FSDPNet, which is under fully_shard (FSDP2), has a reentrant"
     if variant == "left out" and verb in ("unused", "find_unused between"):
         return REFUSED["find_unused before"]
     return OTHERS.get(verb) if "wrapper" in VARIANTS[variant] else REFUSED.get(verb)
