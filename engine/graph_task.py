@@ -145,6 +145,11 @@ class GraphTask:
             self._callbacks.clear()
         self._finished = True
 
+    @property
+    def why_end_stays(self) -> str | None:
+        """What callbacks for the end changed that can't be put back, in words; None: all can."""
+        return None if self._end is None else self._end.spoiled
+
     def undo_end(self) -> None:
         """A task is going to be taken back: what callbacks for the end keep in Python is as before they ran."""
         if self._end is not None:

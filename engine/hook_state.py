@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dis
-import pickle
-import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import cache, partial
-from operator import is_
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,40 +18,50 @@ from torch.utils.hooks import BackwardHook
 
 from ..inspector.source import Source
 from ..inspector.torch_internals import version_of
+from .iterators import Progress, is_iterator
+from .kept_places import Array, ByKey, Cell, Change, OfClass, OfSlots, Place, Row, Set, drawn_by, drawn_by_all
 
-_MISSING = object()
 _DEEP = 10  # hooks, one of them, its closure, torch's BackwardHook, its list, the user's hook, its closure, a dict, ...
 _NOT_OURS_TO_TOUCH = ("torch.utils.checkpoint", "tapehead")  # they know by themselves what another run of a task is
+_MANY = 3_000  # objects, each with up to 30 entries or 1 KiB: at most some 50 ms for a task, and 3 MB that are copied
 
 
 class HookState:
     """What the code of one task may change in Python, as it was before the task and as the task left it.
 
     That is what closures, globals by name, attributes (of objects, their classes, a Function's `ctx`) and defaults
-    refer to, the lists, dicts, sets and deques there, and the generators of random numbers. So the next call of a hook
-    finds what it found before: the module's gradients of a full backward hook, the count of a multi-grad hook, a log.
+    refer to, the lists, dicts, sets, deques and arrays there, and the generators of random numbers. So the next call of
+    a hook finds what it found before: the module's gradients of a full backward hook, the count of a multi-grad hook, a
+    log. What can't be put back is told: `spoiled`. That is a tensor that was changed in place, as tensors are not
+    copied; an iterator that was advanced, or one of which that can't be seen; and all of it where code leads to so much
+    that looking at it would slow down each task (`_MANY`).
 
-    Known limitations. What lies elsewhere stays as the task left it: in files, in C++, in iterators, in arrays, in the
-    attributes of an optimizer. What somebody else has changed since stays as he left it. Tensors are not copied;
-    one that was changed in place is told: `spoiled`.
+    Known limitations. What lies elsewhere stays as the task left it: in files that are written, in C++, in objects of
+    the standard library's classes, in the attributes of an optimizer. What somebody else has changed since stays as he
+    left it.
 
     Attributes:
-        spoiled: what was changed and can't be put back, in words.
+        spoiled: what was or may have been changed and can't be put back, in words.
     """
 
     def __init__(self, code: Iterable[Any]) -> None:
-        self._changes: list[_Change] = []
+        self._changes: list[Change] = []
         self.spoiled: str | None = None
-        self._before: list[tuple[_Place, Any]] | None = []
-        self._tensors: list[tuple[Tensor, int, str, Any]] = []
+        self._before: list[tuple[Place, Any]] | None = []
+        self._tensors: list[tuple[Tensor, int, str, _Owner]] = []
+        self._iterators: list[tuple[Progress, str, _Owner]] = []
         code = list(code)
-        for found, name, owner in _reach(code):
+        for found, name, owner in _reach(code, _MANY):
             if isinstance(found, Tensor):
                 self._tensors.append((found, version_of(found), name, owner))
+            elif isinstance(found, Progress):
+                self._iterators.append((found, name, owner))
+            elif isinstance(found, _Unseen):
+                self.spoiled = _can_call(owner, f"may have changed `{name}`: {found.why}")
             else:
                 self._before.append((found, found.read()))
         if code:
-            self._before += [(each, each.read()) for each in _drawn_by_all()]
+            self._before += [(each, each.read()) for each in drawn_by_all()]
 
     def end(self) -> bool:
         """The task has run. Says whether anything was changed."""
@@ -64,9 +71,14 @@ class HookState:
                 self._changes.append(change)
         for tensor, version, name, owner in self._tensors:
             if version_of(tensor) != version:
-                self.spoiled = f"{_written(owner)} `{name}`, a tensor that it keeps, in place"
+                self.spoiled = _can_call(owner, f"changed `{name}`, a tensor that it keeps, in place")
+        for before, name, owner in self._iterators:
+            if before.is_another:
+                kind = type(before.iterator).__name__
+                self.spoiled = _can_call(owner, f"advanced `{name}`, {_ADVANCED.format(kind=kind)}")
         self._before = None
         self._tensors.clear()
+        self._iterators.clear()
         return bool(self._changes)
 
     def undo(self) -> None:
@@ -80,269 +92,32 @@ class HookState:
             change.redo()
 
 
-class _Change(Protocol):
-    def undo(self) -> None: ...
+@dataclass(frozen=True, slots=True)
+class _Unseen:
+    """Something of which can't be seen whether a task changes it."""
 
-    def redo(self) -> None: ...
+    why: str
 
 
-class _Place(Protocol):
-    """Where something is kept that code may change."""
+_Owner = FunctionType | None
 
-    def read(self) -> Any: ...
 
-    def change(self, before: Any) -> _Change | None: ...
-
-
-@dataclass(slots=True)
-class _ByKey:
-    """A dict, or the names in one that code refers to."""
-
-    kept: MutableMapping[Any, Any]
-    names: tuple[str, ...] | None = None
-
-    def read(self) -> dict[Any, Any]:
-        if self.names is None:
-            return dict(self.kept)
-        return {name: self.kept.get(name, _MISSING) for name in self.names}
-
-    def change(self, before: dict[Any, Any]) -> _Change | None:
-        after = self.read()
-        keys = [*before, *(key for key in after if key not in before)]
-        changed = [(key, before.get(key, _MISSING), after.get(key, _MISSING)) for key in keys]
-        changed = [each for each in changed if each[1] is not each[2]]
-        return _Rebound(self.kept, changed, tuple(before), tuple(after)) if changed else None
-
-
-@dataclass(slots=True)
-class _Rebound:
-    """Keys with what they had before and after; hooks that are put back stand where they stood."""
-
-    kept: MutableMapping[Any, Any]
-    changed: list[tuple[Any, Any, Any]]
-    keys_before: tuple[Any, ...]
-    keys_after: tuple[Any, ...]
-
-    def undo(self) -> None:
-        self._put([(key, after, before) for key, before, after in self.changed], self.keys_before)
-
-    def redo(self) -> None:
-        self._put(self.changed, self.keys_after)
-
-    def _put(self, changed: list[tuple[Any, Any, Any]], keys: tuple[Any, ...]) -> None:
-        kept, again = self.kept, False
-        for key, expected, wanted in changed:
-            if kept.get(key, _MISSING) is not expected:
-                continue
-            if wanted is _MISSING:
-                del kept[key]
-            else:
-                again |= expected is _MISSING
-                kept[key] = wanted
-        if again:
-            for key in [*(key for key in keys if key in kept), *(key for key in list(kept) if key not in keys)]:
-                kept[key] = kept.pop(key)
-
-
-class _Attributes(MutableMapping[str, Any]):
-    """Attributes that stand in no dict which may be written."""
-
-    def __init__(self, found: Any) -> None:
-        self._found = found
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self._found, name, value)
-
-    def __delitem__(self, name: str) -> None:
-        delattr(self._found, name)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class _OfClass(_Attributes):
-    """Those of a class: the `backward` of a custom Function is static, so a count has no other place."""
-
-    def __getitem__(self, name: str) -> Any:
-        return vars(self._found)[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in vars(self._found) if not name.startswith("__"))
-
-
-class _OfSlots(_Attributes):
-    """Those of an object with `__slots__`."""
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self._found, name)
-        except AttributeError:
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        slots = (vars(kind).get("__slots__", ()) for kind in type(self._found).__mro__)
-        names = (name for each in slots for name in ((each,) if isinstance(each, str) else each))
-        return (name for name in names if not name.startswith("__") and hasattr(self._found, name))
-
-
-@dataclass(slots=True)
-class _Drawn:
-    """The state of a generator of random numbers."""
-
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-
-    def change(self, before: Any) -> _Change | None:
-        after = self.read()
-        return None if after == before else _Whole(self, before, after)
-
-    def same(self, one: Any, other: Any) -> bool:
-        return bool(one == other)
-
-
-def _drawn_by_all() -> Iterator[_Drawn]:
-    """Of Python's and NumPy's own numbers; torch's are kept with each task."""
-    yield _Drawn(random.getstate, random.setstate)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        yield _pickled(numpy.random.get_state, numpy.random.set_state)
-
-
-def _drawn_by(found: Any) -> _Drawn | None:
-    if isinstance(found, random.Random):
-        return _Drawn(found.getstate, found.setstate)
-    if isinstance(found, torch.Generator):
-        return _Drawn(lambda: found.get_state().tolist(), lambda state: found.set_state(torch.ByteTensor(state)))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(found, numpy.random.Generator):
-        bits = found.bit_generator
-        return _pickled(lambda: bits.state, lambda state: setattr(bits, "state", state))
-    return None
-
-
-def _pickled(read: Callable[[], Any], write: Callable[[Any], object]) -> _Drawn:
-    """A state with arrays in it, as bytes that can be compared."""
-    return _Drawn(lambda: pickle.dumps(read()), lambda state: write(pickle.loads(state)))
-
-
-@dataclass(slots=True)
-class _Cell:
-    """A variable of the function around."""
-
-    cell: CellType
-
-    def read(self) -> Any:
-        try:
-            return self.cell.cell_contents
-        except ValueError:
-            return _MISSING
-
-    def change(self, before: Any) -> _Change | None:
-        after = self.read()
-        return None if after is before else _Whole(self, before, after)
-
-    def write(self, value: Any) -> None:
-        if value is _MISSING:
-            del self.cell.cell_contents
-        else:
-            self.cell.cell_contents = value
-
-    def same(self, one: Any, other: Any) -> bool:
-        return one is other
-
-
-@dataclass(slots=True)
-class _Row:
-    """A list or a deque."""
-
-    kept: list[Any] | deque[Any]
-
-    def read(self) -> tuple[Any, ...]:
-        return tuple(self.kept)
-
-    def change(self, before: tuple[Any, ...]) -> _Change | None:
-        after = self.read()
-        if self.same(before, after):
-            return None
-        if isinstance(self.kept, list) and self.same(before, after[: len(before)]):  # a log: keep what is new alone
-            return _Grown(self.kept, len(before), after[len(before) :])
-        return _Whole(self, before, after)
-
-    def write(self, value: tuple[Any, ...]) -> None:
-        self.kept.clear()
-        self.kept.extend(value)
-
-    def same(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-        return len(one) == len(other) and all(map(is_, one, other))
-
-
-@dataclass(slots=True)
-class _Grown:
-    kept: list[Any]
-    length: int
-    added: tuple[Any, ...]
-
-    def undo(self) -> None:
-        tail = self.kept[self.length :]
-        if len(tail) == len(self.added) and all(one is other for one, other in zip(tail, self.added, strict=True)):
-            del self.kept[self.length :]
-
-    def redo(self) -> None:
-        if len(self.kept) == self.length:
-            self.kept.extend(self.added)
-
-
-@dataclass(slots=True)
-class _Set:
-    kept: set[Any]
-
-    def read(self) -> frozenset[Any]:
-        return frozenset(self.kept)
-
-    def change(self, before: frozenset[Any]) -> _Change | None:
-        after = self.read()
-        return None if before == after else _Whole(self, before, after)
-
-    def write(self, value: frozenset[Any]) -> None:
-        self.kept.clear()
-        self.kept.update(value)
-
-    def same(self, one: frozenset[Any], other: frozenset[Any]) -> bool:
-        return one == other
-
-
-@dataclass(slots=True)
-class _Whole:
-    """Something that is put back as a whole."""
-
-    place: _Cell | _Row | _Set | _Drawn
-    before: Any
-    after: Any
-
-    def undo(self) -> None:
-        self._put(self.after, self.before)
-
-    def redo(self) -> None:
-        self._put(self.before, self.after)
-
-    def _put(self, expected: Any, wanted: Any) -> None:
-        now: Any = self.place.read()
-        if self.place.same(now, expected):
-            self.place.write(wanted)
-
-
-def _reach(code: Iterable[Any]) -> Iterator[tuple[Any, str, FunctionType | None]]:
-    """The places, and the tensors by name, to which hooks or what a Function keeps leads, each once, with the function
-    that leads there."""
+def _reach(code: Iterable[Any], most: int | None = None) -> Iterator[tuple[Any, str, _Owner]]:
+    """The places, and the tensors and iterators by name, to which hooks or what a Function keeps leads, each once, with
+    the function that leads there. `most`: of so many objects; that there are more is the last that it says."""
     seen: set[int] = set()
-    queue: deque[tuple[Any, str, FunctionType | None, int]] = deque((each, "", None, 0) for each in code)
+    objects = 0
+    queue: deque[tuple[Any, str, _Owner, int]] = deque((each, "", None, 0) for each in code)
     while queue:
-        each, name, owner, depth = (
-            queue.popleft()
-        )  # the nearest first: what is too far away for one may be near another
+        each, name, owner, depth = queue.popleft()  # the nearest first: what is far away for one may be near another
         if id(each) in seen or depth > _DEEP:
             continue
         seen.add(id(each))
-        place: _Place | Tensor | None = None
+        objects += _weight(each)
+        if most is not None and objects > most:
+            yield _Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
+            return
+        place: Place | Tensor | Progress | _Unseen | None = None
         follow: Iterable[tuple[Any, str]] = ()
         if isinstance(each, Tensor):
             place = each
@@ -356,30 +131,60 @@ def _reach(code: Iterable[Any]) -> Iterator[tuple[Any, str, FunctionType | None]
         elif isinstance(each, partial):
             follow = ((each.func, name), *((argument, name) for argument in (*each.args, *each.keywords.values())))
         elif isinstance(each, CellType):
-            place = _Cell(each)
+            place = Cell(each)
             follow = ((place.read(), name),)
         elif isinstance(each, type):
-            attributes = _OfClass(each)
-            place, follow = _ByKey(attributes), [(value, key) for key, value in attributes.items()]
+            attributes = OfClass(each)
+            place, follow = ByKey(attributes), [(value, key) for key, value in attributes.items()]
         elif isinstance(each, dict):
-            place = _ByKey(each)
+            place = ByKey(each)
             follow = [(value, key if isinstance(key, str) else name) for key, value in list(each.items())]
         elif isinstance(each, list | deque):
-            place, follow = _Row(each), _containers(each, name)
+            place, follow = Row(each), _containers(each, name)
         elif isinstance(each, set):
-            place = _Set(each)
+            place = Set(each)
         elif isinstance(each, tuple):
             follow = _containers(each, name)
-        elif (drawn := _drawn_by(each)) is not None:
+        elif (array := Array.of(each)) is not None:
+            place = array
+        elif (drawn := drawn_by(each)) is not None:
             place = drawn
         elif _has_attributes(each):
-            place, follow = _ByKey(vars(each)), [*_attributes(each), (type(each), type(each).__name__)]
-        elif _is_users(type(each)) and (slots := _OfSlots(each)):
-            place = _ByKey(slots)
+            place, follow = ByKey(vars(each)), [*_attributes(each), (type(each), type(each).__name__)]
+        elif _is_users(type(each)) and (slots := OfSlots(each)):
+            place = ByKey(slots)
             follow = [*((value, key) for key, value in slots.items()), (type(each), type(each).__name__)]
+        elif is_iterator(each):
+            progress = Progress.of(each)
+            place = progress or _Unseen(_HIDDEN.format(kind=type(each).__name__))
+            follow = [(other, name) for other in (progress.others if progress else ())]
+        below = [(value, called, owner, depth + 1) for value, called in follow if _may_lead(value)]
+        if most is not None and objects + len(queue) + len(below) > most:
+            yield _Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
+            return
         if place is not None:
             yield place, name, owner
-        queue.extend((value, called, owner, depth + 1) for value, called in follow if _may_lead(value))
+        queue += below
+
+
+_TOO_MUCH = "it leads to more than is looked at before each task{size}; let it keep less, to go back over its tasks"
+_ADVANCED = "an iterator ({kind}), which can't be wound back; keep a number instead"
+_HIDDEN = "an iterator ({kind}) does not show how far it is; keep a number, or keep it where no hook leads"
+
+
+def _weight(found: Any) -> int:
+    """For how many objects it counts."""
+    array = Array.of(found)
+    if array is not None:
+        return 1 + (array.nbytes >> 10)
+    return 1 + len(found) // 30 if isinstance(found, dict | list | deque | set | tuple) else 1
+
+
+def _size_of(found: Any) -> str:
+    array = Array.of(found)
+    if array is not None:
+        return f" ({array.nbytes:,} bytes)"
+    return f" ({len(found):,} entries)" if isinstance(found, dict | list | deque | set | tuple) else ""
 
 
 _Names = MutableMapping[str, Tensor | None]
@@ -394,7 +199,7 @@ def tensors_below(code: Iterable[Any]) -> Iterator[tuple[_Names | None, str, Ten
     for found, name, _ in _reach(code):
         if isinstance(found, Tensor):
             tensors.append((None, name, found))
-        elif isinstance(found, _ByKey) and found.kept.keys() >= {"_modules", "_buffers"}:  # what a module is made of
+        elif isinstance(found, ByKey) and found.kept.keys() >= {"_modules", "_buffers"}:  # what a module is made of
             inside = [each for each in found.kept["_modules"].values() if each is not None]
             modules.update((module, None) for each in inside for module in each.modules())
             tensors += [(found.kept["_buffers"], *each) for each in found.kept["_buffers"].items()]
@@ -421,8 +226,13 @@ def _may_lead(value: Any) -> bool:
 def _containers(elements: Iterable[Any], name: str) -> list[tuple[Any, str]]:
     """Those that may be changed: what a log of tensors has is not looked at one by one."""
     elements = tuple(elements)
-    kinds = {kind for kind in set(map(type, elements)) if not issubclass(kind, (*_ATOMS, Tensor))}
-    return [(each, name) for each in elements if type(each) in kinds] if kinds else []  # of a long log none
+    kinds = _leading(elements)
+    found = [(each, name) for each in elements if type(each) in kinds] if kinds else []  # of a long log none
+    return [each for each in found if type(each[0]) is not tuple or _leading(each[0])] if tuple in kinds else found
+
+
+def _leading(elements: Iterable[Any]) -> set[type]:
+    return {kind for kind in set(map(type, elements)) if not issubclass(kind, (*_ATOMS, Tensor))}
 
 
 def _has_attributes(found: Any) -> bool:
@@ -459,10 +269,10 @@ def _below_function(function: FunctionType) -> list[tuple[Any, str]]:
     return found
 
 
-def _names(function: FunctionType) -> _ByKey | None:
+def _names(function: FunctionType) -> ByKey | None:
     """The names of its module to which a function assigns."""
     stored = () if _is_torchs(function) else _globals_of(function.__code__)[1]
-    return _ByKey(function.__globals__, stored) if stored else None
+    return ByKey(function.__globals__, stored) if stored else None
 
 
 def _is_torchs(function: FunctionType) -> bool:
@@ -484,9 +294,9 @@ def _globals_of(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(sorted(read)), tuple(sorted(assigned))
 
 
-def _written(owner: FunctionType | None) -> str:
-    """Who it was that changed something."""
+def _can_call(owner: _Owner, did: str) -> str:
+    """Who it is that did something."""
     if owner is None:
-        return "is of a Function that changed"
+        return f"is of a Function that {did}"
     at = Source(owner.__code__.co_filename, owner.__code__.co_firstlineno, "").short
-    return f"had `{owner.__qualname__}` ({at}) change"
+    return f"can call `{owner.__qualname__}` ({at}), which {did}"

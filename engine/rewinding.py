@@ -271,6 +271,8 @@ class Rewinding(Verbs):
         Raises:
             RuntimeError: something stands in the way. Nothing is undone yet.
         """
+        if why := self._runner.why_end_stays:
+            raise RuntimeError(f"the end of the backward can't be taken back: it {why}")
         undone = history.ran[position - history.reach :]
         for entry in undone:
             if any(grad.is_anothers for grad in entry.grads):

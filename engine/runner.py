@@ -172,6 +172,11 @@ class Runner(Protocol):
         """Why a task that has run can't be taken back; None: it can."""
         return None
 
+    @property
+    def why_end_stays(self) -> str | None:
+        """Why what was done after the last task can't be undone; None: it can."""
+        return None
+
     def undo_end(self) -> None:
         """Tasks are going to be taken back: what was done after the last one is undone first."""
 

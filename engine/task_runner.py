@@ -376,6 +376,10 @@ class TaskRunner(Runner):
             return "has freed what it saved by itself"
         return None
 
+    @property
+    def why_end_stays(self) -> str | None:
+        return self.graph_task.why_end_stays
+
     def undo_end(self) -> None:
         self.graph_task.undo_end()
 

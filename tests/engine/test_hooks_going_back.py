@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import functools
+import io
+import itertools
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -16,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from tapehead.engine import hook_state
 from tapehead.engine.direct import Stepper
 
 pytestmark = pytest.mark.leaves_hooks  # those on several tensors, and on retained ones that stand in their own lists
@@ -294,9 +299,30 @@ def random_numbers(w: Tensor, calls: Calls) -> Tensor:
     return (hidden * w).sum()
 
 
+def arrays(w: Tensor, calls: Calls) -> Tensor:
+    sums, counts, bits = numpy.zeros(3), array.array("q", [0]), bytearray(1)
+    named, lines = numpy.array([None, None], dtype=object), io.StringIO()
+
+    def hook(gradient: Tensor) -> Tensor:
+        sums[...] += gradient.numpy()
+        counts[0] += 1
+        counts.append(counts[0])
+        bits.append(counts[0])
+        named[counts[0] % 2] = str(counts[0])
+        lines.write(f"{counts[0]};")
+        calls.append((sums.tolist(), counts.tolist(), bytes(bits), named.tolist(), lines.getvalue()))
+        return gradient * len(counts)
+
+    hidden = w.sin()
+    hidden.register_hook(hook)
+    w.register_hook(hook)
+    return (hidden.exp() + hidden * w).sum()
+
+
 PROGRAMS = [
     slots_and_classes,
     random_numbers,
+    arrays,
     module_hooks,
     tensor_hooks,
     node_hooks,
@@ -376,8 +402,127 @@ def test_a_tensor_that_a_hook_changed_in_place_is_not_put_back_but_told() -> Non
     hidden.register_hook(add)
     session = Stepper(hidden.sum(), history=True)
     session.run()
-    with pytest.raises(ValueError, match=r"had `.*add` \(test_hooks_going_back.py:\d+\) change `total`, a tensor"):
+    with pytest.raises(ValueError, match=r"`.*add` \(test_hooks_going_back.py:\d+\), which changed `total`, a tensor"):
         session.back(2)
+
+
+def batches() -> Iterator[int]:
+    for _ in [1, 1, 1, 1]:
+        yield 1
+
+
+def opened(folder: Path) -> Any:
+    path = folder / "numbers"
+    path.write_text("1\n1\n1\n1\n")
+    return path.open()
+
+
+ITERATORS: dict[str, Callable[[], Iterator[Any]]] = {
+    "count": itertools.count,
+    "generator": batches,
+    "of a list": lambda: iter([1, 1, 1, 1]),
+    "backwards": lambda: reversed([1, 1, 1, 1]),
+    "of a range": lambda: iter(range(4)),
+    "of a dict": lambda: iter(dict.fromkeys(range(4))),
+    "zip": lambda: zip([1, 1, 1], [1, 1, 1], strict=True),
+    "map": lambda: map(abs, [1, 1, 1]),
+    "enumerate": lambda: enumerate([1, 1, 1]),
+    "chain": lambda: itertools.chain([1], [1, 1, 1]),
+    "islice": lambda: itertools.islice([1, 1, 1], 2),
+    "repeat": lambda: itertools.repeat(1, 4),
+    "generator of a generator": lambda: (each for each in batches()),
+    "cycle": lambda: itertools.cycle([1, 1]),
+    "permutations": lambda: itertools.permutations([1, 1]),
+}
+
+
+def hooked(hook: Callable[[Tensor], object]) -> Tensor:
+    """A loss of three tasks, the second with a hook."""
+    hidden = torch.ones(3, requires_grad=True) * 2
+    hidden.register_hook(hook)
+    return hidden.sum()
+
+
+@pytest.mark.parametrize("make", ITERATORS.values(), ids=ITERATORS)
+def test_an_iterator_that_a_hook_advances_is_not_wound_back_but_told(make: Callable[[], Iterator[Any]]) -> None:
+    numbers = make()
+
+    def hook(gradient: Tensor) -> None:
+        next(numbers)
+
+    session = Stepper(hooked(hook), history=True)
+    session.run()
+    with pytest.raises(ValueError, match=r"`.*hook` \(test_hooks.*py:\d+\), which .* `numbers`.* iterator \("):
+        session.back(2)
+
+
+def test_a_file_that_a_hook_reads_is_not_wound_back_but_told(tmp_path: Path) -> None:
+    with opened(tmp_path) as lines:
+        session = Stepper(hooked(lambda gradient: lines.readline() and None), history=True)
+        session.run()
+        with pytest.raises(ValueError, match="which advanced `lines`"):
+            session.back(2)
+
+
+@pytest.mark.parametrize("name", [each for each in ITERATORS if each not in ("cycle", "permutations")])
+def test_an_iterator_that_is_only_kept_stands_in_no_way(name: str) -> None:
+    numbers, calls = ITERATORS[name](), []
+    session = Stepper(hooked(lambda gradient: calls.append(numbers)), history=True)
+    session.run()
+    session.back(3)
+    assert calls == []
+
+
+def test_a_generator_without_a_state_of_its_own_goes_back_with_what_it_keeps() -> None:
+    calls = []
+
+    def noting() -> Iterator[None]:
+        while True:
+            calls.append("called")
+            yield
+
+    notes = noting()
+    next(notes)
+    session = Stepper(hooked(lambda gradient: next(notes)), history=True)
+    session.run()
+    session.back(3)
+    assert calls == ["called"]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: [0.0] * 10**6, lambda: [[] for _ in range(10**5)], lambda: numpy.zeros(10**6)]
+)
+def test_a_hook_that_leads_to_very_much_is_told_and_not_looked_through(make: Callable[[], Any]) -> None:
+    log = make()
+
+    def hook(gradient: Tensor) -> None:
+        log[0] = None if isinstance(log, list) else 1
+
+    session = Stepper(hooked(hook), history=True)
+    session.run()
+    told = r"`.*hook` \(.*py:\d+\), which may have changed `log`: .* \([\d,]+ (entries|bytes)\); let it keep less"
+    with pytest.raises(ValueError, match=told):
+        session.back(2)
+
+
+def test_how_much_a_hook_leads_to_does_not_slow_a_task_without_limit() -> None:
+    looked_at = []
+    for length in (10**4, 10**6):
+        log = [[] for _ in range(length)]
+        looked_at.append(len(list(hook_state._reach([lambda log=log: log.clear()], hook_state._MANY))))
+    assert max(looked_at) <= hook_state._MANY
+
+
+def test_what_callbacks_at_the_end_have_done_to_tensors_and_iterators_is_told() -> None:
+    numbers = itertools.count()
+
+    def end() -> None:
+        next(numbers)
+
+    session = Stepper(hooked(lambda gradient: queue(end)), history=True)
+    session.run()
+    with pytest.raises(RuntimeError, match=r"end of the backward can't be taken back: it can call `.*end`.* `numbers`"):
+        session.back(1)
 
 
 def test_what_the_user_has_changed_since_stays_as_he_left_it() -> None:
