@@ -37,13 +37,12 @@ FEW = {
     "in buckets": ("closed after 20",),
     "accumulated": ("find_nan between", "simulate", "plan", "makespan", "unpack_order", "backward auto"),
 }
-OWN_FORWARDS = ("forward before", "named", "unused", "find_unused before")
-"""Those with a forward of their own, besides what the verb runs; the last one is refused for two reasons."""
 IN_PART = {
-    "checkpointed reentrantly": tuple(each for each in VERBS if each not in OWN_FORWARDS),
+    "checkpointed reentrantly": tuple(each for each in ELSEWHERE if each not in ("forward before", "check_order")),
     "replicated": ("backward bfs", "backward dfs", "closed after 20", "compare before", "find_nan between", "nan"),
 }
-"""What is asked of a variant where it is not all."""
+"""What is asked of a variant where it is not all. With reentrant checkpoints one forward more changes PyTorch's own
+next step, and the graph has neither the tasks of the blocks nor those of `fully_shard`."""
 IN_HOOKS = "the direct engine cannot gather parameters and reduce gradients as fully_shard"
 REFUSED = {
     "against a stage": "ValueError: constraint 1",
