@@ -50,10 +50,12 @@ def set_aside() -> None:
 
 
 @pytest.fixture
-def nothing_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_set_aside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For a test that freezes objects itself."""
     monkeypatch.setattr(gc, "get_freeze_count", frozen_count)
     gc.unfreeze()
+    yield
+    gc.freeze()  # the hooks of tests before this one were in sight again
 
 
 @pytest.hookimpl(wrapper=True)

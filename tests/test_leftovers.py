@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 
 import torch
@@ -20,7 +19,6 @@ def test_a_hook_that_nobody_can_free_is_found_and_one_that_goes_is_not() -> None
     try:
         assert before.sentences() == [HOOKS]
     finally:
-        gc.unfreeze()  # what it put aside
         handle.remove()
 
 
