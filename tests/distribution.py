@@ -9,6 +9,7 @@ TOGETHER = {
     "JupyterLab": (
         "tests/e2e/test_deck_in_lab.py",
         "tests/e2e/test_debugging_in_lab.py",
+        "tests/e2e/test_frontier_in_lab.py",
         "tests/e2e/test_deck_benchmark.py",
     ),
     "bundler": ("tests/test_bundle.py", "tests/widgets/test_layout_agrees.py", "tests/widgets/test_deck_memory.py"),

@@ -42,6 +42,7 @@ def _cube(conformance: SimpleNamespace, start: Tensor) -> object:
     return conformance.program.Forward((leaf * leaf * leaf,), (leaf,))
 
 
+@pytest.mark.slow
 def test_operators_and_modules_of_each_kind_go_backward_as_in_pytorch() -> None:
     ran = subprocess.run(
         [sys.executable, str(FOLDER), "--slice", "--jobs", "1"], capture_output=True, text=True, timeout=600
