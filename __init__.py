@@ -19,13 +19,16 @@ from .engine.mirroring.planned_mirror import PlannedMirror
 from .engine.orders.order_check import Break, OrderCheck, check_order
 from .engine.orders.plan import OrderPlan, plan
 from .engine.orders.planning import PlannedOrder
-from .engine.orders.policies import POLICIES
+from .engine.orders.policies import CLASSIC, POLICIES
 from .engine.orders.precedence import constrained
 from .engine.orders.simulate import simulate
 from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
+from .engine.prediction.dry_run import dry_run
 from .engine.programs.backward import backward
 from .engine.programs.install import install, policy, uninstall
 from .engine.programs.profile import profile
+from .engine.programs.record_forward import record_forward
+from .engine.queue.pending import queue_lengths
 from .engine.queue.policy import Policy
 from .engine.queue.ready_queue import PolicyError
 from .engine.sessions.agreement import wait_for_ranks
@@ -41,6 +44,7 @@ from .engine.trace.run import Run
 from .engine.trace.run_reader import load
 from .engine.trace.statistics import Histogram, Statistics, statistics
 from .engine.trace.trace import TaskRecord, Trace
+from .engine.words.sizes import percent_text, share_text, size_text
 from .inspector.capturing.capture import capture
 from .inspector.capturing.walk import graph
 from .inspector.graph.graph import Edge, Graph, Task
@@ -51,30 +55,20 @@ from .widgets.deck.debug import debug
 forward_old_paths()
 
 if TYPE_CHECKING:
-    from .engine.orders.policies import CLASSIC
-    from .engine.prediction.dry_run import dry_run
-    from .engine.programs.record_forward import record_forward
-    from .engine.queue.pending import queue_lengths
-    from .engine.words.sizes import percent_text, share_text, size_text
     from .engine.workloads.workloads import WORKLOADS, workload
 
-_IMPORTED_WHEN_ASKED_FOR = {
-    "CLASSIC": "engine.orders.policies",
-    "WORKLOADS": "engine.workloads.workloads",
-    "dry_run": "engine.prediction.dry_run",
-    "percent_text": "engine.words.sizes",
-    "queue_lengths": "engine.queue.pending",
-    "record_forward": "engine.programs.record_forward",
-    "share_text": "engine.words.sizes",
-    "size_text": "engine.words.sizes",
-    "workload": "engine.workloads.workloads",
-}
+_WORKLOADS = ("WORKLOADS", "workload")
+"""Found when they are asked for: no backward needs the ready models."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _IMPORTED_WHEN_ASKED_FOR:
+    if name not in _WORKLOADS:
         raise AttributeError(f"module '{__name__}' has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_IMPORTED_WHEN_ASKED_FOR[name]}"), name)
+    return getattr(import_module(f"{__name__}.engine.workloads.workloads"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load_ipython_extension(shell: object) -> None:

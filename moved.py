@@ -1,7 +1,8 @@
 """Where modules of version 0.1 stand now. Their old paths go on working for one version, with a DeprecationWarning.
 
 Public names are in `tapehead` itself (`th.workload`, `th.Policy`, ...); what is in here is for who imported from
-inside, and for what was pickled.
+inside, and for what was pickled. Modules that came after commit 2827cf9 and before the rooms have no row: no release
+had them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -140,11 +142,11 @@ MOVED = {
     "engine.record_forward": "engine.programs.record_forward",
     "engine.recorder": "engine.trace.recorder",
     "engine.replay": "engine.trace.replay",
-    "engine.rewinding": "engine.sessions.rewinding",
+    "engine.rewinding": "engine.sessions.rewinding engine.sessions.going_back",
     "engine.roots": "engine.tasks.roots",
     "engine.run": "engine.trace.run",
     "engine.runner": "engine.tasks.runner",
-    "engine.schedule": "engine.orders.schedule engine.queue.pending engine.orders.planning",
+    "engine.schedule": "engine.orders.schedule engine.queue.pending engine.orders.planning engine.queue.chosen_order",
     "engine.series_parallel": "engine.orders.series_parallel",
     "engine.session": "engine.sessions.native_session engine.sessions.worker",
     "engine.simulate": "engine.prediction.simulation engine.orders.simulate",
@@ -183,7 +185,7 @@ MOVED = {
     "inspector.fold": "inspector.drawing.fold",
     "inspector.forward_program": "inspector.capturing.forward_program",
     "inspector.forward_recorder": "inspector.capturing.forward_recorder",
-    "inspector.graph": "inspector.graph.graph",
+    "inspector.graph": "inspector.graph.graph inspector.shown",
     "inspector.graph_file": "inspector.graph.graph_file inspector.graph.facts",
     "inspector.hips_nodes": "inspector.tapes.hips_nodes",
     "inspector.hips_tape": "inspector.tapes.hips_tape",
@@ -234,7 +236,6 @@ MOVED = {
     "widgets.figure_page": "widgets.pages.figure_page",
     "widgets.foresight": "widgets.deck.foresight",
     "widgets.frontier_page": "widgets.pages.frontier_page",
-    "widgets.frontier_script": "widgets.pages.frontier_page",
     "widgets.gantt_figure": "widgets.pages.gantt_figure",
     "widgets.glossary": "widgets.pages.glossary",
     "widgets.group_content": "widgets.deck.group_content",
@@ -274,6 +275,10 @@ MOVED = {
 """By old module the new ones, that which most of its names went to first."""
 
 RENAMED = {
+    "engine.auto.forget": "forget_plans",
+    "engine.closing.Closing": "SessionBase",
+    "engine.rewinding.Rewinding": "GoesBack",
+    "inspector.graph.Theme": "GraphTheme",
     "engine.agenda.Batch": "ReadyBatch",
     "engine.allocator.Recording": "AllocatorRecording",
     "engine.allocator.Row": "AllocatorEvent",
@@ -301,7 +306,7 @@ RENAMED = {
     "inspector.repeats.Part": "RepeatedPart",
     "inspector.torch_internals.Storage": "StorageBytes",
 }
-"""Classes whose names stood for several things."""
+"""Names that are others now, most of them since they stood for several things."""
 
 
 class _Forwarder(MetaPathFinder, Loader):
@@ -343,6 +348,9 @@ def of_old_module(room: str) -> Callable[[str], Any]:
     get = _getter(old)
 
     def forward(name: str) -> Any:
+        # Python asks a package for a submodule's name before it imports it, and notebooks for `_repr_html_`.
+        if name.startswith("_") or find_spec(f"{room}.{name}") is not None:
+            raise AttributeError(f"module {room!r} has no attribute {name!r}")
         found = get(name)
         names = " or ".join(f"{_PACKAGE}.{new}" for new in MOVED[old].split())
         warnings.warn(

@@ -62,13 +62,14 @@ def test_a_room_that_is_called_as_a_module_was_has_its_names(room: str, name: st
         assert getattr(module, name) is getattr(inside, name)
 
 
-def test_a_class_that_has_another_name_now_is_found_by_the_old_one() -> None:
+def test_what_has_another_name_now_is_found_by_the_old_one() -> None:
     for old, name in RENAMED.items():
-        module, _, class_name = old.rpartition(".")
+        module, _, old_name = old.rpartition(".")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            found = getattr(importlib.import_module(f"tapehead.{module}"), class_name)
-        assert found.__name__ == name, old
+            found = getattr(importlib.import_module(f"tapehead.{module}"), old_name)
+        places = [importlib.import_module(f"tapehead.{new}") for new in MOVED[module].split()]
+        assert found is next(getattr(place, name) for place in places if hasattr(place, name)), old
 
 
 def test_what_was_pickled_by_old_paths_loads() -> None:
@@ -85,6 +86,27 @@ def test_what_was_pickled_by_old_paths_loads() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         assert pickle.loads(written.encode()) == kept
+
+
+@pytest.mark.slow
+def test_each_module_can_be_the_first_that_is_imported() -> None:
+    """Of a room that is called as a module was, Python asks for the names of its modules before it imports them."""
+    script = (
+        "import importlib, pathlib, sys, torch, anywidget, plotly, rich, autograd, ortools\n"
+        "import tapehead\n"
+        "root = pathlib.Path(tapehead.__file__).parent\n"
+        "rooms = ('inspector', 'engine', 'widgets', 'commands')\n"
+        "for path in sorted(each for room in rooms for each in (root / room).rglob('*.py')):\n"
+        "    for name in [each for each in sys.modules if each.partition('.')[0] == 'tapehead']:\n"
+        "        del sys.modules[name]\n"
+        "    sys.modules['tapehead'] = package = type(sys)('tapehead')\n"
+        "    package.__path__ = [str(root)]\n"
+        "    parts = path.relative_to(root).with_suffix('').parts\n"
+        "    importlib.import_module('.'.join(('tapehead', *parts)).removesuffix('.__init__'))\n"
+    )
+    command = [sys.executable, "-W", "error::DeprecationWarning:tapehead", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_nothing_of_tapehead_takes_an_old_path() -> None:

@@ -51,7 +51,7 @@ def test_what_is_built_otherwise_is_found(file: str, line: str, said: str, tmp_p
 
 
 def test_the_picture_in_the_docs_is_that_of_the_code(tmp_path: Path) -> None:
-    """`PYTHONPATH=.. python tests/structure --picture docs/architecture.svg` makes it anew."""
+    """`python tests/structure --picture docs/architecture.svg` makes it anew."""
     made = structure(ROOT, "--picture", tmp_path / "architecture.svg")
     assert made.returncode == 0, made.stderr
     assert (tmp_path / "architecture.svg").read_text() == (ROOT / "docs" / "architecture.svg").read_text()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ...inspector.graph.graph import Task, module_name
 from ...inspector.graph.kinds import Kind
-from ..words.phrases import _MOST_NAMED, folded, joined, module_title, operation_title, ordinal, pattern, task_name
+from ..words.phrases import MOST_NAMED, folded, joined, module_title, operation_title, ordinal, pattern, task_name
 from .timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Keeper, Storage, Timeline
 
 MADE_IN_FORWARD = "made in the forward"
@@ -170,10 +170,10 @@ class StorageWords:
     def _of_buffers(self, found: _Kept) -> Iterator[str]:
         """`48 gradients of weight wait for 48 × TBackward0 (lin)`, the most first."""
         kinds = sorted(found.waiting.values(), key=lambda kind: -len(kind[0]))
-        for numbers, tasks in kinds[:_MOST_NAMED]:
+        for numbers, tasks in kinds[:MOST_NAMED]:
             bound_for = folded(self._bound_for(self._tasks[task]) for task in tasks)
             yield f"{_gradients(len(numbers), bound_for)} for {joined(self._named(tasks))}"
-        more = len(kinds) - _MOST_NAMED
+        more = len(kinds) - MOST_NAMED
         if more > 0:
             yield f"gradients for {more:,} more kind{'s' if more > 1 else ''} of task"
 

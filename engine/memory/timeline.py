@@ -25,7 +25,6 @@ Basis = Literal["measured", "calibrated", "dry run"]
 Listed = tuple[int, int, int, int]
 """A place, a storage, a task and an input number, see `Timeline.listed`."""
 
-
 ON_CTX = "ctx."
 """How the slots begin of what a custom Function put on its `ctx`: "ctx.hidden"."""
 

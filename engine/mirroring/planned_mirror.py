@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+# Shares of the time that replaying everything would take, for which the lowest peak is searched.
+_LIMITS = (0.003, 0.01, 0.02, 0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.33, 0.43, 0.55, 0.7, 0.85, 1.0)
+_BUDGETS = tuple(share / 100 for share in range(95, 0, -5))  # of the plain peak, for which the price is searched
+_FOR_BUDGETS = 0.4  # of the time of the search
+_WORTH_IT = 0.005  # of the plain peak, by which a plan is lower than one that takes less time
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PlannedMirror(MirrorPlan):
     """A plan for mirroring with what it was made from. In a notebook the table shows itself.
@@ -84,7 +91,6 @@ class PlannedMirror(MirrorPlan):
         Raises:
             ValueError: that is no time.
         """
-
         return explored(self, seconds)
 
     def reckoned(self, dropped: Iterable[int], replay_ns: float) -> tuple[float, float]:
@@ -174,19 +180,6 @@ class PlannedMirror(MirrorPlan):
     def figure(self, theme: Theme = "light") -> go.Figure:
         """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""
         return drawn("levels as a figure", {"without": self.plain, "mirrored": self.timeline}, theme)
-
-
-# Shares of the time that replaying everything would take, for which the lowest peak is searched.
-_LIMITS = (0.003, 0.01, 0.02, 0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.33, 0.43, 0.55, 0.7, 0.85, 1.0)
-
-
-_BUDGETS = tuple(share / 100 for share in range(95, 0, -5))  # of the plain peak, for which the price is searched
-
-
-_FOR_BUDGETS = 0.4  # of the time of the search
-
-
-_WORTH_IT = 0.005  # of the plain peak, by which a plan is lower than one that takes less time
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -75,7 +75,7 @@ def auto_order(problem: Problem, ran: Sequence[int], portfolio: Sequence[Policy]
     not known (`Footprints.unsure`), or where something has hooks. What a kernel takes for itself is no reason: it runs
     in each order.
 
-    A training loop plans once (`plans.fingerprint`).
+    A training loop plans once (`kept_plans.fingerprint`).
     """
     return _ordered_by(_taken(problem, portfolio), problem, ran)
 

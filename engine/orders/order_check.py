@@ -14,11 +14,11 @@ from ..trace.run import Run
 from ..words.findings import findings_rich, findings_text
 from ..words.phrases import counted
 from .policies import find_policy
+from .precedence import Constraint, Precedence, as_constraints, constrained, obstacle_to, resolve, running_steps
 from .schedule import schedule
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-from .precedence import Constraint, Precedence, as_constraints, constrained, obstacle_to, resolve, running_steps
 
 _MOST_SAID = 5  # breaks in sentences
 _MOST_ROWS = 40  # breaks in a table

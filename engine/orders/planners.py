@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.ranks import longest_ways
+from ..queue.named_tasks import tasks_at
 from .series_parallel import Segment, contracted
 
 if TYPE_CHECKING:
@@ -361,8 +362,6 @@ def comm_first(problem: Problem, ran: Sequence[int] = (), *, patterns: Sequence[
 
 def _named(problem: Problem, patterns: Iterable[str | int]) -> list[list[int]]:
     """The tasks that run of each pattern."""
-    from ..queue.named_tasks import tasks_at
-
     runs = set(problem.tasks)
     groups = []
     for pattern in patterns:

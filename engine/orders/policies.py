@@ -23,7 +23,6 @@ from ..queue.policy import (
     policy_name,
 )
 from . import planners
-from .problem import Problem
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -131,6 +130,9 @@ CLASSIC = ("bfs", "dfs", "heap")
 TABS = (*CLASSIC, "lpmf")
 """The policies that a deck shows beside the one that picks."""
 
+PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "list", "postorder", "liu", "bfs_width")
+"""The policies of which "auto" takes the best. PyTorch's own comes first: it wins where no other is better."""
+
 _WITH_ARGUMENT: dict[str, tuple[Callable[[str], Policy], str]] = {
     "random": (_random, "a seed, a whole number,"),
     "bfs_width": (_bfs_width, "how many branches may be open, a whole number,"),
@@ -184,10 +186,6 @@ def note_on(policy: Policy | Choice) -> str:
     return policy.note if isinstance(policy, Policy) else ""
 
 
-PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "list", "postorder", "liu", "bfs_width")
-"""The policies of which "auto" takes the best. PyTorch's own comes first: it wins where no other is better."""
-
-
 def portfolio() -> list[Policy]:
-    """The policies themselves."""
+    """The policies of `PORTFOLIO`."""
     return [POLICIES[name] for name in PORTFOLIO]

@@ -34,7 +34,6 @@ from .footprint_program import (
 
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
 
-
 _WATCHED = {"ReshapeAliasBackward0": "ViewBackward0", "CtcLossBackward1": "CtcLossBackward0"}
 """What reshape() and the CTC loss leave otherwise where a mode sees them, or does not."""
 

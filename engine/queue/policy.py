@@ -12,7 +12,6 @@ from ...inspector.graph.kinds import Kind
 
 Key: TypeAlias = tuple[int, ...]
 
-
 Planner: TypeAlias = Callable[[Any, Sequence[int]], list[int]]
 """From a problem (`engine/orders/problem.py`) and the tasks that have run already, an order that begins with these."""
 
@@ -42,7 +41,8 @@ class Policy:
         plan: for a policy that looks at the whole graph before anything runs: gives the ids of all tasks in their order
             from a `Problem` and the tasks that have run already, with which the order starts. There are no keys then:
             in a graph, a task's place in the plan is its key.
-        keeps: whether a plan holds for every graph of the same kind (`plans.fingerprint`): a training loop plans once.
+        keeps: whether a plan holds for every graph of the same kind (`engine/orders/kept_plans.py`): a training loop
+            plans once.
         choose: for a policy that takes one of several others' orders: gives one that goes by it, from what `plan` gets.
         took: whose order that is.
         note: why, or why it is not the order that was asked for.
@@ -70,7 +70,6 @@ class QueueState:
 
 Choice: TypeAlias = Callable[[Sequence[Task], QueueState], Task]
 """A user's policy: gets the ready tasks, first arrived first, and returns one of them."""
-
 
 AnyPolicy: TypeAlias = str | Policy | Choice
 

@@ -192,7 +192,7 @@ class DirectBackward:
         return all(each is None for each in others) and self.accumulation == PYTORCHS
 
     def stop_here(self, wait: bool) -> Stop | None:
-        """What stops a run here; see `Verbs.stop_here`."""
+        """What stops a run here; see `SessionBase.stop_here`."""
         if self.over is not None:
             return None
         if not len(self.queue):

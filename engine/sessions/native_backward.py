@@ -83,7 +83,7 @@ class NativeBackward:
         return current
 
     def stop_here(self, wait: bool) -> Stop | None:
-        """What stops a run here; see `Verbs.stop_here`."""
+        """What stops a run here; see `SessionBase.stop_here`."""
         if self.current is None:
             return self.stops.at_end(self.worker.order)
         found = self.stops.found(wait)

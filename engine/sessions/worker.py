@@ -25,15 +25,14 @@ from .numbering import Numbering
 
 NEVER = -1  # where to stop: nowhere
 NEXT = -2  # before whichever task comes next
+HEARS_SIGNALS_S = 0.2
+"""How long the main thread waits at most before it looks whether a signal has come."""
+
 _TO_THE_END_S = 60.0  # what a backward that nobody looks at any more may take
 
 
 class _Abandoned(BaseException):
     """Ends the engine's run from within. Nobody but the session sees it: it is raised in a hook which C++ calls."""
-
-
-HEARS_SIGNALS_S = 0.2
-"""How long the main thread waits at most before it looks whether a signal has come."""
 
 
 class Worker(Watch):

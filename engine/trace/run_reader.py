@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
+
 from ...inspector.graph.bounded_file import content_of, path_of
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph
@@ -22,7 +24,7 @@ from .statistics import BINS, EDGES, Form, Level
 from .statistics_table import StatisticsColumns, StatisticsTable
 from .trace import Trace
 from .trace_columns import Columns, EditRow, Forms, Label, PolicyTerm
-from .trace_file import _LAYOUTS, _MOST, _WHY, FORMAT, VERSION
+from .trace_file import FORMAT, VERSION
 
 _LARGEST = 2**30  # bytes that a file may unpack to: a task with histograms takes some 400, and a million should fit
 
@@ -287,3 +289,12 @@ def _read_statistics(section: Section) -> StatisticsTable:
             case _:
                 raise section.wrong("unavailable", f"has an entry that leads nowhere: {entry!r:.80}")
     return StatisticsTable(columns, forms, unavailable)
+
+
+_WHY = "which is more than a million tasks need"
+
+
+_MOST = 2**63
+
+
+_LAYOUTS = {name: found for name, found in vars(torch).items() if isinstance(found, torch.layout)}

@@ -26,10 +26,7 @@ FORMAT = "tapehead.trace"
 VERSION = 1
 
 _LARGE = 2**20  # bytes; what is larger is compressed
-_WHY = "which is more than a million tasks need"
-_MOST = 2**63
 _NUMBERS = ("low", "high", "mean", "norm")
-_LAYOUTS = {name: found for name, found in vars(torch).items() if isinstance(found, torch.layout)}
 
 
 def save(run: Run, path: str | Path) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ...inspector.graph.graph import Graph, Task, module_name
 from ...inspector.graph.words import counted as counted
 
-_MOST_NAMED = 3  # of each kind; of the others only how many there are
+MOST_NAMED = 3  # of each kind; of the others only how many there are
 
 
 def module_title(graph: Graph, path: str | None) -> str:
@@ -43,7 +43,7 @@ def operation_title(name: str) -> str:
     return name.rsplit(".", 1)[-1] if name.startswith("torch.") else name
 
 
-def joined(parts: Sequence[str], most: int = _MOST_NAMED) -> str:
+def joined(parts: Sequence[str], most: int = MOST_NAMED) -> str:
     """`a`, `a and b`, `a, b, c and 4 more`."""
     shown = list(parts[:most])
     if len(parts) > most:

@@ -71,17 +71,9 @@ def _quiet_kineto() -> Iterator[None]:
 
 
 _ALLOCATION = "[memory]"
-
-
 _EVALUATE = "autograd::engine::evaluate_function: "
-
-
 _CPU = torch.device("cpu")
-
-
-_ERRORS = 2
-
-
+_ERRORS = 2  # glog's level of errors
 _logged_before: list[int] = []  # the level that was there, while it is raised
 
 

@@ -12,14 +12,8 @@ from torch.autograd.function import Function
 from .compiled import out_of_compiled_code
 
 AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callable[[Any], None]]
-
-
 _around_apply: list[AroundApply] = []
-
-
 _apply_lock = threading.Lock()
-
-
 _original_apply = Function.__dict__["apply"]
 
 

@@ -31,16 +31,9 @@ def keep_compiler_out(function: Callable[..., object]) -> None:
 Leave = Callable[[], Callable[[], None]]
 """Takes something of ours away, and returns what puts it back."""
 
-
 _leaving: list[Leave] = []
-
-
 _refusals: list[tuple[int, str]] = []  # with the thread of each
-
-
-_leaving_lock = threading.RLock()
-
-
+leaving_lock = threading.RLock()
 _switch: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
@@ -68,13 +61,13 @@ def out_of_compiled_code(leave: Leave) -> Iterator[None]:
     frames and checks its guards is nothing to it. Back it comes for what runs uncompiled in between: functions that
     `torch.compiler.disable` keeps out.
     """
-    with _leaving_lock:
+    with leaving_lock:
         _leaving.append(leave)
         _set_switch(_switch, _watched_switch)
     try:
         yield
     finally:
-        with _leaving_lock:
+        with leaving_lock:
             _leaving.remove(leave)
             _end_switch()
 
@@ -88,13 +81,13 @@ def compiled_code_refused(why: str) -> Iterator[None]:
         why: a sentence without the stop, which goes on after the name of what was called.
     """
     entry = threading.get_ident(), why
-    with _leaving_lock:
+    with leaving_lock:
         _refusals.append(entry)
         _set_switch(_switch, _watched_switch)
     try:
         yield
     finally:
-        with _leaving_lock:
+        with leaving_lock:
             _refusals.remove(entry)
             _end_switch()
 
@@ -191,7 +184,7 @@ def _without_mode(mode: TorchFunctionMode) -> Callable[[], None]:
     modes: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     place = next((place for place, each in enumerate(modes) if each is mode), None)
     if place is None:  # a thread without it
-        return _nothing
+        return nothing
     _exchange_modes(len(modes) - place, modes[place + 1 :])
 
     def back() -> None:
@@ -238,5 +231,5 @@ def activation_memory_budget(share: float) -> Iterator[None]:
         yield
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass

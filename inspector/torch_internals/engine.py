@@ -19,11 +19,8 @@ from .nodes import input_metadata
 from .saved import refuse_spent
 
 EngineRun = Callable[..., tuple[Tensor, ...]]
-
-
 Redirect = Callable[[Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Any]], None]
 """Gets tensors, gradients, retain_graph, create_graph and inputs of a backward, as torch completed them."""
-
 
 _DOOR = "_engine_run_backward"
 
@@ -35,8 +32,6 @@ class _Passage(threading.local):
 
 
 _passage = _Passage()
-
-
 _redirected = False
 
 
@@ -191,17 +186,9 @@ def is_own(hooks: Mapping[int, Any]) -> bool:
 
 
 _real_graph_task_id = torch._C._current_graph_task_id
-
-
 _real_current_node = torch._C._current_autograd_node
-
-
 _real_will_execute = torch._C._will_engine_execute_node
-
-
 _real_execution_order = torch._C._current_graph_task_execution_order  # type: ignore[attr-defined]
-
-
 _real_engine = Variable._execution_engine
 
 
@@ -287,8 +274,6 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
 
 
 _standing: list[StandIn] = []
-
-
 _standing_lock = threading.Lock()
 
 
@@ -330,12 +315,3 @@ def in_backward() -> bool:
 
 
 _thread = _Thread()
-
-
-class _NoZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Meanwhile `zeros_like` gives back what it was asked to be like."""
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator is torch.ops.aten.zeros_like.default:
-            return args[0]
-        return operator(*args, **(kwargs or {}))

@@ -15,8 +15,6 @@ from torch.autograd.graph import Node
 from .engine import _Engine
 
 Traceback = CapturedTraceback
-
-
 _SYMBOLIZED_AT_ONCE = 1000  # stacks: all of a large graph together would take gigabytes
 
 
@@ -56,8 +54,6 @@ def frames_of(tracebacks: Sequence[Traceback]) -> Iterator[list[FrameSummary]]:
 
 
 _ENGINE_CALL = torch.autograd.graph._engine_run_backward.__code__
-
-
 _FUNCTION_CALL = BackwardCFunction.apply.__code__
 
 

@@ -36,7 +36,6 @@ def without_torch_function() -> AbstractContextManager[Any]:
 function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 """Whether a TorchFunctionMode watches this thread: then even reading a tensor's shape calls it."""
 
-
 grad_mode_switch: Callable[[bool], None] = torch._C._set_grad_enabled
 """What torch.no_grad() and its like call as they are entered and left, by which a TorchFunctionMode sees them."""
 
@@ -138,11 +137,7 @@ def dispatch_mode_is_on() -> bool:
 
 # What `with` does for a mode and for hooks, in less time: between large kernels each line of Python takes microseconds.
 open_mode: Callable[[TorchDispatchMode], None] = torch._C._push_on_torch_dispatch_stack
-
-
 close_mode: Callable[[None], object] = torch._C._pop_torch_dispatch_stack
-
-
 open_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = (
     torch._C._autograd._push_saved_tensors_default_hooks
 )

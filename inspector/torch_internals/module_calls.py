@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .compiled import _leaving_lock, _nothing, out_of_compiled_code
+from .compiled import leaving_lock, nothing, out_of_compiled_code
 
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
 
@@ -46,7 +46,7 @@ def watching_modules(before: Before, after: After | None = None) -> Iterator[Non
 def _without_hooks(dicts: Sequence[tuple[dict[int, Any], int]], thread: int) -> Callable[[], None]:
     """Takes hooks out of their dicts."""
     if threading.get_ident() != thread:
-        return _nothing
+        return nothing
     taken = [(hooks, number, list(hooks).index(number), hooks.pop(number)) for hooks, number in dicts]
 
     def back() -> None:
@@ -64,13 +64,13 @@ def _without_hooks(dicts: Sequence[tuple[dict[int, Any], int]], thread: int) -> 
 def _no_hooks_of_users(numbers: set[int]) -> Iterator[None]:
     """torch.compile's wrapper warns its user of global hooks, which are called once for the wrapper, too: not of ours,
     which count it as the module."""
-    with _leaving_lock:
+    with leaving_lock:
         _our_hooks.update(numbers)
         nn.modules.module._has_any_global_hook = _users_have_global_hooks
     try:
         yield
     finally:
-        with _leaving_lock:
+        with leaving_lock:
             _our_hooks.difference_update(numbers)
             if not _our_hooks:
                 nn.modules.module._has_any_global_hook = _has_any_global_hook

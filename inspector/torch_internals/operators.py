@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only, tree_map_only_
 from .compiled import keep_compiler_out
 from .engine import in_backward
 from .modes import unobserved
-from .tensors import _ALIAS, _DETACH, _LIFT, StorageBytes, storage_of
+from .tensors import ALIAS, DETACH, LIFT, StorageBytes, storage_of
 
 
 def is_operator(function: object) -> bool:
@@ -202,7 +202,7 @@ class SeenOperations(TorchDispatchMode):
         raise NotImplementedError
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        unseen = operator is _DETACH or operator is _ALIAS or operator is _LIFT  # to hash an operator takes longer
+        unseen = operator is DETACH or operator is ALIAS or operator is LIFT  # to hash an operator takes longer
         if unseen or (not self.sees_backward and in_backward()):
             return operator(*args, **(kwargs or {}))
         if not isinstance(operator, OpOverload) or operator.namespace == "profiler":
@@ -237,7 +237,7 @@ class EveryOperation(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(each.__torch_dispatch__ is not Tensor.__torch_dispatch__ for each in types if issubclass(each, Tensor)):
             return NotImplemented  # then torch asks the tensors, with this mode still open
-        views = getattr(operator, "is_view", False) and operator is not _LIFT  # which gives what torch.tensor has made
+        views = getattr(operator, "is_view", False) and operator is not LIFT  # which gives what torch.tensor has made
         if views or getattr(operator, "namespace", "") == "profiler":
             return operator(*args, **(kwargs or {}))
         return self.run(operator, args, kwargs or {})

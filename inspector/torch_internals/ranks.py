@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import scatter_kwargs
-
-from .engine import _NoZeros
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def reducer_buckets(wrapper: DistributedDataParallel) -> list[tuple[list[Tensor], int]]:
@@ -229,3 +228,12 @@ def _order_of(state: Any) -> list[Any]:
 def _leaves_of(parameter: Any) -> list[Tensor]:
     """A parameter's shard, and the leaf of the graph once there has been a forward."""
     return [parameter.sharded_param, *([parameter._unsharded_param] if hasattr(parameter, "_unsharded_param") else [])]
+
+
+class _NoZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Meanwhile `zeros_like` gives back what it was asked to be like."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten.zeros_like.default:
+            return args[0]
+        return operator(*args, **(kwargs or {}))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
-from .engine import T, _real_graph_task_id, run_engine
+from .engine import T, real_graph_task_id, run_engine
 from .modes import unobserved
 
 if not hasattr(torch.autograd, "_get_sequence_nr"):
@@ -16,7 +16,6 @@ if not hasattr(torch.autograd, "_get_sequence_nr"):
 
 sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr
 """The sequence number which the next node of this thread will get."""
-
 
 UNNUMBERED = 2**64 - 1
 """The sequence number of each AccumulateGrad: the engine runs them first of all (accumulate_grad.h)."""
@@ -39,14 +38,8 @@ def current_number(node: Node) -> int:
 
 
 _pins: list[Pin] = []
-
-
 _pins_lock = threading.RLock()
-
-
 _TOP = 2**63  # above each pinned number
-
-
 _ROOM = 2**20  # between two of them, for those of a pin inside this one
 
 
@@ -205,7 +198,7 @@ def make_numbers(count: int) -> None:
 def settle_queue() -> None:
     """After a backward in a hook, which may have disturbed those around it: puts the engine's queue in order."""
     around = [pin for pin in tuple(_pins) if pin.thread == threading.get_ident()]
-    if any(pin.disturbed for pin in around) and _real_graph_task_id() >= 0:
+    if any(pin.disturbed for pin in around) and real_graph_task_id() >= 0:
         sort_queue_again(sum(pin.waiting() for pin in around))
         for pin in around:
             pin.disturbed = False

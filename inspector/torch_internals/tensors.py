@@ -112,10 +112,10 @@ class FollowedStorage:
 
 def is_lift(operator: object) -> bool:
     """Whether it hands over a tensor that was filled with Python's or NumPy's numbers, which no operation shows."""
-    return operator is _LIFT
+    return operator is LIFT
 
 
-_DETACH, _ALIAS, _LIFT = (getattr(torch.ops.aten, name).default for name in ("detach", "alias", "lift_fresh"))
+DETACH, ALIAS, LIFT = (getattr(torch.ops.aten, name).default for name in ("detach", "alias", "lift_fresh"))
 
 
 def detached(tensor: Tensor) -> Tensor:
@@ -138,11 +138,7 @@ def detached(tensor: Tensor) -> Tensor:
 
 
 _IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
-
-
 _key_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-
-
 _exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 

@@ -24,7 +24,6 @@ _BAR = 17  # pixels of one bar, with its distance from the next
 _GAP = 16  # between two workloads
 _TOP, _BOTTOM = 62, 34
 _FAR = 3.0  # a ratio from which on the axis is logarithmic, so that small ones are still seen
-_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _CHARACTERS = 18  # of a workload's name beside its bars
 _TABLE = """
 .th-report tbody tr.more:nth-child(n){border-top:0}
