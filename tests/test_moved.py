@@ -88,6 +88,12 @@ def test_what_was_pickled_by_old_paths_loads() -> None:
         assert pickle.loads(written.encode()) == kept
 
 
+@pytest.mark.parametrize("module", ["widgets.deck.still", "widgets.deck.recording", "engine.trace.recorder"])
+def test_a_module_of_a_room_that_is_called_as_a_module_was_can_be_the_first(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import tapehead.{module}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_each_module_can_be_the_first_that_is_imported() -> None:
     """Of a room that is called as a module was, Python asks for the names of its modules before it imports them."""
