@@ -13,7 +13,7 @@ pytestmark = pytest.mark.heavy
 FOLDER = Path(__file__).parent / "fuzz"
 
 
-@pytest.mark.parametrize("programs", [15, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("programs", [10, pytest.param(400, marks=pytest.mark.slow)])
 def test_random_programs_do_as_under_pytorch(programs: int) -> None:
     ran = subprocess.run(
         [sys.executable, str(FOLDER), "--programs", str(programs), "--seed", "20000"],

@@ -22,7 +22,7 @@ def test_the_code_is_built_as_the_lint_wants() -> None:
     assert counted.returncode == 0, counted.stdout + counted.stderr
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [

@@ -372,7 +372,7 @@ def test_stepping_over_and_out_of_a_module_is_the_kernels_at_the_front_and_the_p
 
 
 @pytest.mark.parametrize("width", [700, 1100, 1420, 1600])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_at_every_width_nothing_of_it_is_cut_or_overlaps(deck: PosedDeck, gpt: Graph, width: int, scheme: str) -> None:
     deck.page.set_viewport_size({"width": width, "height": 2200})
     deck.page.emulate_media(color_scheme=scheme)

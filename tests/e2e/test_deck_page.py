@@ -147,7 +147,7 @@ def test_keys_do_what_the_help_says(gpt: ShownDeck, saved: Saved) -> None:
     expect(gpt.root.get_by_role("button", name=re.compile("^Pause"))).to_be_visible()
 
 
-@pytest.mark.parametrize("policy", ["heap", "bfs", "dfs"])
+@pytest.mark.parametrize("policy", ["heap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bfs", "dfs"))])
 def test_at_every_place_the_page_agrees_with_a_session_in_python(
     open_page: Callable[..., Page], tmp_path: Path, policy: str
 ) -> None:

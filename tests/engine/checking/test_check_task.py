@@ -108,7 +108,12 @@ FUZZED = ["addcmul", "atan2", "baddbmm", "clamp", "cummax", "index_add", "kron",
 FUZZED += ["masked_scatter", "nn.functional.gelu", "nn.functional.pad", "prod", "std", "take_along_dim", "tril", "var"]
 
 
-@pytest.mark.parametrize("name", FUZZED)
+QUICK = ("addcmul", "kron", "linalg.cholesky", "prod", "take_along_dim")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FUZZED]
+)
 def test_torchs_samples_of_operations_are_right(name: str) -> None:
     pytest.importorskip("expecttest")
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds

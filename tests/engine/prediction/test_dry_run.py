@@ -21,7 +21,7 @@ from tapehead.engine.workloads.workloads import WORKLOADS
 
 from ..comparing import compiled_loss
 from ..profiled import profiled
-from ..sizes import built
+from ..sizes import LARGEST_SLOW, built
 
 # Convolutions, batch norms and recurrent layers on the CPU allocate inside the kernel, which a dry run can't see; how
 # much depends on the CPU: without AVX-512 ResNet-50 is 5 % above.
@@ -54,7 +54,7 @@ def order_of(graph: th.Graph, policy: str) -> list[int]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", LARGEST_SLOW)
 def test_workloads_peak_as_a_dry_run_says(name: str) -> None:
     model, forward = built(name)
 

@@ -233,7 +233,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("prompted", [0, 1])
+@pytest.mark.parametrize("prompted", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_of_several_ranks_one_has_the_prompt(tmp_path: Path, prompted: int) -> None:
     script = tmp_path / "step.py"
     script.write_text(DEBUGGED)

@@ -341,27 +341,32 @@ def test_whatever_is_changed_in_a_file_it_is_refused_or_can_be_looked_at(saved: 
 MEBIBYTES = 3
 
 
+FILLED = [
+    (("unknown",), "[],"),
+    (("graph", "calls"), "0,"),
+    (("trace", "statistics", "bins"), "0,"),
+    *(
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in [
+            (("unknown",), "0,"),
+            (("unknown",), '"a",'),
+            (("trace", "unknown"), "0.5,"),
+            (("order",), "0,"),
+            (("graph", "name"), "0,"),
+            (("graph", "names"), '"a",'),
+            (("graph", "calls"), "[],"),
+            (("graph", "sequence_nr"), "0,"),
+            (("trace", "key"), "0,"),
+            (("trace", "labels"), '["",null],'),
+            (("trace", "statistics", "low"), "0.5,"),
+            (("policy",), ""),
+        ]
+    ),
+]
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("where", "filler"),
-    [
-        (("unknown",), "0,"),
-        (("unknown",), '"a",'),
-        (("unknown",), "[],"),
-        (("trace", "unknown"), "0.5,"),
-        (("order",), "0,"),
-        (("graph", "name"), "0,"),
-        (("graph", "names"), '"a",'),
-        (("graph", "calls"), "0,"),
-        (("graph", "calls"), "[],"),
-        (("graph", "sequence_nr"), "0,"),
-        (("trace", "key"), "0,"),
-        (("trace", "labels"), '["",null],'),
-        (("trace", "statistics", "low"), "0.5,"),
-        (("trace", "statistics", "bins"), "0,"),
-        (("policy",), ""),
-    ],
-)
+@pytest.mark.parametrize(("where", "filler"), FILLED)
 def test_whatever_a_large_file_is_full_of_it_takes_three_times_its_size(
     where: tuple[str, ...], filler: str, saved: tuple[Path, Any], tmp_path: Path
 ) -> None:

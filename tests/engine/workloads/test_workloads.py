@@ -8,6 +8,8 @@ from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.workloads.workloads import WORKLOADS, Workload, workload
 from tapehead.inspector.graph.kinds import Kind
 
+from ..sizes import LARGEST_SLOW
+
 pytestmark = pytest.mark.heavy
 
 NAMES = list(WORKLOADS)
@@ -23,7 +25,7 @@ def loss_and_gradients(name: str, seed: int = 0) -> tuple[Tensors, torch.Tensor,
     return parameters, loss.detach(), gradients
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LARGEST_SLOW)
 def test_two_builds_are_equal_to_the_bit(name: str) -> None:
     parameters, loss, gradients = loss_and_gradients(name)
     again_parameters, again_loss, again_gradients = loss_and_gradients(name)
@@ -43,7 +45,7 @@ def test_every_parameter_gets_a_gradient_that_tells_something(name: str) -> None
     assert max(gradient.abs().max().item() for gradient in gradients.values()) > 1e-4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LARGEST_SLOW)
 def test_a_second_forward_gives_the_same_loss_and_a_graph_of_its_own(name: str) -> None:
     _, make_loss = WORKLOADS[name].build()
     first, second = make_loss(), make_loss()
@@ -66,7 +68,7 @@ def test_the_users_random_numbers_are_left_alone(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LARGEST_SLOW)
 def test_the_full_size_runs_on_meta_without_memory(name: str) -> None:
     long = {"lstm_cell": {"steps": 3}, "seq2seq": {"steps": 3}, "two_devices": {"far_layers": 3}}
     knobs = long.get(name, {})

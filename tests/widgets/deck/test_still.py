@@ -80,7 +80,14 @@ def test_without_memory_there_is_the_graph_alone(linear50: th.Graph) -> None:
 TOO_LARGE = ("cyclegan", "rnn")  # four networks called eight times; fifty steps without a module to fold
 
 
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in TOO_LARGE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.startswith("resnet") else [])
+        for name in WORKLOADS
+        if name not in TOO_LARGE
+    ],
+)
 def test_of_each_ready_model_it_is_small_and_can_be_read(name: str) -> None:
     graph = graph_of(name)
     svg = drawn(graph, timelines_of(graph, "heap", "bfs", "dfs"))

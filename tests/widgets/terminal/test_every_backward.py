@@ -131,11 +131,15 @@ WAYS = {
 }
 
 
-def test_a_debugged_training_has_the_weights_of_a_plain_one(debug: Debug, folder: Path) -> None:
+@pytest.mark.parametrize(
+    "ways", [("stepping and going back", "detach"), pytest.param((*WAYS,), marks=pytest.mark.slow)], ids=["two", "all"]
+)
+def test_a_debugged_training_has_the_weights_of_a_plain_one(debug: Debug, folder: Path, ways: tuple[str, ...]) -> None:
     script = folder / "train.py"
     started = {
         way: debug.start(*options, script, folder / f"{way}.pt", "0.01", typed=typed)
         for way, (options, typed) in WAYS.items()
+        if way in ways
     }
     plain = python(script, folder / "plain.pt", "0.01")
     assert plain.returncode == 0, plain.stderr
