@@ -23,30 +23,11 @@ from tapehead.engine.queue.ready_queue import PolicyError
 from tapehead.engine.workloads.workloads import workload
 
 from ..prediction.test_simulate import tasks_of
+from .all_orders import legal_orders
 from .any_backward import random_backward
 from .problems import PosedProblem, is_legal, least_peak, problem_of, random_problem
 
 MOST_ORDERS = 200
-
-
-def legal_orders(problem: Problem) -> Iterator[list[int]]:
-    """All of them."""
-    waits, order = list(problem.waits), list[int]()
-
-    def extended(ready: list[int]) -> Iterator[list[int]]:
-        if not ready:
-            yield list(order)
-        for task in ready:
-            order.append(task)
-            for later in problem.nexts[task]:
-                waits[later] -= 1
-            now = [later for later in problem.nexts[task] if not waits[later]]
-            yield from extended([other for other in ready if other != task] + now)
-            for later in problem.nexts[task]:
-                waits[later] += 1
-            order.pop()
-
-    return extended([task for task in problem.tasks if not waits[task]])
 
 
 def peaks_of_all(problem: Problem) -> list[int] | None:

@@ -16,6 +16,7 @@ from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.workloads.workloads import workload
 
+from .all_orders import legal_orders
 from .problems import PosedProblem, least_peak, problem_of, random_problem
 
 WIDTH = 8
@@ -40,26 +41,6 @@ def small_loss(seed: int) -> Tensor:
     for _ in range(draw.randint(2, 4)):
         alive.append(draw.choice(OPERATIONS)(draw.choice(alive), draw.choice(alive)))
     return alive[-1].sum() if draw.random() < 0.5 else (alive[-1] * alive[-2]).sum()
-
-
-def legal_orders(problem: Problem) -> Iterator[list[int]]:
-    """All of them."""
-    waits, order = list(problem.waits), list[int]()
-
-    def extended(ready: list[int]) -> Iterator[list[int]]:
-        if not ready:
-            yield list(order)
-        for task in ready:
-            order.append(task)
-            for next_task in problem.nexts[task]:
-                waits[next_task] -= 1
-            now = [next_task for next_task in problem.nexts[task] if not waits[next_task]]
-            yield from extended([other for other in ready if other != task] + now)
-            for next_task in problem.nexts[task]:
-                waits[next_task] += 1
-            order.pop()
-
-    return extended(problem.start())
 
 
 def small_problems(batch: int) -> Iterator[Problem]:
