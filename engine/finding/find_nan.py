@@ -207,7 +207,7 @@ def _maker_at_leaves(
 def _bad_at_leaves(session: Stepper, leaves: Sequence[Task]) -> Stop | None:
     """What waits for the leaves may be bad where all that was given is finite: sums overflow."""
     for task in leaves:
-        session.stops.produced(task.id, session.waiting(task), (), session.graph.nodes[task.id])
+        session.stops.produced(task.id, session.waiting(task), ())
         if (stop := session.stops.found(wait=True)) is not None:
             return stop
     return None

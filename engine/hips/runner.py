@@ -96,7 +96,7 @@ class HipsRunner(Runner):
         if self._watch is not None:
             self._watch.start(task.id, gradients)
         if self.on_outputs is not None and task.is_leaf:
-            self.on_outputs(task.id, gradients, (), node, None)
+            self.on_outputs(task.id, gradients, (), None)
         outputs: list[Tensor | None] = []
         if task.is_leaf:
             self._tape.gradient = value
@@ -114,7 +114,7 @@ class HipsRunner(Runner):
         if on_end is not None:
             on_end(outputs)
         if self.on_outputs is not None and not task.is_leaf:
-            self.on_outputs(task.id, gradients, outputs, node, outputs)
+            self.on_outputs(task.id, gradients, outputs, outputs)
         gradients.reverse()  # the first goes first
         gradients.clear()
         return outputs

@@ -197,7 +197,7 @@ class Worker(Watch):
         self._begin(task_id, gradients)
         edited, self._edited = self._edited, None
         if stops.watches and self.graph.tasks[task_id].is_leaf:  # .grad takes it, and hooks may change it there
-            stops.produced(task_id, gradients if edited is None else edited, (), self.graph.nodes[task_id])
+            stops.produced(task_id, gradients if edited is None else edited, ())
         return edited
 
     def _passes(self, task_id: int) -> bool:
@@ -209,7 +209,7 @@ class Worker(Watch):
         ran = len(self.order)
         super()._after(task_id, outputs, gradients)
         if self.stops.watches and len(self.order) > ran and not self.graph.tasks[task_id].is_leaf:
-            self.stops.produced(task_id, gradients, outputs, self.graph.nodes[task_id])
+            self.stops.produced(task_id, gradients, outputs)
 
     def _stop(self, task_id: int, gradients: Gradients) -> Gradients:
         if self.abandoned:

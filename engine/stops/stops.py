@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph
 from ..trace.trace import Trace
@@ -135,7 +134,6 @@ class Stops:
         task_id: int,
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor | None],
-        node: Node,
         raw: Sequence[Tensor | None] | None = None,
     ) -> None:
         """A task has run, and its node still has what it saved. A leaf's task is about to run: .grad takes the gradient
@@ -143,7 +141,7 @@ class Stops:
 
         Args:
             inputs: its input buffer, after the hooks that run before it.
-            outputs: what it gave, one per entry of the node's `next_functions`, as the next tasks get it.
+            outputs: what it gave, one per entry of its node's `next_functions`, as the next tasks get it.
             raw: the same before the engine summed and cast it; None where the engine does not show that.
         """
         self._watching.produced(task_id, inputs, outputs, raw)

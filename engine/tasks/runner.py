@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import ref
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from .input_buffer import InputBuffer
 from .input_buffers import InputBuffers
 from .task_hooks import OnHook
 
-OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Any, Sequence[Tensor | None] | None], None]
+OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None] | None], None]
 OnEnd = Callable[[Sequence[Tensor | None]], None]
 Measuring = Callable[[Graph, Sequence[object], Sequence[bool], bool, bool], "TaskMemory"]
 """Begins to measure: the graph, outputs, whether each one's gradient is given, `keep_graph` and `create_graph`."""
@@ -66,7 +66,7 @@ class Runner(Protocol):
         frees: whether a node frees what it saved right after its task; else `free` does later.
         on_hook: is told of each hook before it runs.
         on_outputs: is told of what a task takes and gives, while the node still has what it saved: its inputs, its
-            outputs as the next tasks get them, the node, and the outputs as the node gave them. Of a leaf's task right
+            outputs as the next tasks get them, and as the node gave them. Of a leaf's task right
             before it runs.
         memory: is told of each task right before its node runs, after its hooks, and right after the hooks that
             follow.

@@ -175,7 +175,7 @@ class TaskRunner(Runner):
             raw = list(outputs)
         self.fit(task, outputs)
         if self.on_outputs is not None:
-            self.on_outputs(task.id, gradients, outputs, node, raw)
+            self.on_outputs(task.id, gradients, outputs, raw)
         raw = None
         if self.memory is not None:
             self.memory.end(task.id, outputs)
@@ -316,7 +316,7 @@ class TaskRunner(Runner):
             gradients[:] = run_leaf_hooks(node, gradients, on_hook)
             gradients[:] = run_pre_hooks(node, gradients, on_hook)
         if self.on_outputs is not None:
-            self.on_outputs(task.id, gradients, (), node, None)
+            self.on_outputs(task.id, gradients, (), None)
         if self.memory is not None:
             self.memory.start(task.id, gradients)
         accumulate(node, gradients, on_hook and (lambda hook: on_hook("post_accumulate", hook_name(hook))))
