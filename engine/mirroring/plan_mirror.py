@@ -31,7 +31,7 @@ from ..programs.timing import turns
 from ..queue.policy import Choice, Policy, is_dynamic, policy_name
 from ..trace.buckets import nothing_reduced
 from ..words.phrases import joined
-from ..words.sizes import percent_text, size_text
+from ..words.sizes import both_units, percent_text, size_text
 from .candidates import FoundDrops, Goal
 from .footprint import MirroredMemory, mirrored_footprints
 from .mirror import mirror
@@ -39,9 +39,7 @@ from .plan import MirrorPlan, MirrorPrediction
 from .planned_mirror import PlannedMirror
 from .planners import SOLVERS
 from .storages import footprints_for, mirror_storages
-
-OVERHEAD = 0.06
-"""How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""
+from .wanted import Budget, Wanted
 
 _WORTH_IT = 0.01  # of the peak: a plan that saves less is no plan
 # What it may take to note an operation in the forward, and to run it again besides the operation itself: from where
@@ -58,7 +56,7 @@ _BETTER = 0.005  # of the peak: what another order, or products, have to save on
 
 def plan_mirror(
     make_loss: MakeLoss,
-    budget: int | float | None = None,
+    budget: Budget | None = None,
     *,
     overhead: float | None = None,
     solver: Literal["search", "greedy", "milp"] = "search",
@@ -82,8 +80,8 @@ def plan_mirror(
     Args:
         make_loss: runs the forward and returns the loss, one element. It is called some twenty times, and has to run
             the same operations on the same sizes each time: with one batch, not with the next of a loader.
-        budget: the peak that is wanted, at the lowest price: bytes, or a share of the peak without mirroring, 0.5 for
-            half. None: the lowest peak that `overhead` pays for.
+        budget: the peak that is wanted, at the lowest price: bytes, as a number or as "8GiB" (2³⁰) or "8GB" (10⁹), or
+            a share of the peak without mirroring, 0.5 for half. None: the lowest peak that `overhead` pays for.
         overhead: how much longer a step may take, replays and recording, as a share: 0.06 for 6 %. None: 6 % without a
             budget, any time with one.
         solver: "search" moves on the simulated peak, from where "greedy" ends, which goes by what is kept, as Echo
@@ -102,7 +100,7 @@ def plan_mirror(
         RuntimeError: what forward and backward raise.
     """
     expect_make_loss(make_loss)
-    asked = _Asked(budget, overhead)
+    asked = Wanted.of(budget, overhead)
     expect_choice(solver, tuple(SOLVERS), "solver")
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what has been found")
@@ -121,37 +119,6 @@ def plan_mirror(
 
 
 keep_compiler_out(plan_mirror)
-
-
-class _Asked:
-    """What the caller wants of a plan."""
-
-    def __init__(self, budget: int | float | None, overhead: float | None) -> None:
-        if budget is not None:
-            if isinstance(budget, bool) or not isinstance(budget, int | float):
-                raise TypeError(
-                    f"budget is bytes, or a share of the peak without mirroring, not a {type(budget).__name__}"
-                )
-            if not (budget > 0 if isinstance(budget, int) else 0 < budget <= 1):
-                raise ValueError(
-                    f"budget is a whole number of bytes above 0, or a share of the peak, as 0.5, not {budget!r}"
-                )
-        if overhead is not None and not (isinstance(overhead, int | float) and 0 <= overhead < math.inf):
-            raise ValueError(f"overhead is a share of a step's time, 0.06 for 6 %, not {overhead!r}")
-        self.budget = budget
-        self.overhead = math.inf if overhead is None else float(overhead)
-        if budget is None and overhead is None:
-            self.overhead = OVERHEAD
-
-    def peak_bytes(self, plain: int) -> int | None:
-        """The peak that is wanted, where this is the one without mirroring."""
-        if self.budget is None or isinstance(self.budget, int):
-            return self.budget
-        return int(self.budget * plain)
-
-    def extra_ns(self, plain_ns: float) -> float:
-        """How much longer a step may take, of one that takes this long."""
-        return self.overhead * plain_ns
 
 
 class _Extra(NamedTuple):
@@ -295,7 +262,7 @@ _Progress = Callable[[FoundDrops], object] | None
 
 
 def _planned(
-    runs: _Runs, asked: _Asked, solver: str, seconds: float, policy: Policy | Choice | None, progress: _Progress
+    runs: _Runs, asked: Wanted, solver: str, seconds: float, policy: Policy | Choice | None, progress: _Progress
 ) -> PlannedMirror:
     footprints = runs.footprints
     order = schedule(footprints.graph, policy or "heap", footprints=footprints)
@@ -307,7 +274,7 @@ def _planned(
     left_alone: str | None
     if goal.peak_bytes is not None and plain <= goal.peak_bytes:
         tried = nothing
-        left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {size_text(goal.peak_bytes)}."
+        left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {both_units(goal.peak_bytes)}."
     else:
         tried = _tried(runs, memory, asked, goal, solver, seconds, progress)
         left_alone = None if tried.gains(plain) else _not_worth_it(asked, runs, plain)
@@ -342,7 +309,7 @@ class _Tried:
 def _tried(
     runs: _Runs,
     memory: MirroredMemory,
-    asked: _Asked,
+    asked: Wanted,
     goal: Goal,
     solver: str,
     seconds: float,
@@ -381,7 +348,7 @@ def _best(goal: Goal, tries: Sequence[_Tried]) -> _Tried:
     )
 
 
-def _not_worth_it(asked: _Asked, runs: _Runs, plain: int) -> str:
+def _not_worth_it(asked: Wanted, runs: _Runs, plain: int) -> str:
     """Why a model is left alone."""
     within = "" if asked.overhead == math.inf else f" in the {percent_text(asked.overhead)} of a step that it may take"
     said = f"Left alone: no choice was found that lowers the peak of {size_text(plain)} by 1 %{within}."
@@ -435,7 +402,7 @@ def _in_best_order(
 
 def _result(
     runs: _Runs,
-    asked: _Asked,
+    asked: Wanted,
     goal: Goal,
     memory: MirroredMemory,
     found: FoundDrops,
@@ -477,13 +444,13 @@ def _result(
     )
 
 
-def _notes(runs: _Runs, asked: _Asked, goal: Goal, found: FoundDrops, left_alone: str | None) -> Iterator[str]:
+def _notes(runs: _Runs, asked: Wanted, goal: Goal, found: FoundDrops, left_alone: str | None) -> Iterator[str]:
     peak = found.mirrored.peak_bytes
     if goal.peak_bytes is not None and peak > goal.peak_bytes:
         lowest = "; this is the lowest peak that was found" if left_alone is None else ""
         if lowest and asked.overhead < math.inf:
             lowest += f" for {percent_text(asked.overhead)} of a step's time"
-        yield f"The budget of {size_text(goal.peak_bytes)} is not reached{lowest}."
+        yield f"The budget of {both_units(goal.peak_bytes)} is not reached{lowest}."
     if found.interrupted:
         yield f"The search was interrupted after {found.seconds:.1f} s; this is the best until then."
     if runs.banned is not None:

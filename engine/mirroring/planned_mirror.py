@@ -14,7 +14,7 @@ from ...inspector.graph.graph import Fold, Graph
 from ...inspector.shown import GraphTheme, Theme, drawn, saved_page, text_of
 from ..memory.timeline import Timeline
 from ..prediction.simulation import difference
-from ..words.sizes import percent_text, share_text, size_text
+from ..words.sizes import both_units, percent_text, share_text, size_text
 from ..words.tables import cells_lines, cells_table
 from .candidates import FoundDrops, Goal
 from .footprint import MirroredMemory
@@ -22,6 +22,7 @@ from .modules import RIGHT, module_cells, module_sentences, ms_text
 from .plan import MirrorPlan, MirrorPrediction
 from .planners import search
 from .tasks import mirror_signs
+from .wanted import Budget, budget_bytes, budget_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -204,23 +205,23 @@ class MirrorFrontier:
         low, high = self.plans[-1].peak_bytes, self.plans[0].peak_bytes
         return f"<MirrorFrontier of {len(self.plans):,} plans, {size_text(high)} to {size_text(low)}>"
 
-    def within(self, budget: int | float) -> PlannedMirror:
+    def within(self, budget: Budget) -> PlannedMirror:
         """The cheapest plan that stays within a budget.
 
         Args:
-            budget: bytes, or a share of the peak without mirroring, 0.5 for half.
+            budget: bytes, as a number or as "8GiB" or "8GB", or a share of the peak without mirroring, 0.5 for half.
 
         Raises:
-            ValueError: none of the plans does.
+            TypeError, ValueError: it is none; none of the plans stays within it.
         """
         plain = self.plans[0].peak_bytes
-        limit = budget if isinstance(budget, int) else int(budget * plain)
+        limit = budget_bytes(budget_of(budget), plain)
         for plan in self.plans:
             if plan.peak_bytes <= limit:
                 return plan
         lowest = self.plans[-1].peak_bytes
         raise ValueError(
-            f"no plan has a peak within {size_text(limit)}: the lowest one has {size_text(lowest)}, "
+            f"no plan has a peak within {both_units(limit)}: the lowest one has {size_text(lowest)}, "
             f"{share_text(lowest, plain)} of the plain one"
         )
 

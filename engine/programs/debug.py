@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -22,7 +22,8 @@ from ..trace.run import Engine
 from ..trace.statistics import Level
 from .backward import check_choices
 
-AnyHistory = bool | int | Literal["auto"]
+AnyHistory = bool | int | str
+"""Whether there is one, or the bytes that it may take, a number or "2GiB"; "auto"."""
 
 
 def debug(
@@ -52,8 +53,8 @@ def debug(
 
     Args:
         tensors: or a tape (`th.hips_tape`), which "direct" runs as autograd does; "dfs" is autograd's own order.
-        history: whether tasks can be taken back (`Stepper.back`), or how many bytes of gradients may be kept for that.
-            "auto" is yes in a deck and in a terminal's prompt, else no.
+        history: whether tasks can be taken back (`Stepper.back`), or how many bytes of gradients may be kept for that
+            (a number, or "2GiB"). "auto" is yes in a deck and in a terminal's prompt, else no.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`.
         batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
             `Stepper`. A history wants single tasks, and so there is none where it is "auto".

@@ -27,11 +27,11 @@ class GoesBack(Verbs):
         """The ways in which the session went, the current one included. Empty without a history."""
         return self._rewinder.branches
 
-    def keep_history(self, budget_bytes: int = BUDGET_BYTES) -> None:
+    def keep_history(self, budget_bytes: int | str = BUDGET_BYTES) -> None:
         """From here on tasks can be taken back. Does nothing where they can already.
 
         Args:
-            budget_bytes: for gradients: beyond it the oldest are computed again when they are needed.
+            budget_bytes: for gradients, a number or "2GiB": beyond it the oldest are computed again when needed.
         """
         self._rewinder.keep(budget_bytes)
 

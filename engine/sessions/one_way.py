@@ -24,7 +24,7 @@ class OneWay(Verbs):
         """None, as where a `Stepper` keeps no history."""
         return ()
 
-    def keep_history(self, budget_bytes: int = 0) -> Never:
+    def keep_history(self, budget_bytes: int | str = 0) -> Never:
         raise NotImplementedError(NO_HISTORY)
 
     def forget(self) -> Never:

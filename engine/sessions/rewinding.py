@@ -39,15 +39,15 @@ class Rewinder:
             return ()
         return tuple(sorted([*past.branches.kept.values(), self._now(past)], key=lambda branch: branch.number))
 
-    def keep(self, budget_bytes: int) -> None:
+    def keep(self, budget_bytes: int | str) -> None:
         """From here on tasks can be taken back."""
         backward = self._backward
         backward.check_open()
-        expect_budget(budget_bytes, "budget_bytes")
+        nbytes = expect_budget(budget_bytes, "budget_bytes")
         backward.run_apart(lambda at: f"a history takes back {at} alone")
         if backward.past is None:
             why = f"a history was asked for {self._after_so_many()}" if backward.order else ""
-            backward.past = Past(backward.runner, backward.buffers, backward.order, budget_bytes, why)
+            backward.past = Past(backward.runner, backward.buffers, backward.order, nbytes, why)
 
     def forget(self) -> None:
         """Lets go all that is kept: from here on one can go back to here."""

@@ -59,7 +59,8 @@ class Stepper(GoesBack):
         tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task; it picks when `step` is not told.
         trace: how much of the gradients' statistics is recorded: "off", "cheap" or "full". None records nothing.
-        history: whether tasks can be taken back (`back`), or how many bytes of gradients may be kept for that.
+        history: whether tasks can be taken back (`back`), or how many bytes of gradients may be kept for that,
+            a number or "2GiB".
         accumulation: how gradients are summed, and when they are let go. Other rules than PyTorch's give the same sums,
             added in the same order, and take other memory.
         batch: "auto" runs products of several tasks as one where `th.groups` finds that they can, by its rules or by
@@ -88,7 +89,7 @@ class Stepper(GoesBack):
         *,
         policy: AnyPolicy = "heap",
         trace: Level | None = "off",
-        history: bool | int = False,
+        history: bool | int | str = False,
         accumulation: Accumulation = PYTORCHS,
         measuring: Measuring | None = None,
         batch: AnyBatch = None,
@@ -96,7 +97,7 @@ class Stepper(GoesBack):
         unbound = find_policy(policy)
         expect_flags(retain_graph, create_graph)
         if not isinstance(history, bool):
-            expect_budget(history, "history")
+            history = expect_budget(history, "history")
         if trace is not None:
             expect_choice(trace, get_args(Level), "trace")
         expect(accumulation, Accumulation, "accumulation", "a th.Accumulation")

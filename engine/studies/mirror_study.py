@@ -18,8 +18,9 @@ from ...inspector.shown import Theme, drawn, saved_page
 from ...inspector.torch_internals.compiled import activation_memory_budget
 from ..measuring.step_levels import allocated_levels
 from ..mirroring.mirror import mirror
-from ..mirroring.plan_mirror import OVERHEAD, plan_mirror
+from ..mirroring.plan_mirror import plan_mirror
 from ..mirroring.planned_mirror import PlannedMirror
+from ..mirroring.wanted import OVERHEAD
 from ..programs.make_loss import MakeLoss, own_gradients, same_random_numbers
 from ..programs.timing import Spread, turns
 from ..words.machine import Machine, this_machine

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from ...inspector.arguments import expect_number
+from ...inspector.arguments import bytes_of, expect_number
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_internals.tensors import storage_of, stored_bytes, version_of
 from .hook_state import HookState
@@ -330,12 +330,15 @@ class History:
             del self._storages[storage.address]
 
 
-def expect_budget(budget_bytes: object, name: str) -> None:
-    """Refuses what is no number of bytes."""
+def expect_budget(budget_bytes: int | str, name: str) -> int:
+    """How many bytes may be kept: a number, or a size such as "2GiB"."""
     wanted = "how many bytes may be kept, a number from 0 on"
+    if isinstance(budget_bytes, str):
+        return bytes_of(budget_bytes, name, wanted)
     expect_number(budget_bytes, int | float, name, wanted)
-    if not budget_bytes >= 0:  # type: ignore[operator]
+    if not budget_bytes >= 0:
         raise ValueError(f"{name} is {budget_bytes}; expected {wanted}")
+    return budget_bytes
 
 
 def _copied(entry: Ran) -> int:

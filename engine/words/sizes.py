@@ -8,6 +8,7 @@ from numbers import Real
 from ...inspector.arguments import expect_number
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_UNITS_OF_TEN = ("B", "kB", "MB", "GB", "TB")
 
 
 def size_text(nbytes: int) -> str:
@@ -19,6 +20,16 @@ def size_text(nbytes: int) -> str:
     if scale == 1 and nbytes % 1024 == 0:
         return f"{nbytes // 1024} KiB"
     return f"{nbytes / 1024**scale:.1f} {_UNITS[scale]}"
+
+
+def both_units(nbytes: int) -> str:
+    """`7.5 GiB (8.0 GB)`: in binary units and in those of ten, for sizes that somebody has asked for. `512 B`."""
+    if nbytes < 1024:
+        return size_text(nbytes)
+    power = 1
+    while power + 1 < len(_UNITS_OF_TEN) and nbytes >= 999.5 * 1000**power:
+        power += 1
+    return f"{size_text(nbytes)} ({nbytes / 1000**power:.1f} {_UNITS_OF_TEN[power]})"
 
 
 def unit_of(nbytes: int) -> int:

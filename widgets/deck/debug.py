@@ -66,8 +66,8 @@ def debug(
         trace: how much of the gradients is recorded. "auto": in a notebook their statistics and, on the CPU, histograms
             ("full"; on accelerators, where those would wait for each task, "cheap"); else nothing of them ("off").
         history: whether tasks can be taken back with `back` and `goto`, or how many bytes of gradients may be kept for
-            that. "auto": in a deck with engine="direct", which says what it takes; else not. Nodes then keep what they
-            saved until the end, and gradients are kept by reference, up to 1 GiB.
+            that (a number, or "2GiB"). "auto": in a deck with engine="direct", which says what it takes; else not.
+            Nodes then keep what they saved until the end, and gradients are kept by reference, up to 1 GiB.
         accumulate: how gradients that meet are summed: "inplace", as PyTorch does; "out_of_place", each time into a new
             tensor; "list": all are kept, and summed when the task runs.
         release: when a gradient that a task has consumed is let go: "eager", as PyTorch does; "never": when the

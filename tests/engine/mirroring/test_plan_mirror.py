@@ -18,6 +18,7 @@ from tapehead.engine.mirroring.modules import module_cells
 from tapehead.engine.mirroring.plan import MirrorPlan
 from tapehead.engine.mirroring.plan_mirror import _Extra, _Runs
 from tapehead.engine.words.sizes import size_text
+from tapehead.inspector.arguments import bytes_of
 
 pytestmark = pytest.mark.heavy
 
@@ -160,7 +161,21 @@ def test_operations_too_small_are_left_alone() -> None:
 
 def test_what_fits_the_budget_is_left_alone() -> None:
     plan = planned(cells(), budget=2**40)
-    assert plan.left_alone is not None and "within the budget of 1.0 TiB" in plan.left_alone
+    assert plan.left_alone is not None and "within the budget of 1.0 TiB (1.1 TB)." in plan.left_alone
+
+
+def test_a_budget_is_a_size_as_people_write_it() -> None:
+    for text, nbytes in (("8GB", 8 * 10**9), ("8 GiB", 8 * 2**30), ("1.5 mib", 3 * 2**19), ("100 B", 100)):
+        assert bytes_of(text, "budget", "bytes") == nbytes
+    make_loss = blocks()
+    plan = planned(make_loss, budget="1 MB")
+    assert plan.met and plan.peak_bytes <= 10**6 < plan.plain_peak_bytes
+    beyond = planned(make_loss, budget="1 kB")
+    assert "The budget of 1000 B is not reached" in str(beyond)
+    frontier = plan.explore(0.2)
+    assert frontier.within("1 MB").peak_bytes <= 10**6
+    with pytest.raises(ValueError, match=r"no plan has a peak within 2 KiB \(2.0 kB\)"):
+        frontier.within("2KiB")
 
 
 def test_what_gains_nothing_is_left_alone() -> None:
@@ -265,14 +280,13 @@ def test_names_from_user_code_are_escaped() -> None:
 @pytest.mark.parametrize(
     ("wanted", "error", "said"),
     [
-        (
-            {"budget": 1.5},
-            ValueError,
-            "budget is a whole number of bytes above 0, or a share of the peak, as 0.5, not",
-        ),
-        ({"budget": 0}, ValueError, "budget is a whole number of bytes"),
-        ({"budget": "1 GiB"}, TypeError, "budget is bytes, or a share of the peak without mirroring, not a str"),
-        ({"budget": True}, TypeError, "not a bool"),
+        ({"budget": 1.5}, ValueError, "budget is 1.5; expected a number of bytes above 0, or a share of the peak"),
+        ({"budget": 0}, ValueError, "budget is 0; expected a number of bytes"),
+        ({"budget": "0 GiB"}, ValueError, "budget is '0 GiB'; expected a number of bytes above 0"),
+        ({"budget": "half"}, ValueError, "budget is 'half'; expected a number of bytes"),
+        ({"budget": "8G"}, ValueError, "budget is '8G': GB and GiB differ; expected"),
+        ({"budget": [8]}, TypeError, "budget is a list; expected a number of bytes"),
+        ({"budget": True}, TypeError, "budget is True"),
         ({"overhead": -0.1}, ValueError, "overhead is a share of a step's time, 0.06 for 6 %, not -0.1"),
         ({"solver": "luck"}, ValueError, "solver is 'luck'; expected 'search' or 'greedy'"),
         ({"policy": "nonesuch"}, ValueError, "nonesuch"),

@@ -254,6 +254,16 @@ def test_history_holds_no_more_gradients_than_its_budget() -> None:
     assert session.history.gradient_bytes == 0
 
 
+def test_what_a_history_may_take_is_a_size_as_people_write_it() -> None:
+    session = Stepper(small_model()[1](), history="2 KiB")
+    assert session.history is not None and session.history.budget_bytes == 2048
+    session = Stepper(small_model()[1]())
+    session.keep_history("2kB")
+    assert session.history is not None and session.history.budget_bytes == 2000
+    with pytest.raises(ValueError, match="history is 'much'; expected how many bytes may be kept"):
+        Stepper(small_model()[1](), history="much")
+
+
 def test_history_says_what_saved_tensors_it_holds() -> None:
     x = torch.randn(100, requires_grad=True)
     session = Stepper(x.exp().sum(), history=True)
