@@ -38,6 +38,7 @@ from .engine.stops.stopped import Stop
 from .engine.studies.compare import compare
 from .engine.studies.comparison import Comparison
 from .engine.studies.makespan import makespan
+from .engine.tasks.backward_call import BackwardCall
 from .engine.trace.batches import Batch, Batches, Fallback
 from .engine.trace.peak import PeakReport, peak_report
 from .engine.trace.run import Run
@@ -84,6 +85,7 @@ __all__ = [
     "WORKLOADS",
     "Accumulation",
     "Advice",
+    "BackwardCall",
     "Batch",
     "Batches",
     "Break",

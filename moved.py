@@ -118,7 +118,7 @@ MOVED = {
     "engine.mirror_tasks": "engine.mirroring.tasks",
     "engine.mirror_watch": "engine.mirroring.watch",
     "engine.module_flow": "engine.stops.module_flow",
-    "engine.native": "engine.sessions.native",
+    "engine.native": "engine.sessions.native engine.tasks.backward_call",
     "engine.needed": "engine.tasks.backward_inputs",
     "engine.not_counted": "engine.memory.not_counted",
     "engine.operation_replay": "engine.checking.operation_replay",

@@ -1,6 +1,6 @@
 """Modules called side by side that could be called as one; th.advise.
 
-May import: inspector, words, memory, measuring, trace, orders, batching, sessions, programs.
+May import: inspector, words, memory, tasks, measuring, trace, orders, batching, sessions, programs.
 """
 
 from ...moved import of_old_module

@@ -17,7 +17,8 @@ from ..memory.timeline import Timeline
 from ..orders.policies import POLICIES
 from ..programs.make_loss import own_gradients, same_random_numbers
 from ..programs.timing import Spread, turns, wait_for
-from ..sessions.native import BackwardCall, Plan, run_native
+from ..sessions.native import Plan, run_native
+from ..tasks.backward_call import BackwardCall
 from .ensemble_change import Change
 from .ensembles import Argument, Ensemble
 
@@ -140,7 +141,7 @@ class _Side:
                 measurement.begin_forward()
                 outputs = self.forward()
                 measurement.observe(None, outputs)
-            call = BackwardCall.of(list(outputs), list(self.gradients), None, False, None)
+            call = BackwardCall(list(outputs), list(self.gradients))
             timeline = run_native(call, Plan.of(call, POLICIES["heap"]), measurement=measurement).timeline
         assert timeline is not None
         return timeline

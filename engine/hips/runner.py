@@ -13,6 +13,7 @@ from ...inspector.graph.graph import Task
 from ...inspector.tapes.hips_nodes import metas_of, places, vspace
 from ...inspector.tapes.hips_tape import HipsTape
 from ..memory.accumulation import Accumulate
+from ..tasks.backward_call import BackwardCall
 from ..tasks.runner import Measuring, OnEnd, Runner
 from .buffer import HIPS_BUFFERS, HipsBuffer, HipsListBuffer
 from .memory import ArrayWatch
@@ -46,16 +47,8 @@ class HipsRunner(Runner):
         self.roots = [*carried(gradient, tape.nodes[tape.end.id].space, [0], is_read=True)]
 
     @classmethod
-    def of(
-        cls,
-        tape: HipsTape,
-        gradient: Any,
-        retain_graph: bool | None,
-        create_graph: bool,
-        inputs: object | None,
-        measuring: Measuring | None = None,
-    ) -> Self:
-        """The nodes of a tape. Arguments as for `Stepper`; a gradient may be an array, too; what measures is an
+    def of(cls, call: BackwardCall, tape: HipsTape, measuring: Measuring | None = None) -> Self:
+        """The nodes of a tape. A gradient may be an array, too; what measures is an
         `ArrayWatch`.
 
         Raises:
@@ -63,24 +56,24 @@ class HipsRunner(Runner):
             RuntimeError: the function's value is not one real number, and no gradient of it is given.
             ValueError, TypeError: the gradient is of another shape, or none.
         """
-        if retain_graph is False:
+        if call.retain_graph is False:
             raise NotImplementedError(
                 "retain_graph=False: the nodes of HIPS autograd's keep what they need as long as there is the tape; "
                 "let the tape go instead"
             )
-        if create_graph:
+        if call.create_graph:
             raise NotImplementedError(
                 "create_graph=True: a backward of HIPS autograd's gets a tape of its own only inside a function that "
                 f"is taped: th.hips_tape(lambda x: ... autograd.grad({tape.function})(x) ..., x)"
             )
-        if inputs is not None:
+        if call.inputs is not None:
             raise NotImplementedError(
                 "inputs=: which arguments get gradients is said when the tape is made: "
                 "th.hips_tape(fun, *args, argnum=)"
             )
         watch = None if measuring is None else measuring(tape.graph, (), (), True, False)
         assert watch is None or isinstance(watch, ArrayWatch)
-        return cls(tape, _first_gradient(tape, gradient), watch)
+        return cls(tape, _first_gradient(tape, call.grad_tensors), watch)
 
     def buffer(self, task_id: int, accumulate: Accumulate) -> HipsBuffer | HipsListBuffer:
         buffer = HIPS_BUFFERS[accumulate](self._tape.nodes[task_id].space, len(self.graph.tasks[task_id].inputs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 from torch import Tensor
 
@@ -18,8 +18,9 @@ from ..measuring.measurement import Measurement
 from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..orders.policies import find_policy
 from ..queue.policy import AnyPolicy
-from ..sessions.native import BackwardCall, Plan, Queues, run_native
+from ..sessions.native import Plan, Queues, run_native
 from ..sessions.stepper import Stepper, run_measured
+from ..tasks.backward_call import BackwardCall
 from ..tasks.backward_inputs import Inputs
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
@@ -78,23 +79,22 @@ def backward(
         engine = "direct" if isinstance(tensors, HipsTape) else "native"
     check_choices(engine, trace)
     check_batch(batch, engine)
+    call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs)
     accumulation = Accumulation(accumulate, release)
     expect_choice(queues, get_args(Queues), "queues")
     expect_truth(memory, "memory")
     chosen = find_policy(policy)
     if engine == "direct":
-        arguments = (tensors, grad_tensors, retain_graph, create_graph, inputs)
         if not memory:
-            with Stepper(*arguments, policy=chosen, trace=trace, accumulation=accumulation, batch=batch) as stepper:
+            with Stepper(call, policy=chosen, trace=trace, accumulation=accumulation, batch=batch) as stepper:
                 return stepper.run()
         if isinstance(tensors, HipsTape):
-            return _run_tape(arguments, tensors, chosen, trace, accumulation)
+            return _run_tape(call, tensors, chosen, trace, accumulation)
         with Measurement() as measurement:
-            return run_measured(arguments, chosen, trace, accumulation, measurement, batch)
+            return run_measured(call, chosen, trace, accumulation, measurement, batch)
     if isinstance(tensors, HipsTape):
         raise not_native()
     accumulation.check_native()
-    call = BackwardCall.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
     plan = Plan.of(call, chosen)
     if not memory:
         return run_native(call, plan, trace, queues)
@@ -106,17 +106,13 @@ keep_compiler_out(backward)
 
 
 def _run_tape(
-    arguments: tuple[Any, Any, bool | None, bool, Inputs | None],
-    tape: HipsTape,
-    policy: AnyPolicy,
-    trace: Level | None,
-    accumulation: Accumulation,
+    call: BackwardCall, tape: HipsTape, policy: AnyPolicy, trace: Level | None, accumulation: Accumulation
 ) -> Run:
-    """A whole backward of a tape whose memory is measured. `arguments`: those of `torch.autograd.backward`."""
+    """A whole backward of a tape whose memory is measured."""
     from ..hips.memory import ArrayWatch  # which needs the package autograd
 
     with ArrayWatch(tape) as watch:
-        stepper = partial(Stepper, *arguments, policy=policy, trace=trace, accumulation=accumulation)
+        stepper = partial(Stepper, call, policy=policy, trace=trace, accumulation=accumulation)
         with stepper(measuring=lambda *_: watch) as session:
             return replace(session.run(), timeline=watch.timeline(accumulation))
 

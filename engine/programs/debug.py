@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeVar
-
-from torch import Tensor
 
 from ...inspector.graph.graph import Outputs
 from ...inspector.graph.spent import first_over
 from ...inspector.tapes.hips_tape import HipsTape, not_native
 from ...inspector.torch_internals.saved import FREED
 from ..batching.group_runner import AnyBatch, check_batch
-from ..memory.accumulation import Accumulate, Accumulation, Release
+from ..memory.accumulation import PYTORCHS, Accumulation
 from ..queue.policy import AnyPolicy
 from ..sessions.native_session import NativeSession
 from ..sessions.one_way import NO_HISTORY
 from ..sessions.stepper import Stepper
-from ..tasks.backward_inputs import Inputs
+from ..tasks.backward_call import BackwardCall
 from ..trace.run import Engine
 from ..trace.statistics import Level
 from .backward import check_choices
@@ -27,21 +24,16 @@ AnyHistory = bool | int | str
 
 
 def debug(
-    tensors: Outputs | HipsTape,
-    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Inputs | None = None,
+    call: Outputs | HipsTape | BackwardCall,
     *,
     policy: AnyPolicy = "heap",
     engine: Engine = "direct",
     trace: Level | None = "off",
     history: AnyHistory = "auto",
-    accumulate: Accumulate = "inplace",
-    release: Release = "eager",
+    accumulation: Accumulation = PYTORCHS,
     batch: AnyBatch = None,
 ) -> Stepper | NativeSession:
-    """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
+    """Starts a backward that runs one task at a time. `trace` may be None.
 
     With engine="direct" any ready task may run next: see `Stepper` for what the session can do and what it refuses.
     With "native" PyTorch's own engine runs everything, and stops: see `NativeSession`.
@@ -52,10 +44,10 @@ def debug(
     session.run()           # runs the rest; the gradients are where loss.backward() puts them
 
     Args:
-        tensors: or a tape (`th.hips_tape`), which "direct" runs as autograd does; "dfs" is autograd's own order.
+        call: the outputs where it starts, or a tape; or all arguments of the backward.
         history: whether tasks can be taken back (`Stepper.back`), or how many bytes of gradients may be kept for that
             (a number, or "2GiB"). "auto" is yes in a deck and in a terminal's prompt, else no.
-        accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`.
+        accumulation: how gradients that meet are summed, and when they are let go.
         batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
             `Stepper`. A history wants single tasks, and so there is none where it is "auto".
 
@@ -66,19 +58,18 @@ def debug(
     """
     check_choices(engine, trace)
     check_batch(batch, engine)
-    accumulation = Accumulation(accumulate, release)
     if engine == "direct":
         history = False if history == "auto" else history
-        given = tensors, grad_tensors, retain_graph, create_graph, inputs
         return unused(
-            Stepper(*given, policy=policy, trace=trace, history=history, accumulation=accumulation, batch=batch)
+            Stepper(call, policy=policy, trace=trace, history=history, accumulation=accumulation, batch=batch)
         )
-    if isinstance(tensors, HipsTape):
+    call = BackwardCall.of(call)
+    if isinstance(call.tensors, HipsTape):
         raise not_native()
     accumulation.check_native()
     if history not in ("auto", False):
         raise NotImplementedError(NO_HISTORY)
-    return unused(NativeSession(tensors, grad_tensors, retain_graph, create_graph, inputs, policy=policy, trace=trace))
+    return unused(NativeSession(call, policy=policy, trace=trace))
 
 
 S = TypeVar("S", Stepper, NativeSession)

@@ -11,8 +11,9 @@ from ..measuring.measurement import Measurement
 from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..orders.policies import find_policy
 from ..queue.policy import AnyPolicy
-from ..sessions.native import BackwardCall, Plan, run_native
+from ..sessions.native import Plan, run_native
 from ..sessions.stepper import run_measured
+from ..tasks.backward_call import BackwardCall
 from ..tasks.roots import expect_flags
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
@@ -83,10 +84,9 @@ def profile(
             measurement.begin_forward()
             loss = make_loss()
             measurement.observe(None, loss)
+        call = BackwardCall(loss_of(loss), None, retain_graph, create_graph)
         if engine == "direct":
-            arguments = (loss_of(loss), None, retain_graph, create_graph, None)
-            return run_measured(arguments, chosen, trace, accumulation, measurement, batch)
-        call = BackwardCall.of(loss_of(loss), None, retain_graph, create_graph, None)
+            return run_measured(call, chosen, trace, accumulation, measurement, batch)
         return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)
 
 

@@ -15,8 +15,9 @@ from ..memory.accumulation import Accumulation
 from ..orders.policies import order_name
 from ..queue.policy import Choice, Policy, policy_name
 from ..queue.ready_queue import PolicyError
-from ..sessions.native import BackwardCall, Plan, Queues, run_native
+from ..sessions.native import Plan, Queues, run_native
 from ..sessions.stepper import Stepper
+from ..tasks.backward_call import BackwardCall
 from ..trace.run import Run
 from .make_loss import MakeLoss, loss_of
 
@@ -78,7 +79,7 @@ def time_backward(
     Raises:
         PolicyError: another order ran, see `as_asked`.
     """
-    call = BackwardCall.of(loss_of(make_loss()), None, None, False, None)
+    call = BackwardCall(loss_of(make_loss()))
     graph = call.graph()
     check(graph)
     accelerators = frozenset(device for device in graph.devices if device.type != "cpu")
@@ -87,7 +88,7 @@ def time_backward(
     else:
         plan = Plan(graph, policy, None, list(order), frozenset(map(str, graph.devices)))
     wait_for(accelerators)
-    awaited = _Awaited(call.tensors, call.grad_tensors, call.retain_graph, call.create_graph, call.inputs, accelerators)
+    awaited = _Awaited(call.tensors, devices=accelerators)
     return as_asked(run_native(awaited, plan, queues=queues), policy).elapsed_ns
 
 
@@ -127,7 +128,7 @@ def time_stepped(
 class _Awaited(BackwardCall):
     """A backward which only ends when the devices have done what it gave them to do."""
 
-    devices: frozenset[torch.device]
+    devices: frozenset[torch.device] = frozenset()
 
     def run(self) -> None:
         super().run()

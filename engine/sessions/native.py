@@ -13,19 +13,15 @@ from threading import Lock, get_ident
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.collector import collector_paused
-from ...inspector.graph.graph import Graph, Outputs
+from ...inspector.graph.graph import Graph
 from ...inspector.graph.spent import is_spent
-from ...inspector.torch_internals.compiled import compiled_autograd_is_on
-from ...inspector.torch_internals.engine import real_graph_task_id, torch_backward
+from ...inspector.torch_internals.engine import real_graph_task_id
 from ...inspector.torch_internals.frames import called_by_engine, running_function
 from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
-from ...inspector.torch_internals.modes import functorch_is_active
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import FREED, first_freed
 from ...inspector.torch_internals.sequence_numbers import Pin, pins_open, settle_queue
@@ -39,8 +35,7 @@ from ..orders.schedule import schedule
 from ..queue.pending import Pending, queue_lengths
 from ..queue.policy import Choice, Policy, is_dynamic, label_of, policy_name
 from ..queue.ready_queue import sort_key
-from ..tasks.backward_inputs import Inputs, inputs_tuple, needed_tasks
-from ..tasks.roots import as_gradients, as_outputs, expect_flags, given_gradients, root_gradients
+from ..tasks.backward_call import BackwardCall
 from ..tasks.task_hooks import Gradients, hook_name
 from ..tasks.tensor_hooks import TensorHooks
 from ..trace.recorder import Recorder
@@ -51,70 +46,6 @@ from .agreement import in_group, why_not
 Queues = Literal["one", "per device"]
 
 _FREED = FREED.partition(" (")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardCall:
-    """The arguments of one `torch.autograd.backward`."""
-
-    tensors: Outputs
-    grad_tensors: Tensor | Sequence[Tensor | None] | None
-    retain_graph: bool | None
-    create_graph: bool
-    inputs: tuple[Tensor | GradientEdge, ...] | None
-
-    @staticmethod
-    def of(
-        tensors: Outputs,
-        grad_tensors: Tensor | Sequence[Tensor | None] | None,
-        retain_graph: bool | None,
-        create_graph: bool,
-        inputs: Inputs | None,
-    ) -> BackwardCall:
-        """The same with each generator read once."""
-        expect_flags(retain_graph, create_graph)
-        limits = None if inputs is None else inputs_tuple(inputs)
-        return BackwardCall(as_outputs(tensors), as_gradients(grad_tensors), retain_graph, create_graph, limits)
-
-    def graph(self) -> Graph:
-        """The graph that would run. Says what is wrong with the arguments, as far as this can be told before."""
-        if compiled_autograd_is_on():
-            raise RuntimeError(
-                "compiled autograd replaces the engine whose order tapehead pins; switch it off for this backward"
-            )
-        if functorch_is_active():
-            self.run()  # raises
-        graph = graph_of(self.tensors)
-        root_gradients(self.tensors, self.grad_tensors)
-        return graph
-
-    def needed(self, graph: Graph) -> frozenset[int] | None:
-        """The tasks which `inputs=` leaves; None: all."""
-        if self.inputs is None:
-            return None
-        wanted = [each for each in self.inputs if not isinstance(each, Tensor) or each.requires_grad]
-        if any(not isinstance(each, Tensor | GradientEdge) for each in wanted):
-            return frozenset()  # torch is going to refuse it
-        return needed_tasks(graph, wanted)
-
-    @property
-    def keep_graph(self) -> bool:
-        """Whether the backward frees nothing of the graph."""
-        return self.create_graph if self.retain_graph is None else self.retain_graph
-
-    @property
-    def given(self) -> tuple[bool, ...]:
-        """Per output, whether its gradient was given."""
-        return given_gradients(self.tensors, self.grad_tensors)
-
-    def run(self) -> None:
-        torch_backward(
-            self.tensors,
-            self.grad_tensors,
-            self.retain_graph,
-            self.create_graph,
-            inputs=self.inputs,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +134,7 @@ def run_native(
     def timed() -> int:
         with watch or nullcontext():
             if watch is not None and measurement is not None:
-                watch.memory = measurement.begin(
-                    graph, as_outputs(call.tensors), call.given, call.keep_graph, call.create_graph
-                )
+                watch.memory = measurement.begin(graph, call.outputs, call.given, call.keep_graph, call.create_graph)
             started_ns = time.perf_counter_ns()
             call.run()
             elapsed_ns = time.perf_counter_ns() - started_ns

@@ -13,9 +13,10 @@ from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..queue.policy import Choice, Policy
 from ..stops.stopped import Stop
 from ..stops.stops import Stops
+from ..tasks.backward_call import BackwardCall
 from ..trace.recorder import Recorder
 from ..trace.statistics import Level
-from .native import BackwardCall, Plan
+from .native import Plan
 from .session_base import session_over
 from .worker import NEXT, Worker
 

@@ -17,14 +17,14 @@ from ..orders.schedule import schedule
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..queue.ready_queue import AnyTask, PolicyError, ReadyTask
 from ..stops.stopped import Stop
-from ..tasks.backward_inputs import Inputs
+from ..tasks.backward_call import BackwardCall
 from ..tasks.edits import as_gradients, check_edit
 from ..tasks.task_hooks import Gradients
 from ..trace.run import Run
 from ..trace.statistics import Level
 from ..trace.trace import Trace
 from .agreement import in_group
-from .native import BackwardCall, Plan
+from .native import Plan
 from .native_backward import NativeBackward
 from .one_way import OneWay
 from .worker import NEVER, Worker
@@ -80,7 +80,7 @@ class NativeSession(OneWay):
     `close` says what runs to its end.
 
     Args:
-        tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
+        tensors: the outputs where the backward starts, or all its arguments, as a `BackwardCall`.
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task.
         trace: what is recorded of each task, as for `th.backward`; None: nothing.
 
@@ -92,11 +92,7 @@ class NativeSession(OneWay):
 
     def __init__(
         self,
-        tensors: Outputs,
-        grad_tensors: Gradients | Tensor | None = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: Inputs | None = None,
+        tensors: Outputs | BackwardCall,
         *,
         policy: AnyPolicy = "heap",
         trace: Level | None = "off",
@@ -104,7 +100,7 @@ class NativeSession(OneWay):
         chosen = find_policy(policy)
         if trace is not None:
             expect_choice(trace, get_args(Level), "trace")
-        call = BackwardCall.of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+        call = BackwardCall.of(tensors)
         try:
             state = ThreadState()
         except NotImplementedError as error:
@@ -113,8 +109,8 @@ class NativeSession(OneWay):
                 'th.debug(..., engine="direct") or th.backward'
             ) from None
         plan = Plan.of(call, chosen).agreed()
-        given = (grad_tensors,) if isinstance(grad_tensors, Tensor) else call.grad_tensors or ()
-        self._backward = NativeBackward(call, plan, state, trace, tuple(given) if create_graph else ())
+        given = (call.grad_tensors,) if isinstance(call.grad_tensors, Tensor) else call.grad_tensors or ()
+        self._backward = NativeBackward(call, plan, state, trace, tuple(given) if call.create_graph else ())
         self._under_way: dict[str, list[str]] = {}  # what runs now, by the one key "verb": only one can put it in
         self._finalizer = finalize(self, self._worker.forget)
         self._finalizer.atexit = False  # all that run are ended then, and waited for

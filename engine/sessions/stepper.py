@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 from torch import Tensor
 
@@ -21,10 +21,9 @@ from ..orders.problem import Problem
 from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ..queue.ready_queue import AnyTask, ReadyTask
 from ..stops.stopped import Stop
-from ..tasks.backward_inputs import Inputs
+from ..tasks.backward_call import BackwardCall
 from ..tasks.edits import as_gradients, check_edit
 from ..tasks.history import BUDGET_BYTES, expect_budget
-from ..tasks.roots import expect_flags
 from ..tasks.runner import Measuring, Runner
 from ..tasks.task_runner import TaskRunner
 from ..trace.batches import Batches
@@ -56,7 +55,7 @@ class Stepper(GoesBack):
     the session, as an exception of the user's does.
 
     Args:
-        tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`.
+        tensors: the outputs where the backward starts, or a tape; or all its arguments, as a `BackwardCall`.
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task; it picks when `step` is not told.
         trace: how much of the gradients' statistics is recorded: "off", "cheap" or "full". None records nothing.
         history: whether tasks can be taken back (`back`), or how many bytes of gradients may be kept for that,
@@ -81,11 +80,7 @@ class Stepper(GoesBack):
 
     def __init__(
         self,
-        tensors: Outputs | HipsTape,
-        grad_tensors: Any = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: Inputs | None = None,
+        tensors: Outputs | HipsTape | BackwardCall,
         *,
         policy: AnyPolicy = "heap",
         trace: Level | None = "off",
@@ -95,7 +90,6 @@ class Stepper(GoesBack):
         batch: AnyBatch = None,
     ) -> None:
         unbound = find_policy(policy)
-        expect_flags(retain_graph, create_graph)
         if not isinstance(history, bool):
             history = expect_budget(history, "history")
         if trace is not None:
@@ -104,13 +98,13 @@ class Stepper(GoesBack):
         if measuring is not None:
             expect_callable(measuring, 5, "measuring", "what begins to measure memory")
         check_batch(batch)
-        create_graph = bool(create_graph)
-        runner = runner_of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)
+        call = BackwardCall.of(tensors)
+        runner = runner_of(call, measuring)
         self._keep_graph = keep_graph = runner.keep_graph
         problem = Problem(runner.graph, None, runner.needed, keep_graph=keep_graph, may_ask=True)
         self.accumulation, self._batch = accumulation, batch
         self._backward = DirectBackward(runner, self._bound_to(problem, unbound), trace, accumulation, batch)
-        self._backward.start(create_graph)
+        self._backward.start(bool(call.create_graph))
         self._rewinder = Rewinder(self._backward)
         if history is not False:
             self.keep_history(BUDGET_BYTES if history is True else history)
@@ -280,20 +274,20 @@ class Stepper(GoesBack):
 
 
 def run_measured(
-    arguments: tuple[Outputs | HipsTape, Any, bool | None, bool, Inputs | None],
+    call: BackwardCall,
     policy: AnyPolicy,
     trace: Level | None,
     accumulation: Accumulation,
     measurement: Measurement,
     batch: AnyBatch = None,
 ) -> Run:
-    """A whole backward whose memory is measured. `arguments`: those of `torch.autograd.backward`.
+    """A whole backward whose memory is measured.
 
     What tasks did as one says nothing about another order: such a run has no footprints.
     """
     measuring = partial(measurement.begin_stepped, accumulation)
     with Stepper(
-        *arguments, policy=policy, trace=trace, accumulation=accumulation, measuring=measuring, batch=batch
+        call, policy=policy, trace=trace, accumulation=accumulation, measuring=measuring, batch=batch
     ) as stepper:
         run = stepper.run()
         measurement.end()
@@ -302,17 +296,10 @@ def run_measured(
         return replace(run, timeline=timeline, footprints=None if run.batches else footprints)
 
 
-def runner_of(
-    tensors: Outputs | HipsTape,
-    grad_tensors: Any,
-    retain_graph: bool | None,
-    create_graph: bool,
-    inputs: Inputs | None,
-    measuring: Measuring | None = None,
-) -> Runner:
-    """The nodes below these tensors or of this tape, ready to run. Arguments as for `Stepper`, and what it raises."""
-    if isinstance(tensors, HipsTape):
+def runner_of(call: BackwardCall, measuring: Measuring | None = None) -> Runner:
+    """The nodes below the tensors or of the tape, ready to run. Raises what `Stepper` does."""
+    if isinstance(call.tensors, HipsTape):
         from ..hips.runner import HipsRunner  # which needs the package autograd
 
-        return HipsRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)
-    return TaskRunner.of(tensors, grad_tensors, retain_graph, create_graph, inputs, measuring)
+        return HipsRunner.of(call, call.tensors, measuring)
+    return TaskRunner.of(call, measuring)

@@ -17,10 +17,11 @@ from ...inspector.torch_internals.sequence_numbers import Pin, empty_queue, sequ
 from ..queue.pending import Pending
 from ..stops.stopped import Stop
 from ..stops.stops import Stops
+from ..tasks.backward_call import BackwardCall
 from ..tasks.task_hooks import Gradients
 from ..trace.recorder import Recorder
 from .has_to_end import has_to_end
-from .native import BackwardCall, Plan, Watch, one_queue
+from .native import Plan, Watch, one_queue
 from .numbering import Numbering
 
 NEVER = -1  # where to stop: nowhere

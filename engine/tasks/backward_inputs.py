@@ -11,7 +11,7 @@ from torch.nn import Module
 from ...inspector.arguments import expect
 from ...inspector.graph.graph import Graph
 
-Inputs = Tensor | Sequence[Tensor] | GradientEdge | Sequence[GradientEdge]
+Inputs = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge] | Sequence[Tensor | GradientEdge]
 
 
 def inputs_tuple(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:

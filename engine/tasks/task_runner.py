@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.capturing.walk import graph as graph_of
-from ...inspector.graph.graph import Edge, Graph, Outputs, Task, TensorMeta
+from ...inspector.graph.graph import Edge, Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.spent import SpentNodes, is_spent
 from ...inspector.torch_internals.engine import gradient_dtype
@@ -29,14 +29,15 @@ from ...inspector.torch_internals.saved import (
 from ..memory.accumulation import Accumulate
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
-from .backward_inputs import Inputs, as_inputs, needed_tasks
+from .backward_call import BackwardCall
+from .backward_inputs import as_inputs, needed_tasks
 from .function_nodes import APPLIED, by_edge
 from .graph_task import GraphTask
 from .hook_watch import HookWatch
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
 from .node_changes import NodeChanges
 from .refusals import refuse_surroundings, refuse_tasks
-from .roots import as_gradients, as_outputs, given_gradients, root_gradients
+from .roots import root_gradients
 from .runner import BareLoop, Measuring, OnEnd, Runner
 from .task_hooks import hook_name, run_leaf_hooks, run_post_hooks, run_pre_hooks, run_tensor_hooks
 
@@ -81,16 +82,8 @@ class TaskRunner(Runner):
         self.changes = NodeChanges(graph, self.graph_task)
 
     @classmethod
-    def of(
-        cls,
-        tensors: Outputs,
-        grad_tensors: Any,
-        retain_graph: bool | None,
-        create_graph: bool,
-        inputs: Inputs | None,
-        measuring: Measuring | None = None,
-    ) -> Self:
-        """The nodes below these tensors. Arguments as for `Stepper`.
+    def of(cls, call: BackwardCall, measuring: Measuring | None = None) -> Self:
+        """The nodes below these tensors.
 
         Args:
             measuring: begins to measure the memory, once the graph is known and before anything is made.
@@ -98,19 +91,17 @@ class TaskRunner(Runner):
         Raises:
             NotImplementedError: what would not be done as PyTorch does it.
         """
-        tensors = as_outputs(tensors)
-        limits = None if inputs is None else as_inputs(inputs)
+        outputs, keep_graph, create_graph = call.outputs, bool(call.keep_graph), bool(call.create_graph)
+        limits = None if call.limits is None else as_inputs(call.limits)
         refuse_surroundings()
-        graph = graph_of(tensors)
+        graph = graph_of(outputs)
         needed = None if limits is None else needed_tasks(graph, limits)
         refuse_tasks(graph)
-        keep_graph = create_graph if retain_graph is None else retain_graph
         _wait_for_accelerators(graph)
-        grad_tensors = as_gradients(grad_tensors)
         memory = None
         if measuring is not None:
-            memory = measuring(graph, tensors, given_gradients(tensors, grad_tensors), keep_graph, create_graph)
-        runner = cls(graph, needed, keep_graph, create_graph, root_gradients(tensors, grad_tensors))
+            memory = measuring(graph, outputs, call.given, keep_graph, create_graph)
+        runner = cls(graph, needed, keep_graph, create_graph, root_gradients(outputs, call.grad_tensors))
         runner.memory = memory
         return runner
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 import tapehead as th
 from tapehead.engine.orders.policies import POLICIES
-from tapehead.engine.sessions.native import BackwardCall, Plan, run_native
+from tapehead.engine.sessions.native import Plan, run_native
+from tapehead.engine.tasks.backward_call import BackwardCall
 from tapehead.engine.workloads.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
@@ -71,7 +72,7 @@ def known_backward(loss: Tensor) -> Callable[[], object]:
 
 
 def planned(loss: Tensor) -> tuple[BackwardCall, Plan]:
-    call = BackwardCall.of(loss, None, None, False, None)
+    call = BackwardCall(loss)
     return call, Plan.of(call, PINNED)
 
 

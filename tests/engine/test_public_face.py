@@ -34,6 +34,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "GroupRules": dict,
     "NativeSession": lambda: {"tensors": make_loss()},
     "Stepper": lambda: {"tensors": make_loss()},
+    "BackwardCall": lambda: {"tensors": make_loss()},
     "advise": lambda: {"make_loss": make_loss, "model": MODEL, "rounds": 1},
     "backward": lambda: {"tensors": make_loss()},
     "capture": dict,
@@ -92,8 +93,8 @@ NONE = (
     "peak_report.others peak_report.before peak_report.trace plan.footprints plan.progress plan_mirror.budget "
     "plan_mirror.overhead plan_mirror.progress policy.trace policy.on_run profile.retain_graph profile.trace "
     "profile.device profile.batch simulate.footprints simulate.retain_graph statistics.gradient "
-    "Stepper.grad_tensors Stepper.retain_graph Stepper.inputs Stepper.trace Stepper.measuring Stepper.batch "
-    "NativeSession.grad_tensors NativeSession.retain_graph NativeSession.inputs NativeSession.trace"
+    "BackwardCall.grad_tensors BackwardCall.retain_graph BackwardCall.inputs Stepper.measuring Stepper.batch "
+    "NativeSession.trace Stepper.trace"
 )
 MEANT = {
     *((where, "None") for where in NONE.split()),
@@ -137,7 +138,7 @@ SAYS = re.compile(
 
 def public() -> Mapping[str, Callable[..., Any]]:
     """What users call, by name. Of classes those that are not only returned."""
-    called = {"GroupRules", "NativeSession", "Stepper", "capture", "mirror"}
+    called = {"BackwardCall", "GroupRules", "NativeSession", "Stepper", "capture", "mirror"}
     every = {name: getattr(th, name) for name in th.__all__}
     return {name: each for name, each in every.items() if inspect.isfunction(each) or name in called}
 
@@ -146,6 +147,8 @@ def use(name: str, arguments: dict[str, Any]) -> None:
     """Calls it, and has it do what it is for."""
     found = getattr(th, name)(**arguments)
     try:
+        if isinstance(found, th.BackwardCall):
+            found = th.Stepper(found)
         if isinstance(found, th.Stepper | th.NativeSession):
             found.run()
         elif isinstance(found, AbstractContextManager):

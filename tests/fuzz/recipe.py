@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
+import tapehead as th
+
 FEATURES = (
     *("tensor hooks", "node hooks", "retained gradients", "multi-gradient hooks", "module hooks", "accumulation hooks"),
     *("checkpoint", "reentrant checkpoint", "sparse", "dropout", "batch norm", "several roots", "a grad before"),
@@ -51,6 +53,10 @@ class Forward:
     gradients: list[Tensor | None]
     leaves: list[Tensor]
     options: dict[str, Any]
+
+    @property
+    def call(self) -> th.BackwardCall:
+        return th.BackwardCall(self.roots, self.gradients, **self.options)
 
 
 @dataclass(eq=False)

@@ -70,7 +70,7 @@ def direct(world: World, policy: Any, chance: random.Random) -> Forward:
 def stepped(world: World, policy: Any, chance: random.Random) -> Forward:
     """A session with a history, that is left for another policy, goes on and runs to its end."""
     forward = world.forward()
-    with Stepper(forward.roots, forward.gradients, policy=policy, history=True, **forward.options) as session:
+    with Stepper(forward.call, policy=policy, history=True) as session:
         for _ in range(chance.randint(0, 5)):
             if session.left:
                 session.step()
@@ -81,7 +81,7 @@ def stepped(world: World, policy: Any, chance: random.Random) -> Forward:
 def taken_back(world: World, policy: Any, chance: random.Random) -> Forward:
     """What ran is taken back to the start, from branches too, and runs anew: hooks are told twice."""
     forward = world.forward()
-    with Stepper(forward.roots, forward.gradients, policy="bfs", history=True, **forward.options) as session:
+    with Stepper(forward.call, policy="bfs", history=True) as session:
         before = len(world.log)
         for _ in range(chance.randint(1, 3)):
             for _ in range(chance.randint(1, 9)):
@@ -99,7 +99,7 @@ def taken_back(world: World, policy: Any, chance: random.Random) -> Forward:
 
 def stepped_natively(world: World, policy: Any, chance: random.Random) -> Forward:
     forward = world.forward()
-    with th.NativeSession(forward.roots, forward.gradients, policy=policy, **forward.options) as session:
+    with th.NativeSession(forward.call, policy=policy) as session:
         for _ in range(chance.randint(0, 5)):
             if session.left:
                 session.step()

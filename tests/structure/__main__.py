@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])  # tests/, which has no package above it
@@ -19,6 +20,10 @@ from structure.imports import LAYERS, PACKAGES, ROOT, circles, imports_of, room_
 
 MOST_MODULES = 28  # in a folder
 MOST_LINES = 550  # in a file
+MOST_BODY = 65  # lines of a function below its docstring
+MOST_METHODS = 30  # in a class
+
+T = TypeVar("T", ast.FunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ def counts(modules: Mapping[str, Path]) -> list[Count]:
         Count("rooms without a layer", sorted({room for room in map(room_of, inside) if is_room(room)} - set(LAYERS))),
         Count(f"folders with more than {MOST_MODULES} modules", large_folders(modules)),
         Count(f"files over {MOST_LINES} lines", long_files(modules), most=3),
+        Count(f"functions over {MOST_BODY} lines", [*long_functions(modules)]),
+        Count(f"classes with more than {MOST_METHODS} methods", [*wide_classes(modules)], most=3),
         Count("public class names that stand twice", doubles(modules), most=1),
     ]
 
@@ -97,6 +104,29 @@ def large_folders(modules: Mapping[str, Path]) -> list[str]:
 def long_files(modules: Mapping[str, Path]) -> list[str]:
     lines = {path: len(path.read_text().splitlines()) for path in modules.values()}
     return [f"{path.relative_to(ROOT)}: {count}" for path, count in lines.items() if count > MOST_LINES]
+
+
+def definitions(modules: Mapping[str, Path], kind: type[T]) -> Iterator[tuple[str, T]]:
+    """All that are of this kind, nested ones too, with where they stand."""
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, kind):
+                yield f"{module}.{node.name}", node
+
+
+def long_functions(modules: Mapping[str, Path]) -> Iterator[str]:
+    for where, function in definitions(modules, ast.FunctionDef):
+        body = function.body[ast.get_docstring(function) is not None :]
+        lines = (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+        if lines > MOST_BODY:
+            yield f"{where}: {lines}"
+
+
+def wide_classes(modules: Mapping[str, Path]) -> Iterator[str]:
+    for where, found in definitions(modules, ast.ClassDef):
+        methods = sum(isinstance(node, ast.FunctionDef) for node in found.body)
+        if methods > MOST_METHODS:
+            yield f"{where}: {methods}"
 
 
 def doubles(modules: Mapping[str, Path]) -> list[str]:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.programs.debug import debug
+from tapehead.engine.tasks.backward_call import BackwardCall
 from tapehead.engine.trace.run import Engine
 from tapehead.widgets.deck.deck import Deck
 
@@ -47,7 +48,8 @@ def gradients(model: nn.Module) -> list[Tensor]:
 def deck_on(loss: Tensor, *, engine: Engine = "direct", policy: object = "heap", **more: object) -> Deck:
     """A deck as `th.debug` makes it in a notebook."""
     given = {name: more.pop(name) for name in ("retain_graph", "create_graph", "inputs") if name in more}
-    given["history"] = more.pop("history", engine == "direct")
-    session = debug(loss, policy=policy, engine=engine, trace="full", **given)  # type: ignore[call-overload]
-    kept = {name: bool(value) for name, value in given.items() if name not in ("inputs", "history")}
+    call = BackwardCall(loss, **given)  # type: ignore[arg-type]
+    history = more.pop("history", engine == "direct")
+    session = debug(call, policy=policy, engine=engine, trace="full", history=history)  # type: ignore[arg-type]
+    kept = {name: bool(value) for name, value in given.items() if name != "inputs"}
     return Deck(session, policy=policy, **kept, **more)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from ...engine.batching.group_runner import AnyBatch
-from ...engine.memory.accumulation import Accumulate, Release
+from ...engine.memory.accumulation import Accumulate, Accumulation, Release
 from ...engine.mirroring.saves import mirrored_saves
 from ...engine.mirroring.tasks import check_fits
 from ...engine.programs.debug import AnyHistory
@@ -18,8 +18,8 @@ from ...engine.programs.debug import debug as debug_in_python
 from ...engine.queue.policy import AnyPolicy
 from ...engine.sessions.native_session import NativeSession
 from ...engine.sessions.stepper import Stepper
+from ...engine.tasks.backward_call import BackwardCall
 from ...engine.tasks.backward_inputs import Inputs
-from ...engine.tasks.roots import as_outputs
 from ...engine.trace.run import Engine
 from ...engine.trace.statistics import Level
 from ...inspector.graph.collector import collector_paused
@@ -85,25 +85,21 @@ def debug(
     shown = in_notebook()
     if history == "auto" and shown and engine == "direct" and batch is None:
         history = True
-    level = _usual_level(tensors, shown) if trace == "auto" else trace
+    call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs)
+    level = _usual_level(call, shown) if trace == "auto" else trace
     with collector_paused():
         session = debug_in_python(
-            tensors,
-            grad_tensors,
-            retain_graph,
-            create_graph,
-            inputs,
+            call,
             policy=policy,
             engine=engine,
             trace=level,
             history=history,
-            accumulate=accumulate,
-            release=release,
+            accumulation=Accumulation(accumulate, release),
             batch=batch,
         )
         if mirroring is not None and not shown:
             check_fits(mirroring, session.graph, mirrored_saves(session.graph))
-        keep_graph = isinstance(tensors, HipsTape) or (create_graph if retain_graph is None else retain_graph)
+        keep_graph = isinstance(tensors, HipsTape) or call.keep_graph
         return _deck(session, policy, keep_graph, create_graph, mirroring) if shown else session
 
 
@@ -122,13 +118,12 @@ def _deck(
     return deck
 
 
-def _usual_level(tensors: Outputs | HipsTape, shown: bool) -> Level:
+def _usual_level(call: BackwardCall, shown: bool) -> Level:
     if not shown:
         return "off"
-    if isinstance(tensors, HipsTape):
+    if isinstance(call.tensors, HipsTape):
         return "full"
-    roots = as_outputs(tensors)
-    on_cpu = all(root.device.type == "cpu" for root in roots if isinstance(root, Tensor))
+    on_cpu = all(root.device.type == "cpu" for root in call.outputs if isinstance(root, Tensor))
     return "full" if on_cpu else "cheap"
 
 

@@ -18,8 +18,9 @@ from ...engine.memory.accumulation import PYTORCHS, Accumulation
 from ...engine.orders.policies import find_policy
 from ...engine.programs.debug import debug
 from ...engine.queue.policy import AnyPolicy
-from ...engine.sessions.native import BackwardCall, Plan, run_native
+from ...engine.sessions.native import Plan, run_native
 from ...engine.stops.stopped import Stop
+from ...engine.tasks.backward_call import BackwardCall
 from ...engine.trace.run import Engine
 from ...engine.trace.statistics import Level
 from ...inspector.capturing.capture import capture
@@ -231,7 +232,7 @@ class EveryBackward:
         create_graph: bool,
         inputs: Sequence[Any],
     ) -> None:
-        call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, tuple(inputs) or None)
+        call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs or None)
         if (os.getpid(), threading.get_ident()) != self._here or self._inside or not tensors or pins_open():
             call.run()
             return
@@ -290,21 +291,15 @@ class EveryBackward:
         return self._session_of(call, "native")
 
     def _session_of(self, call: BackwardCall, engine: Engine) -> Session:
-        inputs: Any = call.inputs  # all tensors, or all edges
         level: Level | None = "cheap"
         if self.prompt.stops.only_watch:  # most backwards are then looked at by nobody
             level = "off" if engine == "direct" else None
         return debug(
-            call.tensors,
-            call.grad_tensors,
-            call.retain_graph,
-            call.create_graph,
-            inputs,
+            call,
             policy=self._policy,
             engine=engine,
             trace=level,
             history=True if engine == "direct" and self._batch is None else "auto",
             batch=self._batch if engine == "direct" else None,
-            accumulate=self._accumulation.accumulate,
-            release=self._accumulation.release,
+            accumulation=self._accumulation,
         )

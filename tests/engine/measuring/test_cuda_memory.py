@@ -22,7 +22,8 @@ from tapehead.engine.memory.measured_device import device_of
 from tapehead.engine.memory.timeline import BlockLevels, Category, Timeline
 from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.sessions.native import BackwardCall, Plan, run_native
+from tapehead.engine.sessions.native import Plan, run_native
+from tapehead.engine.tasks.backward_call import BackwardCall
 from tapehead.engine.trace.peak import peak_report
 from tapehead.engine.workloads.workloads import WORKLOADS
 from tapehead.inspector.graph.graph import Root, Task, TensorMeta
@@ -257,7 +258,7 @@ def test_the_peak_tells_what_the_allocator_took_for_it() -> None:
 
 
 def test_tasks_that_may_overlap_are_not_measured() -> None:
-    call = BackwardCall.of(torch.ones(2, requires_grad=True).sum(), None, None, False, None)
+    call = BackwardCall(torch.ones(2, requires_grad=True).sum())
     plan = dataclasses.replace(Plan.of(call, find_policy("heap")), devices=frozenset({"cpu", "cuda:0"}))
     with pytest.raises(ValueError, match="memory is measured task by task, .*: use one queue for all devices"):
         run_native(call, plan, queues="per device", measurement=Measurement())

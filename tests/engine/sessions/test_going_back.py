@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import tapehead as th
 from tapehead.engine.sessions.stepper import Stepper
+from tapehead.engine.tasks.backward_call import BackwardCall
 
 from ..backward_programs import random_policy, random_program
 
@@ -485,7 +486,7 @@ def test_what_was_written_in_place_and_a_graph_of_the_backward_go_back_too() -> 
 
     make_loss().backward()
     expected, x.grad = x.grad, None
-    session = Stepper(make_loss(), create_graph=True, history=True)
+    session = Stepper(BackwardCall(make_loss(), create_graph=True), history=True)
     session.run()
     session.back(len(session.order) - 1)
     assert x.grad is None
@@ -504,7 +505,7 @@ def test_inputs_limits_what_runs_again() -> None:
     weight = model[2].weight
     make_loss().backward(inputs=[weight])
     expected, weight.grad = weight.grad, None
-    session = Stepper(make_loss(), inputs=[weight], history=0)
+    session = Stepper(BackwardCall(make_loss(), inputs=[weight]), history=0)
     session.run()
     session.back(3)
     session.run()
@@ -550,7 +551,7 @@ def test_nothing_is_left_of_a_session_that_went_back() -> None:
     x = torch.ones(1000, requires_grad=True)
     grad = torch.ones(1000)
     alive = weakref.ref(grad)
-    session = Stepper(x * 2, grad, history=True)
+    session = Stepper(BackwardCall(x * 2, grad), history=True)
     del grad
     session.run()
     session.back(2)
@@ -627,7 +628,7 @@ def test_a_root_gradient_changed_in_place_refuses_what_it_spoils_and_leaves_the_
     hidden = x * 2
     hidden.register_hook(lambda gradient: gradient.mul_(2))
     gradient = torch.ones(2)
-    session = Stepper(hidden, gradient, history=True)
+    session = Stepper(BackwardCall(hidden, gradient), history=True)
     session.run()
     with pytest.raises(RuntimeError, match="the gradient with which the history begins was modified in place"):
         session.back(2)

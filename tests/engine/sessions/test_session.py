@@ -868,7 +868,7 @@ def test_second_derivatives_are_added_in_pytorchs_order(seed: int) -> None:
         return torch.autograd.grad(squares + sum((each * each).sum() for each in values), leaves)
 
     def stepped(loss: Tensor) -> None:
-        session = th.NativeSession(loss, create_graph=True)
+        session = th.NativeSession(th.BackwardCall(loss, create_graph=True))
         session.step()
         assert (torch.ones(1, requires_grad=True) * 2).grad_fn is not None, "made while it stands still"
         session.run()

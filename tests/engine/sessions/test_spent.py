@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.programs.debug import debug
 from tapehead.engine.sessions.stepper import Stepper
+from tapehead.engine.tasks.backward_call import BackwardCall
 
 SECOND_TIME = "Trying to backward through the graph a second time"
 
@@ -167,7 +168,7 @@ def test_what_was_taken_back_may_be_run_by_anybody() -> None:
 def test_retain_graph_keeps_it_for_all() -> None:
     w = torch.ones(3, requires_grad=True)
     loss = (w * 2).exp().sum()
-    Stepper(loss, retain_graph=True, history=True).run()
+    Stepper(BackwardCall(loss, retain_graph=True), history=True).run()
     once = w.grad.clone()
     loss.backward()
     assert torch.equal(w.grad, 2 * once)
