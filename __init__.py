@@ -56,16 +56,25 @@ from .widgets.deck.debug import debug
 forward_old_paths()
 
 if TYPE_CHECKING:
+    from .engine.hips.levels import hips_levels
+    from .engine.measuring.step_levels import allocated_levels
+    from .engine.studies.accumulation_study import accumulation_study
     from .engine.workloads.workloads import WORKLOADS, workload
 
-_WORKLOADS = ("WORKLOADS", "workload")
-"""Found when they are asked for: no backward needs the ready models."""
+_LATE = {
+    "WORKLOADS": "engine.workloads.workloads",
+    "accumulation_study": "engine.studies.accumulation_study",
+    "allocated_levels": "engine.measuring.step_levels",
+    "hips_levels": "engine.hips.levels",
+    "workload": "engine.workloads.workloads",
+}
+"""By name the module, which is loaded when the name is asked for: no backward needs these."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WORKLOADS:
+    if name not in _LATE:
         raise AttributeError(f"module '{__name__}' has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.engine.workloads.workloads"), name)
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
 
 
 def __dir__() -> list[str]:
@@ -123,7 +132,9 @@ __all__ = [
     "UnpackOrder",
     "UnusedParameter",
     "UnusedReport",
+    "accumulation_study",
     "advise",
+    "allocated_levels",
     "backward",
     "capture",
     "check_order",
@@ -136,6 +147,7 @@ __all__ = [
     "find_unused",
     "graph",
     "groups",
+    "hips_levels",
     "hips_tape",
     "install",
     "load",

@@ -54,7 +54,7 @@ assert hooks.asked == sorted((number for number, _ in asked), reverse=True)
 assert installed.backwards == 5
 """,
     "06_accumulation": """
-from tapehead.engine.studies.accumulation_study import FUSED, IN_PLACE
+from tapehead.engine.studies.accumulation_study import BY_HAND, FUSED, IN_PLACE, PYTORCH
 from tapehead.engine.memory.timeline import Category
 assert all(1 <= each.ratio(name) < 1.05 for each in (study, *studies) for name in (IN_PLACE, PYTORCH))
 assert all(not row.error for each in (study, *studies) for row in each.rows if row.predicted_bytes is not None)
@@ -148,6 +148,13 @@ def figures(notebook: NotebookNode) -> list[dict[str, object]]:
 
 def test_there_are_tours() -> None:
     assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, len(NOTEBOOKS) + 1)]
+
+
+def test_tours_and_readme_import_public_names_alone() -> None:
+    texts = {path.name: "\n".join(cell.source for cell in nbformat.read(path, 4).cells) for path in NOTEBOOKS}
+    texts["README.md"] = (NOTEBOOKS[0].parents[1] / "README.md").read_text()
+    inside = {name: re.findall(r"^\s*(?:from|import) tapehead\..*", text, re.MULTILINE) for name, text in texts.items()}
+    assert len(texts) > 5 and not any(inside.values()), inside
 
 
 def test_the_readmes_first_cells_run_as_they_stand_and_nothing_is_warned_of() -> None:

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from types import ModuleType
 from typing import Any
 
+from ...inspector.arguments import expect_callable, expect_number
 from ..measuring.step_levels import Step, StepLevels, traced_levels
 
 
@@ -24,8 +25,13 @@ def hips_levels(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> tuple[A
 
     Raises:
         ModuleNotFoundError: the package autograd is not installed.
-        ValueError: the value of `fun` does not depend on the argument.
+        TypeError: `fun` is no function of so many arguments; `argnum` is no number.
+        ValueError: there is no such argument, or the value of `fun` does not depend on it.
     """
+    expect_callable(fun, len(args), "fun", "a function on autograd.numpy which takes the arguments that follow")
+    expect_number(argnum, int, "argnum", "the number of one of them")
+    if not 0 <= argnum < len(args):
+        raise ValueError(f"argnum is {argnum}; expected the number of one of the {len(args)} arguments")
     find_autograd()
     from autograd.core import VJPNode, backward_pass
     from autograd.extend import vspace

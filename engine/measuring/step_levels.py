@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
+from ...inspector.arguments import expect_callable
 from ...inspector.graph.collector import collector_paused
 from ..memory.timeline import Timeline
 from .allocator import CpuAllocator
@@ -66,9 +67,11 @@ def allocated_levels(compute: Callable[[Step], T]) -> tuple[T, StepLevels]:
         What it returned, and the levels.
 
     Raises:
+        TypeError: compute is no function of one argument.
         ValueError: it never called `step`.
         RuntimeError: a torch profiler is at work.
     """
+    expect_callable(compute, 1, "compute", "a function of step: compute(step)")
     recorder = CpuAllocator()
     recorder.start()
     try:

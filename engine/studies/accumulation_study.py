@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
+from ...inspector.arguments import expect, expect_callable, expect_number
 from ...inspector.graph.words import dtype_name
 from ...inspector.shown import Theme, drawn, saved_page
 from ..hips.levels import hips_levels, hips_time
@@ -204,10 +205,16 @@ def accumulation_study(
         The study. Without the package autograd its row is left out.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: no such workload, size or knob; it has no gradient by hand; `repetitions` is below 1.
     """
+    expect(name, str | Workload, "name", 'a workload, such as th.workload("rnn"), or its name')
+    expect(dtype, torch.dtype, "dtype", "a torch.dtype")
+    expect_number(repetitions, int, "repetitions", "how often each backward is timed")
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, not {repetitions}")
+    if progress is not None:
+        expect_callable(progress, 1, "progress", "a function of what comes: progress(text)")
     found = workload(name) if isinstance(name, str) else name
     tell = progress or (lambda said: None)
     head = _name_of(found, dtype)

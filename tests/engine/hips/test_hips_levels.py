@@ -67,6 +67,20 @@ def test_a_value_that_does_not_depend_on_the_argument_is_refused() -> None:
         hips_levels(first, 1.0, 2.0, argnum=1)
 
 
+@pytest.mark.parametrize(
+    ("fun", "argnum", "message"),
+    [
+        (object(), 0, "fun is a object; expected a function on autograd.numpy"),
+        (fan_out, None, "argnum is None; expected the number of one of them"),
+        (first, 2, "argnum is 2; expected the number of one of the 2 arguments"),
+        (lambda x: x, 0, "which can't be called with 2 arguments"),
+    ],
+)
+def test_bad_input_is_a_sentence(fun, argnum, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        hips_levels(fun, 1.0, 2.0, argnum=argnum)
+
+
 def test_its_time_is_measured_without_looking() -> None:
     assert not tracemalloc.is_tracing()
     assert hips_time(fan_out, *matrices(8)) > 0
@@ -74,6 +88,6 @@ def test_its_time_is_measured_without_looking() -> None:
 
 def test_where_autograd_is_not_installed_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "autograd.numpy", None)
-    for call in (lambda: hips_levels(first, 1.0), lambda: hips_time(first, 1.0), workload("rnn").in_numpy):
+    for call in (lambda: hips_levels(first, 1.0, 2.0), lambda: hips_time(first, 1.0), workload("rnn").in_numpy):
         with pytest.raises(ModuleNotFoundError, match=r"HIPS autograd, which is not installed: pip install 'tapehead"):
             call()
