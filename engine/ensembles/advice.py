@@ -23,7 +23,7 @@ from ..memory.measured_device import device_of
 from ..memory.not_counted import not_counted
 from ..programs.as_found import AsFound
 from ..programs.backward import backward
-from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
+from ..programs.make_loss import MakeLoss, expect_make_loss, real_loss_of
 from ..programs.profile import profile
 from ..programs.timing import Spread
 from ..trace.hints import Hint
@@ -237,7 +237,7 @@ def _advise(
     world.watch(make_loss)
     log = CallLog()
     with world.run(), capture(model), log.watched():
-        loss = loss_of(make_loss())
+        loss = real_loss_of(make_loss())
     drawn = graph(loss, model)
     leaves = list(drawn.leaves.values())
     together = groups(drawn, GroupRules(min_fusion_size=2))
@@ -249,13 +249,13 @@ def _advise(
     with world.run(leaves):
         found, refused = find_ensembles(make_loss, log, drawn, model, run_backward)
     with world.run(leaves):
-        counted_zeros = backward(loss_of(make_loss()), trace="cheap").trace
+        counted_zeros = backward(real_loss_of(make_loss()), trace="cheap").trace
     device = device_of(drawn)
     drawn = replace(drawn, nodes=())
     del loss, log, leaves[:]
     tell("its memory")
     with world.run():
-        leaves += graph(loss_of(make_loss())).leaves.values()
+        leaves += graph(real_loss_of(make_loss())).leaves.values()
     with world.run(leaves):
         for leaf in leaves:
             leaf.grad = None  # as the members are measured, and as zero_grad() leaves it

@@ -18,7 +18,7 @@ from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, post_accu
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
+from ..programs.make_loss import MakeLoss, expect_make_loss, real_loss_of
 from ..queue.policy import Policy
 from ..queue.stages import is_sharded
 from ..sessions.native_session import NativeSession
@@ -117,7 +117,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
     with AsFound() as world, world.watched(), nothing_reduced():
         try:
             with watch.forward():
-                loss = loss_of(make_loss())
+                loss = real_loss_of(make_loss())
         except Exception as error:
             for find in watch.finds:
                 error.add_note(f"tapehead: before that, {_said(find)}")

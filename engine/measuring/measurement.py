@@ -17,7 +17,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
 from ...inspector.torch_internals.saved import saved_slots
-from ...inspector.torch_internals.tensors import FollowedStorage
+from ...inspector.torch_internals.tensors import FollowedStorage, without_bytes
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints, LeafState
 from ..memory.measured_device import device_of
@@ -107,8 +107,10 @@ class Measurement:
         """Decides which device is measured, now that the graph is known. Others are no longer recorded.
 
         Raises:
-            ValueError: this can't be told, or the forward was not recorded there.
+            ValueError: this can't be told, or the forward was not recorded there; or there is no memory below the
+                graph's tensors.
         """
+        _refuse_without_bytes(graph)
         device = self._device or _measurable(device_of(graph))
         if self._recorded and device not in self._recorders:
             found = " and ".join(map(str, self._recorders))
@@ -242,6 +244,16 @@ class Measurement:
             limit = f"{what} (blocks: {blocks:,}): predictions leave it out"
             footprints = replace(footprints, limits=(*footprints.limits, limit))
         return timeline, footprints
+
+
+def _refuse_without_bytes(graph: Graph) -> None:
+    for task_id, leaf in graph.leaves.items():
+        if what := without_bytes(leaf):
+            name = graph.tasks[task_id].parameter or f"the leaf of {graph.describe(task_id)}"
+            raise ValueError(
+                f"{name} is {what}: there is no memory to measure. th.simulate(th.graph(loss)) and th.plan(loss) "
+                "predict what this backward would take"
+            )
 
 
 def _allocator_of(device: torch.device) -> AllocatorRecorder:

@@ -16,7 +16,14 @@ from torch import Tensor
 from ...inspector.graph.graph import Graph
 from ...inspector.torch_internals.modes import dispatch_mode_is_on, function_mode_is_on, unobserved
 from ...inspector.torch_internals.nodes import leaf_of
-from ...inspector.torch_internals.tensors import FollowedStorage, identity_of, is_view, stored_bytes, stored_values
+from ...inspector.torch_internals.tensors import (
+    FollowedStorage,
+    identity_of,
+    is_fake,
+    is_view,
+    stored_bytes,
+    stored_values,
+)
 from ..memory.footprint import TensorLayout
 from ..memory.layouts import is_dense, sparse
 from .allocator import AllocatorRecorder
@@ -48,12 +55,12 @@ class Seen(NamedTuple):
 
 
 def look(tensor: Tensor | None) -> Seen | None:
-    """The tensor as numbers; None for one without bytes of its own (compressed sparse, nested, wrapper subclasses).
+    """The tensor as numbers; None for one without bytes of its own (compressed sparse, nested, fake, or a wrapper).
 
     Its storage is not asked for: the Python object of one that is made so holds it from then on, and the engine, which
     adds in place only to what nobody else holds, would make copies.
     """
-    if tensor is None or tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
+    if tensor is None or tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo) or is_fake(tensor):
         return None
     if tensor.layout is torch.sparse_coo:
         values = look(stored_values(tensor))

@@ -61,6 +61,9 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     a leaf doesn't count, nor what the caller holds of the inputs and targets. What nodes made and variables still hold
     counts, too; it is found among what Python's garbage collector tracks. So does a root, if only its edge is at hand.
 
+    Tensors without memory have one here: those on meta and fake ones (FakeTensorMode) count the bytes of their storages
+    as if they existed.
+
     Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they do (`th.profile`).
     What custom C++ nodes keep is not known of, nor what a CopySlices keeps besides leaves. What a kernel allocates for
     itself while it runs, as convolutions do, can't be seen, but for the few cases of `FakeKernels`: a measured run has
@@ -69,7 +72,8 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
 
     Args:
         graph: the graph. The caller gives the gradients of roots that are no scalars.
-        device: whose memory. None: of the accelerator on which the backward runs, else of the CPU.
+        device: whose memory. None: of the accelerator on which the backward runs; else "meta", of tensors there; else
+            of the CPU.
         names_hooks: among the limits are the tasks with hooks, for which all objects are looked through. No footprint
             depends on it.
 

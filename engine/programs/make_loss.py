@@ -16,6 +16,7 @@ from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.checkpoints import watching_reentrant_checkpoints
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.ranks import Sharding, flattens, is_flattened, is_fully_sharded, sharded_parameters
+from ...inspector.torch_internals.tensors import without_bytes
 
 MakeLoss = Callable[[], Tensor]
 
@@ -52,6 +53,21 @@ def loss_of(made: object) -> Tensor:
         shape = "nested" if made.is_nested else "of shape " + "×".join(map(str, made.shape))
         raise ValueError(f"make_loss() returned a tensor {shape}; expected one element, the loss, such as its .sum()")
     return made
+
+
+def real_loss_of(made: object) -> Tensor:
+    """`loss_of`, for what measures or looks at numbers.
+
+    Raises:
+        TypeError, ValueError: as `loss_of`; and it has no memory.
+    """
+    loss = loss_of(made)
+    if what := without_bytes(loss):
+        raise ValueError(
+            f"make_loss() returned a loss which is {what}: there is no memory to measure, and there are no numbers to "
+            "look at. th.simulate(th.graph(loss)) and th.plan(loss) predict what its backward would take"
+        )
+    return loss
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ..tasks.roots import expect_flags
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
 from .backward import check_choices
-from .make_loss import MakeLoss, expect_make_loss, loss_of
+from .make_loss import MakeLoss, expect_make_loss, real_loss_of
 
 
 def profile(
@@ -84,7 +84,7 @@ def profile(
             measurement.begin_forward()
             loss = make_loss()
             measurement.observe(None, loss)
-        call = BackwardCall(loss_of(loss), None, retain_graph, create_graph)
+        call = BackwardCall(real_loss_of(loss), None, retain_graph, create_graph)
         if engine == "direct":
             return run_measured(call, chosen, trace, accumulation, measurement, batch)
         return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)

@@ -16,7 +16,7 @@ from ...inspector.capturing.walk import graph
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.operators import Operator, SeenOperations
 from ..trace.buckets import nothing_reduced
-from .make_loss import MakeLoss, expect_make_loss, loss_of, nothing_sharded, same_random_numbers
+from .make_loss import MakeLoss, expect_make_loss, nothing_sharded, real_loss_of, same_random_numbers
 
 
 def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
@@ -47,7 +47,7 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
         recorder = ForwardRecorder(names)
         try:
             with same_random_numbers(), names, recorder:
-                loss = loss_of(make_loss())
+                loss = real_loss_of(make_loss())
             program = recorder.program(graph(loss))
             del loss
             operators = recorder.operators

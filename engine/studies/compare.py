@@ -25,7 +25,7 @@ from ..orders.policies import find_policy
 from ..orders.schedule import schedule
 from ..programs.as_found import AsFound
 from ..programs.backward import backward
-from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
+from ..programs.make_loss import MakeLoss, expect_make_loss, real_loss_of
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from .comparison import MIRRORED, Comparison, Row
@@ -155,7 +155,7 @@ class _Comparing:
         self._world.watch(self._make_loss)
         with self._world.run():
             with capture():
-                loss = loss_of(self._make_loss())
+                loss = real_loss_of(self._make_loss())
             drawn = graph(loss)
             self._leaves = list(drawn.leaves.values())
             self._signature = _signature(drawn)
@@ -242,7 +242,7 @@ def _compared(
 def _run(make_loss: MakeLoss, plan: MirrorPlan) -> Tensor:
     """A forward by a plan."""
     with mirror(plan):
-        return loss_of(make_loss())
+        return real_loss_of(make_loss())
 
 
 def _chosen_plans(mirroring: Sequence[MirrorPlan | None] | MirrorPlan | None) -> dict[str, MirrorPlan | None]:

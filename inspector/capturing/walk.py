@@ -141,7 +141,13 @@ def _metas(node: Node, known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...
     """The node's input metadata; equal ones are one object, since a large graph has few different ones."""
     found = []
     for facts in input_metadata(node):
-        meta = known.get(facts)
+        try:
+            meta = known.get(facts)
+        except TypeError:  # torch.SymInt has no hash
+            raise NotImplementedError(
+                f"{node.name()} takes a gradient of {facts[0]}, a shape with symbols, and a graph has numbers for "
+                "sizes. Take a FakeTensorMode without a ShapeEnv, or from_tensor(..., static_shapes=True)"
+            ) from None
         if meta is None:
             meta = known[facts] = TensorMeta(*facts)
         found.append(meta)

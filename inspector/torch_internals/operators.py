@@ -108,7 +108,7 @@ class FakeOperations(TorchDispatchMode):
         return result
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
             return tensor
         if (storage := storage_of(tensor)) is not None:
             self.given[storage.address] = storage
@@ -236,6 +236,8 @@ class EveryOperation(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(each.__torch_dispatch__ is not Tensor.__torch_dispatch__ for each in types if issubclass(each, Tensor)):
+            if FakeTensor in types:  # has no numbers, and does not let a mode see what it does
+                return operator(*args, **(kwargs or {}))
             return NotImplemented  # then torch asks the tensors, with this mode still open
         views = getattr(operator, "is_view", False) and operator is not LIFT  # which gives what torch.tensor has made
         if views or getattr(operator, "namespace", "") == "profiler":

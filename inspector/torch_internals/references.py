@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .modes import unobserved, without_torch_function
 from .saved import saved_slots
-from .tensors import base_of
+from .tensors import base_of, is_fake, storage_of
 
 
 def owned_alone(tensors: Sequence[Tensor | None], number: int, others: int = 0) -> bool:
@@ -50,10 +52,34 @@ def kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
         spare, of_storages = _spare_references(tensors)
     held = {address for address, counts in of_storages.items() if counts != usual_of_storage}
     held.update(address for address, counts in spare.values() if counts != usual and address is not None)
+    if fakes := {address for tensor in tensors if is_fake(tensor) and (address := spare[id(tensor)][0]) is not None}:
+        held = held - fakes | _held_fakes(fakes, Counter(map(id, tensors)))
     found = []
     for number in map(id, tensors):
         address, counts = spare[number]
         found.append(counts != usual if address is None else address in held)
+    return found
+
+
+def _held_fakes(addresses: set[int], slots: Mapping[int, int]) -> set[int]:
+    """Of storages below fake tensors those which Python holds, by their addresses.
+
+    Such a tensor has a Python object as long as it lives, and a view of a view keeps the one between them alive, which
+    others don't. So what C++ alone holds tells nothing; an AccumulateGrad is none of those who do.
+
+    Args:
+        addresses: of the storages.
+        slots: by `id` how often the caller holds a tensor.
+    """
+    found: set[int] = set()
+    fakes = [each for each in gc.get_objects() if issubclass(type(each), FakeTensor)]
+    while fakes:
+        number, storage = id(fakes[-1]), storage_of(fakes[-1])
+        if storage is not None and storage.address in addresses:
+            from_cpp = fakes[-1]._use_count() > 1
+            if sys.getrefcount(fakes[-1]) > _ALONE + slots.get(number, 0) + from_cpp:
+                found.add(storage.address)
+        fakes.pop()
     return found
 
 

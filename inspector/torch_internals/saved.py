@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from .modes import unobserved
-from .tensors import computes_itself
+from .tensors import computes_itself, is_fake
 
 
 class SavedSlot(NamedTuple):
@@ -176,9 +176,10 @@ def unpacking(node: Node) -> Iterator[object]:
 
 
 def saves_subclass(saved: Sequence[Any]) -> bool:
-    """Whether one of these is a tensor that runs operations in its own way (see `computes_itself`)."""
+    """Whether one of these is a tensor that runs operations in its own way (see `computes_itself`), of other code than
+    torch's own: a fake tensor runs none."""
     tensors = (each.data for each in saved if each.unpack_hook is None and type(each.data) not in _PLAIN)
-    return any(isinstance(each, Tensor) and computes_itself(each) for each in tensors)
+    return any(isinstance(each, Tensor) and computes_itself(each) and not is_fake(each) for each in tensors)
 
 
 _PLAIN = Tensor, torch.nn.Parameter, type(None)

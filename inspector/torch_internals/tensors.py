@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
@@ -86,6 +87,23 @@ def stored_bytes(tensor: Tensor) -> int:
 def computes_itself(tensor: Tensor) -> bool:
     """Whether it is of a subclass that runs operations in its own way (`__torch_dispatch__`: DTensor, FakeTensor)."""
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether it is one of FakeTensorMode's: it has a device, a layout and a storage of some size, and no bytes."""
+    return isinstance(tensor, FakeTensor)
+
+
+def without_bytes(tensor: Tensor) -> str:
+    """Why there is no memory below the tensor, in words; "" where there is."""
+    if tensor.device.type == "meta":
+        return "on the meta device"
+    if is_fake(tensor):
+        return "a fake tensor (FakeTensorMode)"
+    if computes_itself(tensor) and hasattr(tensor, "__tensor_flatten__"):
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return next(filter(None, (without_bytes(part) for part in parts if isinstance(part, Tensor))), "")
+    return ""
 
 
 def identity_of(tensor: Tensor) -> int:
