@@ -102,7 +102,7 @@ def _serve(control: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    for module in ("script", "widgets.prompt", "widgets.every_backward"):
+    for module in ("commands.script", "widgets.terminal.prompt", "widgets.terminal.every_backward"):
         import_module(f"tapehead.{module}")
     for module in ("torch.fx.experimental.symbolic_shapes", "torch._dynamo"):  # for a first backward, and optimizer
         import_module(module)
