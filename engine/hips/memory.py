@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -100,6 +101,15 @@ class ArrayWatch:
         traced, _ = tracemalloc.get_traced_memory()
         self._turns.append(_Turn(task_id, len(self._events), traced))
         tracemalloc.reset_peak()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is allocated meanwhile is not the task's."""
+        self._note_peak()
+        try:
+            yield
+        finally:
+            tracemalloc.reset_peak()
 
     def summed(self, task_id: int) -> None:
         """They are: its buffer is empty."""
@@ -231,7 +241,11 @@ class ArrayWatch:
             for tensors in buffer.waiting():
                 self._follow(tensors)
         if self._turns:
-            self._turns[-1].peak_bytes = tracemalloc.get_traced_memory()[1]
+            self._note_peak()
+
+    def _note_peak(self) -> None:
+        turn = self._turns[-1]
+        turn.peak_bytes = max(turn.peak_bytes, tracemalloc.get_traced_memory()[1])
 
     def _follow(self, tensors: Sequence[Tensor | None]) -> list[int]:
         return [-1 if each is None else self._number(value_of(each), Category.BUFFER) for each in tensors]

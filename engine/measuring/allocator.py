@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -55,6 +55,32 @@ class AllocatorRecording:
             rows.extend(added.get(number, ()))
         tasks.extend((len(rows) + row - done, ns) for row, ns in begun)
         return AllocatorRecording(rows + self.rows[done:], marks, tasks)
+
+    def without(self, spans: Sequence[tuple[int, int]]) -> AllocatorRecording:
+        """The same without the blocks born between these pairs of marks, by number."""
+        if not spans:
+            return self
+        kept, new_row = self._kept([(self.marks[first][0], self.marks[last][0]) for first, last in spans])
+        marks = [(new_row[row], ns) for row, ns in self.marks]
+        return replace(self, rows=kept, marks=marks, tasks=[(new_row[row], ns) for row, ns in self.tasks])
+
+    def _kept(self, spans: Sequence[tuple[int, int]]) -> tuple[list[AllocatorEvent], list[int]]:
+        """The rows but for blocks born between these pairs of rows; and for each row, and the end, its new number."""
+        kept: list[AllocatorEvent] = []
+        new_row: list[int] = []
+        others: set[int] = set()  # addresses
+        left = deque(spans)
+        for number, row in enumerate(self.rows):
+            new_row.append(len(kept))
+            while left and left[0][1] <= number:
+                left.popleft()
+            if row.nbytes > 0 and left and left[0][0] <= number:
+                others.add(row.address)
+            elif row.nbytes < 0 and row.address in others:
+                others.remove(row.address)
+            else:
+                kept.append(row)
+        return kept, [*new_row, len(kept)]
 
     def split(self, number: int) -> tuple[AllocatorRecording, AllocatorRecording]:
         """What came before the mark of this number, and what came after; the mark is in neither."""

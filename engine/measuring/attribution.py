@@ -173,9 +173,9 @@ def _turns(measured: Measured) -> list[Turn]:
             ends.append(ns)
         elif moment is TaskMoment.OVER:
             over = row
-        elif moment is not TaskMoment.STARTED:
+        elif moment is TaskMoment.BEGUN or moment is TaskMoment.SUMMED:
             begins[moment] = row
-        elif task in visits:
+        elif moment is TaskMoment.STARTED and task in visits:
             begin = begins.pop(TaskMoment.BEGUN, row)
             turns.append(Turn(visits[task], begin, begins.pop(TaskMoment.SUMMED, begin), row))
             running[task] = turns[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +70,17 @@ class CudaRecording(AllocatorRecording):
         """What torch.cuda.max_memory_allocated() would say at the end if it had not been reset for the levels."""
         return max([self.peak_before, *(level.allocated for level in self.levels)])
 
+    def without(self, spans: Sequence[tuple[int, int]]) -> CudaRecording:
+        """See `AllocatorRecording.without`. What the allocator reserved for these blocks it goes on holding."""
+        if not spans:
+            return self
+        _, new_row = self._kept([(self.marks[first][0], self.marks[last][0]) for first, last in spans])
+        found = AllocatorRecording.without(self, spans)
+        assert isinstance(found, CudaRecording)
+        reserved = [each._replace(row=new_row[each.row]) for each in self.reserved]
+        failures = [each._replace(row=new_row[each.row]) for each in self.failures]
+        return replace(found, reserved=reserved, failures=failures)
+
     def split(self, number: int) -> tuple[CudaRecording, CudaRecording]:
         """See `AllocatorRecording.split`. What the mark noted, as how it was until then, is in the first part."""
         first, second = AllocatorRecording.split(self, number)
@@ -104,6 +115,8 @@ def blocks_of(recording: AllocatorRecording, marks: Sequence[tuple[int, int]]) -
     peak_before = recording.peak_before
     opens = TaskMoment.BEGUN if any(moment == TaskMoment.BEGUN for _, moment in marks) else TaskMoment.STARTED
     for level, (_, moment) in zip(recording.levels, [*marks, (-1, TaskMoment.ENDED)], strict=True):
+        if moment is TaskMoment.BACK:  # so high it was with what is not counted
+            continue
         for column, nbytes in zip(columns, level, strict=True):
             if column:
                 column[-1] = max(column[-1], nbytes)

@@ -219,6 +219,7 @@ class Measurement:
                     for mark, freed in self.watch.freed.items()
                 }
             )
+        backward = backward.without(self.watch.spans_apart())
         measured = Measured(
             self._graph,
             str(self._settled),

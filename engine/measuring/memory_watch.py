@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from threading import Lock
@@ -90,7 +90,8 @@ class Followed:
 class TaskMoment(IntEnum):
     """A moment in a task's turn: it is picked; the gradients in its lists are summed; its hooks have run; it has.
 
-    And the one after the last turn.
+    And the one after the last turn; and those around what is not the backward's: what is allocated from APART to BACK
+    does not count.
     """
 
     STARTED = 0
@@ -98,6 +99,8 @@ class TaskMoment(IntEnum):
     BEGUN = 2
     SUMMED = 3
     OVER = 4
+    APART = 5
+    BACK = 6
 
 
 class Visit(NamedTuple):
@@ -170,6 +173,21 @@ class MemoryWatch:
         self._ended.append((task_id, len(self.marks)))
         self._mark(task_id, TaskMoment.ENDED)
         self.visits.append(Visit(task_id, inputs, seen, grad, opaque or also_opaque))
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is allocated meanwhile is not the backward's."""
+        self._mark(-1, TaskMoment.APART)
+        try:
+            yield
+        finally:
+            self._mark(-1, TaskMoment.BACK)
+
+    def spans_apart(self) -> list[tuple[int, int]]:
+        """The marks, by number, around what is not the backward's."""
+        moments = [moment for _, moment in self.marks]
+        starts = (number for number, moment in enumerate(moments) if moment is TaskMoment.APART)
+        return [(number, moments.index(TaskMoment.BACK, number)) for number in starts]
 
     def over(self) -> None:
         """The last task's turn is over."""

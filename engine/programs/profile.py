@@ -40,8 +40,9 @@ def profile(
         make_loss: runs the forward and returns the loss, one element. Gradients are added to .grad as by any backward.
         policy: as in `th.backward`.
         retain_graph, create_graph: as in `torch.autograd.backward`.
-        trace: as in `th.backward`. The statistics are computed inside the run, and their own memory is counted with it:
-            "full", whose histograms need more than the gradient itself, can double the peak.
+        trace: as in `th.backward`. What the statistics allocate meanwhile is not counted. It is there while they are
+            computed: those of "full", whose histograms need more than the gradient itself, can double what the process
+            takes.
         device: whose memory is measured. None: of the accelerator on which the backward runs, else of the CPU. It must
             be given where CUDA is first used inside make_loss, where the model is on another device than the current
             one, and where there are several.

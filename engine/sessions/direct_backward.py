@@ -87,6 +87,8 @@ class DirectBackward:
         self.queue = empty_queue(self.graph, policy, self.order, self._together)
         self.stops = Stops(self.graph, self.needed, None if self.recorder is None else self.recorder.trace)
         runner.on_hook = None if self.recorder is None else self.recorder.hook
+        if self.recorder is not None and runner.memory is not None:
+            self.recorder.apart = runner.memory.apart
         self.buffers = InputBuffers(self.graph, self.needed, partial(runner.buffer, accumulate=accumulation.accumulate))
         self.past: Past | None = None
         self.consumed: dict[int, Waiting] = {}

@@ -135,6 +135,8 @@ def run_native(
         with watch or nullcontext():
             if watch is not None and measurement is not None:
                 watch.memory = measurement.begin(graph, call.outputs, call.given, call.keep_graph, call.create_graph)
+                if watch.recorder is not None:
+                    watch.recorder.apart = watch.memory.apart
             started_ns = time.perf_counter_ns()
             call.run()
             elapsed_ns = time.perf_counter_ns() - started_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 from weakref import ref
 
@@ -50,6 +51,8 @@ class TaskMemory(Protocol):
     def end(self, task_id: int, outputs: Sequence[Tensor | None]) -> None: ...
 
     def over(self) -> None: ...
+
+    def apart(self) -> AbstractContextManager[None]: ...
 
 
 class Runner(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from time import perf_counter_ns
 
@@ -68,6 +69,7 @@ class Recorder:
 
     Attributes:
         batches, fallbacks: what ran as one, and what did not: for whoever runs it to note.
+        apart: a context around what statistics allocate: for whoever measures the backward's memory.
     """
 
     def __init__(self, graph: Graph, policy: Policy | Choice, level: Level = "off") -> None:
@@ -75,6 +77,7 @@ class Recorder:
         self.level: Level = level
         self.batches: list[Batch] = []
         self.fallbacks: list[Fallback] = []
+        self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
         self._tasks = graph.tasks
         self._buckets = buckets_of(graph)
         self._out_edges = graph.out_edges
@@ -247,8 +250,9 @@ class Recorder:
 
     def _measure(self, gradients: Sequence[Tensor | None]) -> int:
         """Where the gradients' statistics begin in the table."""
-        found = [measure(gradient, self.level) for gradient in gradients if gradient is not None]
-        return self._table.add(found) if found else NONE
+        with self.apart():
+            found = [measure(gradient, self.level) for gradient in gradients if gradient is not None]
+            return self._table.add(found) if found else NONE
 
     def _number(self, gradients: Sequence[Tensor | None]) -> int:
         with unobserved():
@@ -260,8 +264,9 @@ class Recorder:
         if gradient is None:
             return None, NONE
         if self.level != "off":
-            measurement = measure(gradient, self.level)
-            return measurement.form, self._table.add([measurement])
+            with self.apart():
+                measurement = measure(gradient, self.level)
+                return measurement.form, self._table.add([measurement])
         with unobserved():
             return form_of(gradient), NONE
 
