@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -110,7 +110,16 @@ class _Reader:
             self._roots(),
             self.measured.keep_graph,
             tuple(self._limits),
+            regions=tuple(self._regions()),
         )
+
+    def _regions(self) -> Iterator[tuple[int, ...]]:
+        """See `Footprints.regions`."""
+        places = {turn.visit.task: place for place, turn in enumerate(self.lives.turns)}
+        for tasks in self.measured.kept.openers:
+            ran = [task for task in tasks if task in places]
+            if len(ran) > 1:
+                yield tuple(sorted(ran, key=places.__getitem__))
 
     def _start_storage(self, number: int) -> StartStorage:
         timeline = self.timeline

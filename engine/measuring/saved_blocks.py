@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals.checkpoints import region_inputs, region_of
+from ...inspector.torch_internals.checkpoints import region_inputs, region_of, regions_around
 from ...inspector.torch_internals.saved import attributes_of, hides_saved, packed_by_user, saved_slots, saved_variables
 from ..memory.timeline import ON_CTX
 from .memory_watch import look
@@ -28,12 +28,14 @@ class SavedBlocks:
         hidden: by address the tasks whose nodes hide what they keep (CopySlices), and that had this to work on.
         hiding: the tasks whose nodes hide what they keep, or had it packed by `saved_tensors_hooks`.
         regions: by task the tasks of its checkpointed region, itself included.
+        openers: of each such region the tasks of which any has it computed again: its own, and those of regions inside.
     """
 
     saved: Mapping[int, Slots]
     hidden: Mapping[int, Collection[int]]
     hiding: Collection[int]
     regions: Mapping[int, Collection[int]]
+    openers: Collection[Collection[int]]
 
 
 def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> SavedBlocks:
@@ -42,11 +44,14 @@ def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> Saved
     hidden: dict[int, list[int]] = {}
     hiding = set()
     regions: dict[Hashable, list[int]] = {}
+    openers: dict[Hashable, list[int]] = {}
     for task, node in enumerate(graph.nodes):
         kept = [(slot.tensor, slot.name) for slot in saved_slots(node)]
         region = region_of(node)
         if region is not None:
             regions.setdefault(region, []).append(task)
+            for each in regions_around(node):
+                openers.setdefault(each, []).append(task)
             kept += [(tensor, REGION) for tensor in region_inputs(region)]
         for attribute, value in attributes_of(node).items():
             kept += [(tensor, ON_CTX + attribute) for tensor in tensors_of(value)]
@@ -59,4 +64,5 @@ def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> Saved
         if hides_saved(node) and isinstance(operation, Operation):
             for address in written.get(operation, ()):
                 hidden.setdefault(address, []).append(task)
-    return SavedBlocks(saved, hidden, hiding, {task: tasks for tasks in regions.values() for task in tasks})
+    by_task = {task: tasks for tasks in regions.values() for task in tasks}
+    return SavedBlocks(saved, hidden, hiding, by_task, list(openers.values()))

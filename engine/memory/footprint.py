@@ -113,7 +113,9 @@ class Footprints:
         keep_graph: the backward frees nothing that is saved (`retain_graph=True`).
         limits: sentences on what makes any prediction from this an estimate.
         unsure: those of them that are about memory which outlives a task, so that which order needs least is not sure
-            either. What a kernel takes while it runs, it takes in every order.
+            either. What a kernel takes while it runs, it takes in every order. Of a calibrated one all are.
+        regions: of each checkpointed region the tasks of which any has it computed again, in the order in which they
+            ran when this was seen. The first of them has it in its footprint.
     """
 
     graph: Graph
@@ -126,3 +128,4 @@ class Footprints:
     keep_graph: bool = False
     limits: tuple[str, ...] = field(default=())
     unsure: tuple[str, ...] = field(default=())
+    regions: tuple[tuple[int, ...], ...] = ()

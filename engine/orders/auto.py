@@ -16,6 +16,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.torch_internals.nodes import input_metadata, leaf_of
 from ...inspector.torch_internals.saved import is_packed
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
+from ..prediction.simulation import other_openers
 from ..queue.policy import HEAP, Policy, following
 from ..tasks.hook_watch import no_hooks
 from .kept_plans import Latest, fingerprint, forget_kept
@@ -72,8 +73,8 @@ def auto_order(problem: Problem, ran: Sequence[int], portfolio: Sequence[Policy]
     For more than 2,000 tasks it is that of HEAP, DFS, BFS, lpmf and list, which take less time to plan.
 
     PyTorch's own is also kept where the prediction is an estimate in what decides: where memory that outlives a task is
-    not known (`Footprints.unsure`), or where something has hooks. What a kernel takes for itself is no reason: it runs
-    in each order.
+    not known (`Footprints.unsure`; after a measured run any limit), or where something has hooks. What a kernel takes
+    for itself is no reason: it runs in each order.
 
     A training loop plans once (`kept_plans.fingerprint`).
     """
@@ -107,8 +108,9 @@ def _taken(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
 def _unsure(problem: Problem) -> str:
     """Why the order can't be decided on by this prediction; "" if it can."""
     footprints = problem.footprints
-    if footprints.unsure:
-        return footprints.unsure[0]
+    unsure = footprints.unsure if footprints.basis == "dry run" else footprints.limits
+    if unsure:
+        return unsure[0]
     if footprints.basis == "dry run" and not no_hooks(look=True):
         return "there may be hooks in this backward, and what these hold or let go of is not known"
     return ""
@@ -139,7 +141,12 @@ def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
 
 
 def _is_sure(problem: Problem, row: PlannedOrder, own: PlannedOrder) -> bool:
-    """Whether the peak is lower even if each gradient that comes in another layout is copied for good."""
+    """Whether the peak is lower even if each gradient that comes in another layout is copied for good.
+
+    It is not where another task has a checkpointed region computed again than the one that was seen to.
+    """
+    if other_openers(problem.footprints, row.order):
+        return False
     return row.peak_bytes + problem.timeline(row.order).unsure_bytes < own.peak_bytes
 
 

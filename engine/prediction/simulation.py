@@ -87,6 +87,19 @@ def simulated(
         return _OtherRule(graph, footprints, program, keep, accumulation).run(order)
 
 
+def other_openers(footprints: Footprints, order: Sequence[int]) -> list[int]:
+    """The tasks that have a checkpointed region computed again in this order, and did not in the run that was seen."""
+    if not footprints.regions:
+        return []
+    places = {task_id: place for place, task_id in enumerate(order)}
+    found = []
+    for tasks in footprints.regions:
+        opener = min(tasks, key=lambda task_id: places.get(task_id, len(places)))
+        if opener != tasks[0]:
+            found.append(opener)
+    return found
+
+
 def _legal(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], Sequence[int]]) -> Sequence[int]:
     """The ids of the tasks in their order, which is legal."""
     if isinstance(order, Tensor) and (order.dim() != 1 or order.is_floating_point()):
@@ -361,7 +374,7 @@ class _Simulation:
             frozenset(self._held),
             self._grads,
             array("q", inputs),
-            estimates=(*self._footprints.limits, *self._estimates()),
+            estimates=(*self._footprints.limits, *self._estimates(order)),
             accumulation=self.accumulation,
             listed=tuple(self._listed),
             unsure_bytes=self._drifted_bytes,
@@ -445,12 +458,16 @@ class _Simulation:
             self._drifted.append(task_id)
             self._drifted_bytes += self._layouts.nbytes[found]
 
-    def _estimates(self) -> Iterator[str]:
+    def _estimates(self, order: Sequence[int]) -> Iterator[str]:
         if self._freed_unseen:
             yield "the run which was measured kept its graph, so that what holds saved tensors besides it does not show"
         for task_ids, what in (
             (self._drifted, "gets a gradient in another layout than was seen, and may copy it"),
             ([*self._program.unknown, *self._unknown], "gets or gives a gradient of which nothing is known"),
+            (
+                other_openers(self._footprints, order),
+                "has a checkpointed region computed again, which another one had in the run that was measured",
+            ),
             (self._too_late, "keeps what goes with a task that has run before in this order; here it goes at once"),
             (self._partly, "gives gradients that nobody needs, which PyTorch may not compute"),
         ):

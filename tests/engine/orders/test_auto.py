@@ -107,3 +107,14 @@ def test_a_saved_run_says_whose_order_it_took_and_why(tmp_path: Path) -> None:
         loaded = th.load(run.save(tmp_path / "run.json"))
         assert (loaded.policy, loaded.note) == (run.policy, run.note)
         assert repr(loaded) == repr(run)
+
+
+@pytest.mark.parametrize("through", [reentrant, non_reentrant, hooked], ids=lambda through: through.__name__)
+def test_after_a_measured_run_it_takes_no_order_that_is_an_estimate(through: Any) -> None:
+    run = th.profile(lambda: branches(through)[1])
+    assert run.footprints is not None and run.timeline is not None
+    plan = th.plan(run.graph, "auto", footprints=run.footprints)
+    assert not run.footprints.limits or list(plan.order) == schedule(run.graph, "heap")
+    measured = th.profile(lambda: branches(through)[1], plan.policy).timeline
+    assert measured is not None
+    assert measured.peak_bytes == plan.best.peak_bytes <= run.timeline.peak_bytes

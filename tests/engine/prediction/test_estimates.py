@@ -413,3 +413,22 @@ def test_what_inputs_leaves_out_is_an_estimate_for_the_whole_and_its_own_order_i
     again = th.simulate(run.graph, run.order, run.footprints)
     assert (again.peak_bytes, again.end_bytes) == (run.timeline.peak_bytes, run.timeline.end_bytes)
     assert th.simulate(run.graph, "heap", run.footprints).estimates
+
+
+def regions_of_which_either_branch_may_come_first(x: Tensor, y: Tensor, kept: list[object]) -> Tensor:
+    def region(z: Tensor) -> tuple[Tensor, Tensor]:
+        return z.repeat(8, 1).tanh().sum(0, keepdim=True).exp(), (z * 2).sin()
+
+    one, other = checkpoint(region, x.exp(), use_reentrant=False)
+    return (one * x).tanh().sum() + (other.sin().sin().sin() @ y).exp().sum()
+
+
+def test_a_region_that_another_task_has_computed_again_is_an_estimate() -> None:
+    step = Step(regions_of_which_either_branch_may_come_first)
+    run = th.profile(step.reset())
+    assert run.footprints is not None and not run.footprints.limits
+    found = {policy: th.simulate(run.graph, policy, run.footprints).estimates for policy in ("heap", "bfs")}
+    assert not found["heap"] and any("checkpointed region" in sentence for sentence in found["bfs"])
+    opener = {policy: th.profile(step.reset(), policy).footprints for policy in ("heap", "bfs")}
+    first = {policy: footprints.regions[0][0] for policy, footprints in opener.items() if footprints is not None}
+    assert first["heap"] != first["bfs"]  # as it was said
