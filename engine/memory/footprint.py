@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -129,3 +129,11 @@ class Footprints:
     limits: tuple[str, ...] = field(default=())
     unsure: tuple[str, ...] = field(default=())
     regions: tuple[tuple[int, ...], ...] = ()
+
+    def other_openers(self, order: Sequence[int]) -> list[int]:
+        """The tasks that have a checkpointed region computed again in this order, and did not when this was seen."""
+        if not self.regions:
+            return []
+        places = {task_id: place for place, task_id in enumerate(order)}
+        openers = [min(tasks, key=lambda task_id: places.get(task_id, len(places))) for tasks in self.regions]
+        return [opener for opener, tasks in zip(openers, self.regions, strict=True) if opener != tasks[0]]

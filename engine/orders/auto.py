@@ -16,7 +16,6 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.torch_internals.nodes import input_metadata, leaf_of
 from ...inspector.torch_internals.saved import is_packed
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
-from ..prediction.simulation import other_openers
 from ..queue.policy import HEAP, Policy, following
 from ..tasks.hook_watch import no_hooks
 from .kept_plans import Latest, fingerprint, forget_kept
@@ -145,7 +144,7 @@ def _is_sure(problem: Problem, row: PlannedOrder, own: PlannedOrder) -> bool:
 
     It is not where another task has a checkpointed region computed again than the one that was seen to.
     """
-    if other_openers(problem.footprints, row.order):
+    if problem.footprints.other_openers(row.order):
         return False
     return row.peak_bytes + problem.timeline(row.order).unsure_bytes < own.peak_bytes
 

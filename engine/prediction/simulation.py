@@ -87,19 +87,6 @@ def simulated(
         return _OtherRule(graph, footprints, program, keep, accumulation).run(order)
 
 
-def other_openers(footprints: Footprints, order: Sequence[int]) -> list[int]:
-    """The tasks that have a checkpointed region computed again in this order, and did not in the run that was seen."""
-    if not footprints.regions:
-        return []
-    places = {task_id: place for place, task_id in enumerate(order)}
-    found = []
-    for tasks in footprints.regions:
-        opener = min(tasks, key=lambda task_id: places.get(task_id, len(places)))
-        if opener != tasks[0]:
-            found.append(opener)
-    return found
-
-
 def _legal(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], Sequence[int]]) -> Sequence[int]:
     """The ids of the tasks in their order, which is legal."""
     if isinstance(order, Tensor) and (order.dim() != 1 or order.is_floating_point()):
@@ -465,7 +452,7 @@ class _Simulation:
             (self._drifted, "gets a gradient in another layout than was seen, and may copy it"),
             ([*self._program.unknown, *self._unknown], "gets or gives a gradient of which nothing is known"),
             (
-                other_openers(self._footprints, order),
+                self._footprints.other_openers(order),
                 "has a checkpointed region computed again, which another one had in the run that was measured",
             ),
             (self._too_late, "keeps what goes with a task that has run before in this order; here it goes at once"),
