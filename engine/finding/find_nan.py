@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite, prod
 from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor
@@ -12,13 +13,16 @@ from ...inspector.arguments import expect_choice
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.source import Source
+from ...inspector.graph.words import counted
 from ...inspector.shown import text_of
+from ...inspector.tapes.hips_tape import HipsTape, not_native
+from ...inspector.tapes.values import looking_at_values
 from ...inspector.torch_internals.compiled import keep_compiler_out, uncompiled
 from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, real_loss_of
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_or_tape
 from ..queue.policy import Policy
 from ..queue.stages import is_sharded
 from ..sessions.native_session import NativeSession
@@ -98,7 +102,8 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
     DistributedDataParallel reduces nothing.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element.
+        make_loss: runs the forward and returns the loss, one element, or a tape (`th.hips_tape`), of whose forward
+            the first primitive that gave a bad value is named.
         engine: "direct"; what it refuses runs with "native".
 
     Known limitations: a compiled region runs as it was written meanwhile, so what only its kernels make is not seen;
@@ -116,12 +121,16 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
     watch = ForwardWatch()
     with AsFound() as world, world.watched(), nothing_reduced():
         try:
-            with watch.forward():
-                loss = real_loss_of(make_loss())
+            with watch.forward(), looking_at_values():
+                loss = loss_or_tape(make_loss())
         except Exception as error:
             for find in watch.finds:
                 error.add_note(f"tapehead: before that, {_said(find)}")
             raise
+        if isinstance(loss, HipsTape):
+            if engine == "native":
+                raise not_native()
+            return _of_tape(loss)
         with unobserved():
             value, bad = float(loss.real), is_bad(loss)
         graph = graph_of(loss) if loss.requires_grad else None
@@ -133,6 +142,22 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
 
 
 keep_compiler_out(find_nan)
+
+
+def _of_tape(tape: HipsTape) -> NanReport:
+    from .nan_of_tape import first_stop, value_of  # which need numpy
+
+    graph, value = tape.graph, value_of(tape)
+    if isfinite(value):
+        return _of_backward([], value, _Backward(graph, first_stop(tape), None, (), 0), ())
+    said = f"The value of {tape.function} is {number_text(value)}"
+    task_id = next((number for number, node in enumerate(tape.nodes) if node.bad), None)
+    if task_id is None:
+        return NanReport("forward", (f"{said}, as its arguments are.",), None, None, None, value, (), None, graph)
+    made_by, size = tape.nodes[task_id], sum(prod(meta.shape or ()) for meta in graph.tasks[task_id].inputs)
+    what = f"made {made_by.bad:,} of {counted(size, 'element')} NaN or infinite"
+    told = (f"{said}: in the forward, {graph.describe(task_id)} {what}.", *_code(made_by.source))
+    return NanReport("forward", told, made_by.name, None, made_by.source, value, (), None, graph)
 
 
 @dataclass(frozen=True, slots=True)

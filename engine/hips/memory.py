@@ -6,37 +6,39 @@ import tracemalloc
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 from weakref import ref
 
-import numpy as np
 from torch import Tensor
 
-from ...inspector.graph.facts import StoredOperation
-from ...inspector.tapes.hips_nodes import RecordedNode, arrays_in, owner_of
+from ...inspector.tapes.forward_arrays import forward_arrays
+from ...inspector.tapes.hips_nodes import arrays_in, is_sparse, owner_of
 from ...inspector.tapes.hips_tape import HipsTape
 from ..memory.accumulation import PYTORCHS, Accumulation
-from ..memory.timeline import Category, Maker, Timeline
+from ..memory.footprint import Footprint, Footprints, Origin, StartStorage, TaskOutput, TensorLayout
+from ..memory.layouts import contiguous, layout_of
+from ..memory.timeline import Category, Timeline
 from ..memory.waiting_in_lists import summed_inputs, with_names
+from ..prediction.dry_run_limits import OF_PYTHON
+from ..prediction.simulation import simulated
+from ..prediction.tape_footprints import PYTHONS_BYTES, footprint_of, one_measurement, start_storage
 from ..tasks.input_buffer import InputBuffer
-from .values import value_of
-
-_PYTHONS_BYTES = 16 << 10
-"""What a task takes besides arrays up to here may be Python's own objects, which tracemalloc counts, too."""
+from .values import REST, value_of
 
 _BIRTH, _DEATH, _CHANGE = range(3)
-
-_one_at_a_time = Lock()  # tracemalloc is the whole process's: who ended it would end another's measurement
 
 
 @dataclass(slots=True)
 class _Turn:
-    """One task's turn: the index of its first event, the traced bytes at its start and at their highest, its arrays."""
+    """One task's turn: the index of its first event, the traced bytes at its start and at their highest, its arrays.
+
+    Of its formula alone: the events from `began` to `ended`, the bytes that it took, the layouts of what it gave, and
+    which of that are gradients of indices.
+    """
 
     task: int
     first: int
@@ -44,6 +46,11 @@ class _Turn:
     peak_bytes: int = 0
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    layouts: list[TensorLayout] = field(default_factory=list)
+    indexed: list[int] = field(default_factory=list)
+    began: int = 0
+    ended: int = 0
+    formula_bytes: int = 0
 
 
 class ArrayWatch:
@@ -68,10 +75,11 @@ class ArrayWatch:
         self._events: list[tuple[int, int]] = []
         self._turns: list[_Turn] = []
         self._buffers: dict[int, InputBuffer] = {}
+        self._start: list[StartStorage] = []
         self._over = False
 
     def __enter__(self) -> Self:
-        if not _one_at_a_time.acquire(blocking=False):
+        if not one_measurement.acquire(blocking=False):
             raise RuntimeError("the memory of a tape is being measured already, in this thread or in another one")
         try:
             self._find_forward()
@@ -79,7 +87,7 @@ class ArrayWatch:
             if self._ours:
                 tracemalloc.start()
         except BaseException:  # an interrupt, or an object in a formula that can't be looked into
-            _one_at_a_time.release()
+            one_measurement.release()
             raise
         return self
 
@@ -89,7 +97,7 @@ class ArrayWatch:
         self._over = True
         if self._ours:
             tracemalloc.stop()
-        _one_at_a_time.release()
+        one_measurement.release()
 
     def waits(self, task_id: int, buffer: InputBuffer) -> None:
         """This is the task's input buffer."""
@@ -122,10 +130,20 @@ class ArrayWatch:
         sums = self._events[found:]  # made before the lists were let go
         self._events[found:] = []
         self._events[turn.first : turn.first] = sums
+        turn.began, self._traced = len(self._events), tracemalloc.get_traced_memory()[0]
 
     def end(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
         """It gave these; of the leaf's task the tape's gradient."""
-        self._turns[-1].outputs += self._follow(outputs)
+        turn = self._turns[-1]
+        turn.formula_bytes = tracemalloc.get_traced_memory()[1] - self._traced
+        turn.outputs += self._follow(outputs)
+        given = [each for each in outputs if each is not None]
+        assert len(given) == len(outputs), "a formula gives all"
+        turn.layouts += map(layout_of, given)
+        turn.indexed += [
+            index for index, each in enumerate(given) if value_of(each) is REST or is_sparse(value_of(each))
+        ]
+        turn.ended = len(self._events)
         if self._tape.graph.tasks[task_id].is_leaf:
             for value in arrays_in(self._tape.nodes[task_id].space, self._tape.gradient):
                 number = self._number(value, Category.GRADIENT)
@@ -149,6 +167,44 @@ class ArrayWatch:
         rows += self._events[self._ended :]
         timeline = self._timeline(rows, starts, accumulation)
         return timeline if accumulation == PYTORCHS else with_names(timeline)
+
+    def footprints(self, timeline: Timeline) -> Footprints:
+        """What each task did, for `th.simulate`: the timeline's. After `over`."""
+        graph = self._tape.graph
+        tasks: list[Footprint | None] = [None] * len(graph)
+        for turn in self._turns:
+            if not graph.tasks[turn.task].is_leaf:
+                tasks[turn.task] = self._footprint(turn)
+        (root,) = graph.roots
+        meta = graph.tasks[root.task].inputs[root.input]
+        counts = timeline.start_bytes > sum(each.nbytes for each in self._start)  # what is no array of numpy's doesn't
+        roots = (contiguous(meta.shape or (), meta.dtype.itemsize) if counts else None,)
+        start = tuple(self._start)
+        found = Footprints(graph, "cpu", "calibrated", tuple(tasks), start, {}, roots, True, (OF_PYTHON,))
+        again = simulated(graph, timeline.order, found, accumulation=timeline.accumulation)
+        if abs(again.peak_bytes - timeline.peak_bytes) <= max(PYTHONS_BYTES, timeline.peak_bytes // 100):
+            return found
+        differs = "even the order that was measured would be predicted otherwise than it went"
+        return replace(found, limits=(OF_PYTHON, differs), unsure=(differs,))
+
+    def _footprint(self, turn: _Turn) -> Footprint:
+        born = [number for kind, number in self._events[turn.began : turn.ended] if kind == _BIRTH]
+        sizes = [self._nbytes[number] for number in born]
+        besides = turn.formula_bytes - sum(sizes)
+        outputs: list[TaskOutput | None] = []
+        for index, (number, layout) in enumerate(zip(turn.outputs, turn.layouts, strict=True)):
+            origin: tuple[Origin, int] = ("outside", -1)
+            if index in turn.indexed:
+                outputs.append(TaskOutput(*origin, replace(layout, sparse=True), keeps_base=False))
+                continue
+            if number >= 0 and number in turn.outputs[:index]:
+                origin = "output view", turn.outputs.index(number)
+            elif number in born:
+                origin = "block", born.index(number)
+            elif number >= 0 and number in turn.inputs:
+                origin = "view", turn.inputs.index(number)
+            outputs.append(TaskOutput(*origin, layout, keeps_base=False))
+        return footprint_of(sizes, outputs, besides)
 
     def _timeline(self, rows: Sequence[tuple[int, int]], starts: Sequence[int], accumulation: Accumulation) -> Timeline:
         """Storages are numbered by birth here, and changes are between the events."""
@@ -179,9 +235,9 @@ class ArrayWatch:
             array("q", (self._born_as[number] for number in old)),
             changes,
             self._before,
-            self._makers,
-            self._saved,
-            frozenset(number for number in range(self._before) if number not in self._saved),
+            [each.made_by for each in self._start],
+            {number: each.keepers for number, each in enumerate(self._start) if each.keepers},
+            frozenset(number for number, each in enumerate(self._start) if each.held),
             grads,
             array("q", (numbers.get(number, -1) for turn in self._turns for number in turn.inputs)),
             accumulation=accumulation,
@@ -206,33 +262,18 @@ class ArrayWatch:
         levels = list(accumulate(deltas, initial=0))
         highest = levels.index(max(levels))
         besides = turn.peak_bytes - turn.traced_bytes - levels[highest]
-        if besides <= _PYTHONS_BYTES:
+        if besides <= PYTHONS_BYTES:
             return iter(rows)
         number = self._new(besides, Category.WORKSPACE)
         return iter([*rows[:highest], (_BIRTH, number), (_DEATH, number), *rows[highest:]])
 
     def _find_forward(self) -> None:
         """The arrays that nodes made in the forward and something keeps, with those that keep them."""
-        nodes = self._tape.nodes
-        given = {id(owner) for each in nodes[-1].made if (owner := each()) is not None}
-        makers: list[Maker] = []
-        for node in nodes[:-1]:
-            for each in node.made:
-                owner = each()
-                if owner is not None and id(owner) not in given and id(owner) not in self._numbers:
-                    self._number(owner, Category.SAVED)
-                    makers.append(Maker(None, StoredOperation(node.name, node.source), ""))
-        saved: dict[int, list[tuple[int, str]]] = {}
-        for task_id, node in enumerate(nodes):
-            for name, value in kept_by(node):
-                owner = owner_of(value)
-                number = self._numbers.get(id(owner), -1)
-                if owner is not None and number >= 0 and (task_id, name) not in saved.setdefault(number, []):
-                    saved[number].append((task_id, name))
+        for left in forward_arrays(self._tape):
+            if left.owner.nbytes:
+                self._number(left.owner, Category.SAVED if left.keepers else Category.FORWARD)
+                self._start.append(start_storage(left))
         self._before = len(self._nbytes)
-        self._born_as = [Category.SAVED if number in saved else Category.FORWARD for number in range(self._before)]
-        self._makers = makers
-        self._saved = {number: tuple(slots) for number, slots in saved.items()}
         self._events.clear()
 
     def _look(self) -> None:
@@ -271,30 +312,3 @@ class ArrayWatch:
         self._nbytes.append(nbytes)
         self._born_as.append(category)
         return len(self._nbytes) - 1
-
-
-def kept_by(node: RecordedNode) -> Iterator[tuple[str, Any]]:
-    """The arrays that a node's formula keeps, by the names which they have there."""
-    seen: set[int] = set()
-    stack: list[tuple[str, Any]] = [("vjp", node.vjp)]
-    while stack:
-        name, value = stack.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, np.ndarray):
-            yield name, value
-        elif isinstance(value, tuple | list):
-            stack += [(name, each) for each in value]
-        elif isinstance(value, dict):
-            stack += [(name, each) for each in value.values()]
-        elif isinstance(value, partial):
-            stack += [(name, each) for each in (value.func, *value.args, *value.keywords.values())]
-        elif (cells := getattr(value, "__closure__", None)) is not None:
-            for free, cell in zip(value.__code__.co_freevars, cells, strict=True):
-                if cell != _EMPTY:
-                    stack.append((free, cell.cell_contents))
-
-
-_EMPTY = type((lambda value: lambda: value)(0).__closure__[0])()  # type: ignore[index]
-"""A cell with nothing in it is equal to this one."""

@@ -9,7 +9,7 @@ from itertools import accumulate
 from ...inspector.graph.graph import Graph
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
-from ..prediction.dry_run import dry_run
+from ..prediction.dry_run import dry_run, of_shapes
 from ..prediction.simulation import simulated
 from ..queue.chosen_order import allowed, heap_order, stages
 from ..queue.stages import stage_edges
@@ -96,6 +96,8 @@ class Problem:
                 "this policy plans by memory, of which nothing is known once tasks have run: begin with it, or set "
                 "session.footprints to those of a measured run before"
             )
+        if self.graph.is_tape and (self._footprints is None or self._footprints.basis == "dry run"):
+            return of_shapes(self.graph)  # what planners know of sums is PyTorch's rule
         return self._footprints or dry_run(self.graph, names_hooks=self._names_hooks)
 
     @property

@@ -17,6 +17,7 @@ from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
+from ...inspector.tapes.hips_tape import tape_of
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.nodes import call_node, function_of
 from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
@@ -85,7 +86,7 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     expect(graph, Graph, "graph", "one, such as th.graph(loss)")
     expect_truth(names_hooks, "names_hooks")
     if graph.is_tape:
-        return _of_shapes(graph)
+        return _of_tape(graph)
     if not graph.nodes:
         raise ValueError("a graph from a file has no nodes to ask; th.profile measures a run with the graph at hand")
     order = heap_order(graph)
@@ -111,8 +112,17 @@ class _Answer(NamedTuple):
     gradients: tuple[_Gradient | None, ...]
 
 
-def _of_shapes(graph: Graph) -> Footprints:
-    """What is known of a tape, whose nodes can't be asked without running them."""
+def _of_tape(graph: Graph) -> Footprints:
+    """What is known of a tape; of one that is gone, or is in a file, by the shapes of its gradients."""
+    if (tape := tape_of(graph)) is not None:
+        from .tape_footprints import tape_footprints  # which needs the package autograd
+
+        return tape_footprints(tape)
+    return of_shapes(graph)
+
+
+def of_shapes(graph: Graph) -> Footprints:
+    """What the shapes of gradients tell of a tape."""
     tasks = tuple(None if task.is_leaf else assumed_footprint(graph, task.id) for task in graph.tasks)
     roots = tuple(assumed_layout(graph.tasks[root.task].inputs[root.input]) for root in graph.roots)
     return Footprints(graph, "cpu", "dry run", tasks, (), {}, roots, keep_graph=True, limits=(WORKSPACE, OF_SHAPES))

@@ -11,10 +11,16 @@ WORKSPACE = (
 """Why every dry run is an estimate."""
 
 OF_SHAPES = (
-    "of a tape the shapes of its gradients alone are known: each is taken for a new array, and what the forward left "
-    "is not counted; th.backward(tape, memory=True) measures both"
+    "of a tape that is gone the shapes of its gradients alone are known: each is taken for a new array, and what the "
+    "forward left is not counted"
 )
-"""Why a dry run of a tape is still less exact."""
+"""Why a dry run of a tape's graph, without the tape, is still less exact."""
+
+OF_PYTHON = "of a tape the arrays are counted, not Python's own objects, which take some KiB more"
+"""Why every prediction of a tape is an estimate."""
+
+OF_A_TAPE = f"{OF_PYTHON}; and of its primitives one of each kind was asked, on zeros"
+"""Why a dry run of a tape is one."""
 
 TAKES_MORE = {
     "Convolution": "the workspace of convolutions",
@@ -48,6 +54,7 @@ PASSING = {
 """torch's own Functions that give each gradient on as it comes, and what else they do, of which nothing is known."""
 
 NOT_CALLED = "custom Functions, whose code is not called"
+DEFINED = "primitives that you have defined, whose formulas are not called"
 
 
 def limit_sentence(graph: Graph, what: str, task_ids: list[int]) -> str:

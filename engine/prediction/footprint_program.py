@@ -95,6 +95,7 @@ class Compiled:
         first_input: by task the number of its first input, and the end of the last one's.
         receivers: by task, for each output, the number of the input that gets it.
         elsewhere: the inputs on another device, whose memory is not counted.
+        input_layouts: of a tape's graph, by the number of an input its layout as a new array.
         edges: the tasks where the edges start, and those where they end.
         leaf_layouts: by task the layout of its leaf; NO_LEAF, HAS_GRAD where its gradient is added to a .grad, or
             AS_IT_COMES where it keeps any: the argument of a tape, which may be a container of arrays.
@@ -130,6 +131,12 @@ class Compiled:
                 has_grad = leaf is not None and leaf.has_grad
                 number = HAS_GRAD if has_grad else self.layouts.number(layout)
                 self.leaf_layouts[task.id] = AS_IT_COMES if graph.is_tape else number
+        self.input_layouts = {
+            place: self.layouts.number(assumed_layout(meta))
+            for task in graph.tasks
+            if graph.is_tape
+            for place, meta in enumerate(task.inputs, first[task.id])
+        }
         self.unknown: list[int] = []
         self.programs = self._compile(footprints.tasks)
         self.keeps = any(program is not None and program.more and program.more.kept for program in self.programs)

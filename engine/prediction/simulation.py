@@ -6,10 +6,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from operator import index, lt
-
-from torch import Tensor
 
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task
@@ -18,7 +14,7 @@ from ..memory.footprint import Footprints
 from ..memory.layouts import copy_for
 from ..memory.timeline import Category, Listed, Timeline
 from ..memory.waiting_in_lists import with_names
-from ..queue.chosen_order import stages
+from .dry_run_limits import OF_SHAPES
 from .footprint_program import (
     AS_IT_COMES,
     HAS_GRAD,
@@ -31,6 +27,7 @@ from .footprint_program import (
     More,
     compiled,
 )
+from .legal_order import legal_order
 
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
 
@@ -79,52 +76,13 @@ def simulated(
     """
     with collector_paused():
         program = compiled(footprints)
-        order = _legal(graph, order, program.edges)
-        _refuse_other_stages(graph, order)
+        order = legal_order(graph, order, program.edges)
         keep = footprints.keep_graph if keep_graph is None else keep_graph
         if accumulation == PYTORCHS:
+            if graph.is_tape and OF_SHAPES not in footprints.limits:
+                return _OfTape(graph, footprints, program, keep).run(order)
             return _Simulation(graph, footprints, program, keep).run(order)
         return _OtherRule(graph, footprints, program, keep, accumulation).run(order)
-
-
-def _legal(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], Sequence[int]]) -> Sequence[int]:
-    """The ids of the tasks in their order, which is legal."""
-    if isinstance(order, Tensor) and (order.dim() != 1 or order.is_floating_point()):
-        raise TypeError("order is a Tensor of other than whole numbers in a row; expected the ids of all tasks")
-    order = tuple(order)
-    if set(map(type, order)) - {int}:
-        order = tuple(graph.task(index(each) if hasattr(each, "__index__") else each).id for each in order)
-    count = len(graph)
-    place_of = [-1] * count
-    for place, task_id in enumerate(order):
-        if not 0 <= task_id < count:
-            graph.task(task_id)  # raises
-        if place_of[task_id] >= 0:
-            raise ValueError(f"not a legal order: {graph.describe(task_id)} is in it twice")
-        place_of[task_id] = place
-    first_places, then_places = (map(place_of.__getitem__, tasks) for tasks in edges)
-    if len(order) == count and all(map(lt, first_places, then_places)):
-        return order
-    for edge in graph.edges:
-        after = place_of[edge.next_task]
-        if after >= 0 and not 0 <= place_of[edge.task] < after:
-            first, then = graph.describe(edge.task), graph.describe(edge.next_task)
-            why = f"comes before {first}" if place_of[edge.task] >= 0 else f"is in it without {first}"
-            raise ValueError(f"not a legal order: {then} {why}, for whose gradient it waits")
-    return order
-
-
-def _refuse_other_stages(graph: Graph, order: Sequence[int]) -> None:
-    """An order given by hand keeps `fully_shard`'s stages, too (`engine/queue/stages.py`)."""
-    numbers = stages(graph, frozenset(order))
-    if numbers is None:
-        return
-    for before, after in pairwise(order):
-        if numbers[after] < numbers[before]:
-            raise ValueError(
-                f"not a legal order: {graph.describe(after)} comes after {graph.describe(before)}, and under "
-                "fully_shard, which reduces a group's gradients in a task of its own, it has to run before"
-            )
 
 
 class _Simulation:
@@ -162,6 +120,8 @@ class _Simulation:
         self._changes: list[tuple[int, int, Category]] = []
         self._grads: dict[int, int] = {}
         self._hooked: set[int] = set()  # tensors that hooks hold
+        # HIPS autograd adds in place to these alone. Where only shapes are known, planners go by PyTorch's rule.
+        self._sums: set[int] | None = set() if graph.is_tape and OF_SHAPES not in footprints.limits else None
         self._drifted: list[int] = []
         self._drifted_bytes = 0
         self._unknown: list[int] = []
@@ -232,9 +192,12 @@ class _Simulation:
             return True
         storage = self._storage_of[waits]
         alone = storage >= 0 and self._counts[waits] == 1 and self._uses[storage] == 1
+        alone = alone and (self._sums is None or waits in self._sums)
         if not alone or not self._layouts.dense[self._layout_of[waits]]:
             layout = self._layouts.sum(self._layout_of[waits], self._layout_of[tensor])
             self._waiting[place] = self._allocate(layout, _BUFFER, place)
+            if self._sums is not None:
+                self._sums.add(self._waiting[place])
             self._drop(waits)
         return False
 
@@ -462,6 +425,47 @@ class _Simulation:
             if distinct:
                 count = f"each of {len(distinct):,} tasks" if len(distinct) > 1 else "1 task"
                 yield f"{count} {what}; the first is {self._graph.describe(distinct[0])}"
+
+
+_TO_COME = -1  # in `waiting`: nothing has come yet, and what comes may be the gradient of an index
+
+
+class _OfTape(_Simulation):
+    """The same for a tape of HIPS autograd's, where the gradient of an index adds to zeros of the full size."""
+
+    def _prepare(self, order: Sequence[int], receivers: Sequence[Sequence[int]]) -> None:
+        self._places: dict[int, range] = {}  # by place in `waiting` all of the same task
+        first = self._program.first_input
+        footprints = self._footprints.tasks
+        for edge in self._graph.edges:
+            does = footprints[edge.task]
+            output = None if does is None else does.outputs[edge.output]
+            if output is not None and output.layout.sparse:
+                places = range(first[edge.next_task], first[edge.next_task + 1])
+                for place in places:
+                    self._places[place] = places
+                    self._waiting[place] = _TO_COME
+
+    def _give(self, place: int, tensor: int) -> bool:
+        if place not in self._places:
+            return super()._give(place, tensor)
+        if self._layouts[self._layout_of[tensor]].sparse:
+            for each in self._places[place]:
+                self._become_sum(each)
+            return False
+        if self._waiting[place] == _TO_COME:
+            self._waiting[place] = tensor
+            return True
+        return super()._give(place, tensor)
+
+    def _become_sum(self, place: int) -> None:
+        """What waits there is an array to which is added: zeros, or a copy of what waited."""
+        assert self._sums is not None
+        waits = self._waiting[place]
+        if waits not in self._sums:
+            self._waiting[place] = self._allocate(self._program.input_layouts[place], _BUFFER, place)
+            self._sums.add(self._waiting[place])
+            self._drop(max(waits, NO_TENSOR))
 
 
 _IN_A_LIST = -1  # in `waiting`: what comes here is kept in a list

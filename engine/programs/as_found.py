@@ -19,6 +19,7 @@ from torch.nn.utils import stateless
 
 from ...inspector.capturing.operators import may_write, written_by
 from ...inspector.graph.marks import tensors_of
+from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.compiled import keep_compiler_out, uncompiled
 from ...inspector.torch_internals.engine import torch_backward
 from ...inspector.torch_internals.modes import unobserved, without_torch_function
@@ -85,8 +86,9 @@ class AsFound:
     def watch(self, make_loss: MakeLoss, backward: bool = True) -> None:
         """Runs forward and backward once, watched."""
         with self.watched():
-            loss = loss_of(make_loss())
-            if backward and loss.requires_grad:
+            made = make_loss()
+            loss = None if isinstance(made, HipsTape) else loss_of(made)
+            if backward and loss is not None and loss.requires_grad:
                 torch_backward(loss)
 
     @contextmanager

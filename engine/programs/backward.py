@@ -89,7 +89,7 @@ def backward(
             with Stepper(call, policy=chosen, trace=trace, accumulation=accumulation, batch=batch) as stepper:
                 return stepper.run()
         if isinstance(tensors, HipsTape):
-            return _run_tape(call, tensors, chosen, trace, accumulation)
+            return run_tape(call, tensors, chosen, trace, accumulation, batch)
         with Measurement() as measurement:
             return run_measured(call, chosen, trace, accumulation, measurement, batch)
     if isinstance(tensors, HipsTape):
@@ -105,16 +105,23 @@ def backward(
 keep_compiler_out(backward)
 
 
-def _run_tape(
-    call: BackwardCall, tape: HipsTape, policy: AnyPolicy, trace: Level | None, accumulation: Accumulation
+def run_tape(
+    call: BackwardCall,
+    tape: HipsTape,
+    policy: AnyPolicy,
+    trace: Level | None,
+    accumulation: Accumulation,
+    batch: AnyBatch = None,
 ) -> Run:
     """A whole backward of a tape whose memory is measured."""
     from ..hips.memory import ArrayWatch  # which needs the package autograd
 
     with ArrayWatch(tape) as watch:
-        stepper = partial(Stepper, call, policy=policy, trace=trace, accumulation=accumulation)
+        stepper = partial(Stepper, call, policy=policy, trace=trace, accumulation=accumulation, batch=batch)
         with stepper(measuring=lambda *_: watch) as session:
-            return replace(session.run(), timeline=watch.timeline(accumulation))
+            run = session.run()
+            timeline = watch.timeline(accumulation)
+            return replace(run, timeline=timeline, footprints=watch.footprints(timeline))
 
 
 def check_choices(engine: Engine, trace: Level | None) -> None:

@@ -44,8 +44,8 @@ def loss_of(made: object) -> Tensor:
             what += f" of ({', '.join(type(part).__name__ for part in made)})"
         if isinstance(made, HipsTape):
             raise TypeError(
-                "make_loss() returned a tape, and this runs PyTorch's engine on a tensor; "
-                "th.backward(tape, memory=True) measures a tape under any policy"
+                "make_loss() returned a tape of HIPS autograd's, and this needs PyTorch's operations, on a tensor; "
+                "th.debug, th.backward, th.profile, th.compare and th.find_nan take tapes"
             )
         article = "" if made is None else "an " if what[0] in "aeiou" else "a "
         raise TypeError(f"make_loss() returned {article}{what}; expected a tensor, the loss, and nothing else")
@@ -68,6 +68,15 @@ def real_loss_of(made: object) -> Tensor:
             "look at. th.simulate(th.graph(loss)) and th.plan(loss) predict what its backward would take"
         )
     return loss
+
+
+def loss_or_tape(made: object) -> Tensor | HipsTape:
+    """What `make_loss` returned, if it is a loss, or a tape of HIPS autograd's.
+
+    Raises:
+        TypeError, ValueError: as `real_loss_of`.
+    """
+    return made if isinstance(made, HipsTape) else real_loss_of(made)
 
 
 @contextmanager

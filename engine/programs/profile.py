@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...inspector.capturing.capture import capture
+from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..batching.group_runner import AnyBatch, check_batch
 from ..measuring.measurement import Measurement
@@ -17,8 +18,8 @@ from ..tasks.backward_call import BackwardCall
 from ..tasks.roots import expect_flags
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
-from .backward import check_choices
-from .make_loss import MakeLoss, expect_make_loss, real_loss_of
+from .backward import check_choices, run_tape
+from .make_loss import MakeLoss, expect_make_loss, loss_or_tape
 
 
 def profile(
@@ -38,6 +39,7 @@ def profile(
 
     Args:
         make_loss: runs the forward and returns the loss, one element. Gradients are added to .grad as by any backward.
+            Or it returns a tape (`th.hips_tape`), whose backward the direct engine runs.
         policy: as in `th.backward`.
         retain_graph, create_graph: as in `torch.autograd.backward`.
         trace: as in `th.backward`. What the statistics allocate meanwhile is not counted. It is there while they are
@@ -85,10 +87,13 @@ def profile(
             measurement.begin_forward()
             loss = make_loss()
             measurement.observe(None, loss)
-        call = BackwardCall(real_loss_of(loss), None, retain_graph, create_graph)
-        if engine == "direct":
-            return run_measured(call, chosen, trace, accumulation, measurement, batch)
-        return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)
+        made = loss_or_tape(loss)
+        call = BackwardCall(made, None, retain_graph, create_graph)
+        if not isinstance(made, HipsTape):
+            if engine == "direct":
+                return run_measured(call, chosen, trace, accumulation, measurement, batch)
+            return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)
+    return run_tape(call, made, chosen, trace, accumulation, batch)
 
 
 keep_compiler_out(profile)

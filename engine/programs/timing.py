@@ -19,7 +19,7 @@ from ..sessions.native import Plan, Queues, run_native
 from ..sessions.stepper import Stepper
 from ..tasks.backward_call import BackwardCall
 from ..trace.run import Run
-from .make_loss import MakeLoss, real_loss_of
+from .make_loss import MakeLoss, loss_or_tape, real_loss_of
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ def time_stepped(
     check: Callable[[Graph], object] = lambda graph: None,
 ) -> int:
     """The same of the direct engine, under a rule of accumulation. A policy that plans has planned."""
-    loss = real_loss_of(make_loss())
+    loss = loss_or_tape(make_loss())
     with Stepper(loss, policy=policy, trace=None, accumulation=accumulation) as stepper:
         check(stepper.graph)
         devices = [device for device in stepper.graph.devices if device.type != "cpu"]

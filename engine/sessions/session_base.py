@@ -159,7 +159,7 @@ class SessionBase(ABC):
 
     def _bound_to(self, problem: Problem, policy: Policy | Choice, ran: Sequence[int] = ()) -> Policy | Choice:
         chosen = bound(policy, problem, ran)
-        if problem.knows_memory:
+        if problem.knows_memory and not problem.graph.is_tape:  # of which a deck knows more
             self.footprints = problem.footprints
         return chosen
 

@@ -14,6 +14,7 @@ from ...inspector.arguments import expect, expect_callable, expect_choice, expec
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.walk import graph
 from ...inspector.graph.graph import Edge, Graph
+from ...inspector.tapes.hips_tape import HipsTape
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from ..memory.not_counted import not_counted
 from ..memory.timeline import Timeline
@@ -25,7 +26,7 @@ from ..orders.policies import find_policy
 from ..orders.schedule import schedule
 from ..programs.as_found import AsFound
 from ..programs.backward import backward
-from ..programs.make_loss import MakeLoss, expect_make_loss, real_loss_of
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_or_tape, real_loss_of
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from .comparison import MIRRORED, Comparison, Row
@@ -58,7 +59,8 @@ def compare(
     for the prediction, and for each policy one with memory recorded and `repetitions` without.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element; it has to build the same graph each time.
+        make_loss: runs the forward and returns the loss, one element, or a tape (`th.hips_tape`); it has to build the
+            same graph each time.
         policies: as in `th.backward`; one alone will do.
         accumulate, release: as in `th.backward`, one or several of each: a row for every policy under every rule, such
             as "heap, list, never released". With any other rule than PyTorch's all rows run on the direct engine, so
@@ -131,7 +133,13 @@ class _DryRun(NamedTuple):
 
 
 class _Comparing:
-    """The runs of one comparison, each of which finds the world as the first one did."""
+    """The runs of one comparison, each of which finds the world as the first one did.
+
+    Attributes:
+        is_tape: whether what is compared are tapes of HIPS autograd's, which the direct engine runs.
+    """
+
+    is_tape = False
 
     def __init__(
         self, world: AsFound, make_loss: MakeLoss, plans: Iterable[MirrorPlan | None], tell: Callable[[str], object]
@@ -155,7 +163,8 @@ class _Comparing:
         self._world.watch(self._make_loss)
         with self._world.run():
             with capture():
-                loss = real_loss_of(self._make_loss())
+                loss = loss_or_tape(self._make_loss())
+            self.is_tape = isinstance(loss, HipsTape)
             drawn = graph(loss)
             self._leaves = list(drawn.leaves.values())
             self._signature = _signature(drawn)
@@ -224,9 +233,9 @@ def _compared(
             for suffix, plan in plans.items()
         }
 
-    stepped = rules != [PYTORCHS]
     comparing = _Comparing(world, make_loss, plans.values(), tell)
     chosen, predicted = comparing.warm_up(rows_of)
+    stepped = comparing.is_tape or rules != [PYTORCHS]
     runs = {name: comparing.memory(name, row, "direct" if stepped else "native") for name, row in chosen.items()}
     times: dict[str, list[int]] = {name: [] for name in chosen}
     for number, round_ in enumerate(turns(list(chosen.items()), repetitions)):

@@ -1,4 +1,4 @@
-"""The programs of HIPS/autograd's issue #219 as they were written there: for NumPy's arrays and `autograd`.
+"""Programs of HIPS/autograd's issue #219, and one after them, as they are for NumPy's arrays and `autograd`.
 
 Each takes the model and the data of the workload, and gives a function and what to call it with. Of argument 0 the
 gradient is wanted. The arrays are the tensors' own memory.
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..hips.levels import find_autograd
 
 if TYPE_CHECKING:
-    from .workload_models_hips219 import FanOut, NeedlessAdditions, VanillaRNN
+    from .workload_models_hips219 import Elementwise, FanOut, NeedlessAdditions, VanillaRNN
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -43,6 +43,17 @@ def fan_out_program(model: FanOut, z: Tensor) -> Program:
         return np.sum(z)
 
     return fan_out, (model.x.detach().numpy(), z.numpy())
+
+
+def elementwise_program(model: Elementwise, z: Tensor) -> Program:
+    np = find_autograd().numpy
+
+    def elementwise(x: Any, z: Any) -> Any:
+        for _ in range(model.uses):
+            z = np.sin(x * z)
+        return np.sum(z)
+
+    return elementwise, (model.x.detach().numpy(), z.numpy())
 
 
 def needless_program(model: NeedlessAdditions) -> Program:

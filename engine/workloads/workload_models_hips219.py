@@ -105,6 +105,45 @@ def fan_out_by_hand(model: FanOut, z: Tensor, *, fused: bool, step: Step) -> ByH
     return loss, found
 
 
+class Elementwise(nn.Module):
+    """One matrix, multiplied element by element, `uses` times in a row. Takes z (width, width)."""
+
+    def __init__(self, width: int, uses: int) -> None:
+        super().__init__()
+        self.x = nn.Parameter(1 + 0.01 * torch.randn(width, width))  # else gradients vanish, or are chaos
+        self.uses = uses
+
+    def forward(self, z: Tensor) -> Tensor:
+        for _ in range(self.uses):
+            z = torch.sin(self.x * z)
+        return z
+
+
+def elementwise_by_hand(model: Elementwise, z: Tensor, *, fused: bool, step: Step) -> ByHand:
+    zs = []
+    for _ in range(model.uses):
+        zs.append(z)
+        z = (model.x * z).sin_()
+    loss = z.sum()
+    g_z = torch.ones_like(z)
+    del z
+    step()
+
+    found: dict[str, Tensor] = {"x": torch.zeros_like(model.x)}
+    while zs:
+        z = zs.pop()
+        g_z.mul_((model.x * z).cos_())
+        if fused:
+            found["x"].addcmul_(g_z, z)
+        else:
+            found["x"] += g_z * z
+        del z
+        if zs:
+            g_z.mul_(model.x)
+        step()
+    return loss, found
+
+
 class NeedlessAdditions(nn.Module):
     """Adds 1 again and again to a matrix of zeros: nodes of which the backward needs no value. Takes nothing."""
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ...inspector.arguments import expect
 from ...inspector.graph.words import dtype_name
-from .programs_hips219 import Program, fan_out_program, needless_program, rnn_program
+from .programs_hips219 import Program, elementwise_program, fan_out_program, needless_program, rnn_program
 from .workload_models import (
     DLRM,
     GPT2,
@@ -37,10 +37,12 @@ from .workload_models import (
 )
 from .workload_models_hips219 import (
     ByHand,
+    Elementwise,
     FanOut,
     NeedlessAdditions,
     Step,
     VanillaRNN,
+    elementwise_by_hand,
     fan_out_by_hand,
     logistic_loss,
     needless_by_hand,
@@ -342,6 +344,10 @@ def _fan_out(width: int, uses: int) -> Parts:
     return Parts(FanOut(width, uses), (torch.randn(width, width),), torch.sum)
 
 
+def _elementwise(width: int, uses: int) -> Parts:
+    return Parts(Elementwise(width, uses), (torch.randn(width, width),), torch.sum)
+
+
 def _needless(width: int, additions: int) -> Parts:
     return Parts(NeedlessAdditions(width, additions), (), torch.sum)
 
@@ -500,6 +506,16 @@ WORKLOADS: dict[str, Workload] = {
             full={"width": 1000, "uses": 100},
             gradient=fan_out_by_hand,
             program=fan_out_program,
+        ),
+        Workload(
+            "elementwise",
+            "200 operations element by element, in a row",
+            "after HIPS/autograd issue #219, 2017: its first program, with products by element and a sine of each",
+            _elementwise,
+            small={"width": 64, "uses": 100},
+            full={"width": 1000, "uses": 100},
+            gradient=elementwise_by_hand,
+            program=elementwise_program,
         ),
         Workload(
             "needless",

@@ -23,6 +23,7 @@ from autograd.tracer import trace as trace_function
 from ..graph.graph import TensorMeta
 from ..graph.kinds import ARGUMENT
 from ..graph.source import Source, is_library
+from .values import LOOKING
 
 __all__ = [
     "RecordedNode",
@@ -60,9 +61,12 @@ class RecordedNode(VJPNode):  # type: ignore[misc]
         taken: the index at which `container_take` took its value, in a tuple; None for other primitives.
         source: the user's line that called the primitive.
         made: the arrays whose memory its value is, as long as they live.
+        argnums: the numbers of the primitive's arguments of which it has parents.
+        bad: how many elements of its value are NaN or infinite, where `looking_at_values` was open; else 0.
+        is_own: the primitive is numpy's, scipy's or autograd's own, and not one that a user has defined.
     """
 
-    __slots__ = ("_numbers", "made", "name", "number", "source", "space", "taken")
+    __slots__ = ("_numbers", "argnums", "bad", "is_own", "made", "name", "number", "source", "space", "taken")
     _numbers: Iterator[int]
 
     def __init__(
@@ -82,6 +86,9 @@ class RecordedNode(VJPNode):  # type: ignore[misc]
         self.taken = (args[1],) if fun is container_take else None
         self.source = _user_line()
         self.made = _owners(self.space, value)
+        self.argnums = tuple(parent_argnums)
+        self.is_own = _is_own(fun)
+        self.bad = sum(map(_bad, arrays_in(self.space, value))) if LOOKING.get() else 0
 
     def initialize_root(self, value: object) -> None:
         super().initialize_root()
@@ -92,6 +99,9 @@ class RecordedNode(VJPNode):  # type: ignore[misc]
         self.taken = None
         self.source = None
         self.made = _owners(self.space, value)
+        self.argnums = ()
+        self.is_own = True
+        self.bad = 0
 
     def __repr__(self) -> str:
         return f"<node {self.number} {self.name}>"
@@ -173,6 +183,18 @@ def owner_of(value: Any) -> np.ndarray[Any, Any] | None:
     while isinstance(value, np.ndarray) and value.base is not None:
         value = value.base
     return value if isinstance(value, np.ndarray) else None
+
+
+@cache
+def _is_own(primitive: Callable[..., object]) -> bool:
+    inner = getattr(primitive, "fun", primitive)  # what it wraps
+    module = getattr(inner, "__module__", None) or ""
+    return isinstance(inner, np.ufunc) or module.partition(".")[0] in ("numpy", "scipy", "autograd", "builtins")
+
+
+def _bad(value: Any) -> int:
+    array = np.asarray(value)
+    return int((~np.isfinite(array)).sum()) if array.dtype.kind in "fc" else 0
 
 
 def _owners(space: Any, value: Any) -> tuple[ref[Any], ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
@@ -88,7 +89,18 @@ class HipsTape:
                     edges.append(Edge(task_id, number, ids[parent], place))
                     number += 1
         end = max(leaf - 1, 0)  # what all others led to, and so the last that was made
-        return Graph(tuple(tasks), tuple(edges), (Root(end, 0),), (ModuleCall(0, "", self.function, None, 0),))
+        graph = Graph(tuple(tasks), tuple(edges), (Root(end, 0),), (ModuleCall(0, "", self.function, None, 0),))
+        _tapes[graph] = ref(self)
+        return graph
+
+
+_tapes: WeakKeyDictionary[Graph, ref[HipsTape]] = WeakKeyDictionary()
+
+
+def tape_of(graph: Graph) -> HipsTape | None:
+    """The tape of which this is the graph, as long as there is one."""
+    found = _tapes.get(graph)
+    return None if found is None else found()
 
 
 def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] = 0, **kwargs: Any) -> HipsTape:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import tapehead as th
 from tapehead.engine.orders.policies import CLASSIC
+from tapehead.engine.prediction.dry_run import of_shapes
 from tapehead.engine.sessions.stepper import Stepper
 
 pytest.importorskip("autograd")
@@ -231,9 +232,12 @@ def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: th.Accumulation) 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("fun", "args"), PROGRAMS[:3])
 def test_policies_that_plan_by_memory_plan_for_a_tape_too(fun: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """By the shapes of its gradients, and PyTorch's rule for sums."""
     tape = th.hips_tape(fun, *args)
+    shapes = of_shapes(tape.graph)
     peaks = {
-        name: th.simulate(tape.graph, name).peak_bytes for name in ("heap", "dfs", "bfs", "search(0.2)", "optimal")
+        name: th.simulate(tape.graph, name, shapes).peak_bytes
+        for name in ("heap", "dfs", "bfs", "search(0.2)", "optimal")
     }
     assert peaks["optimal"] == min(peaks.values()), peaks
     for policy in ("optimal", "auto"):
@@ -280,7 +284,7 @@ def test_a_saved_run_of_a_tape_plays_again_and_other_orders_are_predicted_from_s
     assert loaded.order == run.order and loaded.graph.is_tape
     assert loaded.save_html(tmp_path / "run.html").stat().st_size > 0
     timeline = th.simulate(loaded.graph, "bfs")
-    assert timeline.estimates[1].startswith("of a tape the shapes of its gradients alone are known")
+    assert timeline.estimates[1].startswith("of a tape that is gone the shapes of its gradients alone are known")
     weights = sum(each.nbytes for each in RNN[0])
     assert timeline.end_bytes == weights
     assert {str(storage.category) for storage in timeline if storage.died is None} == {"parameter gradient"}
@@ -329,8 +333,8 @@ def of_rnn() -> th.HipsTape:
         (lambda: th.debug(of_rnn(), retain_graph=False), NotImplementedError, "as long as there is the tape"),
         (lambda: th.debug(of_rnn(), create_graph=True), NotImplementedError, r"autograd\.grad\(rnn\)"),
         (lambda: th.debug(of_rnn(), batch="auto"), NotImplementedError, "another tape's"),
-        (lambda: th.profile(of_rnn), TypeError, r"th\.backward\(tape, memory=True\)"),
-        (lambda: th.compare(of_rnn), TypeError, r"th\.backward\(tape, memory=True\)"),
+        (lambda: th.plan_mirror(of_rnn), TypeError, r"th\.profile, th\.compare and th\.find_nan take tapes"),
+        (lambda: th.find_unused(of_rnn, torch.nn.Tanh()), TypeError, r"th\.compare and th\.find_nan take tapes"),
         (lambda: th.groups(of_rnn()), ValueError, "its nodes hide their factors"),
         (lambda: th.debug(of_rnn(), inputs=[]), NotImplementedError, "argnum="),
         (lambda: th.debug(of_rnn(), numpy.ones(2)), ValueError, r"has shape \(\); .* has \(2,\)"),

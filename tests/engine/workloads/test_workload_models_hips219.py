@@ -31,7 +31,9 @@ def test_by_hand_the_gradient_is_that_of_autograd(name: str, fused: bool, dtype:
     torch.testing.assert_close(compute()[1], gradients, rtol=0, atol=0, msg="parameters and data are left as they were")
 
 
-@pytest.mark.parametrize(("name", "steps"), [("rnn", 1 + 1 + 50), ("fan_out", 1 + 100), ("needless", 1 + 1)])
+@pytest.mark.parametrize(
+    ("name", "steps"), [("rnn", 1 + 1 + 50), ("fan_out", 1 + 100), ("elementwise", 1 + 100), ("needless", 1 + 1)]
+)
 def test_each_step_of_the_backward_is_told(name: str, steps: int) -> None:
     told: list[int] = []
     _, compute = WORKLOADS[name].by_hand()
@@ -52,10 +54,12 @@ def test_the_programs_are_those_of_the_thread() -> None:
     sizes = {name: dict(WORKLOADS[name].full) for name in BY_HAND}
     assert sizes["rnn"] == {"batch": 16, "width": 1024, "steps": 50}
     assert sizes["fan_out"] == {"width": 1000, "uses": 100}
+    assert sizes["elementwise"] == {"width": 1000, "uses": 100}
     assert sizes["needless"] == {"width": 1000, "additions": 100}
     names = {name: [task.short_name for task in th.graph(WORKLOADS[name].build()[1]()).tasks] for name in BY_HAND}
     assert names["rnn"].count("Mm") == names["rnn"].count("Tanh") + 1 == 51
     assert names["fan_out"].count("Mm") == 100 and names["fan_out"].count("AccumulateGrad") == 1
+    assert names["elementwise"].count("Sin") == names["elementwise"].count("Mul") == 100
     assert names["needless"].count("Add") == 100
 
 
@@ -84,7 +88,7 @@ def test_fused_no_product_is_a_tensor_of_its_own(name: str) -> None:
 
 def test_a_workload_without_one_names_those_which_have_it() -> None:
     with pytest.raises(
-        ValueError, match="gpt2 has no gradient written by hand; those which have: rnn, fan_out, needless"
+        ValueError, match="gpt2 has no gradient written by hand; those which have: rnn, fan_out, elementwise, needless"
     ):
         workload("gpt2").by_hand()
 
