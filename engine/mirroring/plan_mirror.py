@@ -189,7 +189,7 @@ class _Runs:
 
     @contextmanager
     def _fresh(self) -> Iterator[None]:
-        with self._world.run(self._leaves):
+        with self._world.run(self._leaves, zeroed=True):
             yield
         self.put_back()
 

@@ -92,15 +92,16 @@ class AsFound:
                 torch_backward(loss)
 
     @contextmanager
-    def run(self, leaves: Sequence[Tensor] = ()) -> Iterator[None]:
+    def run(self, leaves: Sequence[Tensor] = (), zeroed: bool = False) -> Iterator[None]:
         """Another run. It adds to copies of what is in .grad.
 
         Args:
             leaves: of its graph, should it not be that of the first one.
+            zeroed: it finds no .grad, as after `zero_grad()`.
         """
         found = [each for reference in self._written.leaves if (each := reference()) is not None]
         known = set(map(id, found))
-        with self._part(), own_gradients([*found, *(leaf for leaf in leaves if id(leaf) not in known)]):
+        with self._part(), own_gradients([*found, *(leaf for leaf in leaves if id(leaf) not in known)], zeroed):
             yield
 
     @contextmanager

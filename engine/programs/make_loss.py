@@ -80,12 +80,17 @@ def loss_or_tape(made: object) -> Tensor | HipsTape:
 
 
 @contextmanager
-def own_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """The run finds each .grad that was there as a copy, so that it adds to that one; afterwards all are put back."""
+def own_gradients(leaves: Sequence[Tensor], zeroed: bool = False) -> Iterator[None]:
+    """The run finds each .grad that was there as a copy, so that it adds to that one; afterwards all are put back.
+
+    Args:
+        leaves: whose.
+        zeroed: it finds none, as after `zero_grad()`.
+    """
     before = [leaf.grad for leaf in leaves]
     try:
         for leaf, grad in zip(leaves, before, strict=True):
-            leaf.grad = None if grad is None else grad.clone()
+            leaf.grad = None if grad is None or zeroed else grad.clone()
         yield
     finally:
         for leaf, grad in zip(leaves, before, strict=True):

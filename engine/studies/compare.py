@@ -308,12 +308,12 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
     """Each policy's prediction comes from another one's run: the first, and for the first the second.
 
     That of a mirrored forward comes from its plan, if this is the order that was planned for; and so does that of a
-    plain one where no other ran.
+    plain one where no other ran. A plan predicts for leaves that have no .grad yet.
     """
     from ..orders.simulate import simulate
 
     plans = list(dict.fromkeys(run.plan for run in runs.values() if run.plan is not None))
-    for name, (timeline, _, plan) in runs.items():
+    for name, (timeline, own, plan) in runs.items():
         by = next((other for other in runs if other != name and runs[other].plan is None), None)
         by = by if plan is None else None
         footprints = None if by is None else runs[by].footprints
@@ -324,7 +324,7 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
             predicted = simulate(
                 footprints.graph, timeline.order, footprints, accumulate=rule.accumulate, release=rule.release
             )
-        else:
+        elif not any(leaf.has_grad for leaf in own.leaves.values()):
             fitting = (each for each in plans if plan in (None, each) and rule == PYTORCHS and _is_for(each, timeline))
             if (planned := next(fitting, None)) is not None:
                 by = "th.plan_mirror"
