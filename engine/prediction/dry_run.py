@@ -46,6 +46,7 @@ from ..tasks.tensor_hooks import TensorHooks
 from .assumed_footprints import assumed_footprint, assumed_layout
 from .dry_run_limits import NOT_CALLED, OF_SHAPES, PASSING, TAKES_MORE, WORKSPACE, limit_sentence
 from .fake_kernels import FakeKernels
+from .parted import PARTING, parts_of
 
 
 def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hooks: bool = True) -> Footprints:
@@ -267,6 +268,8 @@ class _DryRun:
             if part in task.name and task.kind is Kind.CPP:
                 self._limit(what, task.id)
         if refused is None:
+            if (answer := self._parted(task, node, inputs)) is not None:
+                return answer
             key = self._key(task, node, inputs)
             answer = None if key is None else self._answers.get(key)
             try:
@@ -375,6 +378,17 @@ class _DryRun:
         layouts = tuple(None if each is None else each.layout for each in inputs)
         return _Answer(Footprint((), (), tuple(outputs), layouts), tuple(gradients))
 
+    def _parted(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> _Answer | None:
+        """What a node does that gives parts of the one gradient; None for others."""
+        if task.name not in PARTING or (given := inputs[0]) is None:
+            return None
+        takes = {edge.output: self._takes[edge.next_task][edge.input] for edge in self._graph.out_edges[task.id]}
+        parts = parts_of(node, given.layout, given.dtype, takes)
+        if parts is None:
+            return None
+        gradients = (given._replace(layout=each.layout) for each in parts)
+        return _Answer(Footprint((), (), parts, (given.layout,)), tuple(gradients))
+
     def _stored(self, task: Task, output: Tensor | None) -> Tensor | None:
         """The tensor whose storage an output is on: of a sparse one its values."""
         if output is None or output.layout is torch.strided:
@@ -385,19 +399,21 @@ class _DryRun:
     def _origins(
         self, given: list[Tensor | None], outputs: list[Tensor | None], stored: list[Tensor | None]
     ) -> Iterator[TaskOutput | None]:
-        storages = [None if each is None else storage_of(each) for each in given]
+        inputs = {id(each): number for number, each in reversed([*enumerate(given)]) if each is not None}
+        storages = {storage_of(each): inputs[id(each)] for each in given if each is not None}
         numbers: dict[int, int] = {}  # of a task's own blocks, the first output on each
+        firsts: dict[int, int] = {}  # of the tensors given so far, by id() the output
         for position, (whole, output) in enumerate(zip(outputs, stored, strict=True)):
             if whole is None or output is None:
                 yield None
                 continue
             layout, keeps_base = _layout_of(whole), is_view(output)
-            same = next((number for number, each in enumerate(given) if each is whole), -1)
-            before = next((number for number, each in enumerate(outputs[:position]) if each is whole), -1)
+            same = inputs.get(id(whole), -1)
+            before = firsts.setdefault(id(whole), position)
             block = self._operations.number(output)
             if same >= 0:
                 yield TaskOutput("input", same, layout, keeps_base)
-            elif before >= 0:
+            elif before < position:
                 yield TaskOutput("output", before, layout, keeps_base)
             elif block in numbers:
                 yield TaskOutput("output view", numbers[block], layout, keeps_base)
@@ -406,7 +422,7 @@ class _DryRun:
                 yield TaskOutput("block", block, layout, keeps_base)
             else:
                 storage = storage_of(output)
-                shared = storages.index(storage) if storage is not None and storage in storages else -1
+                shared = -1 if storage is None else storages.get(storage, -1)
                 yield TaskOutput("view" if shared >= 0 else "outside", shared, layout, keeps_base)
 
     def _start(self) -> Iterator[StartStorage]:

@@ -85,6 +85,10 @@ class FakeOperations(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         self._modes.__exit__(*error)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else each operation goes through a wrapper of torch's compiler; see `InFloat64`
+
     def start(self) -> None:
         """Forgets what was noted."""
         self.events, self.nbytes = [], []
@@ -93,8 +97,9 @@ class FakeOperations(TorchDispatchMode):
 
     def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A fake tensor, whose storage is not noted."""
-        with _disable_current_modes(), self._mode:
-            return self._take(torch.empty_strided(shape, strides, dtype=dtype, device=device))
+        with _disable_current_modes():
+            bare = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            return self._take(FakeTensor(self._mode, bare, device))
 
     def number(self, tensor: Tensor) -> int:
         """The number of the tensor's storage; -1 if it is none of those that were made."""
