@@ -136,7 +136,7 @@ class _Trees:
         products = [self._products[task] for task in tasks]
         others = [product.other(output) for product in products]
         side: Side = "right" if output == products[0].left.output else "left"
-        shared = _shared([other.identity for other in others], self._rules)
+        shared = _is_one([other.identity for other in others])
         gradients = sum(_nbytes(product.result) for product in products)
         itemsize = products[0].result.dtype.itemsize
         distinct = {other.identity: other.numel * itemsize for other in others}
@@ -321,14 +321,14 @@ class _Stacks:
         itemsize = first.result.dtype.itemsize
         for side, factor in used:
             identities = [self._identity(product, side) for product in products]
-            if not convolution and _shared(identities, self._rules):
+            if self._is_shared(first, identities):
                 shared.append(side)
             else:
                 stacked += factor.numel * itemsize
         kind: GroupKind = "grouped_conv" if convolution else "bmm"
         if self._direction == "forward":
             before, after = 1, 1 + len(used) - len(shared)
-            if first.addend is not None and not _shared([self._addend(product) for product in products], self._rules):
+            if first.addend is not None and not self._is_shared(first, [self._addend(product) for product in products]):
                 after += 1
                 stacked += self._addend_bytes(first)
         else:
@@ -346,6 +346,15 @@ class _Stacks:
             after,
             stacked * len(tasks),
         )
+
+    def _is_shared(self, product: Product, identities: list[Hashable]) -> bool:
+        """Whether factors of products like this one need no stacking: they are one tensor. In the forward TorchScript
+        wants many of them; in the backward `batch=` copies all batches of matrices, and what convolutions take."""
+        if product.function == "convolution" or not _is_one(identities):
+            return False
+        if self._direction == "forward":
+            return len(identities) >= self._rules.how_many_is_many
+        return len(product.result.shape or ()) < 3
 
     def _identity(self, product: Product, side: Side) -> Hashable:
         """What is equal for factors that are one tensor; None where that is not known."""
@@ -378,10 +387,9 @@ def _as_forward(graph: Graph) -> tuple[list[list[int]], list[int]]:
     return nexts, list(map(len, graph.out_edges))
 
 
-def _shared(identities: list[Hashable], rules: GroupRules) -> bool:
-    """Whether the factors are one tensor, and enough of them."""
-    first = identities[0]
-    return len(identities) >= rules.how_many_is_many and first is not None and all(each == first for each in identities)
+def _is_one(identities: list[Hashable]) -> bool:
+    """Whether the factors are one tensor."""
+    return identities[0] is not None and len(set(identities)) == 1
 
 
 def _inner(product: Product, output: int) -> int:

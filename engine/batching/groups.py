@@ -35,8 +35,10 @@ class GroupRules:
 
     Attributes:
         min_fusion_size: fewer products are not joined.
-        how_many_is_many: from so many on, products that share a factor are made as one wide product of that factor and
-            the others side by side; with fewer the shared factor counts as one more to be stacked (not by `batch=`).
+        how_many_is_many: from so many on, products that share a factor are a group of their own, apart from others of
+            their shape; and products of the forward are made as one wide product of that factor and the others side by
+            side, where with fewer it is one more to be stacked. The backward, as `batch=` runs it, stacks no factor
+            that is shared, however few share it.
         largest_side_numel: factors of more elements are not stacked: large products gain nothing (PyTorch #59905).
         fast_inner: a tree is one product where each member sums over fewer rows than this,
         fast_side: or where the result is smaller than this, or larger, in both directions.
@@ -79,13 +81,13 @@ class Group:
         outputs: the numbers of the tasks' outputs that the group makes; of a forward group none. A tree makes one, the
             sum: the other outputs of its tasks stay where they are, and may be another group's.
         product: that of the first task. In a tree the others may have other numbers of rows.
-        shared: the factors that are one and the same tensor for all members, where there are `how_many_is_many` of
-            them: they need no stacking.
+        shared: the factors that are one and the same tensor for all members and need no stacking.
         levels: of the first and the last member, counted from the roots; in a forward group from the inputs.
         into: of a tree the task, and the number of its input, where PyTorch sums.
         launches_before, launches_after: kernels one by one: products, the sums of a tree and of biases; and in the
             group, those among them that stack. As in `Batch`.
-        stacked_bytes: of the copies that stacking makes, there beside the originals as long as the group runs.
+        stacked_bytes: of the copies that stacking makes, there beside the originals as long as the group runs. Where
+            the gradients of all members are one tensor, which only the run shows, less is copied, by one launch less.
         held_bytes: of a tree the factors which its members keep until the last of them is ready, and which PyTorch may
             have freed long before.
     """

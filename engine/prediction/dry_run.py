@@ -32,7 +32,7 @@ from ...inspector.torch_internals.saved import (
     saved_variables,
     saves_subclass,
 )
-from ...inspector.torch_internals.tensors import is_view, storage_of, stored_values
+from ...inspector.torch_internals.tensors import storage_of, stored_values
 from ..memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
 from ..memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from ..memory.measured_device import device_of
@@ -46,6 +46,7 @@ from ..tasks.tensor_hooks import TensorHooks
 from .assumed_footprints import assumed_footprint, assumed_layout
 from .dry_run_limits import NOT_CALLED, OF_SHAPES, PASSING, TAKES_MORE, WORKSPACE, limit_sentence
 from .fake_kernels import FakeKernels
+from .origins import origins_of
 from .parted import PARTING, parts_of
 
 
@@ -340,7 +341,7 @@ class _DryRun:
         gradient = None
         stored = [self._stored(task, output) for output in outputs]  # may be seen here first
         events = tuple(operations.events)  # what dies later is what the next tasks get
-        origins = tuple(self._origins(given, outputs, stored))
+        origins = tuple(origins_of(operations, given, outputs, stored))
         return _Answer(
             Footprint(
                 events,
@@ -395,35 +396,6 @@ class _DryRun:
             return output
         self._limit("tasks that give sparse gradients", task.id)
         return stored_values(output)
-
-    def _origins(
-        self, given: list[Tensor | None], outputs: list[Tensor | None], stored: list[Tensor | None]
-    ) -> Iterator[TaskOutput | None]:
-        inputs = {id(each): number for number, each in reversed([*enumerate(given)]) if each is not None}
-        storages = {storage_of(each): inputs[id(each)] for each in given if each is not None}
-        numbers: dict[int, int] = {}  # of a task's own blocks, the first output on each
-        firsts: dict[int, int] = {}  # of the tensors given so far, by id() the output
-        for position, (whole, output) in enumerate(zip(outputs, stored, strict=True)):
-            if whole is None or output is None:
-                yield None
-                continue
-            layout, keeps_base = _layout_of(whole), is_view(output)
-            same = inputs.get(id(whole), -1)
-            before = firsts.setdefault(id(whole), position)
-            block = self._operations.number(output)
-            if same >= 0:
-                yield TaskOutput("input", same, layout, keeps_base)
-            elif before < position:
-                yield TaskOutput("output", before, layout, keeps_base)
-            elif block in numbers:
-                yield TaskOutput("output view", numbers[block], layout, keeps_base)
-            elif block >= 0:
-                numbers[block] = position
-                yield TaskOutput("block", block, layout, keeps_base)
-            else:
-                storage = storage_of(output)
-                shared = -1 if storage is None else storages.get(storage, -1)
-                yield TaskOutput("view" if shared >= 0 else "outside", shared, layout, keeps_base)
 
     def _start(self) -> Iterator[StartStorage]:
         """What is alive before the backward; see `dry_run` for the rule."""

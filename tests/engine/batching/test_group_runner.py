@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -116,7 +117,24 @@ def scaled_products() -> Tensor:
     return torch.stack(found).square().sum()
 
 
+def products_of_one_factor(count: int, side: str, kind: str = "mm") -> Tensor:
+    """Some products, fewer than TorchScript's many, with a factor in common on this side."""
+    torch.manual_seed(count)
+    shape = (2, 3, 3) if kind == "bmm" else (3, 3)
+    one = torch.randn(shape, requires_grad=kind == "tree")
+    others = [torch.randn(shape, requires_grad=True) for _ in range(count)]
+    products = [one @ each if side == "left" else each @ one for each in others]
+    return sum((product.square().sum() for product in products), start=torch.zeros(()))
+
+
 FORESEEN = {
+    **{
+        f"{count} {kind} with one {side} factor": partial(products_of_one_factor, count, side, kind)
+        for kind in ("mm", "bmm", "tree")
+        for side in ("left", "right")
+        for count in (4, 7, 9)
+    },
+    "four networks on one input": lambda: small_ensemble(members=4)[1](),
     "an ensemble of 9": lambda: workload("ensemble").build(**SMALL["ensemble"] | {"members": 9})[1](),
     "a weight used 8 times": lambda: workload("linear50").build(**SMALL["linear50"])[1](),
     "an unrolled cell": lambda: workload("rnn").build(**SMALL["rnn"])[1](),
@@ -125,13 +143,17 @@ FORESEEN = {
 
 
 @pytest.mark.parametrize("name", FORESEEN)
-def test_the_launches_that_groups_foresees_are_those_that_are_counted(name):
+def test_the_launches_and_copies_that_groups_foresees_are_those_that_are_counted(name):
     loss = FORESEEN[name]()
     foreseen = {
-        (each.kind, each.tasks): (each.launches_before, each.launches_after) for each in th.groups(loss).backward
+        (each.kind, each.tasks): (each.launches_before, each.launches_after, each.stacked_bytes)
+        for each in th.groups(loss).backward
     }
     run = th.backward(loss, engine="direct", batch="auto")
-    counted = {(each.kind, tuple(sorted(each.tasks))): (each.launches_before, each.launches) for each in batched(run)}
+    counted = {
+        (each.kind, tuple(sorted(each.tasks))): (each.launches_before, each.launches, each.copied_bytes)
+        for each in batched(run)
+    }
     assert counted == foreseen
     assert counted
 

@@ -177,9 +177,9 @@ def test_a_weight_transposed_once_is_summed_before_it_is_transposed_back() -> No
     (tree,) = [group for group in found if group.kind == "tree"]
     assert tree.into is not None
     assert found.graph.tasks[tree.into[0]].short_name == "T"
-    # The other halves share the weight and make a stack: 5 are too few for one wide product.
+    # The other halves make a stack, and share the weight, which is not copied.
     (stack,) = [group for group in found.backward if group.kind == "bmm"]
-    assert (stack.tasks, stack.outputs, tree.outputs, stack.shared) == (tree.tasks, (0,), (1,), ())
+    assert (stack.tasks, stack.outputs, tree.outputs, stack.shared) == (tree.tasks, (0,), (1,), ("right",))
 
 
 def test_a_tree_takes_unequal_rows() -> None:
@@ -216,6 +216,16 @@ def test_those_which_share_a_factor_leave_the_others_alone() -> None:
     assert [(len(group), group.shared) for group in found.forward] == [(8, ("left",)), (4, ())]
     found = th.groups(loss, th.GroupRules(how_many_is_many=9))
     assert [(len(group), group.shared) for group in found.backward] == [(12, ())]
+    assert [(len(group), group.shared) for group in found.forward] == [(12, ())]
+
+
+def test_a_factor_that_few_share_is_stacked_in_the_forward_alone() -> None:
+    x = torch.randn(4, 3)
+    with th.capture():
+        loss = torch.stack([x @ weight(3, 3) for _ in range(4)]).exp().sum()
+    found = th.groups(loss)
+    assert [(len(group), group.shared) for group in found.backward] == [(4, ("left",))]
+    assert [(len(group), group.shared) for group in found.forward] == [(4, ())]
 
 
 def test_the_same_product_again_and_again_is_said_to_be_that() -> None:
