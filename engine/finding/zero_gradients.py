@@ -56,7 +56,8 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
     """Runs the backward of a loss, which frees its graph, and says what came to each leaf. No .grad changes.
 
     Hooks of tensors run, those of .grad (`register_post_accumulate_grad_hook`, DistributedDataParallel's) do not: the
-    gradients are only looked at. But a graph with reentrant checkpoints can't be run so; there they run, too.
+    gradients are only looked at. But a graph with reentrant checkpoints can't be run so; there they run, too, and those
+    of leaves to which a custom Function runs a backward.
     """
     counts = _Counts()
     watch = _Watch(graph, counts)
@@ -65,16 +66,11 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
         watch.open()
         if any(task.kind is Kind.CHECKPOINT for task in graph.tasks):
             written = list({id(leaf): leaf for leaf in (*leaves, *graph.leaves.values())}.values())
-            with own_gradients(written):
-                for leaf in written:
-                    leaf.grad = None
+            with own_gradients(written, zeroed=True):
                 torch_backward(loss)
                 found = [counts.state(leaf.grad) for leaf in leaves]
         else:
-            inside = [leaf for leaf in leaves if id(leaf) in tasks]
-            gradients = torch.autograd.grad(loss, inside, allow_unused=True) if inside else ()
-            states = {id(leaf): counts.state(gradient) for leaf, gradient in zip(inside, gradients, strict=True)}
-            found = [states.get(id(leaf), _nothing) for leaf in leaves]
+            found = _looked_at(loss, list(graph.leaves.values()), leaves, counts)
     finally:
         watch.close()
     counts.read()
@@ -86,6 +82,23 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
         origins = () if state or task_id is None else watch.origins(task_id)
         arrived.append(Arrived(state, origins))
     return arrived
+
+
+def _looked_at(
+    loss: Tensor, inside: Sequence[Tensor], leaves: Sequence[Tensor], counts: _Counts
+) -> list[Callable[[], State]]:
+    """What comes to each leaf; `inside`: those that the graph has.
+
+    To others something may come, too: a custom Function, as that of reversible layers, can run a backward of its own.
+    """
+    with own_gradients(leaves, zeroed=True):
+        gradients = torch.autograd.grad(loss, inside, allow_unused=True) if inside else ()
+        given = dict(zip(map(id, inside), gradients, strict=True))
+        return [partial(_either, counts.state(given.get(id(leaf))), counts.state(leaf.grad)) for leaf in leaves]
+
+
+def _either(one: Callable[[], State], other: Callable[[], State]) -> State:
+    return max((state for state in (one(), other()) if state is not None), default=None)
 
 
 class _Counts:

@@ -345,6 +345,36 @@ def test_frozen_parameters_are_left_out_and_counted() -> None:
     assert "2 parameters with requires_grad=False left out: trunk.weight and trunk.bias." in report.sentences
 
 
+class Reversible(torch.autograd.Function):
+    """Its backward runs the layers again, and a backward of their own: their parameters are in no graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layers: nn.Module) -> Tensor:
+        ctx.x, ctx.layers = x.detach(), layers
+        with torch.no_grad():
+            return layers(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        with torch.enable_grad():
+            x = ctx.x.requires_grad_()
+            torch.autograd.backward(ctx.layers(x), gradient)
+        return x.grad, None
+
+
+def test_parameters_to_which_a_function_runs_a_backward_of_its_own_get_a_gradient() -> None:
+    model = nn.ModuleDict({"layers": nn.Linear(4, 4), "shared": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
+    x = torch.randn(3, 4, requires_grad=True)
+    layers = nn.Sequential(model["layers"], model["shared"])
+
+    def make_loss() -> Tensor:
+        return model["shared"](Reversible.apply(x, layers)).square().sum()
+
+    assert th.find_unused(make_loss, model).names == ("unused.weight", "unused.bias")
+    assert th.find_unused(lambda: Reversible.apply(x, layers).sum(), model).names == ("unused.weight", "unused.bias")
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 class NoneForWeight(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
