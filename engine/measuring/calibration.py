@@ -222,7 +222,7 @@ class _Reader:
         return self._footprints.setdefault(footprint, footprint)
 
     def _layout(self, seen: Seen) -> TensorLayout:
-        key = (seen.shape, seen.strides, seen.itemsize, seen.stored)
+        key = (seen.shape, seen.strides, seen.itemsize, seen.stored, seen.wraps)
         found = self._layouts.get(key)
         if found is None:
             found = self._layouts[key] = seen.layout

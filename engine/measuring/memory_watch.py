@@ -21,6 +21,7 @@ from ...inspector.torch_internals.tensors import (
     identity_of,
     is_fake,
     is_view,
+    local_of,
     stored_bytes,
     stored_values,
 )
@@ -33,7 +34,8 @@ class Seen(NamedTuple):
     """A tensor at a moment, as numbers alone: looking keeps nothing alive.
 
     `identity` is the tensor's (its TensorImpl), `address` that of its storage's bytes; both may be another's later. Of
-    a COO tensor the address is that of its values, and `stored` what it stores in bytes.
+    a COO tensor the address is that of its values, and `stored` what it stores in bytes. Of a DTensor (`wraps`) all but
+    the identity is that of its own rank's part.
     """
 
     identity: int
@@ -43,6 +45,7 @@ class Seen(NamedTuple):
     itemsize: int
     is_view: bool
     stored: int = -1
+    wraps: bool = False
 
     @property
     def layout(self) -> TensorLayout:
@@ -51,7 +54,8 @@ class Seen(NamedTuple):
         nbytes = self.itemsize
         for size in self.shape:
             nbytes *= size
-        return TensorLayout(tuple(self.shape), tuple(self.strides), is_dense(self.shape, self.strides), nbytes)
+        shape, strides = tuple(self.shape), tuple(self.strides)
+        return TensorLayout(shape, strides, is_dense(shape, strides), nbytes, wrapped=self.wraps)
 
 
 def look(tensor: Tensor | None) -> Seen | None:
@@ -68,13 +72,15 @@ def look(tensor: Tensor | None) -> Seen | None:
             identity=identity_of(tensor), shape=tensor.shape, strides=(), stored=stored_bytes(tensor)
         )
     itemsize = tensor.element_size()
+    local = local_of(tensor)
     try:
-        address = tensor.data_ptr()
+        address = local.data_ptr()
     except (NotImplementedError, RuntimeError):
         return None
     if address:
-        address -= int(tensor.storage_offset()) * itemsize
-    return Seen(identity_of(tensor), address, tensor.shape, tensor.stride(), itemsize, is_view(tensor))
+        address -= int(local.storage_offset()) * itemsize
+    wraps = local is not tensor
+    return Seen(identity_of(tensor), address, local.shape, local.stride(), itemsize, is_view(tensor), wraps=wraps)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ class TensorLayout:
         dense: its elements fill its span without gaps or overlaps (c10: is_non_overlapping_and_dense).
         nbytes: what a dense copy of it takes; of a sparse one a copy of what it stores, indices included.
         sparse: it is a COO tensor; its strides say nothing.
+        wrapped: it is one rank's part of a DTensor, to which nothing is added in place (input_buffer.cpp).
     """
 
     shape: tuple[int, ...]
@@ -27,6 +28,7 @@ class TensorLayout:
     dense: bool
     nbytes: int
     sparse: bool = False
+    wrapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

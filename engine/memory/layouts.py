@@ -10,7 +10,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from ...inspector.torch_internals.tensors import stored_bytes
+from ...inspector.torch_internals.tensors import local_of, stored_bytes
 from .footprint import TensorLayout
 
 
@@ -31,8 +31,10 @@ def layout_of(tensor: Tensor) -> TensorLayout:
     """The layout of a strided tensor, or of a COO one."""
     if tensor.layout is torch.sparse_coo:
         return sparse(tensor.shape, stored_bytes(tensor))
-    shape, strides = tuple(tensor.shape), tensor.stride()
-    return TensorLayout(shape, strides, is_dense(shape, strides), tensor.numel() * tensor.element_size())
+    local = local_of(tensor)
+    shape, strides = tuple(local.shape), local.stride()
+    nbytes = local.numel() * local.element_size()
+    return TensorLayout(shape, strides, is_dense(shape, strides), nbytes, wrapped=local is not tensor)
 
 
 def sparse(shape: Sequence[int], nbytes: int) -> TensorLayout:
@@ -108,7 +110,7 @@ def sum_of(one: TensorLayout, other: TensorLayout) -> TensorLayout:
     if one.shape != other.shape:
         return one if one.nbytes >= other.nbytes else other
     if is_contiguous(one) and is_contiguous(other):
-        return replace(contiguous(one.shape, 1), nbytes=one.nbytes)
+        return replace(contiguous(one.shape, 1), nbytes=one.nbytes, wrapped=one.wrapped)
     if one.dense and other.dense and one.strides == other.strides:
         return one
     strides = [0] * len(one.shape)
@@ -116,7 +118,7 @@ def sum_of(one: TensorLayout, other: TensorLayout) -> TensorLayout:
     for dimension in _innermost_first(one, other):
         strides[dimension] = step
         step *= max(one.shape[dimension], 1)
-    return TensorLayout(one.shape, tuple(strides), True, one.nbytes)
+    return TensorLayout(one.shape, tuple(strides), True, one.nbytes, wrapped=one.wrapped)
 
 
 def _innermost_first(one: TensorLayout, other: TensorLayout) -> list[int]:
@@ -149,7 +151,7 @@ class Layouts:
     """Numbers for layouts, so that millions of tensors can be compared; each question is answered once."""
 
     def __init__(self) -> None:
-        self.dense: list[bool] = []
+        self.dense: list[bool] = []  # whether the engine may add in place
         self.nbytes: list[int] = []
         self._layouts: list[TensorLayout] = []
         self._numbers: dict[TensorLayout, int] = {}
@@ -164,7 +166,7 @@ class Layouts:
         with self._lock:
             if layout not in self._numbers:
                 self._layouts.append(layout)
-                self.dense.append(layout.dense)
+                self.dense.append(layout.dense and not layout.wrapped)
                 self.nbytes.append(layout.nbytes)
                 self._numbers[layout] = len(self._layouts) - 1
             return self._numbers[layout]

@@ -9,7 +9,8 @@ from itertools import accumulate
 from ...inspector.graph.graph import Graph
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
-from ..prediction.dry_run import dry_run, of_shapes
+from ..prediction.assumed_footprints import of_shapes
+from ..prediction.dry_run import dry_run
 from ..prediction.simulation import simulated
 from ..queue.chosen_order import allowed, heap_order, stages
 from ..queue.stages import stage_edges

@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import MappingProxyType
+
 from ...inspector.graph.graph import Graph, TensorMeta
-from ..memory.footprint import Footprint, TaskOutput, TensorLayout
+from ..memory.footprint import Footprint, Footprints, TaskOutput, TensorLayout
 from ..memory.layouts import contiguous
+from .dry_run_limits import OF_SHAPES, WORKSPACE
+from .split_gradients import Parts
+
+_VIEWS = frozenset(
+    f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "Unsqueeze", "Squeeze", "Alias")
+)
+"""The nodes that give a view of what they get, also of a DTensor."""
+
+_SUM = "AddBackward0"
+"""The node that gives on what it gets, to both terms."""
 
 
-def assumed_layout(meta: TensorMeta) -> TensorLayout:
-    """What a gradient is taken for where nothing but its metadata is known."""
+def assumed_layout(meta: TensorMeta, part: tuple[int, ...] | None = None) -> TensorLayout:
+    """What a gradient is taken for where nothing but its metadata is known, and this rank's part if it is a DTensor."""
+    if part is not None:
+        return replace(contiguous(part, meta.dtype.itemsize), wrapped=True)
     return contiguous(meta.shape or (), meta.dtype.itemsize)
 
 
-def assumed_footprint(graph: Graph, task_id: int) -> Footprint:
-    """What a task is taken to do where it can't be asked: each gradient that it gives is a new block."""
+def assumed_footprint(graph: Graph, task_id: int, parts: Parts = MappingProxyType({})) -> Footprint:
+    """What a task is taken to do where it can't be asked: each gradient that it gives is a new block.
+
+    `parts`: of those that are DTensors this rank's part. Of these a view is one, and what a sum gives on is the same.
+    """
     outputs: list[TaskOutput | None] = []
     blocks: list[int] = []
+    name, taken = graph.tasks[task_id].name, parts.get((task_id, 0))
     for edge in graph.out_edges[task_id]:
-        layout = assumed_layout(graph.tasks[edge.next_task].inputs[edge.input])
+        part = parts.get((edge.next_task, edge.input))
+        layout = assumed_layout(graph.tasks[edge.next_task].inputs[edge.input], part)
         outputs.extend([None] * (edge.output - len(outputs)))
-        outputs.append(TaskOutput("block", len(blocks), layout, keeps_base=False))
-        blocks.append(layout.nbytes)
+        if name in _VIEWS and taken is not None:
+            outputs.append(TaskOutput("view", 0, layout, keeps_base=True))
+        elif name == _SUM and taken is not None and taken == part:
+            outputs.append(TaskOutput("input", 0, layout, keeps_base=False))
+        else:
+            outputs.append(TaskOutput("block", len(blocks), layout, keeps_base=False))
+            blocks.append(layout.nbytes)
     return Footprint(tuple(range(len(blocks))), tuple(blocks), tuple(outputs), inputs=())
+
+
+def of_shapes(graph: Graph) -> Footprints:
+    """What is known of a tape, whose nodes can't be asked without running them."""
+    tasks = tuple(None if task.is_leaf else assumed_footprint(graph, task.id) for task in graph.tasks)
+    roots = tuple(assumed_layout(graph.tasks[root.task].inputs[root.input]) for root in graph.roots)
+    return Footprints(graph, "cpu", "dry run", tasks, (), {}, roots, keep_graph=True, limits=(WORKSPACE, OF_SHAPES))

@@ -18,6 +18,7 @@ from ...inspector.graph.kinds import Kind
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
 from ...inspector.tapes.hips_tape import tape_of
+from ...inspector.torch_internals.dtensors import gives_on
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.nodes import call_node, function_of
 from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
@@ -43,11 +44,12 @@ from ..tasks.hook_watch import HookWatch
 from ..tasks.input_buffer import fits, fitted
 from ..tasks.task_runner import takes_of
 from ..tasks.tensor_hooks import TensorHooks
-from .assumed_footprints import assumed_footprint, assumed_layout
-from .dry_run_limits import NOT_CALLED, OF_SHAPES, PASSING, TAKES_MORE, WORKSPACE, limit_sentence
+from .assumed_footprints import assumed_footprint, assumed_layout, of_shapes
+from .dry_run_limits import DTENSORS, NOT_CALLED, PASSING, TAKES_MORE, WORKSPACE, limit_sentence
 from .fake_kernels import FakeKernels
 from .origins import origins_of
 from .parted import PARTING, parts_of
+from .split_gradients import parts_of_gradients
 
 
 def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hooks: bool = True) -> Footprints:
@@ -123,13 +125,6 @@ def _of_tape(graph: Graph) -> Footprints:
     return of_shapes(graph)
 
 
-def of_shapes(graph: Graph) -> Footprints:
-    """What the shapes of gradients tell of a tape."""
-    tasks = tuple(None if task.is_leaf else assumed_footprint(graph, task.id) for task in graph.tasks)
-    roots = tuple(assumed_layout(graph.tasks[root.task].inputs[root.input]) for root in graph.roots)
-    return Footprints(graph, "cpu", "dry run", tasks, (), {}, roots, keep_graph=True, limits=(WORKSPACE, OF_SHAPES))
-
-
 class _DryRun:
     def __init__(self, graph: Graph, device: torch.device) -> None:
         self._graph = graph
@@ -150,6 +145,7 @@ class _DryRun:
         self._more_limits: list[str] = []
         self._facts: list[object | None] = []
         self._sparse_grads: dict[int, TensorLayout] = {}  # by the leaf's task
+        self._parts = parts_of_gradients(graph)
         self._found_out: set[int] = set()  # the tasks that hide what they keep, and keep nothing but leaves
 
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
@@ -192,7 +188,7 @@ class _DryRun:
         graph = self._graph
         waiting: list[list[_Gradient | None]] = [[None] * len(task.inputs) for task in graph.tasks]
         for root in graph.roots:
-            self._add(waiting, root.task, root.input, _assumed(graph.tasks[root.task].inputs[root.input]))
+            self._add(waiting, root.task, root.input, self._assumed(root.task, root.input))
         footprints: list[Footprint | None] = [None] * len(graph)
         # Reading a saved view is an operation, of which a mode would make a fake tensor each time.
         self._facts = list(map(self._facts_of, graph.tasks, graph.nodes))
@@ -264,6 +260,9 @@ class _DryRun:
         node = self._graph.nodes[task.id]
         if task.kind in APPLIED and (answer := self._passed_on(task, node, inputs)) is not None:
             return answer
+        if self._is_split(task, inputs):
+            self._limit(DTENSORS, task.id)
+            return self._guessed(task)
         refused = self._refused(task, node)
         for part, what in TAKES_MORE.items():
             if part in task.name and task.kind is Kind.CPP:
@@ -282,10 +281,20 @@ class _DryRun:
                     self._answers[key] = answer
                 return answer
         self._limit(refused, task.id)
-        footprint = assumed_footprint(self._graph, task.id)
+        return self._guessed(task)
+
+    def _is_split(self, task: Task, inputs: list[_Gradient | None]) -> bool:
+        """Whether the task takes or gives a DTensor, whose code is not called."""
+        edges = self._graph.out_edges[task.id] if self._parts else ()
+        taken = any(each is not None and each.layout.wrapped for each in inputs)
+        return taken or any((edge.next_task, edge.input) in self._parts for edge in edges)
+
+    def _guessed(self, task: Task) -> _Answer:
+        """What a task is taken to do that is not asked."""
+        footprint = assumed_footprint(self._graph, task.id, self._parts)
         gradients: list[_Gradient | None] = [None] * len(footprint.outputs)
         for edge in self._graph.out_edges[task.id]:
-            gradients[edge.output] = _assumed(self._takes[edge.next_task][edge.input])
+            gradients[edge.output] = self._assumed(edge.next_task, edge.input)
         return _Answer(footprint, tuple(gradients))
 
     def _refused(self, task: Task, node: Node) -> str | None:
@@ -363,16 +372,17 @@ class _DryRun:
         function = function_of(node)  # type: ignore[arg-type]
         name = f"{function.__module__}.{function.__qualname__}"
         edges = self._graph.out_edges[task.id]
-        if name not in PASSING or any(edge.output >= len(inputs) or inputs[edge.output] is None for edge in edges):
+        passes = name in PASSING or gives_on(node)
+        if not passes or any(edge.output >= len(inputs) or inputs[edge.output] is None for edge in edges):
             return None
-        if (what := PASSING[name]) is not None:
+        if (what := PASSING.get(name, DTENSORS)) is not None:
             self._limit(what, task.id)
         outputs: list[TaskOutput | None] = [None] * len(node.next_functions)
         gradients: list[_Gradient | None] = [None] * len(outputs)
         for edge in edges:
-            given, takes = inputs[edge.output], _assumed(self._takes[edge.next_task][edge.input])
+            given, takes = inputs[edge.output], self._assumed(edge.next_task, edge.input)
             assert given is not None
-            same = given.layout.shape == takes.layout.shape  # else a DTensor of which this is one rank's part
+            same = given.layout == takes.layout  # else a DTensor of which this is one rank's part, or it is of one
             gradients[edge.output] = given if same else takes
             layout = (given if same else takes).layout
             outputs[edge.output] = TaskOutput("input" if same else "view", edge.output, layout, keeps_base=False)
@@ -509,6 +519,11 @@ class _DryRun:
                 "there are hooks which nothing lists; if tensors of this graph had them, what these hold is not known"
             )
 
+    def _assumed(self, task_id: int, number: int) -> _Gradient:
+        """What a task is taken to get, if nothing but the metadata is known."""
+        meta = self._takes[task_id][number]
+        return _Gradient(assumed_layout(meta, self._parts.get((task_id, number))), meta.dtype, meta.device)
+
     def _limit(self, what: str, task_id: int) -> None:
         tasks = self._limits.setdefault(what, [])
         if task_id not in tasks:
@@ -516,10 +531,6 @@ class _DryRun:
 
     def _counts(self, device: torch.device) -> bool:
         return device == self._device
-
-
-def _assumed(meta: TensorMeta) -> _Gradient:
-    return _Gradient(assumed_layout(meta), meta.dtype, meta.device)
 
 
 def _is_scalar(meta: TensorMeta) -> bool:

@@ -41,14 +41,16 @@ TAKES_MORE = {
 }
 """By what a node's name has in it: of what a dry run is known to say too little, or too much."""
 
+DTENSORS = "what DTensors send and receive in the backward"
+
 PASSING = {
     "torch.nn.modules._functions.BackwardHookFunction": None,
     "torch.distributed.fsdp._fully_shard._fsdp_state.RegisterPreBackwardFunction": "what FSDP gathers in the backward",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.RegisterPostBackwardFunction": (
         "what FSDP reduces and frees in the backward"
     ),
-    "torch.distributed.tensor._api._ToTorchTensor": "what DTensors send and receive in the backward",
-    "torch.distributed.tensor._api._FromTorchTensor": "what DTensors send and receive in the backward",
+    "torch.distributed.tensor._api._ToTorchTensor": DTENSORS,
+    "torch.distributed.tensor._api._FromTorchTensor": DTENSORS,
     "torch.nn.parallel.distributed._DDPSink": "what DistributedDataParallel reduces in the backward",
 }
 """torch's own Functions that give each gradient on as it comes, and what else they do, of which nothing is known."""

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .modes import unobserved, without_torch_function
 from .saved import saved_slots
-from .tensors import base_of, is_fake, storage_of
+from .tensors import base_of, computes_itself, is_fake, local_of, storage_of
 
 
 def owned_alone(tensors: Sequence[Tensor | None], number: int, others: int = 0) -> bool:
@@ -94,6 +94,10 @@ def _spare_references(tensors: Sequence[Tensor]) -> tuple[dict[int, tuple[int | 
     the tensor, and by address those to the storage.
     """
     distinct = {id(tensor): tensor for tensor in tensors}
+    locals_ = {number: local_of(tensor) for number, tensor in distinct.items() if computes_itself(tensor)}
+    wrappers = {number: id(local) for number, local in locals_.items() if id(local) != number}
+    distinct.update((id(local), local) for local in locals_.values())  # Python holds these, which is not told here
+    locals_.clear()
     bases = [base for base in map(base_of, distinct.values()) if base is not None]  # each view holds its base
     slots = Counter(map(id, tensors))
     slots.update(map(id, bases))
@@ -102,16 +106,17 @@ def _spare_references(tensors: Sequence[Tensor]) -> tuple[dict[int, tuple[int | 
     storages = {}
     for number in distinct:
         try:
-            storage = distinct[number].untyped_storage()
+            storage = distinct[wrappers.get(number, number)].untyped_storage()
         except (NotImplementedError, RuntimeError, ValueError):
             addresses[number] = None
             continue
         addresses[number] = storage._cdata
         storages[storage._cdata] = storage
         del storage
-    users = Counter(addresses.values())
+    users = Counter(address for number, address in addresses.items() if number not in wrappers)
     spare = {}
-    for number, count in slots.items():
+    for number in distinct:
+        count = slots[number]
         uses = distinct[number]._use_count()  # type: ignore[attr-defined]
         spare[number] = addresses[number], (uses - count, sys.getrefcount(distinct[number]) - count)
     of_storages = {}

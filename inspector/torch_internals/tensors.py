@@ -28,10 +28,22 @@ class StorageBytes(NamedTuple):
     nbytes: int
 
 
+def local_of(tensor: Tensor) -> Tensor:
+    """The tensor that has the bytes: of one of torch's that wraps another (a DTensor its own rank's part) that one."""
+    while computes_itself(tensor) and type(tensor).__module__.startswith("torch.") and not is_fake(tensor):
+        names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+        parts = [part for part in (getattr(tensor, name) for name in names) if isinstance(part, Tensor)]
+        if len(parts) != 1:
+            break
+        tensor = parts[0]
+    return tensor
+
+
 def storage_of(tensor: Tensor) -> StorageBytes | None:
-    """The tensor's storage; None for those that have none of their own (sparse, nested, not yet initialised)."""
+    """The tensor's storage, of a DTensor that of its own rank's part; None for those that have none of their own
+    (sparse, nested, not yet initialised)."""
     try:
-        storage = tensor.untyped_storage()
+        storage = local_of(tensor).untyped_storage()
         return StorageBytes(storage._cdata, storage.nbytes())
     except (NotImplementedError, RuntimeError, ValueError):
         return None

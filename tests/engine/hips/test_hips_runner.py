@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tapehead as th
 from tapehead.engine.orders.policies import CLASSIC
-from tapehead.engine.prediction.dry_run import of_shapes
+from tapehead.engine.prediction.assumed_footprints import of_shapes
 from tapehead.engine.sessions.stepper import Stepper
 
 pytest.importorskip("autograd")
