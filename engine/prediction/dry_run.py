@@ -382,7 +382,8 @@ class _DryRun:
         for edge in edges:
             given, takes = inputs[edge.output], self._assumed(edge.next_task, edge.input)
             assert given is not None
-            same = given.layout == takes.layout  # else a DTensor of which this is one rank's part, or it is of one
+            one, other = given.layout, takes.layout  # may be a DTensor, and one rank's part of it
+            same = (one.shape, one.wrapped) == (other.shape, other.wrapped)
             gradients[edge.output] = given if same else takes
             layout = (given if same else takes).layout
             outputs[edge.output] = TaskOutput("input" if same else "view", edge.output, layout, keeps_base=False)
