@@ -149,7 +149,7 @@ class MirrorPlan:
                     _FATES[storage.number in dropped, saved],
                     places.get(made_by, -1),
                     storage.output,
-                    _filled_by(program, storage).name,
+                    filled_by(program, storage).name,
                     program.operations[made_by].module,
                     storage.saved_by,
                     tuple(each for each in program.inputs_of(storage.number) if _is_made(program.storages[each])),
@@ -248,7 +248,7 @@ _FATES: dict[tuple[bool, bool], Fate] = {
 """By whether it is dropped, and whether a node saves it."""
 
 
-def _filled_by(program: ForwardProgram, storage: ForwardStorage) -> ForwardOperation:
+def filled_by(program: ForwardProgram, storage: ForwardStorage) -> ForwardOperation:
     """The operation whose result a storage is known by: a dropout's mask not by the `empty_like` that allocates it."""
     operations = [program.operations[number] for number in storage.program]
     return next((each for each in operations if not allocates_only(each.name)), operations[0])

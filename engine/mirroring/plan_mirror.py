@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ from ..words.phrases import joined
 from ..words.sizes import both_units, percent_text, size_text
 from .candidates import FoundDrops, Goal
 from .footprint import MirroredMemory, mirrored_footprints
+from .left_alone import WORTH_IT, checkpoint_sentence, fused_sentence, not_worth_it
 from .mirror import mirror
 from .plan import MirrorPlan, MirrorPrediction
 from .planned_mirror import PlannedMirror
@@ -41,7 +42,6 @@ from .planners import SOLVERS
 from .storages import footprints_for, mirror_storages
 from .wanted import Budget, Wanted
 
-_WORTH_IT = 0.01  # of the peak: a plan that saves less is no plan
 # What it may take to note an operation in the forward, and to run it again besides the operation itself: from where
 # everything is in the caches to where a large kernel has just emptied them.
 _NOTING_NS = 10_000.0, 500_000.0
@@ -142,6 +142,8 @@ class _Runs:
         recording_ns: what it takes in the forward to note an operation that may run again.
         call_ns: what it takes besides the operation to note it and to run it again.
         banned: what did not come out the same, and why, as a sentence; None: nothing.
+        reasons: the same by number of the storage.
+        checkpoints: that regions are under torch.utils.checkpoint, as a sentence; None: none is.
     """
 
     def __init__(self, make_loss: MakeLoss, repetitions: int, world: AsFound) -> None:
@@ -153,8 +155,10 @@ class _Runs:
         self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
         with same_random_numbers(), names, self._recorder:
             loss = loss_of(make_loss())
-        self._leaves = list(graph(loss).leaves.values())
-        del loss
+        drawn = graph(loss)
+        self._leaves = list(drawn.leaves.values())
+        self.checkpoints = checkpoint_sentence(drawn, world.modules)
+        del loss, drawn
         self.put_back()
         with self._fresh():
             measured = profile(make_loss).footprints
@@ -162,6 +166,7 @@ class _Runs:
         self.footprints = footprints_for(self.program, measured)
         self.plain_ns = math.inf
         self.storages = mirror_storages(self.program, self.footprints)
+        self.reasons: dict[int, str] = {}
         self.banned = self._ban()
         self.recording_ns, self.call_ns = self._prices()
         priced = mirror_storages(self.program, self.footprints, self.call_ns)
@@ -202,8 +207,9 @@ class _Runs:
             with mirror(plan) as mirrored:
                 self._make_loss()
         found = mirrored.report.banned
-        for each, _ in found:
+        for each, reason in found:
             self.storages[each.number] = replace(self.storages[each.number], droppable=False)
+            self.reasons[each.number] = reason
         if not found:
             return None
         reasons = Counter(f"{each.operation}: {reason}" for each, reason in found)
@@ -277,15 +283,19 @@ def _planned(
         left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {both_units(goal.peak_bytes)}."
     else:
         tried = _tried(runs, memory, asked, goal, solver, seconds, progress)
-        left_alone = None if tried.gains(plain) else _not_worth_it(asked, runs, plain)
+        left_alone = None
+        if not tried.gains(plain):
+            left_alone = not_worth_it(asked, runs.program, memory, runs.plain_ns, tried.ratio)
     if left_alone is not None:
-        tried = replace(nothing, found=replace(nothing.found, interrupted=tried.found.interrupted))
+        gone = replace(nothing.found, interrupted=tried.found.interrupted)
+        tried = replace(nothing, found=gone, ratio=tried.ratio)
     found = tried.found
     if left_alone is None and policy is None:
         memory, order_name = _in_best_order(memory, found.dropped, footprints)
         found = replace(found, mirrored=memory.mirrored(found.dropped))
     met = tried.met and (goal.peak_bytes is None or found.mirrored.peak_bytes <= goal.peak_bytes)
-    return _result(runs, asked, goal, memory, found, tried.extra, left_alone, order_name, solver, met)
+    tried = replace(tried, found=found, met=met)
+    return _result(runs, asked, goal, memory, tried, left_alone, order_name, solver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,15 +305,16 @@ class _Tried:
     found: FoundDrops
     extra: _Extra
     met: bool
+    ratio: float = 1.0  # of what was measured to what was reckoned with
 
     def if_it_takes(self, ns: float, allowed: float) -> _Tried:
         """The same, where forward and backward take this much longer."""
         share = ns / self.extra.ns
         extra = _Extra(share * self.extra.recording_ns, share * self.extra.replay_ns)
-        return replace(self, extra=extra, met=ns <= allowed)
+        return replace(self, extra=extra, met=ns <= allowed, ratio=ns / self.found.mirrored.replay_ns)
 
     def gains(self, plain: int) -> bool:
-        return self.found.mirrored.peak_bytes <= (1 - _WORTH_IT) * plain
+        return self.found.mirrored.peak_bytes <= (1 - WORTH_IT) * plain
 
 
 def _tried(
@@ -326,7 +337,8 @@ def _tried(
     while True:
         tried = _Tried(found, _Extra(0.0, 0.0), True)
         if not tried.gains(memory.plain_peak_bytes):
-            return _best(goal, [*tries, tried])
+            best = _best(goal, [*tries, tried])
+            return replace(best, ratio=fmean(ratios)) if ratios else best
         extra = runs.extra(MirrorPlan.of(runs.program, found.dropped))
         ratios.append(extra.ns / found.mirrored.replay_ns)
         ratio, allowed = fmean(ratios), asked.extra_ns(runs.plain_ns)
@@ -346,21 +358,6 @@ def _best(goal: Goal, tries: Sequence[_Tried]) -> _Tried:
     return min(
         (each for each in tries if each.met), key=lambda each: goal.rank(each.found.mirrored)[1:], default=tries[-1]
     )
-
-
-def _not_worth_it(asked: Wanted, runs: _Runs, plain: int) -> str:
-    """Why a model is left alone."""
-    within = "" if asked.overhead == math.inf else f" in the {percent_text(asked.overhead)} of a step that it may take"
-    said = f"Left alone: no choice was found that lowers the peak of {size_text(plain)} by 1 %{within}."
-    seconds = [
-        runs.program.seconds_of(number) for number, each in enumerate(runs.storages) if each.droppable and each.keepers
-    ]
-    if asked.overhead < math.inf and seconds and 1e9 * median(seconds) < runs.call_ns:
-        said += (
-            f" Its operations are too small: half of those that could run again take less than "
-            f"{1e6 * median(seconds):,.0f} µs, and to note one and call it again takes {runs.call_ns / 1e3:,.0f} µs."
-        )
-    return said
 
 
 def _solved(
@@ -405,13 +402,12 @@ def _result(
     asked: Wanted,
     goal: Goal,
     memory: MirroredMemory,
-    found: FoundDrops,
-    extra: _Extra,
+    tried: _Tried,
     left_alone: str | None,
     order_name: str,
     solver: str,
-    met: bool,
 ) -> PlannedMirror:
+    found, extra = tried.found, tried.extra
     timeline = memory.timeline(found.dropped)
     if not found.dropped:
         extra = _Extra(0.0, 0.0)
@@ -434,13 +430,16 @@ def _result(
         notes=tuple(_notes(runs, asked, goal, found, left_alone)),
         order=memory.plain.order,
         order_name=order_name,
-        met=met,
+        met=tried.met,
         solver=solver,
         evaluations=found.evaluations,
         seconds=found.seconds,
         program=runs.program,
         memory=memory,
         recording_ns=runs.recording_ns,
+        ratio=tried.ratio,
+        banned=runs.reasons,
+        wanted=asked,
     )
 
 
@@ -455,11 +454,16 @@ def _notes(runs: _Runs, asked: Wanted, goal: Goal, found: FoundDrops, left_alone
         yield f"The search was interrupted after {found.seconds:.1f} s; this is the best until then."
     if runs.banned is not None:
         yield runs.banned
+    if runs.checkpoints is not None:
+        yield runs.checkpoints
+    fused = fused_sentence(runs.program)
+    if fused is not None:
+        yield fused
     obstacles: Counter[str] = Counter()
     for each in runs.program.saved:
         if each.obstacle is not None:
             obstacles[each.obstacle] += each.nbytes
-    if left_alone is None and obstacles:
+    if left_alone is None and obstacles and fused is None:
         reason, most = obstacles.most_common(1)[0]
         yield (
             f"Kept, since it can't be made again: {size_text(obstacles.total())} of what nodes save, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -22,7 +22,8 @@ from .modules import RIGHT, module_cells, module_sentences, ms_text
 from .plan import MirrorPlan, MirrorPrediction
 from .planners import search
 from .tasks import mirror_signs
-from .wanted import Budget, budget_bytes, budget_of
+from .wanted import Budget, Wanted, budget_bytes, budget_of
+from .why import Decided, MirrorReasons, reasons
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -51,6 +52,9 @@ class PlannedMirror(MirrorPlan):
         solver: what found it; `evaluations`: among how many choices; `seconds`: in what time.
         program, memory: what it was judged by.
         recording_ns: what the forward takes longer for each operation that is noted, to run again.
+        ratio: what replays and recording were measured to take, to what was reckoned with.
+        banned: by number the storages that did not come out the same when they were made again, and how.
+        wanted: what was asked for; None: it is one of the plans of `explore`.
     """
 
     plain: Timeline
@@ -66,6 +70,9 @@ class PlannedMirror(MirrorPlan):
     program: ForwardProgram
     memory: MirroredMemory
     recording_ns: float
+    ratio: float = 1.0
+    banned: Mapping[int, str] = field(default_factory=dict)
+    wanted: Wanted | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -80,6 +87,25 @@ class PlannedMirror(MirrorPlan):
     def misfit(self, graph: Graph) -> str | None:
         """Why its figures are not for this graph; None: it is one of the forward that was planned for."""
         return difference(graph, self.plain.graph)
+
+    def why(self, which: str | int) -> MirrorReasons:
+        """Why an operation is mirrored or not, with the bytes and milliseconds that decide.
+
+        plan.why("attn.softmax")    # a module's path and an operation, as torch or the kernel calls it
+        plan.why("blocks.0")        # all operations of a module and of those in it
+        plan.why(12)                # by number, as answers tell it
+
+        Args:
+            which: an operation's name; a module's path, of which the front may be left out, or a pattern
+                ("blocks.*.attn"); both; or a number.
+
+        Raises:
+            ValueError: there is none by that name; it has the nearest ones.
+            TypeError: it is neither a text nor a number.
+        """
+        plain = prediction_of(self).plain_seconds
+        decided = Decided(self.program, self.memory, self.dropped, self.ratio, self.banned, self.wanted, plain)
+        return reasons(decided, which)
 
     def explore(self, seconds: float = 5.0) -> MirrorFrontier:
         """What other budgets would buy: plans from the plain peak to the lowest, with a slider through them.
@@ -379,4 +405,5 @@ def _planned(plan: PlannedMirror, found: FoundDrops) -> PlannedMirror:
         met=True,
         evaluations=found.evaluations,
         seconds=found.seconds,
+        wanted=None,
     )

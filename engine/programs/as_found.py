@@ -77,6 +77,11 @@ class AsFound:
     def __exit__(self, *error: Any) -> None:
         self._opened.__exit__(*error)
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those that were called, as long as they live."""
+        return list(self._modules)
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """A run, or a part of it, whose operations are watched. What is compiled runs as it was written."""

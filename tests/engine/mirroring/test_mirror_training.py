@@ -40,6 +40,7 @@ TINY = {
     "linear50": {"uses": 5, "width": 8},
     "rnn": {"width": 8, "steps": 6},
     "fan_out": {"width": 8, "uses": 8},
+    "elementwise": {"width": 8, "uses": 8},
     "needless": {"width": 8, "additions": 8},
     "two_devices": {"width": 8, "batch": 4, "far_layers": 2, "near_layers": 2},
     "mlp_norm": {"layers": 5, "width": 8, "batch": 4},

@@ -172,7 +172,7 @@ def test_what_replays_are_measured_to_take_counts(share: float, monkeypatch: pyt
 def test_operations_too_small_are_left_alone() -> None:
     plan = planned(cells(), overhead=0.001)
     assert plan.left_alone is not None and not plan.dropped
-    assert "in the 0.1 % of a step that it may take. Its operations are too small: half of" in plan.left_alone
+    assert "in the 0.1 % of a step that it may take. Its operations are too small: to run " in plan.left_alone
     assert plan.peak_bytes == plan.plain_peak_bytes
     assert str(plan) == plan.left_alone and repr(plan) == "<PlannedMirror: left alone>"
 

@@ -1,0 +1,129 @@
+"""Why no plan was found, in sentences; and what stands in the way of plans: fused kernels, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from ...inspector.capturing.forward_program import ForwardProgram
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.words import counted
+from ...inspector.torch_internals.checkpoints import region_code, region_of
+from ..words.phrases import joined
+from ..words.sizes import percent_text, share_text, size_text
+from .candidates import Goal
+from .footprint import MirroredMemory
+from .modules import ms_text, operation_name
+from .planners import greedy
+from .wanted import Wanted
+
+WORTH_IT = 0.01
+"""A plan that saves less of the peak is no plan."""
+
+_FUSED = "runs a fused kernel with a state of its own"
+_REENTRANT = "CheckpointFunctionBackward"
+
+
+def not_worth_it(wanted: Wanted, program: ForwardProgram, memory: MirroredMemory, plain_ns: float, ratio: float) -> str:
+    """Why a model is left alone.
+
+    Args:
+        plain_ns: what a step takes without a plan.
+        ratio: of what replays and recording were measured to take to what was reckoned with.
+    """
+    plain = memory.plain_peak_bytes
+    limit = percent_text(wanted.overhead)
+    within = "" if wanted.overhead == math.inf else f" in the {limit} of a step that it may take"
+    said = f"Left alone: no choice was found that lowers the peak of {size_text(plain)} by 1 %{within}."
+    if not within:
+        return said
+    least = greedy(memory, Goal(peak_bytes=int((1 - WORTH_IT) * plain)))
+    if least.mirrored.peak_bytes > (1 - WORTH_IT) * plain:
+        return f"{said} With any time, none was found either."
+    again = {number for each in least.dropped for number in program.storages[each].program}
+    itself = sum(program.operations[number].seconds for number in again)
+    whole, allowed = ratio * least.mirrored.replay_ns / 1e9, wanted.extra_ns(plain_ns) / 1e9
+    if whole > 2 * itself:
+        return (
+            f"{said} Its operations are too small: to run {counted(len(again), 'operation')} again, the least, takes "
+            f"{ms_text(itself)} by itself, and to note and call them {ms_text(whole - itself)} more; "
+            f"{ms_text(allowed)} are allowed."
+        )
+    most = greedy(memory, Goal())
+    lowest, price = most.mirrored.peak_bytes, ratio * most.mirrored.replay_ns / plain_ns
+    return (
+        f"{said} The time is the reason: to lower it by 1 % takes {ms_text(whole)}; {ms_text(allowed)} are allowed. "
+        f"For {percent_text(price)} of a step (overhead={price:.2g}) it falls to {size_text(lowest)}, by "
+        f"{share_text(plain - lowest, plain)}."
+    )
+
+
+def fused_sentence(program: ForwardProgram) -> str | None:
+    """How much of what nodes save is a fused kernel's, and what to do about it; None where it is nothing."""
+    kernels: Counter[str] = Counter()
+    modules: dict[str, None] = {}
+    for each in program.saved:
+        if each.obstacle is not None and each.obstacle.endswith(_FUSED) and each.made_by is not None:
+            made_by = program.operations[each.made_by]
+            kernels[made_by.name] += each.nbytes
+            modules[made_by.module or "outside any module"] = None
+    if not kernels:
+        return None
+    name = kernels.most_common(1)[0][0]
+    switch = f"torch.backends.{'mkldnn' if 'mkldnn' in name else 'cudnn'}.flags(enabled=False)"
+    whole = sum(each.nbytes for each in program.saved)
+    return (
+        f"{size_text(kernels.total())} of the {size_text(whole)} that nodes save are those of the fused kernel "
+        f"{operation_name(name)} ({joined(list(modules))}), which can't run again: it keeps a state of its own. Under "
+        f"`with {switch}:`, planned and trained, or written as cells (nn.LSTMCell, nn.GRUCell), it is single "
+        "operations, which can."
+    )
+
+
+def checkpoint_sentence(graph: Graph, modules: Iterable[nn.Module]) -> str | None:
+    """That regions are under torch.utils.checkpoint, and how to turn that off; None where none is.
+
+    Args:
+        graph: with its nodes.
+        modules: those that the forward called.
+    """
+    names: dict[str, None] = {}
+    regions: set[object] = set()
+    for task, node in zip(graph.tasks, graph.nodes, strict=True):
+        region = region_of(node)
+        if task.name == _REENTRANT:
+            regions.add(task.id)
+            names[_title(getattr(node, "run_function", None))] = None
+        elif region is not None and region not in regions:
+            regions.add(region)
+            names[_title(region_code(region)[0])] = None
+    if not regions:
+        return None
+    switch = next((each for each in modules if callable(getattr(each, "gradient_checkpointing_disable", None))), None)
+    how = (
+        f"take torch.utils.checkpoint from around {joined([each for each in names if each] or ['them'])}"
+        if switch is None
+        else f"model.gradient_checkpointing_disable(), of {type(switch).__name__}"
+    )
+    return (
+        f"{counted(len(regions), 'region')} of this forward {'is' if len(regions) == 1 else 'are'} under "
+        f"torch.utils.checkpoint, which has let go of what single operations there save, so that a plan finds next to "
+        f"nothing. Turn checkpoints off, and plan again: {how}."
+    )
+
+
+def _title(called: Any) -> str:
+    """What a region calls, by the class of a module or the name of a function; "": that is not known."""
+    while isinstance(called, partial | list):
+        called = called.func if isinstance(called, partial) else (called[0] if called else None)
+    if isinstance(called, MethodType):
+        called = called.__self__
+    if isinstance(called, nn.Module):
+        return type(called).__name__
+    return str(getattr(called, "__qualname__", ""))
