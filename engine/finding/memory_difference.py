@@ -9,6 +9,7 @@ from functools import cached_property
 
 from ..memory.timeline import Category, Storage, Timeline
 from ..trace.peak import PeakGroup, groups_of, title_of
+from ..words.estimates import estimate_sentence
 from ..words.phrases import joined, ordinal, was_captured
 from ..words.sizes import size_text
 
@@ -96,6 +97,9 @@ class MemoryDifference:
             yield f"The peak of memory is {peaks[0]}, and {peaks[1]}."
         if first.basis != second.basis:
             yield f"That of {names[0]} is {_basis(first)}, that of {names[1]} {_basis(second)}."
+        for name, timeline in zip(names, self.timelines, strict=True):
+            if estimate := estimate_sentence(timeline.estimates, f"That of {name}"):
+                yield estimate
         if (parted := self.first) is None:
             yield "While each task that both have runs, the memory is the same."
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.shown import Theme, drawn
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
-from ..prediction.dry_run_limits import WORKSPACE
 from ..prediction.simulation import difference
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ..queue.ready_queue import PolicyError
+from ..words.estimates import estimate_sentence
 from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable, cells_table, row_called
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .local_search import SearchResult
 
 
-_MOST_LIMITS = 3  # that are said
 _EXACT_TASKS = 1_000  # up to so many the least peak is looked for, half of the time that is given
 
 
@@ -223,17 +222,11 @@ def plan(
             rows.append(PlannedOrder("search", tuple(found.order), found.peak_bytes, found.seconds))
         else:
             notes.append(f"A search of {found.seconds:.1f} s found nothing better.")
-    notes += _why_estimated(problem.footprints)
+    best = min(rows, key=lambda row: row.peak_bytes)
+    if estimate := estimate_sentence(problem.timeline(best.order).estimates):
+        notes.append(estimate)
     took = perf_counter() - began
     return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, took, tuple(notes))
-
-
-def _why_estimated(footprints: Footprints) -> Iterator[str]:
-    """In sentences; that a dry run does not see the workspace of kernels is not said each time."""
-    unknown = [each for each in footprints.limits if each != WORKSPACE]
-    yield from (f"An estimate: {each}." for each in unknown[:_MOST_LIMITS])
-    if len(unknown) > _MOST_LIMITS:
-        yield f"{len(unknown) - _MOST_LIMITS} more reasons are in plan.footprints.limits."
 
 
 def _chosen(policies: Iterable[AnyPolicy] | AnyPolicy) -> list[Policy | Choice]:

@@ -18,6 +18,7 @@ from ..orders.schedule import schedule
 from ..orders.simulate import simulate
 from ..prediction.dry_run import dry_run
 from ..tasks.history import HasGrad
+from ..words.estimates import estimate_sentence
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable
 from .branches import Branch
@@ -72,11 +73,13 @@ class BranchComparison(ShownAsTable):
         graph: the graph, without its nodes.
         rows: by number of the branch.
         note: why memory was not predicted; "" where it was.
+        estimates: why the predicted peaks are estimates, in sentences.
     """
 
     graph: Graph
     rows: tuple[BranchRow, ...]
     note: str = ""
+    estimates: tuple[str, ...] = ()
 
     @property
     def current(self) -> BranchRow:
@@ -118,7 +121,11 @@ class BranchComparison(ShownAsTable):
                     )
                 else:
                     found.append(f"{whose} is {percent_text(leaf.relative)} away from {current}.")
-        return [*found, *([f"Memory was not predicted: {self.note}"] if self.note else [])]
+        if self.note:
+            found.append(f"Memory was not predicted: {self.note}")
+        elif estimate := estimate_sentence(self.estimates, "What is predicted of memory"):
+            found.append(estimate)
+        return found
 
     def records(self) -> list[dict[str, object]]:
         """One row per branch and leaf, for pandas."""
@@ -168,6 +175,7 @@ def compare_branches(
     current = next(branch for branch in branches if branch.is_current)
     grads = {branch.number: _grads(branch, leaves) for branch in branches}
     rows = []
+    estimates: dict[str, None] = {}
     for branch in branches:
         found = [
             _difference(graph, task_id, grads[branch.number].get(task_id), grads[current.number].get(task_id))
@@ -176,16 +184,18 @@ def compare_branches(
         peak = None
         if footprints is not None:
             order = schedule(graph, branch.terms[-1][1], needed, branch.order)
-            peak = simulate(
+            predicted = simulate(
                 footprints.graph,
                 order,
                 footprints,
                 retain_graph=retain_graph,
                 accumulate=accumulation.accumulate,
                 release=accumulation.release,
-            ).peak_bytes
+            )
+            peak = predicted.peak_bytes
+            estimates.update(dict.fromkeys(predicted.estimates))
         rows.append(BranchRow(branch, _parts_at(branch.order, current.order), tuple(found), peak))
-    return BranchComparison(replace(graph, nodes=()), tuple(rows), note)
+    return BranchComparison(replace(graph, nodes=()), tuple(rows), note, tuple(estimates))
 
 
 def _grads(branch: Branch, leaves: Mapping[int, HasGrad]) -> dict[int, Tensor | None]:

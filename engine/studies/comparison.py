@@ -16,6 +16,7 @@ from ..memory.not_counted import NotCounted
 from ..memory.timeline import Timeline
 from ..mirroring.plan import MirrorPlan
 from ..trace.peak import PeakReport, peak_report
+from ..words.estimates import estimate_sentence
 from ..words.phrases import counted, joined, task_name
 from ..words.sizes import size_text
 from ..words.tables import ShownAsTable, row_called
@@ -159,7 +160,13 @@ class Comparison(ShownAsTable):
     @property
     def sentences(self) -> tuple[str, ...]:
         """What the table says, in words."""
-        return (*self._of_peaks(), *self._of_forward(), *self._of_dry_run(), *self._of_mirrored())
+        return (
+            *self._of_peaks(),
+            *self._of_forward(),
+            *self._of_predicted(),
+            *self._of_dry_run(),
+            *self._of_mirrored(),
+        )
 
     def _of_peaks(self) -> tuple[str, ...]:
         low, high = self.lowest, self.highest
@@ -188,6 +195,13 @@ class Comparison(ShownAsTable):
                     f"The forward's own peak, {size_text(forward)}, is higher than that of the backward under {under}, "
                     "and no order changes it."
                 )
+
+    def _of_predicted(self) -> Iterator[str]:
+        """Where what a run foretells of another order is an estimate."""
+        rows = [row for row in self.rows if row.predicted is not None and row.predicted.estimates]
+        reasons = (reason for row in rows if row.predicted is not None for reason in row.predicted.estimates)
+        if estimate := estimate_sentence(reasons, f"What is predicted of {joined([row.policy for row in rows])}"):
+            yield estimate
 
     def _of_dry_run(self) -> Iterator[str]:
         off = [

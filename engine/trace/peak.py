@@ -14,6 +14,7 @@ from ...inspector.shown import Theme, drawn, text_of
 from ..memory.not_counted import NotCounted
 from ..memory.storage_words import StorageWords
 from ..memory.timeline import Category, Storage, Timeline
+from ..words.estimates import estimate_sentence
 from ..words.phrases import folded, module_title, ordinal, pattern, was_captured
 from ..words.sizes import share_text, size_text
 from .hints import Hint, Peak, hints
@@ -321,8 +322,8 @@ def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...], before: NotCounte
     if timeline.basis != "measured":
         basis = "one calibrated run" if timeline.basis == "calibrated" else "a dry run: nothing was executed"
         yield f"Predicted from {basis}."
-    if timeline.estimates:
-        yield f"An estimate: {'; '.join(timeline.estimates)}."
+    if estimate := estimate_sentence(timeline.estimates, most=len(timeline.estimates)):
+        yield estimate
     if before is not None:
         yield before.sentence
     if not was_captured(timeline.graph):

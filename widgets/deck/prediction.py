@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...engine.memory.timeline import Timeline
 from ...engine.queue.pending import queue_lengths
+from ...engine.words.estimates import estimate_sentence
 from ...engine.words.sizes import share_text, size_text
 from ...inspector.shown import Theme
 from ..pages.report_html import table_html
@@ -47,9 +48,11 @@ class Prediction:
         lowest = min(self.timelines, key=lambda policy: self.timelines[policy].peak_bytes)
         low, high = self.timelines[lowest].peak_bytes, self.highest.peak_bytes
         basis = "Predicted; nothing was run."
+        estimate = estimate_sentence(reason for timeline in self.rows for reason in timeline.estimates)
+        why = [estimate] if estimate else []
         if low == high:
-            return [f"The order makes no difference to the peak: {size_text(high)}. {basis}"]
-        return [f"{lowest} needs least, {size_text(low)}: {share_text(low, high)} of the most. {basis}"]
+            return [f"The order makes no difference to the peak: {size_text(high)}. {basis}", *why]
+        return [f"{lowest} needs least, {size_text(low)}: {share_text(low, high)} of the most. {basis}", *why]
 
     def __repr__(self) -> str:
         peaks = ", ".join(f"{policy} {size_text(each.peak_bytes)}" for policy, each in self.timelines.items())

@@ -10,6 +10,7 @@ from functools import cached_property
 from IPython.display import display, update_display
 
 from ...engine.memory.timeline import Timeline
+from ...engine.words.estimates import told_first
 from ...engine.words.phrases import counted
 from ...engine.words.sizes import size_text
 from ...inspector.drawing.svg import Drawing, draw_graph, escaped
@@ -30,6 +31,7 @@ _FOLDS: tuple[Fold, ...] = ("repeats", 1, 0)  # each with fewer tasks in view
 _LEAST_SCALE = 0.72  # text of 11 pixels has then 8
 _MOST_HEIGHT = 1000.0  # of the graph at full scale: about a screen
 _MOST_BYTES = 200_000
+_LONGEST_BASIS = 560.0  # pixels
 _MOST_DRAWN = 10_000  # tasks: laying out more would hold the cell up
 
 _MARK = (
@@ -185,8 +187,9 @@ def _memory_part(moment: Moment) -> tuple[Sequence[str], float]:
 def _basis(timeline: Timeline) -> str:
     if timeline.basis == "measured":
         return "measured"
-    is_estimate = timeline.estimates or timeline.basis == "dry run"
-    return "predicted, an estimate" if is_estimate else "predicted from a measured run"
+    if not timeline.estimates:
+        return "predicted from a measured run"
+    return shorten(f"predicted, an estimate: {told_first(timeline.basis, timeline.estimates)}", _LONGEST_BASIS)
 
 
 def _counted(moment: Moment) -> str:

@@ -1,0 +1,31 @@
+"""Whether a predicted figure is an estimate, and why, in one sentence: reports, tables and pages all ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .phrases import MOST_NAMED
+
+
+def estimate_sentence(reasons: Iterable[str], whose: str = "", most: int = MOST_NAMED) -> str:
+    """`An estimate: hooks were not run.`, or `The peak of bfs is an estimate: ...`; "" where there is no reason.
+
+    Args:
+        reasons: as in `Timeline.estimates`; each is said once.
+        whose: what the figure is, at the beginning of the sentence.
+        most: so many are said; of the others only how many there are.
+    """
+    said = list(dict.fromkeys(reasons))
+    if not said:
+        return ""
+    more = f"; and {len(said) - most:,} more" if len(said) > most else ""
+    return f"{f'{whose} is an' if whose else 'An'} estimate: {'; '.join(said[:most])}{more}."
+
+
+def told_first(basis: str, reasons: Sequence[str]) -> str:
+    """The reason to say where there is room for one alone, in few words; "" where there is none.
+
+    Of a dry run it is not the first, which all have (what kernels take for themselves), where there is another.
+    """
+    first = next(iter(reasons[1:] if basis == "dry run" and len(reasons) > 1 else reasons), "")
+    return first.replace("not known from a dry run:", "misses")

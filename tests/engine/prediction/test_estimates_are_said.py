@@ -1,0 +1,85 @@
+"""Wherever a predicted figure is shown, it is said to be an estimate, and why; where it is exact, it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.engine.words.estimates import estimate_sentence, told_first
+
+KERNELS = "a dry run sees what operations return"
+PACKED = "packed by saved_tensors_hooks"
+
+
+def plain() -> Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+    return model(torch.randn(8, 16)).sum()  # type: ignore[no-any-return]
+
+
+def checkpointed() -> Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+    found: Tensor = checkpoint(model, torch.randn(8, 16, requires_grad=True), use_reentrant=False)
+    return found.sum()
+
+
+def of_plan(make_loss: Callable[[], Tensor]) -> str:
+    return "\n".join(th.plan(make_loss()).sentences)
+
+
+def of_report(make_loss: Callable[[], Tensor]) -> str:
+    return str(th.peak_report(th.simulate(th.graph(make_loss()))))
+
+
+def of_deck(make_loss: Callable[[], Tensor]) -> str:
+    from tapehead.widgets.deck.deck import Deck
+
+    deck = Deck(th.debug(make_loss()))
+    return "\n".join(deck.compare(["heap", "bfs"]).sentences)
+
+
+def of_still(make_loss: Callable[[], Tensor]) -> str:
+    from tapehead.widgets.deck.still import Moment, Still
+
+    drawn = th.graph(make_loss())
+    timeline = th.simulate(drawn)
+    return Still("id", "title", drawn).svg(Moment("heap", 0, len(drawn), {"heap": timeline}))
+
+
+def of_branches(make_loss: Callable[[], Tensor]) -> str:
+    session = th.debug(make_loss(), history=True)
+    session.step()
+    return "\n".join(session.compare_branches().sentences)
+
+
+PLACES = [of_plan, of_report, of_deck, of_still, of_branches]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.parametrize(("make_loss", "why"), [(plain, KERNELS), (checkpointed, PACKED)])
+def test_what_no_run_has_shown_is_an_estimate_and_says_why(
+    place: Callable[[Callable[[], Tensor]], str], make_loss: Callable[[], Tensor], why: str
+) -> None:
+    said = place(make_loss)
+    assert "estimate: " in said and why in said
+
+
+def test_what_a_run_has_shown_is_none() -> None:
+    run = th.profile(plain)
+    plan = th.plan(run.graph, footprints=run.footprints)
+    assert not any("An estimate" in sentence for sentence in plan.sentences)
+    assert "An estimate" not in str(th.peak_report(th.simulate(run.graph, "bfs", run.footprints)))
+
+
+def test_each_reason_is_said_once_and_of_many_how_many_there_are() -> None:
+    assert estimate_sentence(()) == ""
+    assert estimate_sentence(["a", "b", "a"]) == "An estimate: a; b."
+    assert estimate_sentence("abcde", "The peak") == "The peak is an estimate: a; b; c; and 2 more."
+    assert told_first("dry run", ["kernels"]) == told_first("calibrated", ["kernels", "hooks"]) == "kernels"
+    assert told_first("dry run", ["kernels", "hooks"]) == "hooks"
