@@ -18,6 +18,7 @@ from ...inspector.torch_internals.saved import is_packed
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..queue.policy import HEAP, Policy, following
 from ..tasks.hook_watch import no_hooks
+from .kept_orders import forget_orders
 from .kept_plans import Latest, fingerprint, forget_kept
 from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order
@@ -155,6 +156,7 @@ _thread = _Thread()
 def forget_plans() -> None:
     """From here on all is planned anew."""
     forget_kept()
+    forget_orders()
     _plans.clear()
     _left_alone.clear()
     _ordered.clear()

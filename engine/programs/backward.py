@@ -20,6 +20,7 @@ from ..orders.policies import find_policy
 from ..queue.policy import AnyPolicy
 from ..sessions.native import Plan, Queues, run_native
 from ..sessions.stepper import Stepper, run_measured
+from ..sessions.unread import run_unread
 from ..tasks.backward_call import BackwardCall
 from ..tasks.backward_inputs import Inputs
 from ..trace.run import Engine, Run
@@ -95,6 +96,8 @@ def backward(
     if isinstance(tensors, HipsTape):
         raise not_native()
     accumulation.check_native()
+    if trace is None and not memory and (run := run_unread(call, chosen, queues)) is not None:
+        return run
     plan = Plan.of(call, chosen)
     if not memory:
         return run_native(call, plan, trace, queues)

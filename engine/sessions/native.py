@@ -126,7 +126,7 @@ def run_native(
     watch = pin = None
     if dynamic or several or trace is not None or measurement is not None:
         watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))
-    if not _is_engines_own(policy):
+    if not is_engines_own(policy):
         pin = plan.pin() if watch is None else watch.pin
     nodes = [graph.nodes[task_id] for task_id in plan.order]
     freed = first_freed(nodes) or next(filter(is_spent, nodes), None)
@@ -151,13 +151,13 @@ def run_native(
         if watch is not None:
             watch.explain(error)
         else:
-            _explain(error, graph, freed)
+            explain(error, graph, freed)
         raise
     finally:
         if pin is not None:
             settle_queue()
     if pin is not None and pin.disturbed:
-        warnings.warn(_DISTURBED, stacklevel=3)
+        warnings.warn(DISTURBED, stacklevel=3)
     order = tuple(plan.order if watch is None else watch.order)
     planned = order if dynamic else tuple(plan.order)
     record = None if watch is None or watch.recorder is None else watch.recorder.trace()
@@ -168,13 +168,13 @@ def run_native(
     return replace(run, timeline=timeline, footprints=footprints)
 
 
-_DISTURBED = (
+DISTURBED = (
     "meanwhile another backward renumbered leaves that both share, in an order of its own; where they waited in the "
     'queue, the order of this one may differ from the plan. trace="off" records what really runs'
 )
 
 
-def _is_engines_own(policy: Policy | Choice) -> bool:
+def is_engines_own(policy: Policy | Choice) -> bool:
     """Whether the engine follows this policy by itself. Elsewhere its order of equal numbers is not known."""
     key = policy.key if isinstance(policy, Policy) and policy.plan is None else None
     return key is POLICIES["heap"].key and sys.platform == "linux" and not pins_open()
@@ -185,7 +185,7 @@ def one_queue(plan: Plan) -> AbstractContextManager[object]:
     return nullcontext() if plan.devices == {"cpu"} else torch.autograd.set_multithreading_enabled(False)
 
 
-def _explain(error: Exception, graph: Graph, freed: Node | None) -> None:
+def explain(error: Exception, graph: Graph, freed: Node | None) -> None:
     """Says which task raised, where that is certain although nobody watched."""
     node = running_function(error)
     if freed is not None and str(error).startswith(_FREED) and (is_spent(freed) or called_by_engine(error) is None):

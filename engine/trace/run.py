@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...inspector.graph.graph import Graph
 from ...inspector.shown import drawn, saved
@@ -25,7 +26,8 @@ Engine = Literal["native", "direct"]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one backward did.
+    """What one backward did. Where nothing of it was recorded, its graph and order are read when they are asked for;
+    until then its root nodes are kept, and with them those below.
 
     Attributes:
         graph: the graph that was run.
@@ -54,6 +56,39 @@ class Run:
     accumulation: Accumulation = PYTORCHS
     batches: Batches | None = None
     note: str = ""
+
+    @classmethod
+    def late(
+        cls,
+        graph: Callable[[], Graph],
+        order: Callable[[Graph], Sequence[int]],
+        policy: str,
+        elapsed_ns: int,
+        note: str = "",
+    ) -> Self:
+        """A run of the native engine, without more than an order, whose graph is read when somebody asks for it.
+
+        Args:
+            graph: reads it.
+            order: the tasks of that graph, in the order in which they ran.
+            policy, elapsed_ns, note: as above.
+        """
+        run = cls.__new__(cls)
+        vars(run).update({each.name: each.default for each in fields(cls) if each.default is not MISSING})
+        vars(run).update(policy=policy, engine="native", elapsed_ns=elapsed_ns, note=note, _late=(graph, order))
+        return run
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            late = vars(self).get("_late") if name in ("graph", "order", "planned") else None
+            if late is None:
+                raise AttributeError(f"a Run has no {name!r}")
+            read, order = late
+            graph = read()
+            tasks = tuple(order(graph))
+            vars(self).update(graph=graph, order=tasks, planned=tasks, _late=None)
+            return vars(self)[name]
 
     def __repr__(self) -> str:
         peak = "" if self.timeline is None else f", peak {size_text(self.timeline.peak_bytes)}"

@@ -14,6 +14,7 @@ from torch.autograd.variable import Variable
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .compiled import keep_compiler_out
+from .hooks import own
 from .modes import unobserved
 from .nodes import input_metadata
 from .saved import refuse_spent
@@ -179,9 +180,60 @@ def _run_body(gradients: tuple[Tensor | None, ...]) -> tuple[None]:
     return (None,)
 
 
+class _Start(threading.local):
+    """Of one thread: a leaf to be given as one more root, which the engine runs first of all."""
+
+    def __init__(self) -> None:
+        self.begin: Callable[[list[Node]], object] | None = None
+        with torch.inference_mode(False), torch.enable_grad(), unobserved():
+            self.edge = get_gradient_edge(torch.zeros((), requires_grad=True, device="cpu"))
+            self.one = torch.ones((), device="cpu")
+        own(self.edge.node.register_prehook(_first_of_all(vars(self))))
+
+
+def _first_of_all(start: dict[str, Any]) -> Callable[[tuple[Tensor | None, ...]], tuple[None]]:
+    """The hook of a start. A backward deep inside of others runs in a thread of the engine's, not in the start's."""
+
+    def begin(gradients: tuple[Tensor | None, ...]) -> tuple[None]:
+        begins, start["begin"] = start["begin"], None
+        if begins is not None:
+            with torch.autograd.set_multithreading_enabled(False):  # torch lists the order of one queue alone
+                _, *nodes = _real_execution_order()
+            begins(nodes)
+        return (None,)
+
+    return begin
+
+
+def backward_with_start(
+    begin: Callable[[list[Node]], object],
+    tensors: Sequence[Tensor | GradientEdge],
+    gradients: Sequence[Tensor | None],
+    keep_graph: bool | None,
+    create_graph: bool,
+) -> None:
+    """`torch_backward`, in which `begin` is called before anything runs, the hooks of the roots included.
+
+    What it raises ends the backward as if it had not begun.
+
+    Args:
+        begin: gets all nodes that will run, in the engine's own order (`_current_graph_task_execution_order`).
+        tensors: the roots, none of them a leaf: leaves run in any order.
+        gradients: one for each; None: ones.
+        keep_graph, create_graph: as in `torch.autograd.backward`.
+    """
+    start = _start
+    before, start.begin = start.begin, begin
+    try:
+        torch_backward([*tensors, start.edge], [*gradients, start.one], keep_graph, create_graph)
+    finally:
+        start.begin = before
+
+
 def is_own(hooks: Mapping[int, Any]) -> bool:
-    """Whether all of these are ours: of the leaf from which we start the engine, or of a node that is spent."""
-    codes = _run_body.__code__, refuse_spent.__code__  # equal once the module has been reloaded, too
+    """Whether all of these are ours: of a leaf from which we start the engine, or of a node that is spent."""
+    # Codes are equal once the module has been reloaded, too.
+    codes = _run_body.__code__, refuse_spent.__code__, _first_of_all({}).__code__
     return all(getattr(hook, "__code__", None) in codes for hook in hooks.values())
 
 
@@ -315,3 +367,4 @@ def in_backward() -> bool:
 
 
 _thread = _Thread()
+_start = _Start()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
@@ -56,16 +57,17 @@ class Pin:
     Args:
         nodes: in their order.
         waiting: how many of them may wait in the engine's queue at once.
+        own: their own numbers, if they were read while no pin was open and none could open (`no_pins`).
     """
 
     __slots__ = ("_index", "_nodes", "_numbers", "_own", "disturbed", "thread", "waiting")
 
-    def __init__(self, nodes: Sequence[Node], waiting: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, nodes: Sequence[Node], waiting: Callable[[], int] = lambda: 0, own: Sequence[int] = ()) -> None:
         self.disturbed = False
         self.waiting = waiting
         self.thread = 0
         self._nodes = nodes
-        self._own: list[int] = []
+        self._own: list[int] = list(own)
         self._numbers: list[int] = []
         self._index: dict[Node, int] | None = None  # made when a second pin opens
 
@@ -88,7 +90,7 @@ class Pin:
                 self._own = [number_of(node) for node in self._nodes]
                 self._numbers = self._chosen()
             else:
-                self._own = [node._sequence_nr() for node in self._nodes]
+                self._own = self._own or [node._sequence_nr() for node in self._nodes]
                 self._numbers = list(range(len(self._nodes) * _ROOM, 0, -_ROOM))
             _pins.append(self)
             _set_numbers(self._nodes, self._numbers)
@@ -202,6 +204,13 @@ def settle_queue() -> None:
         sort_queue_again(sum(pin.waiting() for pin in around))
         for pin in around:
             pin.disturbed = False
+
+
+@contextmanager
+def no_pins() -> Iterator[bool]:
+    """Whether no node is pinned; while this is open, none is by another thread."""
+    with _pins_lock:
+        yield not _pins
 
 
 def pins_open() -> bool:

@@ -1,0 +1,111 @@
+"""Orders that are kept with what their graph looks like to the engine, so that it need not be read to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from torch.autograd.graph import Node
+
+from ...inspector.torch_internals.hooks import hooks_registered
+from ...inspector.torch_internals.nodes import input_metadata, leaf_of
+from ...inspector.torch_internals.sequence_numbers import UNNUMBERED
+from ..queue.policy import Policy
+from .kept_plans import Latest
+
+_LOOKED_AT = 32  # nodes whose gradients are compared each time; others the next time
+_MOST_NODES = 500_000  # of all graphs whose orders are kept: a node takes some 150 bytes
+
+
+@dataclass(slots=True)
+class KeptOrder:
+    """A policy's order in one kind of graph, in terms of the engine's own order.
+
+    Attributes:
+        places: by position the node's place in the engine's own order; None: it is that order.
+        name, note: of the run, see `Run`.
+    """
+
+    places: list[int] | None
+    name: str
+    note: str
+    _metas: list[tuple[Any, ...]]
+    _edges: list[int]
+    _uses: int = 0
+
+    def __len__(self) -> int:
+        return len(self._metas)
+
+    @staticmethod
+    def of(nodes: Sequence[Node], places: list[int], name: str, note: str) -> KeptOrder:
+        """An order that was planned.
+
+        Args:
+            nodes: in the engine's own order.
+            places: by position in the planned order the place in the engine's.
+            name, note: of the run.
+        """
+        own = places == list(range(len(nodes)))
+        return KeptOrder(None if own else places, name, note, list(map(_takes, nodes)), _edges_of(nodes))
+
+    def suits(self, nodes: Sequence[Node]) -> bool:
+        """Whether the gradients of some of the nodes are those of the graph it was planned for, other nodes each time;
+        the edges of all at the second, the fourth, the eighth use..."""
+        self._uses += 1
+        step = max(len(nodes) // _LOOKED_AT, 1)
+        some = slice(self._uses % step, None, step)
+        if list(map(_takes, nodes[some])) != self._metas[some]:
+            return False
+        return bool(self._uses & (self._uses - 1)) or _edges_of(nodes) == self._edges
+
+
+_orders: Latest[KeptOrder] = Latest(_MOST_NODES, len)
+
+
+def seen(policy: Policy, keep_graph: bool, nodes: Sequence[Node], numbers: Sequence[int]) -> Hashable:
+    """What the engine's own order shows of a graph: kinds of nodes, and when each was made beside the first.
+
+    Args:
+        policy: whose order is wanted.
+        keep_graph: whether what nodes saved is kept.
+        nodes: in the engine's own order.
+        numbers: their sequence numbers.
+    """
+    first = next((number for number in numbers if number < UNNUMBERED), 0)
+    facts: list[Hashable] = [policy.name, keep_graph, tuple(map(type, nodes))]
+    facts.append(tuple([first - number if number < UNNUMBERED else -1 for number in numbers]))
+    if policy.plan is not None:  # then gradients that are there already decide, too
+        leaves = (leaf_of(node) for node, number in zip(nodes, numbers, strict=True) if number == UNNUMBERED)
+        facts.append(tuple([leaf.grad is None for leaf in leaves]))
+    if policy.choose is not None:  # then hooks decide, too
+        facts.append(hooks_registered())
+    return tuple(facts)
+
+
+def kept_order(key: Hashable, nodes: Sequence[Node]) -> KeptOrder | None:
+    """What was planned for such a graph; None if there is nothing, or its nodes take other gradients."""
+    found = _orders.get(key)
+    return found if found is not None and found.suits(nodes) else None
+
+
+def keep_order(key: Hashable, find: Callable[[], KeptOrder]) -> None:
+    """From now on this is the order of such graphs."""
+    _orders.put(key, find())
+
+
+def forget_orders() -> None:
+    """None is kept any more."""
+    _orders.clear()
+
+
+def _takes(node: Node) -> tuple[Any, ...]:
+    return tuple(input_metadata(node))
+
+
+def _edges_of(nodes: Sequence[Node]) -> list[int]:
+    """Where each edge leads, as a place among the nodes; -1: nowhere."""
+    places: dict[Node | None, int] = {node: place for place, node in enumerate(nodes)}
+    places[None] = -1
+    return [places[child] for child, _ in chain.from_iterable(node.next_functions for node in nodes)]

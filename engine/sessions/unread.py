@@ -1,0 +1,201 @@
+"""Backwards of PyTorch's engine whose graph is not read: in its own order, and in one that was planned before."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from heapq import heappop, heappush
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.capturing.walk import root_edges
+from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.facts import Facts
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.spent import is_spent
+from ...inspector.torch_internals.compiled import compiled_autograd_is_on
+from ...inspector.torch_internals.engine import backward_with_start
+from ...inspector.torch_internals.modes import functorch_is_active
+from ...inspector.torch_internals.saved import first_freed
+from ...inspector.torch_internals.sequence_numbers import (
+    UNNUMBERED,
+    Pin,
+    current_number,
+    empty_queue,
+    no_pins,
+    settle_queue,
+)
+from ..orders.kept_orders import KeptOrder, keep_order, kept_order, seen
+from ..orders.policies import POLICIES
+from ..orders.schedule import schedule
+from ..queue.policy import Choice, Policy
+from ..queue.stages import has_stages
+from ..tasks.backward_call import BackwardCall
+from ..tasks.roots import root_gradients
+from ..trace.run import Run
+from .agreement import in_group
+from .native import DISTURBED, Plan, Queues, explain, is_engines_own, run_native
+
+_LOOKED_AT = 50  # nodes, among which the first that saved something is looked for
+_Edges = list[tuple[Node, int]]
+
+
+def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Run | None:
+    """Runs it, if its graph need not be read for that; None if it must be. `Run.graph` reads it when it is asked for.
+
+    It must be read where `inputs=` leaves tasks out, where a capture told something of them, and for a policy of the
+    user's own, which may look at anything.
+    """
+    if call.limits is not None or Facts.alive() or compiled_autograd_is_on() or functorch_is_active():
+        return None
+    if is_engines_own(policy):
+        return _in_own_order(call, queues)
+    static = isinstance(policy, Policy) and POLICIES.get(policy.name) is policy and not policy.dynamic
+    if not static or queues != "one" or len(call.outputs) > 1 or in_group() or torch.is_anomaly_enabled():
+        return None
+    assert isinstance(policy, Policy)
+    return _as_kept(call, policy)
+
+
+def _in_own_order(call: BackwardCall, queues: Queues) -> Run:
+    roots = root_edges(call.outputs)
+    root_gradients(call.outputs, call.grad_tensors)
+    freed = _spent_or_freed(_first_of(roots))
+    try:
+        with _one_queue() if queues == "one" else nullcontext():
+            started_ns = time.perf_counter_ns()
+            call.run()
+            elapsed_ns = time.perf_counter_ns() - started_ns
+    except Exception as error:
+        explain(error, graph_of(call.outputs), freed)
+        raise
+    return Run.late(lambda: _graph(roots), lambda graph: schedule(graph, "heap"), "heap", elapsed_ns)
+
+
+def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
+    """In the order that was planned for such a graph. Plans it, the first time."""
+    roots = root_edges(call.outputs)
+    gradients = root_gradients(call.outputs, call.grad_tensors)
+    if current_number(roots[0][0]) == UNNUMBERED:  # a leaf
+        return None
+    start, elapsed_ns = _Start(policy, call.keep_graph), 0
+    try:
+        with _one_queue():
+            started_ns = time.perf_counter_ns()
+            backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
+            elapsed_ns = time.perf_counter_ns() - started_ns - start.took_ns
+    except _NotKept:
+        empty_queue()
+    except Exception as error:
+        explain(error, graph_of(call.outputs), start.freed)
+        raise
+    finally:
+        if start.pin is not None:
+            start.pin.close()
+            settle_queue()
+    if start.pin is not None and start.pin.disturbed:
+        warnings.warn(DISTURBED, stacklevel=4)
+    kept, nodes = start.kept, start.ordered
+    if kept is None:
+        return _planned(call, policy, start)
+    return Run.late(lambda: _graph(roots), lambda graph: _ids(graph, nodes), kept.name, elapsed_ns, kept.note)
+
+
+def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
+    """Reads the graph, plans, runs, and keeps the order."""
+    plan = Plan.of(call, policy)
+    run = run_native(call, plan)
+    graph, nodes = plan.graph, start.ordered
+    if start.key is not None and len(nodes) == len(plan.order) and not has_stages(graph):
+        places = {node: place for place, node in enumerate(nodes)}
+        order = [places[graph.nodes[task_id]] for task_id in plan.order]
+        keep_order(start.key, lambda: KeptOrder.of(nodes, order, run.policy, run.note))
+    return run
+
+
+class _NotKept(BaseException):
+    """The order of such a graph is not known; nothing has run."""
+
+
+class _Start:
+    """What is done before the first task: finds the order by the engine's own, and pins it.
+
+    Attributes:
+        key: what the graph looked like; None where other backwards had pinned nodes, so that it can't be told.
+        ordered: the nodes in the order in which they are to run; where none was kept, in the engine's own.
+        kept: what was found.
+        pin: holds the nodes in that order; None where it is the engine's own.
+        freed: the first node that a backward has freed, if it may be the first to complain.
+        took_ns: how long this took.
+    """
+
+    def __init__(self, policy: Policy, keep_graph: bool) -> None:
+        self._policy = policy
+        self._keep_graph = keep_graph
+        self.key: Hashable | None = None
+        self.ordered: Sequence[Node] = ()
+        self.kept: KeptOrder | None = None
+        self.pin: Pin | None = None
+        self.freed: Node | None = None
+        self.took_ns = 0
+
+    def begin(self, nodes: list[Node]) -> None:
+        """`nodes`: all of them, in the engine's own order."""
+        began_ns = time.perf_counter_ns()
+        self.ordered = nodes
+        with collector_paused(), no_pins() as alone:
+            if not alone:
+                raise _NotKept
+            numbers = list(map(current_number, nodes))
+            self.key = seen(self._policy, self._keep_graph, nodes, numbers)
+            self.kept = kept_order(self.key, nodes)
+            if self.kept is None:
+                raise _NotKept
+            if self.kept.places is not None:
+                self.ordered = ordered = list(map(nodes.__getitem__, self.kept.places))
+                self.pin = Pin(ordered, lambda: len(ordered), list(map(numbers.__getitem__, self.kept.places)))
+                self.pin.open()
+        self.freed = _spent_or_freed(self.ordered)
+        self.took_ns = time.perf_counter_ns() - began_ns
+
+
+def _graph(roots: _Edges) -> Graph:
+    return graph_of([GradientEdge(node, number) for node, number in roots])
+
+
+def _ids(graph: Graph, nodes: Sequence[Node]) -> list[int]:
+    ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
+    return [ids[node] for node in nodes]
+
+
+def _one_queue() -> AbstractContextManager[object]:
+    """For one total order, where tasks may be on accelerators; see `native.one_queue`."""
+    return torch.autograd.set_multithreading_enabled(False) if torch.accelerator.is_available() else nullcontext()
+
+
+def _spent_or_freed(nodes: Sequence[Node]) -> Node | None:
+    """The first of some nodes that a backward has spent or freed, where this can be told: which is to complain."""
+    return first_freed(nodes) or next(filter(is_spent, nodes[:_LOOKED_AT]), None)
+
+
+def _first_of(roots: _Edges) -> list[Node]:
+    """The first nodes in the engine's order, where all were made in one thread."""
+    heap: list[tuple[int, int, Node]] = []
+    seen: set[Node] = set()
+
+    def add(nodes: Iterator[Node | None]) -> None:
+        for node in nodes:
+            if node is not None and node not in seen:
+                seen.add(node)
+                heappush(heap, (-current_number(node), len(seen), node))
+
+    add(node for node, _ in roots)
+    found: list[Node] = []
+    while heap and len(found) < _LOOKED_AT:
+        found.append(heappop(heap)[2])
+        add(child for child, _ in found[-1].next_functions)
+    return found

@@ -1,0 +1,314 @@
+"""Backwards whose graph is not read: in PyTorch's own order, and in one planned for a graph that looked like it."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.orders import kept_orders
+from tapehead.engine.orders.auto import forget_plans
+from tapehead.engine.sessions import unread
+
+from ..backward_programs import random_program
+
+STATIC = [name for name in th.POLICIES if name not in ("comm_first", "search", "optimal")]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept() -> Iterator[None]:
+    forget_plans()
+    yield
+    forget_plans()
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each graph that is read for a backward how many tasks it has."""
+    found: list[int] = []
+    for module in ("tapehead.engine.sessions.unread", "tapehead.engine.tasks.backward_call"):
+        real = __import__(module, fromlist=["graph_of"]).graph_of
+
+        def read(outputs: Any, real: Callable[..., th.Graph] = real) -> th.Graph:
+            graph = real(outputs)
+            found.append(len(graph))
+            return graph
+
+        monkeypatch.setattr(f"{module}.graph_of", read)
+    return found
+
+
+def branches(width: int = 4) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """Some branches of unequal length below one sum."""
+    torch.manual_seed(width)
+    model = nn.ModuleList([nn.Sequential(*[nn.Linear(3, 3), nn.Tanh()] * (n + 1)) for n in range(width)])
+    x = torch.randn(2, 3)
+    return model, lambda: sum((branch(x).square().sum() for branch in model), start=torch.zeros(()))
+
+
+def leaves_in_order(model: nn.Module, run: Callable[[], th.Run]) -> tuple[th.Run, list[str]]:
+    """The leaves in the order in which they really got their gradients."""
+    seen: list[str] = []
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    handles = [
+        each.register_post_accumulate_grad_hook(lambda leaf: seen.append(names[leaf])) for each in model.parameters()
+    ]
+    try:
+        return run(), seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_heap_reads_no_graph_until_it_is_asked_for(reads: list[int]) -> None:
+    _, make_loss = branches()
+    run = th.backward(make_loss())
+    with th.policy("heap"):
+        make_loss().backward()
+    assert reads == []
+    assert len(run.order) == len(run.graph) == len(run.planned)
+    assert len(reads) == 1
+
+
+def test_a_run_read_late_is_the_one_that_was_read_before() -> None:
+    _, make_loss = branches()
+    late = th.backward(make_loss())
+    with th.capture():  # whose facts are read before
+        read = th.backward(make_loss())
+    assert [task.name for task in late.graph.tasks] == [task.name for task in read.graph.tasks]
+    assert (late.graph.edges, late.order, late.planned) == (read.graph.edges, read.order, read.planned)
+    assert (late.policy, late.engine, late.note, late.trace) == (read.policy, read.engine, read.note, read.trace)
+    assert repr(late).startswith(f"<Run of {len(read.graph)} tasks under heap, native engine: ")
+    assert replace(th.backward(make_loss()), note="mine").order == read.order
+    with pytest.raises(AttributeError, match="a Run has no 'ordre'"):
+        late.ordre  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("policy", ["heap", "bfs"])
+def test_what_was_saved_is_freed_as_ever(policy: str) -> None:
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.kept = torch.ones(3)
+            watched.append(ref(ctx.kept))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    watched: list[ref[Tensor]] = []
+    w = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        run = th.backward(Watched.apply(w.exp()).exp().sum(), policy=policy)
+    del run
+    gc.collect()
+    assert [each() for each in watched] == [None, None]
+
+
+@pytest.mark.parametrize("policy", STATIC)
+def test_the_kept_order_is_the_one_that_was_planned(policy: str, reads: list[int]) -> None:
+    model, make_loss = branches()
+    orders = []
+    for step in range(4):
+        model.zero_grad()
+        run, seen = leaves_in_order(model, lambda: th.backward(make_loss(), policy=policy))
+        orders.append((run.order, run.policy, run.note, seen))
+        if step == 1:
+            reads.clear()
+    model.zero_grad()
+    direct, seen = leaves_in_order(model, lambda: th.backward(make_loss(), policy=policy, engine="direct"))
+    assert orders[1:] == orders[:1] * 3
+    assert (direct.order, seen) == (orders[0][0], orders[0][3])
+    assert len(reads) == 2  # of two late runs whose order was asked for
+
+
+def test_a_loop_reads_its_graph_once_however_the_policy_is_entered(reads: list[int]) -> None:
+    model, make_loss = branches()
+    with th.policy("lpmf"):
+        for _ in range(3):
+            model.zero_grad()
+            make_loss().backward()
+    for _ in range(3):
+        model.zero_grad()
+        with th.policy("lpmf"):
+            make_loss().backward()
+    assert len(reads) == 1
+    forget_plans()
+    model.zero_grad()
+    with th.policy("lpmf"):
+        make_loss().backward()
+    assert len(reads) == 2
+
+
+def test_gradients_that_are_there_make_another_plan_for_what_plans_memory(reads: list[int]) -> None:
+    _, make_loss = branches()
+    for policy, graphs in (("bfs", 1), ("lpmf", 2)):
+        reads.clear()
+        for parameter in (branches()[0]).parameters():
+            parameter.grad = None
+        model, make_loss = branches()
+        for _ in range(3):
+            th.backward(make_loss(), policy=policy)
+        assert len(reads) == graphs
+        model.zero_grad()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_gradients_are_those_of_pytorch_over_many_steps(seed: int) -> None:
+    policy = random.Random(seed).choice(["bfs", "dfs", "lpmf", "postorder", "random", "delay_accumulate", "auto"])
+    leaves, loss = random_program(seed)
+    expected = torch.autograd.grad(loss, leaves, allow_unused=True)
+    for _ in range(4):
+        leaves, loss = random_program(seed)
+        th.backward(loss, policy=policy)
+        for leaf, gradient in zip(leaves, expected, strict=True):
+            torch.testing.assert_close(leaf.grad, gradient)
+
+
+def test_a_graph_that_only_looks_alike_gets_its_gradients_and_is_told_as_it_ran() -> None:
+    def make_loss(swapped: bool) -> tuple[list[Tensor], Tensor]:
+        leaves = [torch.full((2,), float(n), requires_grad=True) for n in range(1, 4)]
+        a, b, c = (leaf.exp() for leaf in leaves)
+        first, last = (c, a) if swapped else (a, c)
+        return leaves, ((first * b) * last).sum()
+
+    for swapped in (False, False, True, True, False):
+        leaves, loss = make_loss(swapped)
+        expected = torch.autograd.grad(loss, leaves, retain_graph=True)
+        run = th.backward(loss, policy="bfs")
+        assert all(leaf.grad is not None and leaf.grad.equal(g) for leaf, g in zip(leaves, expected, strict=True))
+        pending = {task.id: len(run.graph.in_edges[task.id]) for task in run.graph.tasks}
+        for task_id in run.order:
+            assert pending[task_id] == 0
+            for edge in run.graph.out_edges[task_id]:
+                pending[edge.next_task] -= 1
+
+
+def test_shapes_that_change_are_noticed_in_time(reads: list[int]) -> None:
+    w = torch.ones(3, requires_grad=True)
+    for size in (1, 1, 2, 2):
+        th.backward((w * torch.ones(size, 1)).exp().sum(), policy="bfs")
+    assert len(reads) == 2
+
+
+def test_a_hook_on_the_loss_is_called_once_also_where_nothing_was_planned() -> None:
+    _, make_loss = branches()
+    calls: list[float] = []
+    for _ in range(3):
+        loss = make_loss()
+        loss.register_hook(lambda gradient: calls.append(gradient.item()))
+        th.backward(loss, policy="bfs")
+    assert calls == [1.0] * 3
+
+
+def test_a_backward_inside_a_hook_has_a_plan_of_its_own() -> None:
+    model, make_loss = branches()
+    expected = torch.autograd.grad(make_loss(), list(model.parameters()))
+
+    @torch.enable_grad()
+    def inside() -> None:
+        make_loss().backward()
+
+    with th.policy("bfs"):
+        for _ in range(3):
+            model.zero_grad()
+            x = torch.ones(2, requires_grad=True)
+            hidden = x.exp()
+            hidden.register_hook(lambda gradient: inside())
+            (hidden * 2).sum().backward()
+            assert all(
+                each.grad is not None and each.grad.equal(g)
+                for each, g in zip(model.parameters(), expected, strict=True)
+            )
+            torch.testing.assert_close(x.grad, 2 * torch.ones(2).exp())
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_a_hook_raises_leaves_all_numbers_as_they_were(error: type[BaseException]) -> None:
+    model, make_loss = branches()
+    th.backward(make_loss(), policy="bfs")
+    loss = make_loss()
+    graph = th.graph(loss)
+    numbers = [node._sequence_nr() for node in graph.nodes]
+
+    def stop(gradient: Tensor) -> None:
+        raise error("enough")
+
+    handle = next(model.parameters()).register_hook(stop)
+    with pytest.raises(error, match="enough") as raised:
+        th.backward(loss, policy="bfs")
+    handle.remove()
+    assert [node._sequence_nr() for node in graph.nodes] == numbers
+    if error is ValueError:
+        assert any("tapehead: " in note for note in raised.value.__notes__)
+    model.zero_grad()
+    expected = torch.autograd.grad(make_loss(), list(model.parameters()))
+    th.backward(make_loss(), policy="bfs")
+    assert all(
+        each.grad is not None and each.grad.equal(g) for each, g in zip(model.parameters(), expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("policy", ["heap", "bfs"])
+def test_a_second_backward_is_refused_with_the_task(policy: str) -> None:
+    _, make_loss = branches()
+    th.backward(make_loss(), policy=policy)
+    loss = make_loss()
+    th.backward(loss, policy=policy)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time") as raised:
+        th.backward(loss, policy=policy)
+    assert any("PowBackward0" in note for note in raised.value.__notes__)
+
+
+def test_threads_that_share_leaves_take_turns_or_read() -> None:
+    model, make_loss = branches(6)
+    expected = torch.autograd.grad(make_loss(), list(model.parameters()))
+    numbers = [node._sequence_nr() for node in th.graph(make_loss()).nodes if node.name().endswith("AccumulateGrad")]
+    failed: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            for _ in range(10):
+                th.backward(make_loss(), policy="bfs")
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    for each, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(each.grad, 40 * gradient)
+    after = [node._sequence_nr() for node in th.graph(make_loss()).nodes if node.name().endswith("AccumulateGrad")]
+    assert after == numbers == [2**64 - 1] * len(numbers)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    for size in range(1, 200):
+        x = torch.ones(2, requires_grad=True)
+        for _ in range(size):
+            x = x.exp()
+        th.backward(x.sum(), policy="bfs")
+    found = kept_orders._orders
+    assert len(found) > 0 and sum(len(found.get(key) or ()) for key in list(found._found)) <= kept_orders._MOST_NODES
+
+
+def test_a_policy_of_the_users_own_is_asked_each_time(reads: list[int]) -> None:
+    _, make_loss = branches()
+    mine = replace(th.POLICIES["bfs"], name="mine")
+    for _ in range(3):
+        th.backward(make_loss(), policy=mine)
+    assert len(reads) == 3
+    assert unread.run_unread(th.BackwardCall(make_loss()), mine, "one") is None
