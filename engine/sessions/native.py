@@ -21,7 +21,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.spent import is_spent
 from ...inspector.torch_internals.engine import real_graph_task_id
 from ...inspector.torch_internals.frames import called_by_engine, running_function
-from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
+from ...inspector.torch_internals.hooks import leaf_hooks, own, post_accumulate_hooks
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import FREED, first_freed
 from ...inspector.torch_internals.sequence_numbers import Pin, pins_open, settle_queue
@@ -293,8 +293,8 @@ class Watch:
             with collector_paused():
                 for task_id in self.tasks:
                     node = self.graph.nodes[task_id]
-                    before = node.register_prehook(partial(self._before, task_id))
-                    after = node.register_hook(partial(self._after, task_id))
+                    before = own(node.register_prehook(partial(self._before, task_id)))
+                    after = own(node.register_hook(partial(self._after, task_id)))
                     self._handles.append((task_id, before, after))
                     self._hooks[task_id] = _all_hooks(before), _all_hooks(after)
             self._handles_seen = RemovableHandle.next_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import OrderedDict
 from collections.abc import Collection
+from itertools import compress
 from types import FrameType
 from weakref import ref
 
@@ -14,6 +15,7 @@ from torch.autograd.graph import Node
 from ...inspector.torch_internals.engine import is_own
 from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.modes import without_torch_function
+from ...inspector.torch_internals.retained import asked_to_retain, note_retained, retained_before, retaining
 
 Registry = OrderedDict[int, object]
 """Hooks by the numbers of their handles."""
@@ -26,21 +28,41 @@ class HookWatch:
     counted; a tensor whose gradient is retained says so. Both are found among the objects which Python's garbage
     collector tracks; where some are frozen (`gc.freeze`), nothing can be said. Hooks of modules and optimizers look the
     same, and are told apart by who holds them.
+
+    That takes a while where there are many objects, and is done once: while no further hook is registered there are
+    none, and which tensors are told to retain their gradient is noted from then on.
     """
 
     def __init__(self, nodes: Collection[Node]) -> None:
         self._handles = hooks_registered()
-        # Of these nodes; only they can be told to retain their gradient.
-        self._tensors, registries = tensors_and_hooks(nodes)
-        self._found = gc.get_freeze_count() > 0 or not _belong_to_modules(registries)
+        self._asked = asked_to_retain()
+        self._found = False
+        with without_torch_function():
+            found = retaining() if no_hooks(look=False) else None
+            if found is None:
+                found = self._look()
+            # Of these nodes; only they can be told to retain their gradient.
+            self._tensors = made_by(nodes, found)
+
+    def _look(self) -> list[Tensor]:
+        """All tensors of the process."""
+        global _none_of
+        note_retained()
+        tensors, hooks = look_through()
+        self._found = gc.get_freeze_count() > 0 or not _belong_to_modules(hooks)
+        if not gc.get_freeze_count():
+            retained_before([tensor for tensor in tensors if tensor.retains_grad])
+        if not self._found:
+            _none_of = self._handles
+        return tensors
 
     def possible(self) -> bool:
         """Whether there may be hooks; also those which came since."""
         return self.registered() or any(tensor.retains_grad for each in self._tensors if (tensor := each()) is not None)
 
     def registered(self) -> bool:
-        """The same without retained gradients; costs next to nothing."""
-        return self._found or hooks_registered() != self._handles
+        """The same without gradients that were retained before; costs next to nothing."""
+        return self._found or hooks_registered() != self._handles or asked_to_retain() != self._asked
 
 
 _none_of = 0
@@ -54,11 +76,7 @@ def no_hooks(look: bool) -> bool:
         look: where it is not known, looks through all objects of the process. That there are none is then known until
             another hook is registered.
     """
-    global _none_of
-    registered = hooks_registered()
-    if registered != _none_of and look and not HookWatch(()).registered():
-        _none_of = registered
-    return registered == _none_of
+    return hooks_registered() == _none_of or (look and not HookWatch(()).registered())
 
 
 def _belong_to_modules(registries: list[Registry]) -> bool:
@@ -80,21 +98,35 @@ def _has_hooks(found: Registry) -> bool:
     return bool(found) and not is_own(found) and all(type(key) is int for key in found)
 
 
+def look_through() -> tuple[list[Tensor], list[Registry]]:
+    """All tensors that Python has, and all that looks like hooks of anything. To be called without torch functions."""
+    kinds = subclasses(Tensor)
+    wanted = {*kinds, OrderedDict}
+    tensors: list[Tensor] = []
+    hooks: list[Registry] = []
+    objects = gc.get_objects()
+    for found in compress(objects, map(wanted.__contains__, map(type, objects))):  # of a million some thousands
+        if type(found) in kinds:
+            tensors.append(found)
+        elif _has_hooks(found):
+            hooks.append(found)
+    return tensors, hooks
+
+
+def made_by(nodes: Collection[Node], tensors: list[Tensor]) -> list[ref[Tensor]]:
+    """Those of the tensors which these nodes made. To be called without torch functions."""
+    if not tensors:
+        return []
+    of_graph = frozenset(nodes)
+    return [ref(tensor) for tensor in tensors if node_of(tensor) in of_graph]
+
+
 def tensors_and_hooks(nodes: Collection[Node]) -> tuple[list[ref[Tensor]], list[Registry]]:
     """The tensors which these nodes made, as far as Python has them, and all that looks like hooks of anything. Looks
     through all objects of the process."""
-    of_graph, kinds = frozenset(nodes), subclasses(Tensor)
-    tensors: list[ref[Tensor]] = []
-    hooks: list[Registry] = []
     with without_torch_function():
-        for found in gc.get_objects():
-            kind = type(found)
-            if kind is OrderedDict:
-                if _has_hooks(found):
-                    hooks.append(found)
-            elif kind in kinds and node_of(found) in of_graph:
-                tensors.append(ref(found))
-    return tensors, hooks
+        tensors, hooks = look_through()
+        return made_by(nodes, tensors), hooks
 
 
 def of_tensors(hooks: list[Registry]) -> list[ref[Registry]]:

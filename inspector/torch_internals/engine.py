@@ -167,7 +167,7 @@ class _Thread(threading.local):
             self.leaf = torch.zeros((), requires_grad=True, device="cpu")
             self.edge = get_gradient_edge(self.leaf)
             self.one = torch.ones((), device="cpu")
-        self.edge.node.register_prehook(_run_body)
+        own(self.edge.node.register_prehook(_run_body))
 
     def stand_in(self) -> StandIn | None:
         return self.answering[-1] if self.answering else None

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from .compiled import leaving_lock, nothing, out_of_compiled_code
+from .hooks import own
 
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
 
@@ -30,11 +31,11 @@ def watching_modules(before: Before, after: After | None = None) -> Iterator[Non
     thread = threading.get_ident()
     with ExitStack() as stack:
         dicts: list[tuple[dict[int, Any], int]] = []
-        handle = nn.modules.module.register_module_forward_pre_hook(before)
+        handle = own(nn.modules.module.register_module_forward_pre_hook(before))
         stack.callback(handle.remove)
         dicts.append((nn.modules.module._global_forward_pre_hooks, handle.id))
         if after is not None:
-            handle = nn.modules.module.register_module_forward_hook(after, always_call=True)
+            handle = own(nn.modules.module.register_module_forward_hook(after, always_call=True))
             stack.callback(handle.remove)
             dicts.append((nn.modules.module._global_forward_hooks, handle.id))
             dicts.append((nn.modules.module._global_forward_hooks_always_called, handle.id))
