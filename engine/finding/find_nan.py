@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Literal, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...inspector.arguments import expect_choice
 from ...inspector.capturing.walk import graph as graph_of
@@ -22,7 +22,7 @@ from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, post_accu
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, loss_or_tape
+from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape
 from ..queue.policy import Policy
 from ..queue.stages import is_sharded
 from ..sessions.native_session import NativeSession
@@ -87,7 +87,7 @@ class NanReport:
         return text_of("findings as HTML", [[]], self.sentences)
 
 
-def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
+def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module | None = None) -> NanReport:
     """Finds the first NaN or infinite value of a forward and its backward, and says what made it.
 
     The forward is watched operation by operation, also in the backwards that it runs and inside of torch.func's
@@ -105,6 +105,9 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
         make_loss: runs the forward and returns the loss, one element, or a tape (`th.hips_tape`), of whose forward
             the first primitive that gave a bad value is named.
         engine: "direct"; what it refuses runs with "native".
+        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
+            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
+            called.
 
     Known limitations: a compiled region runs as it was written meanwhile, so what only its kernels make is not seen;
     nor is a value that went to Python, and of a custom operator, which is not run again, what goes in is taken to reach
@@ -117,8 +120,9 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct") -> NanReport:
         ValueError: the loss has more than one element.
     """
     expect_make_loss(make_loss)
+    expect_model(model)
     expect_choice(engine, get_args(Engine), "engine")
-    watch = ForwardWatch()
+    watch = ForwardWatch(model)
     with AsFound() as world, world.watched(), nothing_reduced():
         try:
             with watch.forward(), looking_at_values():

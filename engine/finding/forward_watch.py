@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from ...inspector.capturing.capture import capture
@@ -70,12 +70,15 @@ class Story:
 class ForwardWatch:
     """Watches a forward, and if asked what is computed after it.
 
+    Args:
+        model: what names modules, as in `th.capture`.
+
     Attributes:
         flow: the operations that gave bad values.
     """
 
-    def __init__(self) -> None:
-        self._names = capture()
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._names = capture(model)
         self._calls = FunctionCalls()
         self.flow = ValueFlow(self._names, self._calls)
 

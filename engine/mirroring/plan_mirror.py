@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 import torch
+from torch import nn
 
 from ...inspector.arguments import expect_callable, expect_choice
 from ...inspector.capturing.capture import capture
@@ -24,7 +25,7 @@ from ..orders.policies import PORTFOLIO, find_policy
 from ..orders.schedule import schedule
 from ..orders.simulate import simulate
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of, nothing_sharded, same_random_numbers
+from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, loss_of, nothing_sharded, same_random_numbers
 from ..programs.profile import profile
 from ..programs.record_forward import clock_of, record_forward
 from ..programs.timing import turns
@@ -64,6 +65,7 @@ def plan_mirror(
     policy: str | Policy = "heap",
     repetitions: int = 3,
     progress: Callable[[FoundDrops], object] | None = None,
+    model: nn.Module | None = None,
 ) -> PlannedMirror:
     """Plans which saved tensors a forward lets go of, to make them again in the backward: `with th.mirror(plan):`.
 
@@ -91,6 +93,9 @@ def plan_mirror(
             and `plan.policy` runs the best, if that is better than PyTorch's own.
         repetitions: how often forward and step are timed; the shortest times count.
         progress: is told now and then what has been found.
+        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
+            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
+            called.
 
     Raises:
         TypeError, ValueError: make_loss is no function, or gave no loss; a number is out of range; the solver is
@@ -100,6 +105,7 @@ def plan_mirror(
         RuntimeError: what forward and backward raise.
     """
     expect_make_loss(make_loss)
+    expect_model(model)
     asked = Wanted.of(budget, overhead)
     expect_choice(solver, tuple(SOLVERS), "solver")
     if progress is not None:
@@ -111,7 +117,7 @@ def plan_mirror(
         raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")
     with nothing_reduced(), nothing_sharded("th.plan_mirror"), AsFound() as world:
         world.watch(make_loss)
-        runs = _Runs(make_loss, repetitions, world)
+        runs = _Runs(make_loss, repetitions, world, model)
         try:
             return _planned(runs, asked, solver, float(seconds), chosen, progress)
         finally:
@@ -146,12 +152,12 @@ class _Runs:
         checkpoints: that regions are under torch.utils.checkpoint, as a sentence; None: none is.
     """
 
-    def __init__(self, make_loss: MakeLoss, repetitions: int, world: AsFound) -> None:
+    def __init__(self, make_loss: MakeLoss, repetitions: int, world: AsFound, model: nn.Module | None) -> None:
         self._make_loss = make_loss
         self._repetitions = repetitions
         self._world = world
-        self.program = record_forward(make_loss, repetitions)
-        names = capture()
+        self.program = record_forward(make_loss, repetitions, model=model)
+        names = capture(model)
         self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
         with same_random_numbers(), names, self._recorder:
             loss = loss_of(make_loss())
@@ -161,7 +167,7 @@ class _Runs:
         del loss, drawn
         self.put_back()
         with self._fresh():
-            measured = profile(make_loss).footprints
+            measured = profile(make_loss, model=model).footprints
         assert measured is not None, "th.profile measures"
         self.footprints = footprints_for(self.program, measured)
         self.plain_ns = math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from ...inspector.capturing.capture import capture
 from ...inspector.tapes.hips_tape import HipsTape
@@ -19,7 +20,7 @@ from ..tasks.roots import expect_flags
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
 from .backward import check_choices, run_tape
-from .make_loss import MakeLoss, expect_make_loss, loss_or_tape
+from .make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape
 
 
 def profile(
@@ -34,6 +35,7 @@ def profile(
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
     batch: AnyBatch = None,
+    model: nn.Module | None = None,
 ) -> Run:
     """Runs a forward and its backward, and follows each block of memory from its birth.
 
@@ -51,6 +53,9 @@ def profile(
         engine, accumulate, release: as in `th.backward`.
         batch: as in `th.backward`. What tasks of a group allocate counts to the last of them, and there are no
             `footprints`: what ran as one does not tell what other orders take.
+        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
+            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
+            called.
 
     Returns:
         A `Run` with `timeline` (what was alive when: bytes, who made it, who kept it), `footprints` (for
@@ -75,6 +80,7 @@ def profile(
             backward raise.
     """
     expect_make_loss(make_loss)
+    expect_model(model)
     expect_flags(retain_graph, create_graph)
     check_choices(engine, trace)
     check_batch(batch, engine)
@@ -83,7 +89,7 @@ def profile(
         accumulation.check_native()
     chosen = find_policy(policy)
     with Measurement(device) as measurement:
-        with capture(observer=measurement.observe):
+        with capture(model, measurement.observe):
             measurement.begin_forward()
             loss = make_loss()
             measurement.observe(None, loss)

@@ -8,6 +8,7 @@ from time import perf_counter, thread_time
 from typing import Any
 
 import torch
+from torch import nn
 
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.forward_program import ForwardProgram
@@ -16,10 +17,10 @@ from ...inspector.capturing.walk import graph
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.operators import Operator, SeenOperations
 from ..trace.buckets import nothing_reduced
-from .make_loss import MakeLoss, expect_make_loss, nothing_sharded, real_loss_of, same_random_numbers
+from .make_loss import MakeLoss, expect_make_loss, expect_model, nothing_sharded, real_loss_of, same_random_numbers
 
 
-def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
+def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Module | None = None) -> ForwardProgram:
     """Runs a forward to see of which operations it consists, and again to time them. No backward runs.
 
     It leaves nothing behind: random numbers go on as if no forward had run, what a forward writes of what was there
@@ -29,21 +30,26 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3) -> ForwardProgram:
         make_loss: runs the forward and returns the loss, one element.
         repetitions: how often it is timed with nobody watching, and how often operation by operation. The shortest
             times count.
+        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
+            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
+            called.
 
     Raises:
-        TypeError, ValueError: make_loss is no function, or gave no loss; repetitions is no number from 1 on.
+        TypeError, ValueError: make_loss is no function, or gave no loss; model is no module; repetitions is no number
+            from 1 on.
         RuntimeError: the loss has no graph; and what the forward raises.
         NotImplementedError: it calls what torch.compile has compiled.
 
     Known limitations: what other threads compute is not seen, and counts as there before.
     """
     expect_make_loss(make_loss)
+    expect_model(model)
     if not isinstance(repetitions, int) or repetitions < 1:
         raise ValueError(
             f"repetitions is how often the forward is timed, a whole number from 1 on, not {repetitions!r}"
         )
     with nothing_reduced(), nothing_sharded("recording a forward"):
-        names = capture()
+        names = capture(model)
         recorder = ForwardRecorder(names)
         try:
             with same_random_numbers(), names, recorder:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...inspector.arguments import expect, expect_callable, expect_choice, expect_number
 from ...inspector.capturing.capture import capture
@@ -26,7 +26,7 @@ from ..orders.policies import find_policy
 from ..orders.schedule import schedule
 from ..programs.as_found import AsFound
 from ..programs.backward import backward
-from ..programs.make_loss import MakeLoss, expect_make_loss, loss_or_tape, real_loss_of
+from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape, real_loss_of
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from .comparison import MIRRORED, Comparison, Row
@@ -50,6 +50,7 @@ def compare(
     repetitions: int = 3,
     queues: Queues = "one",
     progress: Callable[[str], object] | None = None,
+    model: nn.Module | None = None,
 ) -> Comparison:
     """Runs forward and backward under each policy: once to record the memory, which is predicted too, then for time.
 
@@ -70,6 +71,9 @@ def compare(
         repetitions: how often each is timed. The order of the policies changes from round to round.
         queues: with which the times are taken, as in `th.backward`. Memory is always measured with one.
         progress: called before each run with what comes, such as `bfs, round 3 of 7`.
+        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
+            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
+            called.
 
     Raises:
         TypeError: `make_loss` can't be called, or returns no tensor; or `policies` are none.
@@ -81,6 +85,7 @@ def compare(
         PolicyError: in a process group, where the other ranks don't run a policy's order, too.
     """
     expect_make_loss(make_loss)
+    expect_model(model)
     expect_choice(queues, ("one", "per device"), "queues")
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what runs next")
@@ -96,7 +101,7 @@ def compare(
     if rules != [PYTORCHS] and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
     with AsFound() as world:
-        return _compared(world, make_loss, named, rules, plans, repetitions, queues, tell)
+        return _compared(world, make_loss, model, named, rules, plans, repetitions, queues, tell)
 
 
 class _Chosen(NamedTuple):
@@ -142,8 +147,14 @@ class _Comparing:
     is_tape = False
 
     def __init__(
-        self, world: AsFound, make_loss: MakeLoss, plans: Iterable[MirrorPlan | None], tell: Callable[[str], object]
+        self,
+        world: AsFound,
+        make_loss: MakeLoss,
+        model: nn.Module | None,
+        plans: Iterable[MirrorPlan | None],
+        tell: Callable[[str], object],
     ) -> None:
+        self._model = model
         self._world = world
         self._make_loss = make_loss
         self._plans = plans
@@ -162,7 +173,7 @@ class _Comparing:
         self._tell("warming up")
         self._world.watch(self._make_loss)
         with self._world.run():
-            with capture():
+            with capture(self._model):
                 loss = loss_or_tape(self._make_loss())
             self.is_tape = isinstance(loss, HipsTape)
             drawn = graph(loss)
@@ -191,7 +202,9 @@ class _Comparing:
         self._tell(f"{name}, its memory")
         policy, rule, plan, forward = row
         with self._world.run(self._leaves):
-            run = profile(forward, policy, engine=engine, accumulate=rule.accumulate, release=rule.release)
+            run = profile(
+                forward, policy, engine=engine, accumulate=rule.accumulate, release=rule.release, model=self._model
+            )
         run = as_asked(run, policy)
         _assert_same_graph(self._signature, run.graph, name)
         assert run.timeline is not None
@@ -214,6 +227,7 @@ class _Comparing:
 def _compared(
     world: AsFound,
     make_loss: MakeLoss,
+    model: nn.Module | None,
     named: dict[str, Policy | Choice],
     rules: list[Accumulation],
     plans: dict[str, MirrorPlan | None],
@@ -233,7 +247,7 @@ def _compared(
             for suffix, plan in plans.items()
         }
 
-    comparing = _Comparing(world, make_loss, plans.values(), tell)
+    comparing = _Comparing(world, make_loss, model, plans.values(), tell)
     chosen, predicted = comparing.warm_up(rows_of)
     stepped = comparing.is_tape or rules != [PYTORCHS]
     runs = {name: comparing.memory(name, row, "direct" if stepped else "native") for name, row in chosen.items()}
