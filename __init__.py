@@ -13,6 +13,7 @@ from .engine.finding.find_unused import UnusedParameter, UnusedReport, find_unus
 from .engine.memory.accumulation import Accumulation
 from .engine.memory.timeline import Category, Storage, Timeline
 from .engine.mirroring.mirror import MirrorReport, mirror
+from .engine.mirroring.mirrored import mirrored
 from .engine.mirroring.plan import MirrorPlan
 from .engine.mirroring.plan_mirror import plan_mirror
 from .engine.mirroring.planned_mirror import PlannedMirror
@@ -153,6 +154,7 @@ __all__ = [
     "load",
     "makespan",
     "mirror",
+    "mirrored",
     "peak_report",
     "percent_text",
     "plan",

@@ -41,7 +41,7 @@ from .plan import MirrorPlan, MirrorPrediction
 from .planned_mirror import PlannedMirror
 from .planners import SOLVERS
 from .storages import footprints_for, mirror_storages
-from .wanted import Budget, Wanted
+from .wanted import Budget, Wanted, expect_seconds
 
 # What it may take to note an operation in the forward, and to run it again besides the operation itself: from where
 # everything is in the caches to where a large kernel has just emptied them.
@@ -110,8 +110,7 @@ def plan_mirror(
     expect_choice(solver, tuple(SOLVERS), "solver")
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what has been found")
-    if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
-        raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
+    expect_seconds(seconds)
     chosen = None if policy == "auto" else find_policy(policy)
     if chosen is not None and is_dynamic(chosen):
         raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from .modules import RIGHT, module_cells, module_sentences, ms_text
 from .plan import MirrorPlan, MirrorPrediction
 from .planners import search
 from .tasks import mirror_signs
-from .wanted import Budget, Wanted, budget_bytes, budget_of
+from .wanted import Budget, Wanted, budget_bytes, budget_of, expect_seconds
 from .why import Decided, MirrorReasons, reasons
 
 if TYPE_CHECKING:
@@ -327,8 +326,7 @@ def prediction_of(plan: MirrorPlan) -> MirrorPrediction:
 
 def explored(plan: PlannedMirror, seconds: float) -> MirrorFrontier:
     """See `PlannedMirror.explore`."""
-    if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
-        raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
+    expect_seconds(seconds)
     began = perf_counter()
     memory = plan.memory
     nothing = FoundDrops(frozenset(), memory.mirrored(()), 0, 0.0)

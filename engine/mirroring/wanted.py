@@ -51,6 +51,12 @@ class Wanted:
         return self.overhead * plain_ns
 
 
+def expect_seconds(seconds: object) -> None:
+    """Refuses what is no time for a search."""
+    if isinstance(seconds, bool) or not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+        raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
+
+
 def budget_of(budget: Budget) -> int | float:
     """The budget as a number: bytes where it is whole, else a share.
 

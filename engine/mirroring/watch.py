@@ -383,7 +383,10 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
             return
         message, self._doubt = self._doubt, None
         if self.is_planned_model is False:
-            raise ValueError(f"{message}; plan again, with th.plan_mirror, for this one")
+            raise ValueError(
+                f"{message}; plan again, with th.plan_mirror, for this one. A trainer calls a model in a way of its "
+                "own: th.mirrored(budget) plans where it does"
+            )
         note = f"From there on all is kept: {message}."
         if note not in self._tally.notes:
             self._tally.notes.append(note)

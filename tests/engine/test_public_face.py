@@ -54,6 +54,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "load": lambda: {"path": "nowhere.json"},
     "makespan": lambda: {"of": make_loss()},
     "mirror": lambda: {"plan": None},
+    "mirrored": dict,
     "peak_report": lambda: {"timeline": run().timeline},
     "percent_text": lambda: {"share": 0.5},
     "plan": lambda: {"of": make_loss()},
@@ -91,6 +92,8 @@ NONE = (
     "accumulation_study.progress advise.model advise.rounds advise.progress "
     "backward.grad_tensors backward.retain_graph backward.inputs "
     "backward.engine backward.trace backward.batch capture.module capture.observer compare.mirroring compare.progress "
+    "compare.model find_nan.model plan_mirror.model profile.model record_forward.model mirrored.model "
+    "mirrored.budget mirrored.overhead "
     "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.mirroring diff.tolerance "
     "graph.names groups.rules install.trace install.on_run makespan.durations makespan.device_of makespan.policies "
     "peak_report.others peak_report.before peak_report.trace plan.footprints plan.progress plan_mirror.budget "
@@ -103,6 +106,10 @@ MEANT = {
     *((where, "None") for where in NONE.split()),
     ("advise.model", "module"),  # whose names may be asked for in vain
     ("capture.module", "module"),
+    *(
+        (f"{verb}.model", "module")
+        for verb in ("compare", "find_nan", "mirrored", "plan_mirror", "profile", "record_forward")
+    ),
     ("graph.names", "module"),
     ("find_unused.model", "module"),  # it has no parameters
     ("statistics.gradient", "tensor"),
@@ -141,7 +148,7 @@ SAYS = re.compile(
 
 def public() -> Mapping[str, Callable[..., Any]]:
     """What users call, by name. Of classes those that are not only returned."""
-    called = {"BackwardCall", "GroupRules", "NativeSession", "Stepper", "capture", "mirror"}
+    called = {"BackwardCall", "GroupRules", "NativeSession", "Stepper", "capture", "mirror", "mirrored"}
     every = {name: getattr(th, name) for name in th.__all__}
     return {name: each for name, each in every.items() if inspect.isfunction(each) or name in called}
 

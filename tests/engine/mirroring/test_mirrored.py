@@ -1,0 +1,129 @@
+"""Plans made where a trainer calls the model: `th.mirrored`."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import tapehead as th
+
+from .test_plan_mirror import Block
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Trainer:
+    """Calls a model as transformers' does: in a way of its own, and with batches of which it takes the labels out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.calls = 0
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False) -> Any:
+        self.calls += 1
+        labels = inputs.pop("labels")
+        out = model(inputs["x"].contiguous() + 0.0)
+        loss = functional.mse_loss(out.float(), labels, reduction="sum") / labels.numel()
+        return (loss, {"logits": out}) if return_outputs else loss
+
+    def step(self, inputs: Any, **kwargs: Any) -> tuple[list[Tensor], Any]:
+        self.model.zero_grad()
+        torch.manual_seed(1)
+        made = self.compute_loss(self.model, inputs, **kwargs)
+        (made[0] if isinstance(made, tuple) else made).backward()
+        return [each.grad.clone() for each in self.model.parameters() if each.grad is not None], made
+
+
+class MirroredTrainer(Trainer):
+    mirrored = th.mirrored(0.8, seconds=0.2)
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.mirrored = th.mirrored(0.8, seconds=0.2)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return self.mirrored(super().compute_loss, *args, **kwargs)
+
+
+def batch(size: int = 4) -> dict[str, Tensor]:
+    return {"x": torch.randn(size, 48, 32), "labels": torch.randn(size, 48, 32)}
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_a_trainers_steps_are_mirrored_and_their_gradients_are_the_same(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    plain, trainer = Trainer(model), MirroredTrainer(model)
+    for size in (4, 4, 2):
+        inputs = batch(size)
+        expected, _ = plain.step(kind(inputs))
+        found, _ = trainer.step(kind(inputs))
+        assert all(map(torch.equal, found, expected))
+        report = trainer.mirrored.report
+        assert report is not None and report.dropped > 0 and report.replayed >= report.dropped and not report.notes
+    assert (
+        trainer.mirrored.plan is not None and trainer.mirrored.plan.peak_bytes < trainer.mirrored.plan.plain_peak_bytes
+    )
+
+
+def test_the_plan_is_made_once_and_not_in_an_evaluation() -> None:
+    trainer = MirroredTrainer(nn.Sequential(Block(), Block()))
+    with torch.no_grad():
+        trainer.compute_loss(trainer.model, batch())
+    assert trainer.calls == 1 and trainer.mirrored.plan is None and trainer.mirrored.report is None
+    assert repr(trainer.mirrored) == "<mirrored: nothing is planned yet>"
+    trainer.step(batch())
+    calls, plan = trainer.calls, trainer.mirrored.plan
+    assert calls > 10
+    trainer.step(batch())
+    assert trainer.calls == calls + 1 and trainer.mirrored.plan is plan
+
+
+def test_the_loss_is_found_in_what_trainers_give() -> None:
+    trainer = MirroredTrainer(nn.Sequential(Block(), Block()))
+    _, made = trainer.step(batch(), return_outputs=True)
+    assert isinstance(made, tuple) and trainer.mirrored.plan is not None
+    model, x = Block(), torch.randn(2, 48, 32)
+    mirrored = th.mirrored(0.9, seconds=0.1)
+    made = mirrored(lambda: {"loss": model(x).sum(), "logs": 1})  # as Lightning's training_step may
+    assert made["loss"].requires_grad and mirrored.plan is not None
+    with pytest.raises(TypeError, match="make_loss\\(\\) returned None"):
+        th.mirrored(0.9)(lambda: {"logs": model(x).sum()})
+
+
+def test_a_plan_made_elsewhere_is_refused_with_what_to_do() -> None:
+    model = nn.Sequential(Block(), Block())
+    inputs = batch()
+    plan = th.plan_mirror(
+        lambda: functional.mse_loss(model(inputs["x"]), inputs["labels"]), 0.8, seconds=0.1, repetitions=1
+    )
+    with (
+        pytest.raises(
+            ValueError, match=r"A trainer calls a model in a way of its own: th.mirrored\(budget\) plans where"
+        ),
+        th.mirror(plan),
+    ):
+        Trainer(model).compute_loss(model, dict(inputs))
+
+
+def test_bad_arguments_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="budget is 'much'"):
+        th.mirrored("much")
+    with pytest.raises(TypeError, match="model is a dict"):
+        th.mirrored(0.5, model={})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="function is a Tensor; expected what runs the forward"):
+        th.mirrored(0.5)(torch.ones(()))  # type: ignore[arg-type]
