@@ -1,81 +1,161 @@
-"""tapehead: a debugger for PyTorch's backward pass that you can look at."""
+"""tapehead: a debugger for PyTorch's backward pass that you can look at.
+
+A name loads its module when it is asked for, so that `import tapehead` takes no time: see `_MODULE_OF`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .engine.batching.group_search import groups
-from .engine.batching.groups import GroupRules, Groups
-from .engine.ensembles.advice import Advice, advise
-from .engine.finding.diff import diff
-from .engine.finding.difference import Difference
-from .engine.finding.find_nan import NanReport, find_nan
-from .engine.finding.find_unused import UnusedParameter, UnusedReport, find_unused
-from .engine.memory.accumulation import Accumulation
-from .engine.memory.timeline import Category, Storage, Timeline
-from .engine.mirroring.mirror import MirrorReport, mirror
-from .engine.mirroring.mirrored import mirrored
-from .engine.mirroring.plan import MirrorPlan
-from .engine.mirroring.plan_mirror import plan_mirror
-from .engine.mirroring.planned_mirror import PlannedMirror
-from .engine.orders.order_check import Break, OrderCheck, check_order
-from .engine.orders.plan import OrderPlan, plan
-from .engine.orders.planning import PlannedOrder
-from .engine.orders.policies import CLASSIC, POLICIES
-from .engine.orders.precedence import constrained
-from .engine.orders.simulate import simulate
-from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
-from .engine.prediction.dry_run import dry_run
-from .engine.programs.backward import backward
-from .engine.programs.install import install, policy, uninstall
-from .engine.programs.profile import profile
-from .engine.programs.record_forward import record_forward
-from .engine.queue.pending import queue_lengths
-from .engine.queue.policy import Policy
-from .engine.queue.ready_queue import PolicyError
-from .engine.sessions.agreement import wait_for_ranks
-from .engine.sessions.native_session import NativeSession
-from .engine.sessions.stepper import Stepper
-from .engine.stops.stopped import Stop
-from .engine.studies.compare import compare
-from .engine.studies.comparison import Comparison
-from .engine.studies.makespan import makespan
-from .engine.tasks.backward_call import BackwardCall
-from .engine.trace.batches import Batch, Batches, Fallback
-from .engine.trace.peak import PeakReport, peak_report
-from .engine.trace.run import Run
-from .engine.trace.run_reader import load
-from .engine.trace.statistics import Histogram, Statistics, statistics
-from .engine.trace.trace import TaskRecord, Trace
-from .engine.words.sizes import percent_text, share_text, size_text
-from .inspector.capturing.capture import capture
-from .inspector.capturing.walk import graph
-from .inspector.graph.graph import Edge, Graph, Task
-from .inspector.tapes.hips_tape import HipsTape, hips_tape
 from .moved import forward_old_paths
-from .widgets.deck.debug import debug
-
-forward_old_paths()
+from .rooms import open_room
 
 if TYPE_CHECKING:
+    from .engine.batching.group_search import groups
+    from .engine.batching.groups import GroupRules, Groups
+    from .engine.ensembles.advice import Advice, advise
+    from .engine.finding.diff import diff
+    from .engine.finding.difference import Difference
+    from .engine.finding.find_nan import NanReport, find_nan
+    from .engine.finding.find_unused import UnusedParameter, UnusedReport, find_unused
     from .engine.hips.levels import hips_levels
     from .engine.measuring.step_levels import allocated_levels
+    from .engine.memory.accumulation import Accumulation
+    from .engine.memory.timeline import Category, Storage, Timeline
+    from .engine.mirroring.mirror import MirrorReport, mirror
+    from .engine.mirroring.mirrored import mirrored
+    from .engine.mirroring.plan import MirrorPlan
+    from .engine.mirroring.plan_mirror import plan_mirror
+    from .engine.mirroring.planned_mirror import PlannedMirror
+    from .engine.orders.order_check import Break, OrderCheck, check_order
+    from .engine.orders.plan import OrderPlan, plan
+    from .engine.orders.planning import PlannedOrder
+    from .engine.orders.policies import CLASSIC, POLICIES
+    from .engine.orders.precedence import constrained
+    from .engine.orders.simulate import simulate
+    from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
+    from .engine.prediction.dry_run import dry_run
+    from .engine.programs.backward import backward
+    from .engine.programs.install import install, policy, uninstall
+    from .engine.programs.profile import profile
+    from .engine.programs.record_forward import record_forward
+    from .engine.queue.pending import queue_lengths
+    from .engine.queue.policy import Policy
+    from .engine.queue.ready_queue import PolicyError
+    from .engine.sessions.agreement import wait_for_ranks
+    from .engine.sessions.native_session import NativeSession
+    from .engine.sessions.stepper import Stepper
+    from .engine.stops.stopped import Stop
     from .engine.studies.accumulation_study import accumulation_study
+    from .engine.studies.compare import compare
+    from .engine.studies.comparison import Comparison
+    from .engine.studies.makespan import makespan
+    from .engine.tasks.backward_call import BackwardCall
+    from .engine.trace.batches import Batch, Batches, Fallback
+    from .engine.trace.peak import PeakReport, peak_report
+    from .engine.trace.run import Run
+    from .engine.trace.run_reader import load
+    from .engine.trace.statistics import Histogram, Statistics, statistics
+    from .engine.trace.trace import TaskRecord, Trace
+    from .engine.words.sizes import percent_text, share_text, size_text
     from .engine.workloads.workloads import WORKLOADS, workload
+    from .inspector.capturing.capture import capture
+    from .inspector.capturing.walk import graph
+    from .inspector.graph.graph import Edge, Graph, Task
+    from .inspector.tapes.hips_tape import HipsTape, hips_tape
+    from .widgets.deck.debug import debug
 
-_LATE = {
+_MODULE_OF = {
+    "CLASSIC": "engine.orders.policies",
+    "POLICIES": "engine.orders.policies",
     "WORKLOADS": "engine.workloads.workloads",
+    "Accumulation": "engine.memory.accumulation",
+    "Advice": "engine.ensembles.advice",
+    "BackwardCall": "engine.tasks.backward_call",
+    "Batch": "engine.trace.batches",
+    "Batches": "engine.trace.batches",
+    "Break": "engine.orders.order_check",
+    "Category": "engine.memory.timeline",
+    "Comparison": "engine.studies.comparison",
+    "Difference": "engine.finding.difference",
+    "Edge": "inspector.graph.graph",
+    "Fallback": "engine.trace.batches",
+    "Graph": "inspector.graph.graph",
+    "GroupRules": "engine.batching.groups",
+    "Groups": "engine.batching.groups",
+    "HipsTape": "inspector.tapes.hips_tape",
+    "Histogram": "engine.trace.statistics",
+    "MirrorPlan": "engine.mirroring.plan",
+    "MirrorReport": "engine.mirroring.mirror",
+    "NanReport": "engine.finding.find_nan",
+    "NativeSession": "engine.sessions.native_session",
+    "OrderCheck": "engine.orders.order_check",
+    "OrderPlan": "engine.orders.plan",
+    "PeakReport": "engine.trace.peak",
+    "PlannedMirror": "engine.mirroring.planned_mirror",
+    "PlannedOrder": "engine.orders.planning",
+    "Policy": "engine.queue.policy",
+    "PolicyError": "engine.queue.ready_queue",
+    "Run": "engine.trace.run",
+    "Statistics": "engine.trace.statistics",
+    "Stepper": "engine.sessions.stepper",
+    "Stop": "engine.stops.stopped",
+    "Storage": "engine.memory.timeline",
+    "Task": "inspector.graph.graph",
+    "TaskRecord": "engine.trace.trace",
+    "Timeline": "engine.memory.timeline",
+    "Trace": "engine.trace.trace",
+    "Unpack": "engine.orders.unpack_order",
+    "UnpackOrder": "engine.orders.unpack_order",
+    "UnusedParameter": "engine.finding.find_unused",
+    "UnusedReport": "engine.finding.find_unused",
     "accumulation_study": "engine.studies.accumulation_study",
+    "advise": "engine.ensembles.advice",
     "allocated_levels": "engine.measuring.step_levels",
+    "backward": "engine.programs.backward",
+    "capture": "inspector.capturing.capture",
+    "check_order": "engine.orders.order_check",
+    "compare": "engine.studies.compare",
+    "constrained": "engine.orders.precedence",
+    "debug": "widgets.deck.debug",
+    "diff": "engine.finding.diff",
+    "dry_run": "engine.prediction.dry_run",
+    "find_nan": "engine.finding.find_nan",
+    "find_unused": "engine.finding.find_unused",
+    "graph": "inspector.capturing.walk",
+    "groups": "engine.batching.group_search",
     "hips_levels": "engine.hips.levels",
+    "hips_tape": "inspector.tapes.hips_tape",
+    "install": "engine.programs.install",
+    "load": "engine.trace.run_reader",
+    "makespan": "engine.studies.makespan",
+    "mirror": "engine.mirroring.mirror",
+    "mirrored": "engine.mirroring.mirrored",
+    "peak_report": "engine.trace.peak",
+    "percent_text": "engine.words.sizes",
+    "plan": "engine.orders.plan",
+    "plan_mirror": "engine.mirroring.plan_mirror",
+    "policy": "engine.programs.install",
+    "profile": "engine.programs.profile",
+    "queue_lengths": "engine.queue.pending",
+    "record_forward": "engine.programs.record_forward",
+    "share_text": "engine.words.sizes",
+    "simulate": "engine.orders.simulate",
+    "size_text": "engine.words.sizes",
+    "statistics": "engine.trace.statistics",
+    "uninstall": "engine.programs.install",
+    "unpack_order": "engine.orders.unpack_order",
+    "wait_for_ranks": "engine.sessions.agreement",
     "workload": "engine.workloads.workloads",
 }
-"""By name the module, which is loaded when the name is asked for: no backward needs these."""
+"""By public name the module that has it."""
 
+if not TYPE_CHECKING:  # a name that is not there would be of any type
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module '{__name__}' has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+        return found
 
 
 def __dir__() -> list[str]:
@@ -88,6 +168,10 @@ def load_ipython_extension(shell: object) -> None:
 
     load(shell)  # type: ignore[arg-type]
 
+
+forward_old_paths()
+for _package in ("inspector", "engine", "widgets", "commands"):
+    open_room(f"{__name__}.{_package}")
 
 __all__ = [
     "CLASSIC",
