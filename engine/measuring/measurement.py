@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from threading import Lock
 from types import TracebackType
 
 import torch
@@ -15,6 +14,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
+from ...inspector.torch_internals.allocators import one_recording
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.tensors import FollowedStorage, without_bytes
@@ -30,7 +30,6 @@ from .memory_watch import Followed, MemoryWatch, look, unseen
 from .saved_blocks import kept_by
 
 _CPU = torch.device("cpu")
-_one_at_a_time = Lock()  # torch's profiler crashes where two threads use it
 
 
 class Measurement:
@@ -58,7 +57,7 @@ class Measurement:
         self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
 
     def __enter__(self) -> Measurement:
-        if not _one_at_a_time.acquire(blocking=False):
+        if not one_recording.acquire(blocking=False):
             raise RuntimeError(
                 "memory is being measured already, in this thread or in another one: torch can do so once at a time"
             )
@@ -68,7 +67,7 @@ class Measurement:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with ExitStack() as each:
-            each.callback(_one_at_a_time.release)
+            each.callback(one_recording.release)
             for recorder in self._recorders.values():
                 each.callback(recorder.stop)
             self._recorders = {}

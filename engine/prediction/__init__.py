@@ -1,4 +1,4 @@
-"""What each task would do with memory, and the level that an order makes; nothing is run.
+"""What each task would do with memory, and the level that an order makes; no backward is run.
 
-May import: inspector, queue, memory, tasks.
+May import: inspector, words, queue, memory, tasks.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from ...inspector.graph.graph import Graph, TensorMeta
+from ...inspector.graph.graph import Graph, Root, TensorMeta
 from ..memory.footprint import Footprint, Footprints, TaskOutput, TensorLayout
 from ..memory.layouts import contiguous
 from .dry_run_limits import OF_SHAPES, WORKSPACE
@@ -54,3 +54,16 @@ def of_shapes(graph: Graph) -> Footprints:
     tasks = tuple(None if task.is_leaf else assumed_footprint(graph, task.id) for task in graph.tasks)
     roots = tuple(assumed_layout(graph.tasks[root.task].inputs[root.input]) for root in graph.roots)
     return Footprints(graph, "cpu", "dry run", tasks, (), {}, roots, keep_graph=True, limits=(WORKSPACE, OF_SHAPES))
+
+
+_ON_THE_WHOLE = frozenset(("MseLossBackward0", "SmoothL1LossBackward0", "SoftMarginLossBackward0"))
+"""Losses that leave their result on a storage as large as what they sum, which becomes it in place (Loss.cpp)."""
+
+
+def assumed_result_bytes(graph: Graph, root: Root) -> int:
+    """The storage of a result which nobody holds any more but the backward that is to start from it."""
+    nbytes = graph.tasks[root.task].inputs[root.input].nbytes or 0
+    if graph.tasks[root.task].name not in _ON_THE_WHOLE:
+        return nbytes
+    summed = [graph.tasks[edge.next_task].inputs[edge.input].nbytes or 0 for edge in graph.out_edges[root.task]]
+    return max([nbytes, *summed])

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
 from ...inspector.tapes.hips_tape import tape_of
 from ...inspector.torch_internals.dtensors import gives_on
-from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks, node_hooks, post_accumulate_hooks
+from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.nodes import call_node, function_of
 from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
 from ...inspector.torch_internals.saved import (
@@ -44,9 +43,19 @@ from ..tasks.hook_watch import HookWatch
 from ..tasks.input_buffer import fits, fitted
 from ..tasks.task_runner import takes_of
 from ..tasks.tensor_hooks import TensorHooks
-from .assumed_footprints import assumed_footprint, assumed_layout, of_shapes
-from .dry_run_limits import DTENSORS, NOT_CALLED, PASSING, TAKES_MORE, WORKSPACE, limit_sentence
+from .answers import Answer, Gradient
+from .assumed_footprints import assumed_footprint, assumed_layout, assumed_result_bytes, of_shapes
+from .dry_run_limits import (
+    DTENSORS,
+    NOT_CALLED,
+    OTHER_FORMULAS,
+    PASSING,
+    WORKSPACE,
+    kernel_sentence,
+    limit_sentence,
+)
 from .fake_kernels import FakeKernels
+from .hooked_tasks import hooked_tasks
 from .origins import origins_of
 from .parted import PARTING, parts_of
 from .split_gradients import parts_of_gradients
@@ -56,10 +65,10 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     """Finds out what the tasks of a graph would do with memory. No backward runs.
 
     Each C++ node of PyTorch's own is called once, as the engine calls it and in an order of the engine's, on fake
-    tensors: they have shapes and strides, and no bytes. Nothing is allocated, computed or freed, no .grad and no random
-    number generator changes. Code of the user's doesn't run: no hook, no backward of a custom Function, in Python or in
-    C++, no tensor subclass's operations. Nobody can see from outside whether such code writes, counts or communicates.
-    What these tasks do is assumed (each gradient is a new block), but for the Functions of `PASSING`.
+    tensors: they have shapes and strides, and no bytes. Nothing of the graph's is computed or freed, no .grad and no
+    random number generator changes. Code of the user's doesn't run: no hook, no backward of a custom Function, in
+    Python or in C++, no tensor subclass's operations. Nobody can see from outside whether such code writes, counts or
+    communicates. What these tasks do is assumed (each gradient is a new block), but for the Functions of `PASSING`.
 
     What is alive before is known from `Graph.saved`. Of what a node saves, a storage counts as made since just before
     the forward if the tensor has a `grad_fn` in this graph, or if nothing but nodes holds it: a dropout mask, say. So
@@ -69,11 +78,13 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     Tensors without memory have one here: those on meta and fake ones (FakeTensorMode) count the bytes of their storages
     as if they existed.
 
+    What kernels of the CPU allocate for themselves while they run, as convolutions do, is found by running each
+    distinct operator once in a process, alone, on tensors of its shapes (`kernel_run`). Where all of that is known, and
+    nothing else is unsure, `Footprints.limits` is empty: the prediction is exact.
+
     Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they do (`th.profile`).
-    What custom C++ nodes keep is not known of, nor what a CopySlices keeps besides leaves. What a kernel allocates for
-    itself while it runs, as convolutions do, can't be seen, but for the few cases of `FakeKernels`: a measured run has
-    it. So the first of `Footprints.limits` is always `WORKSPACE`; the others name tasks of which still less is known.
-    The first dry run of a process takes two seconds more, in which torch loads what fake tensors need.
+    What custom C++ nodes keep is not known of, nor what a CopySlices keeps besides leaves. Operators that are not run
+    alone (oneDNN's LSTM, what is too large, what is on an accelerator) are named among the limits, after `WORKSPACE`.
 
     Args:
         graph: the graph. The caller gives the gradients of roots that are no scalars.
@@ -101,21 +112,6 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     return _DryRun(graph, device_of(graph, device)).run(order, names_hooks)
 
 
-class _Gradient(NamedTuple):
-    """A gradient on its way, as far as it matters to memory."""
-
-    layout: TensorLayout
-    dtype: torch.dtype
-    device: torch.device
-
-
-class _Answer(NamedTuple):
-    """What a task does: its footprint, and the gradients that it gives."""
-
-    footprint: Footprint
-    gradients: tuple[_Gradient | None, ...]
-
-
 def _of_tape(graph: Graph) -> Footprints:
     """What is known of a tape; of one that is gone, or is in a file, by the shapes of its gradients."""
     if (tape := tape_of(graph)) is not None:
@@ -131,7 +127,7 @@ class _DryRun:
         self._device = device
         self._operations = FakeKernels(device)
         self._takes = [takes_of(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True)]
-        self._answers: dict[object, _Answer] = {}
+        self._answers: dict[object, Answer] = {}
         self._limits: dict[str, list[int]] = {}
         self._saved = graph.saved  # looks who holds what, so before anything here does
         self._addresses = self._addresses_of_saved()
@@ -143,6 +139,7 @@ class _DryRun:
         self._functions_in_slices = hidden_functions(graph.nodes)
         self._hooks = TensorHooks(graph.nodes)
         self._more_limits: list[str] = []
+        self._unknown: dict[str, tuple[dict[str, None], dict[int, None]]] = {}  # by reason; operators, tasks
         self._facts: list[object | None] = []
         self._sparse_grads: dict[int, TensorLayout] = {}  # by the leaf's task
         self._parts = parts_of_gradients(graph)
@@ -151,7 +148,7 @@ class _DryRun:
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
         graph = self._graph
         leaves = graph.leaves
-        states = {task_id: LeafState(_layout_of(leaf), leaf.grad is not None) for task_id, leaf in leaves.items()}
+        states = {task_id: LeafState(layout_of(leaf), leaf.grad is not None) for task_id, leaf in leaves.items()}
         grads = {task_id: leaf.grad for task_id, leaf in leaves.items()}
         self._sparse_grads = {
             task_id: layout_of(grad)
@@ -172,21 +169,25 @@ class _DryRun:
             states,
             tuple(assumed_layout(meta) if _is_scalar(meta) and self._counts(meta.device) else None for meta in roots),
             limits=(
-                WORKSPACE,
+                *([WORKSPACE] if self._unknown else []),
+                *(
+                    kernel_sentence(graph, why, operators, [*tasks])
+                    for why, (operators, tasks) in self._unknown.items()
+                ),
                 *(limit_sentence(graph, what, task_ids) for what, task_ids in self._limits.items()),
                 *self._more_limits,
             ),
             unsure=tuple(
                 limit_sentence(graph, what, task_ids)
                 for what, task_ids in self._limits.items()
-                if what not in TAKES_MORE.values()
+                if what not in OTHER_FORMULAS.values()
             ),
         )
 
     def _ask(self, order: Sequence[int], leaves: Mapping[int, LeafState]) -> list[Footprint | None]:
         """The footprints of all tasks, by id."""
         graph = self._graph
-        waiting: list[list[_Gradient | None]] = [[None] * len(task.inputs) for task in graph.tasks]
+        waiting: list[list[Gradient | None]] = [[None] * len(task.inputs) for task in graph.tasks]
         for root in graph.roots:
             self._add(waiting, root.task, root.input, self._assumed(root.task, root.input))
         footprints: list[Footprint | None] = [None] * len(graph)
@@ -205,7 +206,7 @@ class _DryRun:
                         self._add(waiting, edge.next_task, edge.input, gradient)
         return footprints
 
-    def _accumulated(self, task_id: int, gradient: _Gradient | None, leaf: LeafState) -> Footprint | None:
+    def _accumulated(self, task_id: int, gradient: Gradient | None, leaf: LeafState) -> Footprint | None:
         """What an AccumulateGrad takes besides the .grad that it makes: what a copy takes meanwhile, or the new bytes
         of a sparse .grad, to which nothing is added in place."""
         if gradient is None:
@@ -218,10 +219,10 @@ class _DryRun:
         scratch = self._scratch(gradient, copy_for(gradient.layout, leaf.layout))
         return Footprint((0, ~0), (scratch,), (), (gradient.layout,)) if scratch else None
 
-    def _scratch(self, gradient: _Gradient, copy: TensorLayout) -> int:
+    def _scratch(self, gradient: Gradient, copy: TensorLayout) -> int:
         return scratch_of_copy(gradient.layout, copy) if gradient.device == self._device == torch.device("cpu") else 0
 
-    def _retaining(self, task_id: int, footprint: Footprint, inputs: list[_Gradient | None]) -> Footprint:
+    def _retaining(self, task_id: int, footprint: Footprint, inputs: list[Gradient | None]) -> Footprint:
         """The footprint with what `retain_grad` does first: it copies a gradient, and its tensor keeps the copy."""
         events: list[int] = []
         blocks, kept = list(footprint.blocks), list(footprint.kept)
@@ -249,13 +250,13 @@ class _DryRun:
         numbers = [number for number, address in self._addresses.items() if storage and storage.address == address]
         return any(saved.storage in numbers and not saved.held for saved in self._saved)
 
-    def _add(self, waiting: list[list[_Gradient | None]], task_id: int, number: int, gradient: _Gradient) -> None:
+    def _add(self, waiting: list[list[Gradient | None]], task_id: int, number: int, gradient: Gradient) -> None:
         other = waiting[task_id][number]
         if other is not None:
             gradient = gradient._replace(layout=sum_of(other.layout, gradient.layout))
         waiting[task_id][number] = gradient
 
-    def _answer(self, task: Task, inputs: list[_Gradient | None]) -> _Answer:
+    def _answer(self, task: Task, inputs: list[Gradient | None]) -> Answer:
         """What a task does with these inputs; of equal nodes only the first is asked."""
         node = self._graph.nodes[task.id]
         if task.kind in APPLIED and (answer := self._passed_on(task, node, inputs)) is not None:
@@ -264,7 +265,7 @@ class _DryRun:
             self._limit(DTENSORS, task.id)
             return self._guessed(task)
         refused = self._refused(task, node)
-        for part, what in TAKES_MORE.items():
+        for part, what in OTHER_FORMULAS.items():
             if part in task.name and task.kind is Kind.CPP:
                 self._limit(what, task.id)
         if refused is None:
@@ -279,23 +280,26 @@ class _DryRun:
             else:
                 if key is not None:
                     self._answers[key] = answer
+                for why, operator in answer.unknown:
+                    operators, tasks = self._unknown.setdefault(why, ({}, {}))
+                    operators[operator] = tasks[task.id] = None
                 return answer
         self._limit(refused, task.id)
         return self._guessed(task)
 
-    def _is_split(self, task: Task, inputs: list[_Gradient | None]) -> bool:
+    def _is_split(self, task: Task, inputs: list[Gradient | None]) -> bool:
         """Whether the task takes or gives a DTensor, whose code is not called."""
         edges = self._graph.out_edges[task.id] if self._parts else ()
         taken = any(each is not None and each.layout.wrapped for each in inputs)
         return taken or any((edge.next_task, edge.input) in self._parts for edge in edges)
 
-    def _guessed(self, task: Task) -> _Answer:
+    def _guessed(self, task: Task) -> Answer:
         """What a task is taken to do that is not asked."""
         footprint = assumed_footprint(self._graph, task.id, self._parts)
-        gradients: list[_Gradient | None] = [None] * len(footprint.outputs)
+        gradients: list[Gradient | None] = [None] * len(footprint.outputs)
         for edge in self._graph.out_edges[task.id]:
             gradients[edge.output] = self._assumed(edge.next_task, edge.input)
-        return _Answer(footprint, tuple(gradients))
+        return Answer(footprint, tuple(gradients))
 
     def _refused(self, task: Task, node: Node) -> str | None:
         """Why a node must not be called, if so: it would run code of the user's, or the whole of a compiled region."""
@@ -318,7 +322,7 @@ class _DryRun:
         metas = [*task.inputs, *(self._takes[edge.next_task][edge.input] for edge in edges)]
         return "nested tensors" if any(meta.shape is None for meta in metas) else None
 
-    def _key(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> object | None:
+    def _key(self, task: Task, node: Node, inputs: list[Gradient | None]) -> object | None:
         """Equal for nodes that do the same with memory; None if this can't be told."""
         facts = self._facts[task.id]
         if facts is None:
@@ -332,7 +336,7 @@ class _DryRun:
         told = task.kind is Kind.CPP and not self._packed[task.id] and not hides_saved(node)
         return saved_facts(node) if told else None
 
-    def _call(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> _Answer:
+    def _call(self, task: Task, node: Node, inputs: list[Gradient | None]) -> Answer:
         operations = self._operations
         operations.start()
         given: list[Tensor | None] = [
@@ -351,14 +355,15 @@ class _DryRun:
         stored = [self._stored(task, output) for output in outputs]  # may be seen here first
         events = tuple(operations.events)  # what dies later is what the next tasks get
         origins = tuple(origins_of(operations, given, outputs, stored))
-        return _Answer(
+        return Answer(
             Footprint(
                 events,
                 tuple(operations.nbytes),
                 origins,
                 tuple(None if each is None else each.layout for each in inputs),
             ),
-            tuple(None if each is None else _Gradient(_layout_of(each), each.dtype, each.device) for each in outputs),
+            tuple(None if each is None else Gradient(layout_of(each), each.dtype, each.device) for each in outputs),
+            tuple(operations.unknown),
         )
 
     def _find_out(self, task_id: int) -> None:
@@ -367,7 +372,7 @@ class _DryRun:
         if {storage.address for storage in leaves if storage is not None}.issuperset(self._operations.given):
             self._found_out.add(task_id)
 
-    def _passed_on(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> _Answer | None:
+    def _passed_on(self, task: Task, node: Node, inputs: list[Gradient | None]) -> Answer | None:
         """What a Function of `PASSING` does; None for others, and where it would make gradients that did not come."""
         function = function_of(node)  # type: ignore[arg-type]
         name = f"{function.__module__}.{function.__qualname__}"
@@ -378,7 +383,7 @@ class _DryRun:
         if (what := PASSING.get(name, DTENSORS)) is not None:
             self._limit(what, task.id)
         outputs: list[TaskOutput | None] = [None] * len(node.next_functions)
-        gradients: list[_Gradient | None] = [None] * len(outputs)
+        gradients: list[Gradient | None] = [None] * len(outputs)
         for edge in edges:
             given, takes = inputs[edge.output], self._assumed(edge.next_task, edge.input)
             assert given is not None
@@ -388,9 +393,9 @@ class _DryRun:
             layout = (given if same else takes).layout
             outputs[edge.output] = TaskOutput("input" if same else "view", edge.output, layout, keeps_base=False)
         layouts = tuple(None if each is None else each.layout for each in inputs)
-        return _Answer(Footprint((), (), tuple(outputs), layouts), tuple(gradients))
+        return Answer(Footprint((), (), tuple(outputs), layouts), tuple(gradients))
 
-    def _parted(self, task: Task, node: Node, inputs: list[_Gradient | None]) -> _Answer | None:
+    def _parted(self, task: Task, node: Node, inputs: list[Gradient | None]) -> Answer | None:
         """What a node does that gives parts of the one gradient; None for others."""
         if task.name not in PARTING or (given := inputs[0]) is None:
             return None
@@ -399,7 +404,7 @@ class _DryRun:
         if parts is None:
             return None
         gradients = (given._replace(layout=each.layout) for each in parts)
-        return _Answer(Footprint((), (), parts, (given.layout,)), tuple(gradients))
+        return Answer(Footprint((), (), parts, (given.layout,)), tuple(gradients))
 
     def _stored(self, task: Task, output: Tensor | None) -> Tensor | None:
         """The tensor whose storage an output is on: of a sparse one its values."""
@@ -443,7 +448,7 @@ class _DryRun:
         for root in dict.fromkeys(graph.roots):
             meta = graph.tasks[root.task].inputs[root.input]
             if root.task not in shown and not graph.tasks[root.task].is_leaf and self._counts(meta.device):
-                yield StartStorage(meta.nbytes or 0, (), True, self._maker(root.task, set()))
+                yield StartStorage(assumed_result_bytes(graph, root), (), True, self._maker(root.task, set()))
         for task, node in zip(graph.tasks, graph.nodes, strict=True):
             if self._packed[task.id] or (hides_saved(node) and task.id not in self._found_out):
                 self._limit("nodes that hide what they keep from the forward", task.id)
@@ -505,25 +510,18 @@ class _DryRun:
                     yield task_id, StartStorage(storage.nbytes, (), True, self._maker(task_id, set()))
 
     def _look_for_hooks(self, leaves: dict[int, Tensor]) -> None:
-        if not hooks_registered():
-            return
-        what = "tasks with hooks, which were not run"
-        for task_id, node in enumerate(self._graph.nodes):
-            hooks: list[object] = [hook for kind in node_hooks(node) for hook in kind]
-            hooks += [hook for hook in self._hooks.of(task_id) if hook.kind == "tensor"]
-            if task_id in leaves:
-                hooks += [*leaf_hooks(leaves[task_id]), *post_accumulate_hooks(leaves[task_id])]
-            if hooks:
-                self._limit(what, task_id)
-        if what not in self._limits and HookWatch(self._graph.nodes).registered():
+        found = hooked_tasks(self._graph, leaves, self._hooks)
+        for task_id in found:
+            self._limit("tasks with hooks, which were not run", task_id)
+        if not found and hooks_registered() and HookWatch(self._graph.nodes).registered():
             self._more_limits.append(
                 "there are hooks which nothing lists; if tensors of this graph had them, what these hold is not known"
             )
 
-    def _assumed(self, task_id: int, number: int) -> _Gradient:
+    def _assumed(self, task_id: int, number: int) -> Gradient:
         """What a task is taken to get, if nothing but the metadata is known."""
         meta = self._takes[task_id][number]
-        return _Gradient(assumed_layout(meta, self._parts.get((task_id, number))), meta.dtype, meta.device)
+        return Gradient(assumed_layout(meta, self._parts.get((task_id, number))), meta.dtype, meta.device)
 
     def _limit(self, what: str, task_id: int) -> None:
         tasks = self._limits.setdefault(what, [])
@@ -536,9 +534,3 @@ class _DryRun:
 
 def _is_scalar(meta: TensorMeta) -> bool:
     return meta.shape is not None and prod(meta.shape) == 1
-
-
-def _layout_of(tensor: Tensor) -> TensorLayout:
-    if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
-        return contiguous(() if tensor.is_nested else tensor.shape, tensor.element_size())
-    return layout_of(tensor)

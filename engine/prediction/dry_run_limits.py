@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...inspector.graph.graph import Graph
+from ..words.phrases import joined
 
 WORKSPACE = (
     "a dry run sees what operations return, not all that their kernels allocate for themselves while they run; "
     "th.profile measures that"
 )
-"""Why every dry run is an estimate."""
+"""Why a dry run is an estimate where a kernel was not run alone."""
 
 OF_SHAPES = (
     "of a tape that is gone the shapes of its gradients alone are known: each is taken for a new array, and what the "
@@ -22,22 +25,15 @@ OF_PYTHON = "of a tape the arrays are counted, not Python's own objects, which t
 OF_A_TAPE = f"{OF_PYTHON}; and of its primitives one of each kind was asked, on zeros"
 """Why a dry run of a tape is one."""
 
-TAKES_MORE = {
-    "Convolution": "the workspace of convolutions",
-    "SlowConv": "the workspace of convolutions",
-    "Attention": "the workspace of attention",
-    "Rnn": "the workspace of recurrent layers",
-    "BatchNorm": "the workspace of normalizations",
-    "GroupNorm": "the workspace of normalizations",
-    "LayerNorm": "the workspace of normalizations",
-    "Fft": "the workspace of FFTs",
-    "EmbeddingBag": "the workspace of embedding bags",
-    "CtcLoss": "the workspace of the CTC loss",
-    "MatrixExp": "the workspace of matrix exponentials",
-    "Trilinear": "the workspace of bilinear layers",
+OTHER_FORMULAS = {
     "ProdBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
     "CumprodBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
     "BinaryCrossEntropy": "formulas with a step in place where there are values",
+    "SgnBackward0": "zeros of which there are no bytes where there are values",
+    **dict.fromkeys(
+        ("IndexReduce", "MaskedFillBackward1", "MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"),
+        "formulas that pick elements by their values",
+    ),
 }
 """By what a node's name has in it: of what a dry run is known to say too little, or too much."""
 
@@ -62,3 +58,9 @@ DEFINED = "primitives that you have defined, whose formulas are not called"
 def limit_sentence(graph: Graph, what: str, task_ids: list[int]) -> str:
     """Of which tasks something is not known."""
     return f"not known from a dry run: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
+
+
+def kernel_sentence(graph: Graph, why: str, operators: Iterable[str], task_ids: Iterable[int]) -> str:
+    """Of which operators it is not known what they take for themselves, and in which tasks."""
+    named = joined([*operators])
+    return limit_sentence(graph, f"the workspace of {named} ({why})", [*task_ids])

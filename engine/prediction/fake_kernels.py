@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ...inspector.torch_internals.operators import FakeOperations
+from ...inspector.torch_internals.operators import FakeOperations, Operator
 from ..memory.layouts import layout_of, scratch_of_copy
+from .kernel_runs import NOT_LISTED, kernel_run, name_of
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -19,6 +21,7 @@ _IN_PLACE: Mapping[object, Callable[..., Tensor]] = {
     _aten.index_fill.int_Scalar: _aten.index_fill_.int_Scalar,
     _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
     _aten.index_put.default: _aten.index_put_.default,
+    _aten.logical_and.default: _aten.logical_and_.default,
     _aten.masked_scatter.default: _aten.masked_scatter_.default,
     _aten.put.default: _aten.put_.default,
     _aten.scatter.src: _aten.scatter_.src,
@@ -29,16 +32,44 @@ _IN_PLACE: Mapping[object, Callable[..., Tensor]] = {
 
 
 class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
-    """Fake operations whose events have what CPU kernels take for themselves in the cases that layouts decide.
+    """Fake operations whose events have what CPU kernels take for themselves, and whose results are laid out as theirs.
 
-    These are matrix products of what BLAS can't read, sums in another dtype, and copies of transposed matrices. Other
-    kernels take memory, too, which nothing shows; those of accelerators are not known here.
+    A kernel of which no rule tells that is run alone (`kernel_run`). Where it can't be, layouts still tell what matrix
+    products take of what BLAS can't read, sums in another dtype, and copies of transposed matrices.
 
     Attributes:
         formula: what runs is a formula of torch's own, which works in place on tensors that it has made.
+        unknown: why it is not known what operators take for themselves, with their names.
     """
 
     formula = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.unknown: dict[tuple[str, str], None] = {}
+        self._workspace: int | None = None  # of the operation that runs; None: not known
+
+    def start(self) -> None:
+        super().start()
+        self.unknown = {}
+
+    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        result = super().run(operator, args, kwargs)
+        self._workspace = None
+        if not isinstance(operator, Operator):
+            self.unknown[NOT_LISTED, str(operator)] = None
+            return result
+        results = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        if results and all(each.device != self._device for each in results):
+            return result
+        found = kernel_run(operator, args, kwargs, results)
+        if isinstance(found, str):
+            self.unknown[found, name_of(operator)] = None
+        elif found is not None:
+            self._workspace = found.workspace_bytes
+            laid_out = iter(found.outputs)
+            return tree_map_only(Tensor, lambda fake: _laid_out(fake, next(laid_out, None)), result)
+        return result
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_place = _IN_PLACE.get(operator)
@@ -46,7 +77,9 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
             operator = in_place
         result = super().__torch_dispatch__(operator, types, args, kwargs)
         find = _SCRATCH.get(operator)
-        if find is not None and isinstance(result, Tensor) and result.device == self._device == _CPU:
+        if self._workspace is not None:
+            self._take_scratch([self._workspace] if self._workspace else [])
+        elif find is not None and isinstance(result, Tensor) and result.device == self._device == _CPU:
             self._take_scratch([nbytes for nbytes in find(result, *args) if nbytes])
         return result
 
@@ -56,6 +89,13 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
         self.nbytes += sizes
         self.events += range(first, len(self.nbytes))
         self.events += (~number for number in reversed(range(first, len(self.nbytes))))
+
+
+def _laid_out(fake: Tensor, layout: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Tensor:
+    """The result of an operation, with the strides that its kernel gives it."""
+    if layout is None or layout[1] == fake.stride():
+        return fake
+    return torch.empty_strided(*layout, dtype=fake.dtype, device=fake.device)
 
 
 def _of_product(result: Tensor, *arguments: Any) -> list[int]:

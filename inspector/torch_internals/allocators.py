@@ -9,9 +9,13 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
+
+one_recording = Lock()
+"""Held while an allocator is recorded: torch's profiler crashes where two threads use it."""
 
 
 class AllocationEvents(NamedTuple):
@@ -27,6 +31,11 @@ class AllocationEvents(NamedTuple):
     tasks: list[int]
 
 
+def profiler_is_on() -> bool:
+    """Whether one of torch's profilers is at work: there can be one alone."""
+    return bool(torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
+
+
 def start_allocation_events(tasks: bool = False) -> None:
     """Lets torch's profiler note what the CPU's allocator does in this thread, and in what it starts on the engine.
 
@@ -35,7 +44,7 @@ def start_allocation_events(tasks: bool = False) -> None:
     Raises:
         RuntimeError: a profiler is at work already, in any thread; there can be one alone.
     """
-    if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:
+    if profiler_is_on():
         raise RuntimeError(
             "a torch profiler is at work, and memory is measured by the same one: leave torch.profiler.profile() first"
         )

@@ -108,9 +108,13 @@ class FakeOperations(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs or {}))
-        result = operator(*args, **kwargs)
+        result = self.run(operator, args, kwargs)
         tree_map_only_(Tensor, self._note, result)
         return result
+
+    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Gives what the operator does on these fake tensors."""
+        return operator(*args, **kwargs)
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
@@ -251,6 +255,11 @@ class EveryOperation(TorchDispatchMode):
 
 
 keep_compiler_out(EveryOperation.__torch_dispatch__)
+
+
+def is_pointwise(operator: Operator) -> bool:
+    """Whether each element of what it gives is made of the elements at the same place."""
+    return torch.Tag.pointwise in operator.tags
 
 
 def operator_named(name: str) -> Operator | None:

@@ -12,6 +12,7 @@ import batching
 import capture_cost
 import deck
 import drawing
+import kernels
 import memory
 import memory_cuda
 import mirroring
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "memory": memory.rows,
     "memory_cuda": memory_cuda.rows,
     "prediction": prediction.rows,
+    "kernels": kernels.rows,
     "orders": orders.rows,
     "planning": planning.rows,
     "accumulation": accumulation.rows,

@@ -101,8 +101,7 @@ class Foresight:
         if isinstance(session, Stepper) and session.batches is not None and _AS_ONE not in footprints.limits:
             footprints = replace(footprints, limits=(*footprints.limits, _AS_ONE))
         if self._mirroring.saves and _MIRRORED not in footprints.limits:
-            first, *others = footprints.limits
-            footprints = replace(footprints, limits=(first, _MIRRORED, *others))
+            footprints = replace(footprints, limits=(*footprints.limits[:1], _MIRRORED, *footprints.limits[1:]))
         # A prediction outlives the session, which plans with it, too.
         session.footprints = replace(footprints, graph=replace(footprints.graph, nodes=()))
         return session.footprints

@@ -23,28 +23,13 @@ from ..comparing import compiled_loss
 from ..profiled import profiled
 from ..sizes import LARGEST_SLOW, built
 
-# Convolutions, batch norms and recurrent layers on the CPU allocate inside the kernel, which a dry run can't see; how
-# much depends on the CPU: without AVX-512 ResNet-50 is 5 % above.
-TOO_LOW = {"unet": 0.17, "resnet50": 0.06, "resnet152": 0.02, "seq2seq": 0.11, "cyclegan": 0.04}
-# What CopySlices keep is not seen, and so taken to be held by the user to the end.
-TOO_HIGH = {"cyclegan": 0.04}
-KINDS = {
-    "resnet50": {"the workspace of convolutions", "the workspace of normalizations"},
-    "resnet152": {"the workspace of convolutions", "the workspace of normalizations"},
-    "gpt2": {"the workspace of attention", "the workspace of normalizations"},
-    "lstm_lm": {"the workspace of recurrent layers"},
-    "seq2seq": {"the workspace of recurrent layers"},
+ESTIMATES = {  # why the prediction is none to the byte, and by how much it may be off
+    "lstm_lm": ("the workspace of mkldnn_rnn_layer_backward (not among those that are run alone)", 0.2),
+    "seq2seq": ("the workspace of mkldnn_rnn_layer_backward (not among those that are run alone)", 0.11),
     # An instance norm gives a view, and so a ReLU in place behind it is a CopySlices.
-    "cyclegan": {
-        "the workspace of convolutions",
-        "the workspace of normalizations",
-        "nodes that hide what they keep from the forward",
-    },
-    "unet": {"the workspace of convolutions"},
-    "recommender": {"the workspace of embedding bags", "formulas with a step in place where there are values"},
-    "din": {"formulas with a step in place where there are values"},
-    "two_devices": {"the workspace of normalizations"},
-    "mlp_norm": {"the workspace of normalizations"},
+    "cyclegan": ("nodes that hide what they keep from the forward", 0.04),
+    "recommender": ("formulas with a step in place where there are values", 0.01),
+    "din": ("formulas with a step in place where there are values", 0.01),
 }
 
 
@@ -62,21 +47,22 @@ def test_workloads_peak_as_a_dry_run_says(name: str) -> None:
         model.zero_grad(set_to_none=True)
         return forward()
 
-    graph = th.graph(make_loss())
+    loss = make_loss()
+    graph = th.graph(loss)
     footprints = dry_run(graph)
-    assert footprints.limits[0] == WORKSPACE
-    assert {limit.split(": ")[1] for limit in footprints.limits[1:]} == KINDS.get(name, set())
+    why, off = ESTIMATES.get(name, ("", 0.0))
+    told = [limit.split(": ")[1] for limit in footprints.limits if limit != WORKSPACE]
+    assert told == ([why] if why else [])
+    assert (WORKSPACE in footprints.limits) is ("workspace" in why)
     for policy in ("bfs", "dfs", "heap", "random 1", "random 2"):
         expected = profiled(make_loss, lambda graph, policy=policy: order_of(graph, policy))
         found = simulate(graph, expected.order, footprints)
-        # mse_loss leaves its loss on a larger storage, which no node shows.
-        assert found.start_bytes == pytest.approx(expected.start, rel=0.01, abs=16)
-        if name in TOO_HIGH:
+        assert found.start_bytes == expected.start
+        if name == "cyclegan":  # what a CopySlices keeps is not seen, and so taken to be held by the user to the end
             assert found.end_bytes >= expected.end
         else:
-            assert found.end_bytes == pytest.approx(expected.end, rel=0.01)
-        assert found.peak_bytes <= expected.peak * (1 + TOO_HIGH.get(name, 0))
-        assert found.peak_bytes >= expected.peak * (1 - TOO_LOW.get(name, 0.01))
+            assert found.end_bytes == expected.end
+        assert found.peak_bytes == pytest.approx(expected.peak, rel=off, abs=0)
 
 
 def test_equal_tasks_share_one_footprint() -> None:
@@ -103,13 +89,13 @@ def test_temporaries_of_a_formula_come_in_their_true_order() -> None:
     power = next(task.id for task in graph.tasks if task.name == "PowBackward0")
     footprint = dry_run(graph).tasks[power]
     assert footprint is not None
-    assert footprint.blocks == (16384, 16384, 16384)  # x ** 2, 3 * that, and their product with the gradient
-    assert footprint.trace == (0, 1, 2, ~1, ~0)
+    # x ** 2, 3 * that, the 3 as a tensor of 8 bytes and then of 4, and their product with the gradient
+    assert footprint.blocks == (16384, 16384, 12, 16384)
+    assert footprint.trace == (0, 1, 2, ~2, 3, ~1, ~0)
     expected = profiled(lambda: x.pow(3).sum(), lambda graph: schedule(graph, "heap"))
     measured = expected.tasks[expected.order.index(power)]
-    # Numbers become tensors, of 8 bytes and then of 4, below what shows.
     assert [change for change in measured if abs(change) > 8][:5] == [16384, 16384, 16384, -16384, -16384]
-    assert simulate(graph, expected.order).peak_bytes == pytest.approx(expected.peak, abs=16)
+    assert simulate(graph, expected.order).peak_bytes == expected.peak
 
 
 def test_nothing_changes() -> None:
@@ -172,8 +158,7 @@ def test_a_custom_functions_code_is_not_called_and_a_measured_run_knows_what_it_
     footprints = dry_run(graph)
     assert torch.equal(Scaled.touched, torch.zeros(3)) and x.grad is None
     (task_id,) = [task.id for task in graph.tasks if task.name == "ScaledBackward"]
-    assert footprints.limits[:2] == (
-        WORKSPACE,
+    assert footprints.limits == (
         "not known from a dry run: custom Functions, whose code is not called: 1, the first is "
         + graph.describe(task_id),
     )
@@ -354,7 +339,7 @@ def test_slices_written_in_place_are_asked() -> None:
 
     graph = th.graph(make_loss())
     footprints = dry_run(graph)
-    assert footprints.limits == (WORKSPACE,)
+    assert footprints.limits == ()
     for policy in ("heap", "bfs"):
         expected = profiled(make_loss, lambda graph, policy=policy: schedule(graph, policy))
         assert simulate(graph, policy, footprints).peak_bytes == expected.peak
@@ -472,15 +457,14 @@ def test_what_kernels_take_for_themselves_is_known_where_layouts_decide_it(name:
     run = th.profile(make_loss)
     loss = make_loss()
     found = simulate(th.graph(loss))
-    counts = 256 if name == "count of what is largest" else 0  # what it divides the gradient by, in another dtype
-    assert found.peak_bytes == run.peak_bytes - counts
-    assert found.estimates[0] == WORKSPACE
+    assert found.peak_bytes == run.peak_bytes
+    assert not found.estimates
 
 
-def test_the_kinds_of_task_that_take_more_are_named() -> None:
-    loss = nn.Conv3d(4, 4, 3)(weight(2, 4, 8, 8, 8)).cumprod(2).sum()
+def test_operators_and_formulas_of_which_less_is_known_are_named() -> None:
+    loss = nn.LSTM(4, 4)(weight(2, 4, 4).cumprod(2))[0].sum()
     limits = simulate(th.graph(loss)).estimates
-    assert any("the workspace of convolutions: 1" in limit for limit in limits)
+    assert any("the workspace of mkldnn_rnn_layer_backward (not among" in limit for limit in limits)
     assert any("for which PyTorch has another formula where there are no values: 1" in limit for limit in limits)
 
 
@@ -543,7 +527,7 @@ def test_what_variables_hold_of_the_forward_is_known(forward: Any) -> None:
     found = simulate(th.graph(loss))
     assert (found.start_bytes, found.peak_bytes) == (run.timeline.start_bytes, run.peak_bytes)
     assert found.end_bytes == run.timeline.end_bytes
-    assert found.estimates == (WORKSPACE,) or "hooks which nothing lists" in found.estimates[1]
+    assert found.estimates == () or "hooks which nothing lists" in found.estimates[0]
 
 
 class KeepsOnContext(torch.autograd.Function):

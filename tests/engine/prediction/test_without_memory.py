@@ -72,7 +72,8 @@ def test_their_backward_is_predicted_as_if_they_existed(make: Callable[[], MakeL
     drawn = th.graph(loss)
     found = th.simulate(drawn, policy)
     assert (found.start_bytes, found.peak_bytes) == (measured.start_bytes, measured.peak_bytes)
-    assert found.device == ("meta" if make is on_meta else "cpu") and found.estimates
+    assert found.device == ("meta" if make is on_meta else "cpu")
+    assert bool(found.estimates) is (make is on_meta)  # what kernels take for themselves is asked of the CPU alone
     assert th.plan(loss)[policy].peak_bytes == measured.peak_bytes
     assert "Predicted from a dry run" in str(th.peak_report(found))
     assert not any(leaf.grad is not None for leaf in drawn.leaves.values())

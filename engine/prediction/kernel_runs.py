@@ -1,0 +1,261 @@
+"""What kernels take for themselves while they run: each distinct one is run once, alone, and its allocator watched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ...inspector.torch_internals.allocators import (
+    one_recording,
+    profiler_is_on,
+    start_allocation_events,
+    stop_allocation_events,
+)
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.operators import Operator, is_pointwise
+from ...inspector.torch_internals.tensors import View, on_storage, storage_of
+from ..memory.layouts import layout_of
+
+MOST_BYTES = 2**31
+"""What the arguments and results of an operator that is run alone may come to. It needs no more than half of the memory
+that is free, either."""
+
+_CPU = torch.device("cpu")
+
+_PASSIVE = frozenset(
+    (
+        *("_reshape_alias", "_unsafe_view", "alias", "detach", "lift_fresh", "set_"),
+        *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+        *("zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full"),
+        *("fill_", "zero_", "fill", "scalar_tensor", "_efficientzerotensor", "resize_", "arange"),
+    )
+)
+"""What allocates nothing but its results. So do views."""
+
+COPIES = frozenset(("clone", "copy_", "_to_copy"))
+"""What a rule of its own tells of, see `fake_kernels`."""
+
+_RUN_ALONE = frozenset(
+    (
+        # Products of matrices.
+        *("mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addr", "addbmm"),
+        # Convolutions.
+        *("convolution", "convolution_backward", "mkldnn_convolution", "_slow_conv2d_backward", "slow_conv3d_forward"),
+        *("slow_conv_transpose2d", "slow_conv_transpose3d", "slow_conv_dilated2d", "slow_conv_dilated3d"),
+        *("_conv_depthwise2d", "conv_depthwise3d", "unfold_backward", "im2col", "col2im"),
+        # Pooling.
+        *("avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward"),
+        *("_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward"),
+        *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"),
+        *("fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
+        # Normalizations.
+        *("native_batch_norm_backward", "native_layer_norm_backward", "native_group_norm_backward"),
+        *("_fused_rms_norm_backward", "native_layer_norm", "native_group_norm"),
+        # Sampling and padding.
+        *("upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward"),
+        *("_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward"),
+        *("_upsample_nearest_exact3d_backward", "upsample_linear1d_backward", "upsample_bilinear2d_backward"),
+        *("upsample_bicubic2d_backward", "upsample_trilinear3d_backward", "_upsample_bilinear2d_aa_backward"),
+        *("_upsample_bicubic2d_aa_backward", "grid_sampler_2d_backward", "grid_sampler_3d_backward"),
+        *("constant_pad_nd", "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward"),
+        *("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward"),
+        # Attention and softmax.
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+        *("_masked_softmax_backward", "logsumexp"),
+        # Rows, slices and indices.
+        *("embedding", "embedding_dense_backward", "_embedding_bag_backward", "_embedding_bag_dense_backward"),
+        *("index", "index_select", "index_add", "index_add_", "index_put"),
+        *("index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put", "index_copy", "index_fill"),
+        *("index_fill_", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"),
+        *("masked_fill", "masked_fill_", "select_backward", "slice_backward", "diagonal_backward", "select_scatter"),
+        *("slice_scatter", "diagonal_scatter", "as_strided_scatter", "take", "put", "put_", "cat", "stack", "repeat"),
+        *("roll", "flip", "tril", "triu"),
+        *("split_with_sizes_copy", "pixel_shuffle", "pixel_unshuffle", "trace"),
+        # Sums and other reductions.
+        *("sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "any", "all", "prod", "var", "std"),
+        *("var_mean", "std_mean", "norm", "linalg_vector_norm", "cumsum", "cumprod", "nansum", "logcumsumexp"),
+        "count_nonzero",
+        # Losses and activations that are no plain elementwise operators.
+        *("nll_loss_backward", "nll_loss2d_backward", "mse_loss", "mse_loss_backward", "smooth_l1_loss_backward"),
+        *("huber_loss_backward", "binary_cross_entropy_backward", "soft_margin_loss_backward"),
+        *("multi_margin_loss_backward", "multilabel_margin_loss_backward", "glu_backward", "elu_backward"),
+        *("leaky_relu_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward"),
+        *("log_sigmoid_backward", "softplus_backward", "softshrink_backward", "hardshrink_backward"),
+        *("rrelu_with_noise_backward", "_prelu_kernel_backward", "mish_backward", "gelu_backward"),
+        # Fourier transforms.
+        *("_fft_c2c", "_fft_c2r", "_fft_r2c"),
+    )
+)
+"""By name the operators which may be run on zeros of any shapes that a graph has: they read no address, and no place
+outside of a tensor, from what they get. Not so oneDNN's recurrent layers, whose backward ends the process where its
+workspace is made up."""
+
+
+class KernelRun(NamedTuple):
+    """What a kernel did.
+
+    Attributes:
+        workspace_bytes: how much more it had at once than it returned.
+        outputs: of each tensor that it returned shape and strides; None: it is one that the kernel was given.
+    """
+
+    workspace_bytes: int
+    outputs: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...]
+
+
+NOT_LISTED = "not among those that are run alone"
+TOO_LARGE = "too large to be run alone"
+ELSEWHERE = "not run alone, as kernels are on the CPU only"
+WATCHED = "not run alone while a profiler is at work"
+REFUSED = "run alone, to no use"
+"""Why it is not known what an operator takes for itself."""
+
+_found: dict[object, KernelRun | str] = {}
+
+
+def kernel_run(
+    operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> KernelRun | str | None:
+    """What the operator's kernel does with tensors like these; None: nothing besides; or why that is not known.
+
+    It is run on tensors of the same shapes, strides and dtypes, once in a process for each setting of threads, of
+    oneDNN and of determinism. No mode, no hook and no generator of random numbers has a part in it, and afterwards all
+    of its memory is free.
+
+    Args:
+        args, kwargs: what it is called with; the tensors may be fake.
+        results: the fake tensors that it returns.
+    """
+    name = name_of(operator)
+    if operator.is_view or operator.namespace == "prim" or name in _PASSIVE:
+        return None
+    tensors = [*_tensors_in((args, kwargs)), *results]
+    lazy = any(each.is_conj() or each.is_neg() for each in tensors)
+    if name in COPIES and not lazy:
+        return None
+    pointwise = is_pointwise(operator)
+    tiny = pointwise and name not in _RUN_ALONE and not lazy and len({each.dtype for each in tensors}) == 1
+    if tiny and not any(isinstance(each, int | float | complex) for each in args):
+        return None
+    if any(each.device != _CPU for each in tensors):
+        return None if pointwise else ELSEWHERE
+    if not (pointwise or name in _RUN_ALONE or name in COPIES) or any(
+        each.layout is not torch.strided for each in tensors
+    ):
+        return NOT_LISTED
+    key = operator, _key((args, kwargs), tiny), _settings()
+    found = _found.get(key)
+    if found is None:
+        if not tiny and sum(map(_nbytes, tensors)) > min(MOST_BYTES, _free_bytes() // 2):
+            return TOO_LARGE
+        if not one_recording.acquire(blocking=False):
+            return WATCHED
+        try:
+            if profiler_is_on():
+                return WATCHED
+            found = _found[key] = _run(operator, args, kwargs, 1 if pointwise else 0, tiny)
+        finally:
+            one_recording.release()
+    return None if tiny and found == KernelRun(0, ()) else found
+
+
+def name_of(operator: Operator) -> str:
+    """Its name without overload, "mm"."""
+    return str(operator._schema.name).partition("::")[2]
+
+
+def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: int, tiny: bool) -> KernelRun | str:
+    def real(tensor: Tensor) -> Tensor:
+        view = View.of(tensor)._replace(offset=0)
+        if tiny:
+            view = view._replace(shape=(1,) * tensor.dim(), strides=(1,) * tensor.dim())
+        span = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
+        storage = torch.full(
+            (span if prod(view.shape) else 0,), fill, dtype=tensor.dtype, device=_CPU
+        ).untyped_storage()
+        return on_storage(storage, view)
+
+    with unobserved(), torch.autocast("cpu", enabled=False):
+        args, kwargs = tree_map_only(Tensor, real, (args, kwargs))
+        start_allocation_events()
+        try:
+            result = operator(*args, **kwargs)
+        except Exception:
+            return REFUSED
+        finally:
+            rows = stop_allocation_events().rows
+        given = {storage.address for each in _tensors_in((args, kwargs)) if (storage := storage_of(each)) is not None}
+        outputs: list[tuple[tuple[int, ...], tuple[int, ...]] | None] = []
+        returned = 0
+        for each in _tensors_in(result):
+            storage = storage_of(each)
+            if storage is None:
+                return REFUSED
+            if storage.address in given:
+                outputs.append(None)
+                continue
+            given.add(storage.address)
+            returned += storage.nbytes
+            outputs.append((tuple(each.shape), each.stride()))
+            if storage.nbytes != layout_of(each).nbytes:
+                return REFUSED  # its storage is larger, or another output is on it, too
+    level = highest = 0
+    alive: dict[int, int] = {}
+    for _, address, nbytes in rows:
+        if nbytes > 0:
+            alive[address] = nbytes
+        elif alive.pop(address, 0) != -nbytes:
+            continue  # was there before
+        level += nbytes
+        highest = max(highest, level)
+    if level != returned:
+        return REFUSED  # it keeps something for its next call
+    return KernelRun(highest - level, () if tiny else tuple(outputs))
+
+
+def _tensors_in(values: object) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _key(values: object, tiny: bool) -> tuple[object, ...]:
+    """Equal for what the same kernel is called with."""
+    return tuple(
+        ((each.dtype, each.dim()) if tiny else View.of(each)._replace(offset=0))
+        if isinstance(each, Tensor)
+        else repr(each)
+        for each in tree_leaves(values)
+    )
+
+
+def _settings() -> tuple[object, ...]:
+    """What decides which kernel runs, and how it parts its work."""
+    return (
+        torch.get_num_threads(),
+        torch.backends.mkldnn.enabled,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+
+
+def _free_bytes() -> int:
+    """What the process may still take, as far as the system tells; a terabyte where it does not."""
+    found = [2**40]
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):  # a container's own limit; "max" where there is none
+        most, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        found.append(most - used)
+    return min(found)

@@ -1,0 +1,200 @@
+"""What kernels take for themselves is found by running each alone; and nobody else notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tapehead as th
+from tapehead.engine.prediction import kernel_runs
+from tapehead.engine.prediction.dry_run import dry_run
+from tapehead.engine.prediction.dry_run_limits import WORKSPACE
+
+from ..convnext import small_convnext
+from ..sizes import built
+
+MakeLoss = Callable[[], Tensor]
+
+
+def step(model: nn.Module, *shape: int) -> MakeLoss:
+    x = torch.randn(*shape)
+
+    def make_loss() -> Tensor:
+        model.zero_grad(set_to_none=True)
+        made = model(x)
+        return (made[0] if isinstance(made, tuple) else made).square().mean()
+
+    return make_loss
+
+
+def convnext() -> MakeLoss:
+    return step(small_convnext(), 4, 3, 64, 64)
+
+
+def residual() -> MakeLoss:
+    def block() -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+
+    return step(nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3), nn.MaxPool2d(3, 2, 1), block(), block()), 4, 3, 32, 32)
+
+
+def unet() -> MakeLoss:
+    model, forward = built("unet")
+
+    def make_loss() -> Tensor:
+        model.zero_grad(set_to_none=True)
+        return forward()
+
+    return make_loss
+
+
+@pytest.fixture(autouse=True)
+def nothing_found_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_runs, "_found", {})
+
+
+@pytest.mark.parametrize("make", [unet, residual, convnext])
+def test_convolutions_pooling_and_norms_are_predicted_to_the_byte_without_a_backward(make: Any) -> None:
+    make_loss = make()
+    loss = make_loss()
+    graph = th.graph(loss)
+    footprints = dry_run(graph)
+    for policy in ("heap", "bfs"):
+        predicted = th.simulate(graph, policy, footprints)
+        run = th.profile(make_loss, policy)
+        assert run.timeline is not None and run.timeline.workspace_share > 0.01
+        assert not predicted.estimates and predicted.peak_bytes == run.peak_bytes
+        assert predicted.end_bytes == run.timeline.end_bytes
+    assert not any("An estimate" in note for note in th.plan(graph).notes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_so_are_other_dtypes(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.Flatten(), nn.Linear(288, 8)).to(dtype)
+    x = torch.randn(4, 4, 8, 8, dtype=dtype)
+
+    def make_loss() -> Tensor:
+        model.zero_grad(set_to_none=True)
+        return nn.functional.cross_entropy(model(x).float(), torch.zeros(4, dtype=torch.long))
+
+    loss = make_loss()
+    predicted = th.simulate(th.graph(loss))
+    assert (predicted.peak_bytes, predicted.estimates) == (th.profile(make_loss).peak_bytes, ())
+
+
+def test_an_lstm_is_an_estimate_which_names_the_operator_that_is_not_run() -> None:
+    make_loss = step(nn.LSTM(8, 16, batch_first=True), 4, 10, 8)
+    loss = make_loss()
+    predicted = th.simulate(th.graph(loss))
+    assert predicted.estimates[0] == WORKSPACE
+    assert "workspace of mkldnn_rnn_layer_backward (not among those that are run alone): 1" in predicted.estimates[1]
+    assert predicted.peak_bytes < th.profile(make_loss).peak_bytes
+    assert any("mkldnn_rnn_layer_backward" in note for note in th.plan(loss).notes)
+
+
+def test_a_model_of_fake_tensors_is_predicted_as_the_real_one_is_measured() -> None:
+    with FakeTensorMode():
+        make_loss = residual()
+        loss = make_loss()
+    predicted = th.simulate(th.graph(loss))
+    assert (predicted.peak_bytes, predicted.estimates) == (th.profile(residual()).peak_bytes, ())
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += operator is not torch.ops.aten.detach.default  # which reading what is saved calls
+        return operator(*args, **(kwargs or {}))
+
+
+class SeenFunctions(TorchFunctionMode):
+    count = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += torch.overrides.resolve_name(function) is not None and "convolution" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+def test_nothing_of_the_users_takes_part() -> None:
+    make_loss = residual()
+    graph = th.graph(make_loss())
+    state, weights = torch.get_rng_state(), [leaf.clone() for leaf in graph.leaves.values()]
+    with Seen() as seen, SeenFunctions() as functions, torch.autocast("cpu", torch.bfloat16):
+        footprints = dry_run(graph)
+        assert torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+    assert (seen.count, functions.count) == (0, 0) and not footprints.limits
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(leaf.grad is None for leaf in graph.leaves.values())
+    assert all(map(torch.equal, graph.leaves.values(), weights))
+    with profile():  # none is left at work
+        pass
+
+
+def runs_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """How many kernels have been run."""
+    count = 0
+    run = kernel_runs._run
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return run(*arguments)
+
+    monkeypatch.setattr(kernel_runs, "_run", counted)
+    while True:
+        yield count
+
+
+def test_each_kernel_runs_once_in_a_process_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = runs_in(monkeypatch)
+    next(runs)
+    graph = th.graph(residual()())
+    dry_run(graph)
+    first = next(runs)
+    assert 0 < first < len(graph)
+    dry_run(graph)
+    dry_run(th.graph(residual()()))
+    assert next(runs) == first
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        dry_run(graph)
+    finally:
+        torch.set_num_threads(threads)
+    assert next(runs) == 2 * first
+
+
+@pytest.mark.parametrize("limit", ["MOST_BYTES", "_free_bytes"])
+def test_what_would_not_fit_is_not_run_and_the_prediction_says_so(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = 100_000 if limit == "MOST_BYTES" else lambda: 200_000
+    monkeypatch.setattr(kernel_runs, limit, value)
+    runs = runs_in(monkeypatch)
+    next(runs)
+    (said,) = [each for each in dry_run(th.graph(unet()())).limits if "too large to be run alone" in each]
+    assert "the workspace of convolution_backward" in said or "convolution_backward" in said
+    assert next(runs) > 0, "those that do fit are"
+
+
+def test_beside_a_profiler_of_the_users_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = th.graph(residual()())
+    with profile():
+        limits = dry_run(graph).limits
+    assert limits[0] == WORKSPACE and "not run alone while a profiler is at work" in limits[1]
+    assert not dry_run(graph).limits, "and it is found as soon as there is none"
+
+
+def test_what_an_accelerator_takes_for_itself_stays_an_estimate() -> None:
+    x = torch.randn(4, 4, device="meta", requires_grad=True)
+    limits = dry_run(th.graph((x @ x).sum())).limits
+    assert limits[0] == WORKSPACE and "the workspace of mm (" in limits[1]
