@@ -15,6 +15,7 @@ from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.shown import Theme, drawn
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
+from ..prediction.leaf_states import for_graph
 from ..prediction.simulation import difference
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
@@ -186,6 +187,8 @@ def plan(
         expect(footprints, Footprints, "footprints", "those of a measured run, th.profile(...).footprints")
     if footprints is not None and (other := difference(graph, footprints.graph)) is not None:
         raise ValueError(f"the footprints are not this graph's: {other}")
+    if footprints is not None:
+        footprints = for_graph(footprints, graph)
     chosen = _chosen(policies)
     if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
         raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")

@@ -14,6 +14,7 @@ from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
 from ..prediction.dry_run import dry_run
+from ..prediction.leaf_states import for_graph
 from ..prediction.simulation import difference, simulated
 from ..queue.policy import AnyPolicy, Policy, is_dynamic, policy_name
 from .policies import find_policy
@@ -65,6 +66,8 @@ def simulate(
             footprints = dry_run(graph)
         elif (other := difference(graph, footprints.graph)) is not None:
             raise ValueError(f"the footprints are not this graph's: {other}")
+        else:
+            footprints = for_graph(footprints, graph)
         if isinstance(order, str | Policy) or callable(order):
             policy = find_policy(order)
             if is_dynamic(policy):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any, Self
 
@@ -43,6 +45,22 @@ def warm_up_fakes() -> None:
         torch.nn.functional.conv2d(pictures, weights).relu().sum()
 
 
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """What torch can't do on fake tensors, whoever asks is told by an exception: in this thread it is not logged."""
+    thread = threading.get_ident()
+
+    def is_anothers(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addFilter(is_anothers)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_anothers)
+
+
 class FakeOperations(TorchDispatchMode):
     """While it is open, operations compute nothing: the tensors that they make have a layout, and no bytes.
 
@@ -75,6 +93,7 @@ class FakeOperations(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            stack.enter_context(_unlogged())
             stack.enter_context(unobserved())
             stack.enter_context(self._mode)
             super().__enter__()  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -557,3 +558,17 @@ def test_what_custom_functions_keep_on_their_context() -> None:
     assert simulate(graph).start_bytes == run.timeline.start_bytes == 3 * 4096 + 4 + 4  # not the constant, nor the leaf
     found = simulate(graph, "heap", run.footprints)
     assert (found.peak_bytes, found.end_bytes) == (run.peak_bytes, run.timeline.end_bytes)
+
+
+def test_what_torch_can_not_do_without_values_is_an_estimate_and_no_red_lines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("torch"), "propagate", True)
+    x, weights = torch.randn(8, 16, requires_grad=True), torch.randn(2, 16, 16, requires_grad=True)
+    ends = torch.tensor([3, 8], dtype=torch.int32)
+    graph = th.graph(torch._grouped_mm(x, weights, offs=ends).sum())
+    footprints = dry_run(graph)
+    assert any("can't run without values" in limit for limit in footprints.limits)
+    assert not caplog.records
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    assert not log.filters

@@ -432,3 +432,24 @@ def test_a_region_that_another_task_has_computed_again_is_an_estimate() -> None:
     opener = {policy: th.profile(step.reset(), policy).footprints for policy in ("heap", "bfs")}
     first = {policy: footprints.regions[0][0] for policy, footprints in opener.items() if footprints is not None}
     assert first["heap"] != first["bfs"]  # as it was said
+
+
+def test_a_step_that_adds_to_gradients_is_predicted_by_one_that_did_not_and_is_an_estimate() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), torch.randn(8, 64)
+
+    def make_loss() -> Tensor:
+        return model(x).sum()  # type: ignore[no-any-return]
+
+    first = th.profile(make_loss)
+    loss = make_loss()
+    found = th.simulate(th.graph(loss, model), "heap", first.footprints)
+    planned = th.plan(th.graph(loss, model), "heap", footprints=first.footprints)
+    second = th.profile(make_loss).timeline
+    assert second is not None and first.timeline is not None
+    assert found.peak_bytes == planned.best.peak_bytes == second.peak_bytes < first.timeline.peak_bytes
+    (why,) = found.estimates[:1]
+    assert why.startswith("4 leaves have a .grad and had none in the run that was measured, of which the first is 0.")
+    assert any(why in note for note in planned.notes)
+    same = th.simulate(first.graph, "heap", first.footprints)
+    assert (same.peak_bytes, same.estimates) == (first.timeline.peak_bytes, ())
