@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test full lint lab bench conformance upstream
+.PHONY: help demo check test full lint lab bench bench-quick conformance upstream
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # One thread: on two busy cores a second one mostly waits, and the times would say little.
 demo: export OMP_NUM_THREADS = 1
@@ -46,6 +46,10 @@ lab: $(VENV)/notebook.stamp ## open JupyterLab on notebooks/
 
 bench: $(VENV)/dev.stamp ## measure, and print a table
 	$(BIN)/python tests/benchmarks
+
+bench-quick: export OMP_NUM_THREADS = 1
+bench-quick: $(VENV)/dev.stamp ## measure what whole calls cost against loss.backward(), in less than a minute
+	$(BIN)/python tests/benchmarks --quick
 
 conformance: $(VENV)/dev.stamp ## run PyTorch's databases of operators and modules backward in every way, and compare
 	$(BIN)/python tests/conformance

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
-    "mirroring",
+    *("mirroring", "whole_calls"),
 )
 
 
@@ -39,7 +39,15 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize(
     ("name", "rows", "goals"),
-    [("capture", 2, 2), ("stepping", 9, 4), ("drawing", 8, 8), ("walking", 1, 1), ("tracing", 11, 1), ("memory", 7, 6)],
+    [
+        ("whole_calls", 40, 40),
+        ("capture", 2, 2),
+        ("stepping", 9, 4),
+        ("drawing", 8, 8),
+        ("walking", 1, 1),
+        ("tracing", 11, 1),
+        ("memory", 7, 6),
+    ],
 )
 @pytest.mark.slow
 def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: str, rows: int, goals: int) -> None:

@@ -24,6 +24,7 @@ import stepping
 import tracing
 import walking
 import watching
+import whole_calls
 from measure import Effort, Row
 from rich.console import Console
 from table import as_json, render
@@ -31,6 +32,7 @@ from table import as_json, render
 from tapehead.engine.words.machine import this_machine
 
 BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
+    "whole_calls": whole_calls.rows,
     "capture": capture_cost.rows,
     "stepping": stepping.rows,
     "drawing": drawing.rows,
@@ -55,12 +57,15 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
 
 def main(arguments: Sequence[str] | None = None, effort: Effort | None = None) -> None:
     options = _parser().parse_args(arguments)
-    effort = effort or Effort()
+    effort = effort or Effort(repetitions=5 if options.quick else 20)
+    chosen = {name: BENCHMARKS[name] for name in options.only or BENCHMARKS}
+    if options.quick:
+        chosen = {"whole_calls": whole_calls.rows_quick}
     notes = Console(stderr=True, style="dim")  # no spinner: its thread would be measured, too
     rows: list[Row] = []
-    for name in options.only or BENCHMARKS:
+    for name, measure in chosen.items():
         notes.print(f"measuring {name}")
-        rows.extend(BENCHMARKS[name](effort))
+        rows.extend(measure(effort))
     console = Console()
     if not console.is_terminal:
         console.width = 120
@@ -75,6 +80,7 @@ def main(arguments: Sequence[str] | None = None, effort: Effort | None = None) -
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("--only", action="append", choices=BENCHMARKS, help="measure this one; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="whole calls alone, in less than a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single value, too")
     return parser
 

@@ -1,0 +1,104 @@
+"""What users pay: whole calls against `loss.backward()`, and a captured forward against a plain one.
+
+On 4,001 tiny tasks (500 x Linear, LayerNorm, ReLU), where nothing hides what a task costs beside its arithmetic, and on
+ResNet-50. A million objects more can be put into the process first, as large libraries do: a look through all objects
+of the process would show.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from measure import Effort, Row, ratios, seconds
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead import workload
+
+_CROWD = 1_000_000  # objects
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One whole call.
+
+    Attributes:
+        what: as people write it.
+        call: it.
+        chain, resnet50: at most so many times a `loss.backward()`.
+    """
+
+    what: str
+    call: Callable[[Tensor], object]
+    chain: float
+    resnet50: float
+
+
+def under(policy: str) -> Callable[[Tensor], object]:
+    def step(loss: Tensor) -> None:
+        with th.policy(policy):
+            loss.backward()
+
+    return step
+
+
+CALLS = (
+    Call("th.backward(loss)", th.backward, 1.05, 1.05),
+    Call('th.policy("heap")', under("heap"), 1.05, 1.05),
+    Call('th.policy("bfs")', under("bfs"), 1.15, 1.05),
+    Call('th.policy("lpmf")', under("lpmf"), 1.15, 1.05),
+    Call('direct: th.backward(loss, engine="direct")', lambda loss: th.backward(loss, engine="direct"), 2.5, 1.15),
+    Call('direct, trace="off"', lambda loss: th.backward(loss, engine="direct", trace="off"), 3.5, 1.2),
+    Call("th.debug(loss).run()", lambda loss: th.debug(loss).run(), 3.5, 1.2),
+    Call('direct, trace="cheap"', lambda loss: th.backward(loss, engine="direct", trace="cheap"), 7, 1.4),
+    Call('native, trace="off"', lambda loss: th.backward(loss, trace="off"), 5, 1.3),
+)
+
+
+def rows(effort: Effort) -> Iterator[Row]:
+    yield from _calls(effort)
+    crowd = [[] for _ in range(1_000 if effort.tiny else _CROWD)]
+    gc.collect()
+    yield from _calls(effort, f", among {len(crowd):,} objects more")
+
+
+def rows_quick(effort: Effort) -> Iterator[Row]:
+    """Without the crowd."""
+    yield from _calls(effort)
+
+
+def _calls(effort: Effort, where: str = "") -> Iterator[Row]:
+    tiny = effort.tiny
+    model, make_loss = workload("mlp_norm").build(layers=2 if tiny else 500)
+    yield from _rows(effort, model, make_loss, "tiny tasks" + where, {each.what: each.chain for each in CALLS})
+    yield _captured(effort, make_loss, "tiny tasks" + where, 1.8)
+    model, make_loss = workload("resnet50").build(batch=2 if tiny else 8, pixels=32 if tiny else 64)
+    yield from _rows(effort, model, make_loss, "ResNet-50" + where, {each.what: each.resnet50 for each in CALLS})
+    yield _captured(effort, make_loss, "ResNet-50" + where, 1.1)
+
+
+def _rows(
+    effort: Effort, model: nn.Module, make_loss: Callable[[], Tensor], where: str, goals: dict[str, float]
+) -> Iterator[Row]:
+    def timed(call: Callable[[Tensor], object]) -> Callable[[], float]:
+        def once() -> float:
+            model.zero_grad(set_to_none=True)
+            loss = make_loss()
+            return seconds(lambda: call(loss))
+
+        return once
+
+    for each in CALLS:
+        values = ratios(timed(each.call), timed(Tensor.backward), effort.repetitions)
+        yield Row(f"{each.what} / loss.backward(), {where}", "×", values, goals[each.what])
+
+
+def _captured(effort: Effort, forward: Callable[[], Tensor], where: str, goal: float) -> Row:
+    def captured() -> Tensor:
+        with th.capture():
+            return forward()
+
+    values = ratios(lambda: seconds(captured), lambda: seconds(forward), effort.repetitions)
+    return Row(f"th.capture() / the forward alone, {where}", "×", values, goal)
