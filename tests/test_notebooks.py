@@ -108,7 +108,7 @@ assert plan.left_alone is None and alone.left_alone is not None
 }
 """What the words of a tour say of its numbers, asked in its kernel when all has run."""
 
-QUICK = ("01_first_look", "10_orders_and_traces")
+QUICK = ("01_first_look",)
 
 each_tour = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 each_tour_some_slow = pytest.mark.parametrize(

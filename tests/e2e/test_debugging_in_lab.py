@@ -78,7 +78,7 @@ def add_stop(shown: ShownDeck, text: str, kind: str = "break") -> None:
     panel.get_by_role("button", name="close").click()
 
 
-@pytest.mark.parametrize("engine", ["direct", "native"])
+@pytest.mark.parametrize("engine", [pytest.param("direct", marks=pytest.mark.slow), "native"])
 def test_a_module_that_is_typed_on_the_page_stops_the_run_in_the_kernel(lab_page: Notebook, engine: str) -> None:
     shown = ShownDeck(lab_page.run(f"deck = th.debug(captured(), engine={engine!r})").element)
     add_stop(shown, "0.down")

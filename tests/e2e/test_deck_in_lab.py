@@ -344,6 +344,7 @@ def test_a_hook_that_raises_is_told_on_both_sides(lab_page: Notebook) -> None:
     )
 
 
+@pytest.mark.slow
 def test_after_a_restart_the_page_says_so_and_the_cell_can_be_run_again(lab_page: Notebook, shown: ShownDeck) -> None:
     lab_page.restart()
     shown.press("step")

@@ -178,6 +178,7 @@ needs_gloo = pytest.mark.skipif(
 
 
 @needs_gloo
+@pytest.mark.slow
 def test_two_ranks_of_distributed_data_parallel_are_trained_to_the_same_bits(tmp_path: Path) -> None:
     run_ranks(Path(__file__).with_name("mirror_ddp_program.py"), tmp_path)
     for rank in range(2):

@@ -11,7 +11,7 @@ from ..ranks import logs_of_ranks
 from .closed_ddp_program import ENDS
 
 pytestmark = [
-    pytest.mark.heavy,
+    pytest.mark.slow,
     pytest.mark.skipif(
         not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
     ),
