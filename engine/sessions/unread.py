@@ -27,6 +27,7 @@ from ...inspector.torch_internals.sequence_numbers import (
     current_number,
     empty_queue,
     no_pins,
+    pins_open,
     settle_queue,
 )
 from ..orders.kept_orders import KeptOrder, keep_order, kept_order, seen
@@ -55,7 +56,9 @@ def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> R
     if is_engines_own(policy):
         return _in_own_order(call, queues)
     static = isinstance(policy, Policy) and POLICIES.get(policy.name) is policy and not policy.dynamic
-    if not static or queues != "one" or len(call.outputs) > 1 or in_group() or torch.is_anomaly_enabled():
+    if not static or queues != "one" or len(call.outputs) > 1 or in_group() or pins_open():
+        return None
+    if torch.is_anomaly_enabled():  # which would speak of the start that found no order as of an error
         return None
     assert isinstance(policy, Policy)
     return _as_kept(call, policy)
