@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
@@ -19,6 +19,7 @@ from ..graph.facts import Operation, resolve_sources
 from ..graph.graph import Graph
 from ..graph.marks import tensors_of
 from ..torch_internals.compiled import compiled_code_refused
+from ..torch_internals.engine import in_backward
 from ..torch_internals.modes import unobserved
 from ..torch_internals.operators import Operator, SeenOperations
 from ..torch_internals.saved import hides_saved, packed_slots
@@ -46,7 +47,10 @@ class _Packed:
         self.tensor = detached(tensor)
         self.reading = reading
         self.sequence_nr = sequence_nr() - 1  # of the newest node, which mostly is the one that saves
+        self.is_read_early = False  # by a backward inside of the forward
 
+
+_READ_EARLY = "a backward inside of the forward reads it, after which it would be there again"
 
 COMPILED = "is compiled by torch.compile, which chooses itself what it saves and what it makes again"
 INSTEAD = (
@@ -217,8 +221,16 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         ]
         program = ForwardProgram(replace(graph, nodes=()), tuple(operations), tuple(storages), seconds)
         reasons = obstacles(program, self._all_faults(), packs)
-        known = tuple(replace(each, obstacle=reason) for each, reason in zip(storages, reasons, strict=True))
+        early = {packed.reading.storage for packed in self._alive() if packed.is_read_early and packed.reading}
+        known = tuple(
+            replace(each, obstacle=_READ_EARLY if reason is None and each.number in early else reason)
+            for each, reason in zip(storages, reasons, strict=True)
+        )
         return replace(program, storages=known)
+
+    def _alive(self) -> Iterator[_Packed]:
+        """What nodes still keep."""
+        return (packed for reference in self._packed if (packed := reference()) is not None)
 
     def _all_faults(self) -> dict[int, str]:
         """By operation why it must not run again."""
@@ -237,9 +249,8 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                 numbers.append((number_of(node), task))
             keepers += [(each, task, slot) for slot, each in packed_slots(node) if isinstance(each, _Packed)]
         shown = {packed for packed, _, _ in keepers}
-        for reference in self._packed:
-            packed = reference()
-            if packed is not None and packed not in shown:
+        for packed in self._alive():
+            if packed not in shown:
                 place = bisect_left(numbers, (packed.sequence_nr, 0))
                 if place < len(numbers) and hides_saved(graph.nodes[numbers[place][1]]):
                     keepers.append((packed, numbers[place][1], "hidden"))
@@ -259,6 +270,7 @@ def _wholeof(tensor: Tensor) -> StorageBytes:
 
 
 def _unpack(packed: _Packed) -> Tensor:
+    packed.is_read_early = packed.is_read_early or in_backward()  # nobody runs that of the loss
     return packed.tensor
 
 
