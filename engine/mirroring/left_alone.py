@@ -28,12 +28,19 @@ WORTH_IT = 0.01
 
 _FUSED = "runs a fused kernel with a state of its own"
 _REENTRANT = "CheckpointFunctionBackward"
+_SWITCHES = (
+    "activation_checkpointing_disable",
+    "gradient_checkpointing_disable",
+)  # of transformers, from 5 on and before
 
 
-def not_worth_it(wanted: Wanted, program: ForwardProgram, memory: MirroredMemory, plain_ns: float, ratio: float) -> str:
+def not_worth_it(
+    wanted: Wanted, program: ForwardProgram, memory: MirroredMemory, plain_ns: float, ratio: float, blamed: bool
+) -> str:
     """Why a model is left alone.
 
     Args:
+        blamed: something else than time is to blame, and is said.
         plain_ns: what a step takes without a plan.
         ratio: of what replays and recording were measured to take to what was reckoned with.
     """
@@ -41,7 +48,7 @@ def not_worth_it(wanted: Wanted, program: ForwardProgram, memory: MirroredMemory
     limit = percent_text(wanted.overhead)
     within = "" if wanted.overhead == math.inf else f" in the {limit} of a step that it may take"
     said = f"Left alone: no choice was found that lowers the peak of {size_text(plain)} by 1 %{within}."
-    if not within:
+    if not within or blamed:
         return said
     least = greedy(memory, Goal(peak_bytes=int((1 - WORTH_IT) * plain)))
     if least.mirrored.peak_bytes > (1 - WORTH_IT) * plain:
@@ -64,8 +71,8 @@ def not_worth_it(wanted: Wanted, program: ForwardProgram, memory: MirroredMemory
     )
 
 
-def fused_sentence(program: ForwardProgram) -> str | None:
-    """How much of what nodes save is a fused kernel's, and what to do about it; None where it is nothing."""
+def fused_kernels(program: ForwardProgram) -> tuple[str, ...]:
+    """How much of what nodes save is a fused kernel's, and what to do about it, as a sentence; () where it is nothing."""
     kernels: Counter[str] = Counter()
     modules: dict[str, None] = {}
     for each in program.saved:
@@ -74,16 +81,25 @@ def fused_sentence(program: ForwardProgram) -> str | None:
             kernels[made_by.name] += each.nbytes
             modules[made_by.module or "outside any module"] = None
     if not kernels:
-        return None
+        return ()
     name = kernels.most_common(1)[0][0]
     switch = f"torch.backends.{'mkldnn' if 'mkldnn' in name else 'cudnn'}.flags(enabled=False)"
-    whole = sum(each.nbytes for each in program.saved)
     return (
-        f"{size_text(kernels.total())} of the {size_text(whole)} that nodes save are those of the fused kernel "
-        f"{operation_name(name)} ({joined(list(modules))}), which can't run again: it keeps a state of its own. Under "
-        f"`with {switch}:`, planned and trained, or written as cells (nn.LSTMCell, nn.GRUCell), it is single "
-        "operations, which can."
+        f"{size_text(kernels.total())} of the {size_text(_saved_bytes(program))} that nodes save are those of the fused "
+        f"kernel {operation_name(name)} ({joined(list(modules))}), which can't run again: it keeps a state of its own. "
+        f"Under `with {switch}:`, planned and trained, or written as cells (nn.LSTMCell, nn.GRUCell), it is single "
+        "operations, which can.",
     )
+
+
+def mostly_fused(program: ForwardProgram) -> bool:
+    """Whether more than half of what nodes save is a fused kernel's."""
+    fused = sum(each.nbytes for each in program.saved if each.obstacle is not None and each.obstacle.endswith(_FUSED))
+    return 2 * fused > _saved_bytes(program)
+
+
+def _saved_bytes(program: ForwardProgram) -> int:
+    return sum(each.nbytes for each in program.saved)
 
 
 def checkpoint_sentence(graph: Graph, modules: Iterable[nn.Module]) -> str | None:
@@ -105,12 +121,11 @@ def checkpoint_sentence(graph: Graph, modules: Iterable[nn.Module]) -> str | Non
             names[_title(region_code(region)[0])] = None
     if not regions:
         return None
-    switch = next((each for each in modules if callable(getattr(each, "gradient_checkpointing_disable", None))), None)
-    how = (
-        f"take torch.utils.checkpoint from around {joined([each for each in names if each] or ['them'])}"
-        if switch is None
-        else f"model.gradient_checkpointing_disable(), of {type(switch).__name__}"
-    )
+    how = f"take torch.utils.checkpoint from around {joined([each for each in names if each] or ['them'])}"
+    outermost = sorted(modules, key=lambda each: sum(1 for _ in each.modules()), reverse=True)
+    found = ((each, name) for each in outermost for name in _SWITCHES if callable(getattr(each, name, None)))
+    if (switch := next(found, None)) is not None:
+        how = f"model.{switch[1]}(), of {type(switch[0]).__name__}"
     return (
         f"{counted(len(regions), 'region')} of this forward {'is' if len(regions) == 1 else 'are'} under "
         f"torch.utils.checkpoint, which has let go of what single operations there save, so that a plan finds next to "

@@ -17,10 +17,12 @@ _CALLED = {
     "conv": ("convolution",),
     "lstm": ("mkldnn_rnn_layer", "cudnn_rnn", "miopen_rnn"),
     "gru": ("mkldnn_rnn_layer", "cudnn_rnn", "miopen_rnn"),
+    "scaled_dot_product_attention": ("safe_softmax", "softmax"),
     "dropout": ("native_dropout", "bernoulli"),
 }
 """What the kernels are called that torch's functions of these names run."""
 _NEAR = 3  # names in an error
+_SHOWN = 6
 
 
 def plain_name(operation: ForwardOperation) -> str:
@@ -58,6 +60,7 @@ def operations_called(program: ForwardProgram, which: str | int) -> list[Forward
         [each for each in does if _is_in(each.module, text)]
         or [each for each in does if _is_called(each, name) and (not path or _is_in(each.module, path))]
         or [each for each in does if text in (each.name, operation_name(each.name))]
+        or [each for each in does if name in plain_name(each) and (not path or _is_in(each.module, path))]
     )
     if not found:
         raise ValueError(_nothing_called(does, text))
@@ -93,5 +96,7 @@ def _nothing_called(does: list[ForwardOperation], which: str) -> str:
     near = near or get_close_matches(tail, {plain_name(each): None for each in does}, _NEAR, cutoff=0.5)
     if near:
         return f"{said}; the nearest names are {', '.join(lower.get(each, each) for each in near)}"
-    shown = list(names)[:_NEAR]
-    return f"{said}; there are {', '.join(shown)}{', ...' if len(names) > _NEAR else ''}"
+    plain = list(dict.fromkeys(map(plain_name, does)))
+    modules = list(dict.fromkeys(each.module for each in does if each.module))
+    shown = [f"{', '.join(each[:_SHOWN])}{', ...' if len(each) > _SHOWN else ''}" for each in (plain, modules) if each]
+    return f"{said}; there are {' in '.join(shown)}"

@@ -35,7 +35,7 @@ from ..words.phrases import joined
 from ..words.sizes import both_units, percent_text, size_text
 from .candidates import FoundDrops, Goal
 from .footprint import MirroredMemory, mirrored_footprints
-from .left_alone import WORTH_IT, checkpoint_sentence, fused_sentence, not_worth_it
+from .left_alone import WORTH_IT, checkpoint_sentence, fused_kernels, mostly_fused, not_worth_it
 from .mirror import mirror
 from .plan import MirrorPlan, MirrorPrediction
 from .planned_mirror import PlannedMirror
@@ -290,7 +290,8 @@ def _planned(
         tried = _tried(runs, memory, asked, goal, solver, seconds, progress)
         left_alone = None
         if not tried.gains(plain):
-            left_alone = not_worth_it(asked, runs.program, memory, runs.plain_ns, tried.ratio)
+            blamed = runs.checkpoints is not None or mostly_fused(runs.program)
+            left_alone = not_worth_it(asked, runs.program, memory, runs.plain_ns, tried.ratio, blamed)
     if left_alone is not None:
         gone = replace(nothing.found, interrupted=tried.found.interrupted)
         tried = replace(nothing, found=gone, ratio=tried.ratio)
@@ -461,14 +462,13 @@ def _notes(runs: _Runs, asked: Wanted, goal: Goal, found: FoundDrops, left_alone
         yield runs.banned
     if runs.checkpoints is not None:
         yield runs.checkpoints
-    fused = fused_sentence(runs.program)
-    if fused is not None:
-        yield fused
+    fused = fused_kernels(runs.program)
+    yield from fused
     obstacles: Counter[str] = Counter()
     for each in runs.program.saved:
         if each.obstacle is not None:
             obstacles[each.obstacle] += each.nbytes
-    if left_alone is None and obstacles and fused is None:
+    if left_alone is None and obstacles and not fused:
         reason, most = obstacles.most_common(1)[0]
         yield (
             f"Kept, since it can't be made again: {size_text(obstacles.total())} of what nodes save, "

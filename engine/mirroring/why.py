@@ -245,22 +245,18 @@ class _Judge:
     def _not_saved(self, operation: ForwardOperation) -> str:
         """Nothing of its result is kept: what its node keeps is something else."""
         program = self._program
-        reads = [each.storage for each in operation.reads]
-        tasks = program.graph.tasks
+        reads = dict.fromkeys(each.storage for each in operation.reads)
         kept = [
             (number, task, slot)
-            for number in dict.fromkeys(reads)
+            for number in reads
             for task, slot in program.storages[number].saved_by
-            if tasks[task].operation is not None
-            and tasks[task].source == operation.source
-            and program.graph.module(task) == operation.module
-            and slot not in ("result",)
+            if slot != "result" and self._is_of(task, operation)
         ]
         said = "No node saves its result, so there is nothing to let go of, and no reason to run it again."
         if not kept:
             return said
         number, task, slot = kept[0]
-        storage = program.storages[number]
+        storage, tasks = program.storages[number], program.graph.tasks
         what = "an input of the forward" if storage.made_by is None else f"the result of {self._made_by(number)}"
         fate = ""
         if number in self._dropped:
@@ -269,6 +265,13 @@ class _Judge:
             f"{said} Its own backward, task {task} {tasks[task].name}, reads what it was given (`{slot}`, "
             f"{size_text(storage.nbytes)}): {what}{fate}."
         )
+
+    def _is_of(self, task_id: int, operation: ForwardOperation) -> bool:
+        """Whether a task is that of the operation, as far as its name and its place tell."""
+        graph = self._program.graph
+        task = graph.tasks[task_id]
+        place = graph.module(task) == operation.module and task.source == operation.source
+        return place and task.short_name.lower().removeprefix("native") == plain_name(operation).replace("_", "")
 
     def _kept(self, number: int, storage: ForwardStorage) -> tuple[Because, _Choice | None, str]:
         """Why what a node saves is kept."""

@@ -115,6 +115,8 @@ def test_an_operation_is_meant_by_module_and_name_by_either_or_by_number() -> No
         ValueError, match=r'no operation of this forward is called "mlp.gela"; the nearest names are .*gelu'
     ):
         plan.why("mlp.gela")
+    with pytest.raises(ValueError, match=r"there are layer_norm, addmm, bmm, .* in 0.norm, 0.mix, 0, "):
+        plan.why("qqq")
     with pytest.raises(ValueError, match="there is no operation 9999: this forward has 0 to"):
         plan.why(9999)
     with pytest.raises(TypeError, match="an operation is a module's path and its name"):
@@ -130,6 +132,17 @@ def test_the_figures_are_those_of_the_plan_with_it_and_without() -> None:
             assert each.seconds > 0
     kept = [each for each in plan.why("*") if each.because == "enough"]
     assert kept and "is reached without." in kept[0].text and " ms and " in kept[0].text
+
+
+def test_no_other_operation_of_the_same_line_is_taken_for_its_own_backward() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        return (0.5 * torch.tanh(x + 0.1 * torch.pow(x.exp(), 3.0))).sum()
+
+    plan = planned(make_loss, budget=0.9)
+    (add,) = plan.why("add")
+    assert add.because in ("not saved", "on the way") and "PowBackward0" not in add.text
 
 
 def test_where_time_is_what_decides_it_is_said_with_its_figures() -> None:
@@ -193,7 +206,7 @@ def test_with_checkpoints_on_it_is_said_to_turn_them_off(switch: bool) -> None:
             super().__init__()
             self.layers = nn.ModuleList([Layer() for _ in range(3)])
             if switch:
-                self.gradient_checkpointing_disable = lambda: None
+                self.gradient_checkpointing_disable = lambda: None  # as transformers' models have it
 
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:
@@ -204,6 +217,7 @@ def test_with_checkpoints_on_it_is_said_to_turn_them_off(switch: bool) -> None:
     said = str(planned(lambda: model(x).sum()))
     assert "3 regions of this forward are under torch.utils.checkpoint" in said
     how = "model.gradient_checkpointing_disable(), of Model" if switch else "torch.utils.checkpoint from around Layer"
+    assert "too small" not in said and "The time is the reason" not in said
     assert f"Turn checkpoints off, and plan again: {how}" in said or f"take {how}" in said
     assert "checkpoint" not in str(planned(blocks()))
 
