@@ -22,10 +22,13 @@ def estimate_sentence(reasons: Iterable[str], whose: str = "", most: int = MOST_
     return f"{f'{whose} is an' if whose else 'An'} estimate: {'; '.join(said[:most])}{more}."
 
 
-def told_first(basis: str, reasons: Sequence[str]) -> str:
+def told_first(reasons: Sequence[str]) -> str:
     """The reason to say where there is room for one alone, in few words; "" where there is none.
 
-    Of a dry run it is not the first, which all have (what kernels take for themselves), where there is another.
+    That a dry run does not see all that kernels take is said where no other says of which.
     """
-    first = next(iter(reasons[1:] if basis == "dry run" and len(reasons) > 1 else reasons), "")
-    return first.replace("not known from a dry run:", "misses")
+    found = next((reason for reason in reasons if not reason.startswith(_GENERAL)), next(iter(reasons), ""))
+    return found.replace("not known from a dry run:", "misses")
+
+
+_GENERAL = "a dry run sees "

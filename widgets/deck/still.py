@@ -188,8 +188,8 @@ def _basis(timeline: Timeline) -> str:
     if timeline.basis == "measured":
         return "measured"
     if not timeline.estimates:
-        return "predicted from a measured run"
-    return shorten(f"predicted, an estimate: {told_first(timeline.basis, timeline.estimates)}", _LONGEST_BASIS)
+        return "predicted" if timeline.basis == "dry run" else "predicted from a measured run"
+    return shorten(f"predicted, an estimate: {told_first(timeline.estimates)}", _LONGEST_BASIS)
 
 
 def _counted(moment: Moment) -> str:

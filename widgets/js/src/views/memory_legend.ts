@@ -93,10 +93,10 @@ export function basisWords(levels: MemoryLevels, isPlanned = false): { said: str
   const reasons = estimates.map((reason) => `${reason[0].toUpperCase()}${reason.slice(1)}.`).join("\n");
   if (basis === "measured") return { said: "measured", reasons };
   if (isPlanned && basis === "calibrated") return { said: "predicted by the plan", reasons };
-  // What a kernel takes for itself no dry run knows, which is the first of its reasons: said where there is no other.
-  const [reason] = basis === "dry run" && estimates.length > 1 ? estimates.slice(1) : estimates;
+  // That a dry run does not see all that kernels take is said where no other reason says of which.
+  const reason = estimates.find((each) => !each.startsWith("a dry run sees ")) ?? estimates.at(0);
   if (reason) return { said: `predicted, an estimate: ${shortened(reason)}`, reasons };
-  if (basis === "dry run") return { said: "predicted, an estimate", reasons };
+  if (basis === "dry run") return { said: "predicted", reasons };
   return { said: "predicted from a measured run", reasons };
 }
 
