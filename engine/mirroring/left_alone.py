@@ -72,7 +72,7 @@ def not_worth_it(
 
 
 def fused_kernels(program: ForwardProgram) -> tuple[str, ...]:
-    """How much of what nodes save is a fused kernel's, and what to do about it, as a sentence; () where it is nothing."""
+    """How much of what nodes save is a fused kernel's, and what to do about it, in a sentence; (): it is nothing."""
     kernels: Counter[str] = Counter()
     modules: dict[str, None] = {}
     for each in program.saved:
