@@ -139,6 +139,12 @@ class _Event(Enum):
     GONE = 3
 
 
+def state_bytes(storages: Sequence[MirrorStorage], dropped: Collection[int], number: int) -> int:
+    """What is kept of random generators for a storage: what one call makes, as the outputs of attention, needs it once."""
+    each = storages[number]
+    return 0 if any(sibling < number and sibling in dropped for sibling in each.siblings) else each.state_bytes
+
+
 class _Run:
     """Who holds what, place by place: the reference counts of the records from which storages are replayed.
 
@@ -158,7 +164,7 @@ class _Run:
         shift = 0
         for number in dropped:
             each = storages[number]
-            shift += each.state_bytes
+            shift += state_bytes(storages, dropped, number)
             if each.start >= 0 and not memory.held[number]:
                 shift -= each.nbytes
             for need in each.needs:
@@ -238,7 +244,7 @@ class _Run:
         if extra:
             self.log.append((self._place, _Event.EXTRA, number, extra))
         for one in born:
-            if state := storages[one].state_bytes:
+            if state := state_bytes(storages, self.dropped, one):
                 self.shift -= state
                 self.log.append((self._place, _Event.STATE_GONE, one, state))
             for need in storages[one].needs:
@@ -378,7 +384,7 @@ class _Writer:
             self._append(storages[number].nbytes, Category.SAVED)
         self._state_of: dict[int, int] = {}
         for number in sorted(dropped):
-            if state := storages[number].state_bytes:
+            if state := state_bytes(storages, dropped, number):
                 self._state_of[number] = len(self._nbytes)
                 self._makers.append(storages[number].made_by)
                 self._append(state, Category.SAVED)

@@ -184,6 +184,23 @@ def test_random_operations_keep_the_state_of_their_generator() -> None:
     assert memory.mirrored({mask}).start_bytes == memory.plain.start_bytes - dropped + kept + state
 
 
+def test_what_one_random_call_makes_needs_the_state_of_its_generator_once() -> None:
+    """Attention gives its result and the logarithms of its sums."""
+    size = (1, 2, 16, 8)
+    query = torch.randn(size, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        return functional.scaled_dot_product_attention(query.sin(), query.cos(), query.exp()).tanh().sum()
+
+    _, memory = memory_of(make_loss)
+    both = [number for number, each in enumerate(memory.storages) if each.state_bytes]
+    assert len(both) == 2 and all(memory.storages[number].siblings for number in both)
+    kept = sum(memory.storages[each].nbytes for each in memory.newly_kept(set(both)))
+    dropped = sum(memory.storages[each].nbytes for each in both)
+    start = memory.plain.start_bytes - dropped + kept + torch.get_rng_state().nbytes
+    assert memory.mirrored(both).start_bytes == memory.timeline(both).start_bytes == start
+
+
 def test_footprints_of_another_forward_are_refused() -> None:
     footprints = th.profile(lambda: (x @ weight).tanh().sum()).footprints
     assert footprints is not None
