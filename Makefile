@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test full lint lab bench bench-quick conformance upstream
+.PHONY: help demo check test full lint lab bench bench-quick conformance models upstream
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ check: lint ## lint, then run the quick tests, without a browser: for while you 
 test: lint ## lint, then run the tests that are not marked slow
 	$(PYTEST) -m "not slow"
 
-full: lint ## lint, then run all tests
+full: lint $(VENV)/models.stamp ## lint, then run all tests
 	$(PYTEST)
 
 # mypy wants a folder named like the package; a clone may be called anything.
@@ -57,13 +57,22 @@ conformance: $(VENV)/dev.stamp ## run PyTorch's databases of operators and modul
 upstream: $(VENV)/dev.stamp ## run PyTorch's own autograd tests on tapehead: TEST_AUTOGRAD=pytorch/test/test_autograd.py
 	$(BIN)/python tests/upstream $(TEST_AUTOGRAD)
 
-# torch first: resolved alone, its pinned version is found before anything else asks for a newer one.
+models: $(VENV)/models.stamp ## run models and training loops of well-known libraries through every verb
+	$(BIN)/python tests/models
+
+# torch first: resolved alone, its pinned version is found before anything else asks for a newer one. timm alone: it asks
+# for torchvision, and that for a CUDA build of torch; tests/models has a stub of it.
 $(VENV)/dev.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q -c constraints.txt --no-deps timm
 	@touch $@
 
 $(VENV)/notebook.stamp: $(VENV)/dev.stamp
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,notebook]'
+	@touch $@
+
+$(VENV)/models.stamp: $(VENV)/dev.stamp
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,models]'
 	@touch $@
