@@ -140,7 +140,7 @@ class _Event(Enum):
 
 
 def state_bytes(storages: Sequence[MirrorStorage], dropped: Collection[int], number: int) -> int:
-    """What is kept of random generators for a storage: what one call makes, as the outputs of attention, needs it once."""
+    """What a storage keeps of random generators. What one call makes, as the outputs of attention, keeps it once."""
     each = storages[number]
     return 0 if any(sibling < number and sibling in dropped for sibling in each.siblings) else each.state_bytes
 

@@ -141,6 +141,9 @@ def put_all_through(names: Sequence[str], jobs: int) -> Iterator[Row]:
         if (of_library := [name for name in names if name.partition(" ")[0] == library])
         for place in range(0, len(of_library), _AT_ONCE)
     ]
+    if len(batches) == 1:
+        yield from _several(batches[0])
+        return
     with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
         for done in as_completed([pool.submit(_several, batch) for batch in batches]):
             yield from done.result()
