@@ -85,10 +85,10 @@ def fused_kernels(program: ForwardProgram) -> tuple[str, ...]:
     name = kernels.most_common(1)[0][0]
     switch = f"torch.backends.{'mkldnn' if 'mkldnn' in name else 'cudnn'}.flags(enabled=False)"
     return (
-        f"{size_text(kernels.total())} of the {size_text(_saved_bytes(program))} that nodes save are those of the fused "
-        f"kernel {operation_name(name)} ({joined(list(modules))}), which can't run again: it keeps a state of its own. "
-        f"Under `with {switch}:`, planned and trained, or written as cells (nn.LSTMCell, nn.GRUCell), it is single "
-        "operations, which can.",
+        f"{size_text(kernels.total())} of the {size_text(_saved_bytes(program))} that nodes save are those of the "
+        f"fused kernel {operation_name(name)} ({joined(list(modules))}), which can't run again: it keeps a "
+        f"state of its own. Under `with {switch}:`, planned and trained, or written as cells (nn.LSTMCell, nn.GRUCell) "
+        "it is single operations, which can.",
     )
 
 
