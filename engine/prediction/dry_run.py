@@ -41,7 +41,7 @@ from ..queue.chosen_order import heap_order
 from ..tasks.function_nodes import APPLIED
 from ..tasks.hook_watch import HookWatch
 from ..tasks.input_buffer import fits, fitted
-from ..tasks.task_runner import takes_of
+from ..tasks.task_runner import all_taken
 from ..tasks.tensor_hooks import TensorHooks
 from .answers import Answer, Gradient
 from .assumed_footprints import assumed_footprint, assumed_layout, assumed_result_bytes, of_shapes
@@ -126,7 +126,7 @@ class _DryRun:
         self._graph = graph
         self._device = device
         self._operations = FakeKernels(device)
-        self._takes = [takes_of(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True)]
+        self._takes = all_taken(graph)
         self._answers: dict[object, Answer] = {}
         self._limits: dict[str, list[int]] = {}
         self._saved = graph.saved  # looks who holds what, so before anything here does

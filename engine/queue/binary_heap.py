@@ -16,14 +16,17 @@ Entry = tuple[tuple[int, ...], Item]
 
 def push(heap: list[Entry[Item]], entry: Entry[Item]) -> None:
     heap.append(entry)
-    _rise(heap, len(heap) - 1, entry)
+    if (last := len(heap) - 1) and heap[(last - 1) // 2][0] > entry[0]:  # else it stays there
+        _rise(heap, last, entry)
 
 
 def pop(heap: list[Entry[Item]]) -> Entry[Item]:
     """Takes the entry with the least key."""
     first, last = heap[0], heap.pop()
-    if heap:
+    if len(heap) > 1:
         _rise(heap, _sink(heap), last)
+    elif heap:
+        heap[0] = last
     return first
 
 

@@ -66,7 +66,12 @@ class KeyedQueue(_Arrivals):
 
     def push(self, task_id: int) -> Key:
         """The task got ready. Returns its key, by which the queue sorts."""
-        key = sort_key(self._policy, self._tasks[task_id], self._arrive(task_id))
+        policy = self._policy
+        arrival = self._arrivals[task_id] = self._arrived
+        self._arrived = arrival + 1
+        key = policy.key(self._tasks[task_id], arrival)
+        if policy.dynamic:
+            key = (*key, arrival)  # as `sort_key`, of which a call for each task would be felt
         push(self._heap, (key, task_id))
         return key
 

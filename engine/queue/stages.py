@@ -22,7 +22,7 @@ from torch.autograd.function import BackwardCFunction
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
 from ...inspector.torch_internals.nodes import function_of
-from ...inspector.torch_internals.ranks import flat_names, sharded_parameters
+from ...inspector.torch_internals.ranks import flat_names, has_flat_parameters, sharded_parameters
 
 POST_BACKWARD = "RegisterPostBackwardFunctionBackward"
 """The task in which `fully_shard` reduces a group's gradients (_fsdp_param_group.py; `replicate` has it, too)."""
@@ -43,7 +43,7 @@ def _is_of_package(graph: Graph, task: Task) -> bool:
 
 def has_stages(graph: Graph) -> bool:
     """Whether a backward of this graph runs in stages."""
-    return any(task.name == POST_BACKWARD for task in graph.tasks)
+    return POST_BACKWARD in [task.name for task in graph.tasks]
 
 
 def stage_numbers(graph: Graph, heap_order: Sequence[int]) -> list[int]:
@@ -86,5 +86,7 @@ def stage_edges(stages: Sequence[int], nexts: Sequence[Sequence[int]]) -> list[t
 def is_sharded(graph: Graph) -> bool:
     """Whether it is one of `fully_shard` or FullyShardedDataParallel."""
     gathered = {id(each.gathered) for each in sharded_parameters()}
+    if not gathered and not has_flat_parameters():
+        return has_stages(graph)
     leaves = graph.leaves.values()
     return has_stages(graph) or any(id(leaf) in gathered or flat_names(leaf) for leaf in leaves)

@@ -30,6 +30,7 @@ from ..tasks.history import Edited, Ran
 from ..tasks.input_buffer import Waiting, alone
 from ..tasks.input_buffers import InputBuffers
 from ..tasks.runner import Runner
+from ..trace.bare_record import BareRecord
 from ..trace.batches import Batch, Fallback
 from ..trace.recorder import Recorder
 from ..trace.statistics import Level
@@ -162,12 +163,12 @@ class DirectBackward:
             watch, stops = self._hooks, self.stops
             ask = watch is None or watch.possible()
             quiet = not stops.asks and not stops.watches
-            bare = watch is not None and not ask and quiet and self._is_plain
+            bare = watch is not None and not ask and quiet
             apart = () if self.groups is None else self.groups.tasks
             until = frozenset(apart if last is None else (*apart, last))
             queue = self.queue
             while queue and not self.stop_asked:
-                if bare and watch is not None:
+                if bare and watch is not None and self.is_plain:
                     self.runner.run_bare(self, until, watch)
                     if not queue or self.stop_asked:
                         break
@@ -188,10 +189,17 @@ class DirectBackward:
             self.stop_asked = False
 
     @property
-    def _is_plain(self) -> bool:
-        """Whether tasks run and nothing else is done."""
-        others = self.recorder, self.needed, self.past, self.runner.memory
+    def is_plain(self) -> bool:
+        """Whether tasks run and nothing else is done, but that they may be recorded."""
+        recorder = self.recorder
+        if recorder is not None and not (self.runner.records_bare and recorder.can_be_bare):
+            return False
+        others = self.needed, self.past, self.runner.memory
         return all(each is None for each in others) and self.accumulation == PYTORCHS
+
+    def bare_record(self) -> BareRecord | None:
+        """What takes down the tasks that run next, while it `is_plain`."""
+        return None if self.recorder is None else self.recorder.bare()
 
     def stop_here(self, wait: bool) -> Stop | None:
         """What stops a run here; see `SessionBase.stop_here`."""
@@ -297,6 +305,8 @@ class DirectBackward:
             key = self.queue.push(edge.next_task)
             if self.recorder is not None:
                 self.recorder.arrive(edge.next_task, self.queue.label(edge.next_task), key)
+        if self.recorder is not None:
+            self.recorder.doubtful.add(edge.next_task)
 
     def put(self, task_id: int, after: Sequence[Tensor | None]) -> None:
         """Puts gradients that fit into the buffer of a ready task, and notes it."""
@@ -304,6 +314,7 @@ class DirectBackward:
         before, now = buffer.shown(), tuple(after)
         if self.recorder is not None:
             self.recorder.edit(task_id, before, now)
+            self.recorder.doubtful.add(task_id)
         if self.past is not None:
             self.past.history.edits.append(Edited(len(self.order), task_id, before, now, buffer.waiting()))
         buffer.put(alone(now))

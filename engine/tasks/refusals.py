@@ -12,9 +12,9 @@ from ..queue.stages import is_sharded
 
 def refuse_tasks(graph: Graph) -> None:
     """Says what can't be run before anything is."""
-    for task in graph.tasks:
-        if any(meta.shape is None for meta in task.inputs):
-            raise cannot(f"check the nested gradients of {graph.describe(task)}")
+    nested = [task for task in graph.tasks for meta in task.inputs if meta.shape is None]
+    if nested:
+        raise cannot(f"check the nested gradients of {graph.describe(nested[0])}")
     if is_sharded(graph):
         raise cannot(
             "gather parameters and reduce gradients as fully_shard (FSDP2) and FullyShardedDataParallel do, in hooks "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 from weakref import ref
@@ -12,31 +12,17 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Graph, Task
 from ..memory.accumulation import Accumulate
-from ..queue.ready_queue import ReadyQueue
+from .bare_tasks import BareLoop
 from .code_changes import CodeChanges
 from .history import HasGrad, Ran
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer
-from .input_buffers import InputBuffers
 from .task_hooks import OnHook
 
 OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None] | None], None]
 OnEnd = Callable[[Sequence[Tensor | None]], None]
 Measuring = Callable[[Graph, Sequence[object], Sequence[bool], bool, bool], "TaskMemory"]
 """Begins to measure: the graph, outputs, whether each one's gradient is given, `keep_graph` and `create_graph`."""
-
-
-class BareLoop(Protocol):
-    """A backward whose tasks run and of which nothing else is wanted."""
-
-    queue: ReadyQueue
-    buffers: InputBuffers
-    order: list[int]
-    stop_asked: bool
-
-    def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
-
-    def fail(self, error: BaseException, task_id: int) -> None: ...
 
 
 class TaskMemory(Protocol):
@@ -74,6 +60,7 @@ class Runner(Protocol):
         memory: is told of each task right before its node runs, after its hooks, and right after the hooks that
             follow.
         changes: notes what tasks change besides gradients, while they may be taken back.
+        records_bare: whether tasks that `run_bare` runs can be recorded.
     """
 
     graph: Graph
@@ -85,6 +72,7 @@ class Runner(Protocol):
     on_outputs: OnOutputs | None = None
     memory: TaskMemory | None = None
     changes: CodeChanges = CodeChanges()
+    records_bare: bool = False
 
     @abstractmethod
     def buffer(self, task_id: int, accumulate: Accumulate) -> InputBuffer:
@@ -134,9 +122,8 @@ class Runner(Protocol):
         """What knows whether there are hooks, where that is cheaper than to look for them at each task."""
         return None
 
-    def run_bare(self, loop: BareLoop, last: Container[int], watch: HookWatch) -> None:
-        """Runs tasks up to one of `last` as the session does, while nobody records or hooks them; none, if it has no
-        such way.
+    def run_bare(self, loop: BareLoop, last: Collection[int], watch: HookWatch) -> None:
+        """Runs tasks up to one of `last` as the session does, while nobody hooks them; none, if it has no such way.
 
         Args:
             watch: its own, which has seen no hook.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import is_
 from typing import Self
 
 import torch
@@ -31,6 +32,7 @@ from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
 from .backward_call import BackwardCall
 from .backward_inputs import as_inputs, needed_tasks
+from .bare_tasks import BareLoop, BareTasks
 from .function_nodes import APPLIED, by_edge
 from .graph_task import GraphTask
 from .hook_watch import HookWatch
@@ -38,10 +40,8 @@ from .input_buffer import BUFFERS, InputBuffer, fits, fitted
 from .node_changes import NodeChanges
 from .refusals import refuse_surroundings, refuse_tasks
 from .roots import root_gradients
-from .runner import BareLoop, Measuring, OnEnd, Runner
+from .runner import Measuring, OnEnd, Runner
 from .task_hooks import hook_name, run_leaf_hooks, run_post_hooks, run_pre_hooks, run_tensor_hooks
-
-_SPECIAL = APPLIED | {Kind.COPY_SLICES, Kind.ERROR}
 
 _MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
 
@@ -71,7 +71,8 @@ class TaskRunner(Runner):
         roots: Iterable[Tensor | None],
     ) -> None:
         self.graph_task = GraphTask(graph, needed, keep_graph, create_graph)
-        self.takes = [takes_of(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True)]
+        self.takes = all_taken(graph)
+        self.records_bare = all(map(is_, self.takes, [task.inputs for task in graph.tasks]))  # no `grad_dtype`
         self.graph = self._graph = graph
         self.needed = self._needed = needed
         self.keep_graph = keep_graph
@@ -202,60 +203,12 @@ class TaskRunner(Runner):
             if hides_saved(node) or packed_by_user(saved):
                 self._spent.add(node)
 
-    def run_bare(self, loop: BareLoop, last: Container[int], watch: HookWatch) -> None:
-        """All in one loop: on small tasks the calls between its parts would cost as much as the tasks themselves."""
-        graph, queue, order = self.graph, loop.queue, loop.order
-        buffers, missing = loop.buffers.by_task, loop.buffers.missing
-        kinds = [task.kind for task in graph.tasks]
-        edges, takes_of, keep_graph = graph.out_edges, self.takes, self.keep_graph
-        while queue and not loop.stop_asked and not watch.registered():
-            task_id = queue.choose()
-            if task_id in last:
-                break
-            kind, node = kinds[task_id], graph.nodes[task_id]
-            leaf = kind is Kind.ACCUMULATE_GRAD
-            saved = [] if leaf or keep_graph or kind in APPLIED else saved_variables(node)
-            if kind in _SPECIAL or packed_by_user(saved) or is_spent(node) or torch.is_anomaly_enabled():
-                loop.execute(task_id, hooks=False)
-                continue
-            queue.remove(task_id)
-            gradients = buffers.pop(task_id).gradients
-            self.graph_task.node = node
-            try:
-                if leaf:
-                    accumulate(node, gradients, None)
-                    gradients.clear()
-                    order.append(task_id)
-                    continue
-                result = node(*gradients)  # type: ignore[operator]
-                outputs = list(result) if type(result) is tuple else [result]
-                del result
-                for edge in edges[task_id]:
-                    gradient = outputs[edge.output]
-                    if gradient is not None:
-                        takes = takes_of[edge.next_task][edge.input]
-                        if not fits(gradient, takes):
-                            outputs[edge.output] = fitted(gradient, takes, graph, edge)
-                gradient = None
-                gradients.clear()
-                free_saved(saved)
-                order.append(task_id)
-                for edge in edges[task_id]:
-                    next_task = edge.next_task
-                    buffer = buffers.get(next_task)
-                    if buffer is None:
-                        buffer = buffers[next_task] = InputBuffer(len(takes_of[next_task]))
-                    gradient = outputs[edge.output]
-                    if gradient is not None and buffer.add(edge.input, gradient):
-                        outputs[edge.output] = None  # the buffer alone holds it
-                    gradient = None
-                    missing[next_task] -= 1
-                    if not missing[next_task]:
-                        queue.push(next_task)
-                outputs.clear()
-            except BaseException as error:
-                loop.fail(error, task_id)
-                raise
+    def run_bare(self, loop: BareLoop, last: Collection[int], watch: HookWatch) -> None:
+        self._bare.run(loop, last, watch)
+
+    @cached_property
+    def _bare(self) -> BareTasks:
+        return BareTasks(self._graph, self.takes, self.keep_graph, self.graph_task)
 
     def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
         self.graph_task.run(body, order)
@@ -332,12 +285,13 @@ class TaskRunner(Runner):
         return self.graph_task.run_in_engine(node, gradients, self.graph_task.wanted(node, free), free, on_start)
 
 
-def takes_of(task: Task, node: Node) -> tuple[TensorMeta, ...]:
-    """What a task takes: a leaf's `grad_dtype` is not in its node's metadata."""
-    if task.kind is not Kind.ACCUMULATE_GRAD:
-        return task.inputs
-    dtype = gradient_dtype(leaf_of(node))
-    return task.inputs if dtype is None else (replace(task.inputs[0], dtype=dtype),)
+def all_taken(graph: Graph) -> list[tuple[TensorMeta, ...]]:
+    """By task what it takes: a leaf's `grad_dtype` is not in its node's metadata."""
+    found = [task.inputs for task in graph.tasks]
+    for task in graph.tasks:
+        if task.kind is Kind.ACCUMULATE_GRAD and (dtype := gradient_dtype(leaf_of(graph.nodes[task.id]))) is not None:
+            found[task.id] = (replace(task.inputs[0], dtype=dtype),)
+    return found
 
 
 def _wait_for_accelerators(graph: Graph) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from threading import get_ident
 from time import perf_counter_ns
 
@@ -16,14 +17,14 @@ from ...inspector.torch_internals.modes import function_mode_is_on, unobserved
 from ..queue.policy import Choice, Key, Policy, policy_name
 from ..queue.ready_queue import sort_key
 from ..tasks.task_hooks import Hook
+from .bare_record import MOST_NEW, BareRecord, Looks, NewLabels
+from .bare_statistics import BareStatistics
 from .batches import Batch, Batches, Fallback
 from .buckets import buckets_of
 from .statistics import Form, Level, form_of, measure
 from .statistics_table import StatisticsTable
 from .trace import Trace, usual_outputs
 from .trace_columns import AS_IN_GRAPH, NONE, EditRow, Forms, Label, PolicyTerm, empty_columns
-
-_MOST_NEW = 4096  # labels
 
 
 class _Reign:
@@ -33,6 +34,7 @@ class _Reign:
         self.begins = begins
         self._policy = policy
         self._keys: list[Key] | None = [] if isinstance(policy, Policy) and policy.dynamic else None
+        self.keeps_keys = self._keys is not None
 
     def arrive(self, task: Task, arrival: int, key: Key | None) -> None:
         if self._keys is not None and isinstance(self._policy, Policy):
@@ -69,6 +71,7 @@ class Recorder:
 
     Attributes:
         batches, fallbacks: what ran as one, and what did not: for whoever runs it to note.
+        doubtful: tasks for which gradients wait that may not look as the graph says: for whoever puts them there.
         apart: a context around what statistics allocate: for whoever measures the backward's memory.
     """
 
@@ -77,6 +80,7 @@ class Recorder:
         self.level: Level = level
         self.batches: list[Batch] = []
         self.fallbacks: list[Fallback] = []
+        self.doubtful: set[int] = set()
         self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
         self._tasks = graph.tasks
         self._buckets = buckets_of(graph)
@@ -94,6 +98,7 @@ class Recorder:
         self._edits: list[EditRow] = []
         self._edited_at: list[int] = []  # for each: how many tasks had started
         self._table = StatisticsTable()
+        self._bare: dict[int, BareRecord] = {}  # by thread
         self._lock = threading.Lock()
 
     def switch(self, policy: Policy | Choice, taken: int | None = None) -> None:
@@ -117,14 +122,13 @@ class Recorder:
             self._reigns[-1].arrive(self._tasks[task_id], len(self._columns.arrivals), key)
             self._columns.arrivals.append(task_id)
             self._new_labels.append(label)
-            if len(self._new_labels) >= _MOST_NEW:
+            if len(self._new_labels) >= MOST_NEW:
                 self._take_labels()
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None], by_hand: bool = False) -> None:
         """The task was picked; `gradients` is its input buffer as it arrived."""
         columns = self._columns
-        if not _are_as(gradients, self._tasks[task_id].inputs):
-            columns.inputs[task_id] = self._number(gradients)
+        self._took(task_id, gradients)
         if self._measures:
             columns.input_row[task_id] = self._measure(gradients)
         if by_hand:
@@ -140,6 +144,29 @@ class Recorder:
         if self._base_ns is None:
             self._base_ns = now
         columns.started_ns[task_id] = now - self._base_ns
+
+    @property
+    def can_be_bare(self) -> bool:
+        """Whether `bare` would take down all that is wanted."""
+        return not (self._reigns[-1].keeps_keys or function_mode_is_on())
+
+    def bare(self) -> BareRecord:
+        """What takes down tasks of this thread that run without hooks, in place of `arrive`, `start` and `end`; where
+        it `can_be_bare`."""
+        thread = get_ident()
+        if self._base_ns is None:
+            self._base_ns = perf_counter_ns()
+        if thread not in self._bare:
+            number = self._threads.setdefault(thread, len(self._threads))
+            measured = BareStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
+            looks = Looks(self._took, self._gave, self.doubtful, measured)
+            labels = NewLabels(self._new_labels, self._take_labels_alone)
+            failed = partial(self._running.__setitem__, thread)
+            self._bare[thread] = BareRecord(
+                self._out_edges, self._columns, number, self._base_ns, looks, labels, failed
+            )
+        self._bare[thread].begin()
+        return self._bare[thread]
 
     def hook(self, kind: str, name: str) -> None:
         """A hook of the task that runs in this thread."""
@@ -191,8 +218,7 @@ class Recorder:
         if task_id is None or self._base_ns is None:
             raise RuntimeError("no task runs in this thread that could end")
         columns = self._columns
-        if outputs and not self._are_as_taken(outputs, task_id):
-            columns.outputs[task_id] = self._number(outputs)
+        self._gave(task_id, outputs)
         if self._measures:
             columns.output_row[task_id] = self._measure(outputs)
         columns.ended_ns[task_id] = now - self._base_ns
@@ -208,8 +234,7 @@ class Recorder:
         part = (now - self._base_ns - begun) // len(task_ids)
         for place, (task_id, its) in enumerate(zip(task_ids, outputs, strict=True)):
             columns.started_ns[task_id] = begun + place * part
-            if not self._are_as_taken(its, task_id):
-                columns.outputs[task_id] = self._number(its)
+            self._gave(task_id, its)
             if self._measures:
                 columns.output_row[task_id] = self._measure(its)
             columns.ended_ns[task_id] = begun + (place + 1) * part
@@ -233,12 +258,25 @@ class Recorder:
                 Batches(tuple(self.batches), tuple(self.fallbacks)),
             )
 
+    def _took(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
+        if not _are_as(gradients, self._tasks[task_id].inputs):
+            self._columns.inputs[task_id] = self._number(gradients)
+
+    def _gave(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
+        if outputs and not self._are_as_taken(outputs, task_id):
+            self._columns.outputs[task_id] = self._number(outputs)
+
+    def _take_labels_alone(self) -> None:
+        with self._lock:
+            self._take_labels()
+
     def _take_labels(self) -> None:
         columns = self._columns
-        for arrival, label in enumerate(self._new_labels, len(columns.label)):
+        new = self._new_labels[:]
+        for arrival, label in enumerate(new, len(columns.label)):
             key = _label_key(label, columns.arrivals[arrival], arrival)
             columns.label.append(self._labels.setdefault(key, len(self._labels)))
-        self._new_labels.clear()
+        del self._new_labels[: len(new)]  # more may have come, of tasks that run bare
 
     def _are_as_taken(self, outputs: Sequence[Tensor | None], task_id: int) -> bool:
         """Whether each output is as the task it goes to takes it."""
@@ -272,6 +310,8 @@ class Recorder:
 
 
 def _label_key(label: str, task_id: int, arrival: int) -> tuple[str, str | None]:
+    if not label[-1:].isdigit():
+        return label, None
     for name, number in (("task", str(task_id)), ("arrival", str(arrival))):
         if label.endswith(number):
             return label[: -len(number)], name

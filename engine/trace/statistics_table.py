@@ -13,6 +13,7 @@ from torch import Tensor
 from ...inspector.torch_internals.modes import unobserved
 from .statistics import BINS, SCALARS, Form, Histogram, PendingStatistics, Statistics, as_statistics
 
+_UNKNOWN = (0.0,) * SCALARS
 _MOST_PENDING = 4096  # measurements of one device: each is a tensor of its own until they are stacked
 
 
@@ -72,6 +73,16 @@ class StatisticsTable:
                 self._add(measurement)
             return first
 
+    def form_number(self, form: Form) -> int:
+        """The place of this form among `forms`."""
+        with self._lock:
+            return self._number_of(form)
+
+    def add_numbers(self, form_number: int, numbers: Sequence[float]) -> None:
+        """Adds a row of numbers that are known, of a gradient of this form."""
+        with self._lock:
+            self._add_row(form_number, numbers)
+
     def row(self, number: int) -> Statistics:
         """The statistics of one row; waits for the accelerator that computes them."""
         with self._lock:
@@ -109,30 +120,42 @@ class StatisticsTable:
                     self._fill(row, found)
             self._stacked.clear()
 
-    def _add(self, measurement: PendingStatistics) -> None:
-        row = len(self)
-        columns = self.columns
-        for column in (columns.low, columns.high, columns.mean, columns.norm):
-            column.append(0.0)
-        for counts in (columns.nan_count, columns.inf_count, columns.zero_count, columns.first_bin, columns.bins_at):
-            counts.append(0)
-        columns.bin_count.append(-1)
-        number = self._form_numbers.get(measurement.form)
+    def _number_of(self, form: Form) -> int:
+        number = self._form_numbers.get(form)
         if number is None:
-            number = self._form_numbers[measurement.form] = len(self.forms)
-            self.forms.append(measurement.form)
-        columns.form.append(number)
+            number = self._form_numbers[form] = len(self.forms)
+            self.forms.append(form)
+        return number
+
+    def _add(self, measurement: PendingStatistics) -> None:
+        row, numbers = len(self), measurement.numbers
+        known = measurement.unavailable is None and not isinstance(numbers, Tensor)
+        self._add_row(self._number_of(measurement.form), numbers if known else _UNKNOWN)  # type: ignore[arg-type]
         if measurement.unavailable is not None:
             self.unavailable[row] = measurement.unavailable
-        elif isinstance(measurement.numbers, Tensor):
-            device = measurement.numbers.device
+        elif isinstance(numbers, Tensor):
+            device = numbers.device
             pending = self._pending.setdefault(device, [])
-            pending.append((row, measurement.numbers))
+            pending.append((row, numbers))
             if len(pending) >= _MOST_PENDING:
                 with unobserved():
                     self._stack(device)
-        else:
-            self._fill(row, measurement.numbers)
+
+    def _add_row(self, form_number: int, numbers: Sequence[float]) -> None:
+        columns = self.columns
+        columns.low.append(numbers[0])
+        columns.high.append(numbers[1])
+        columns.mean.append(numbers[2])
+        columns.norm.append(numbers[3])
+        columns.nan_count.append(int(numbers[4]))
+        columns.inf_count.append(int(numbers[5]))
+        columns.zero_count.append(int(numbers[6]))
+        columns.first_bin.append(0)
+        columns.bins_at.append(0)
+        columns.bin_count.append(-1)
+        columns.form.append(form_number)  # which counts as a row: the last
+        if len(numbers) > SCALARS:
+            self._fill_bins(len(self) - 1, numbers[SCALARS:])
 
     def _stack(self, device: torch.device) -> None:
         pending = self._pending.pop(device)
@@ -144,13 +167,16 @@ class StatisticsTable:
         columns.nan_count[row] = int(numbers[4])
         columns.inf_count[row] = int(numbers[5])
         columns.zero_count[row] = int(numbers[6])
-        counts = numbers[SCALARS:]
-        if counts:
-            full = [number for number, count in enumerate(counts) if count] or [0]
-            columns.first_bin[row] = full[0]
-            columns.bin_count[row] = full[-1] + 1 - full[0]
-            columns.bins_at[row] = len(columns.bins)
-            columns.bins.extend(map(int, counts[full[0] : full[-1] + 1]))
+        if len(numbers) > SCALARS:
+            self._fill_bins(row, numbers[SCALARS:])
+
+    def _fill_bins(self, row: int, counts: Sequence[float]) -> None:
+        columns = self.columns
+        full = [number for number, count in enumerate(counts) if count] or [0]
+        columns.first_bin[row] = full[0]
+        columns.bin_count[row] = full[-1] + 1 - full[0]
+        columns.bins_at[row] = len(columns.bins)
+        columns.bins.extend(map(int, counts[full[0] : full[-1] + 1]))
 
     def _histogram(self, row: int) -> Histogram | None:
         columns = self.columns

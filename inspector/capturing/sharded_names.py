@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..torch_internals.ranks import flat_names, sharded_parameters
+from ..torch_internals.ranks import flat_names, has_flat_parameters, sharded_parameters
 
 _WRAPPED = "_fsdp_wrapped_module"  # what FullyShardedDataParallel puts into the paths of what it wraps
 _FLAT = "_flat_param"
@@ -21,6 +21,8 @@ def through_sharding(named: Namer) -> Namer:
     outermost module under `fully_shard`. A flat parameter is called by the first of those that it holds.
     """
     sharded = {id(each.gathered): each for each in sharded_parameters() if each.gathered is not None}
+    if not sharded and not has_flat_parameters():
+        return named
 
     def found(leaf: Tensor) -> str | None:
         name = named(leaf)

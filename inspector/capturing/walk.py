@@ -10,13 +10,14 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ..arguments import expect
 from ..graph.collector import collector_paused
+from ..graph.drafts import EdgeDraft, TaskDraft, as_edges, as_tasks
 from ..graph.facts import CallRecord, Facts, Operation
-from ..graph.graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
+from ..graph.graph import Graph, ModuleCall, Outputs, ParameterNames, Root, TensorMeta
 from ..graph.kinds import Kind, kind_of
 from ..graph.marks import operations_of
 from ..tapes.hips_tape import HipsTape, refuse_parts
 from ..torch_internals.nodes import input_metadata, leaf_of, notes_on
-from ..torch_internals.sequence_numbers import number_of
+from ..torch_internals.sequence_numbers import number_of, numbers_of
 from .sharded_names import through_sharding
 
 _DEEP = 10_000  # tasks
@@ -97,15 +98,17 @@ def _walk(starts: Iterable[Node]) -> Found:
         if node in found:
             continue
         nexts = found[node] = node.next_functions
-        stack.extend(child for child, _ in reversed(nexts) if child is not None and child not in found)
+        for child, _ in reversed(nexts):
+            if child is not None and child not in found:
+                stack.append(child)
     return found
 
 
-def _kinds(found: Found) -> dict[Node, Kind]:
+def _kinds(names: Mapping[Node, str]) -> dict[Node, Kind]:
     by_name: dict[tuple[type, str], Kind] = {}
     kinds = {}
-    for node in found:
-        key = type(node), node.name()
+    for node, name in names.items():
+        key = type(node), name
         kind = by_name.get(key)
         if kind is None:
             kind = by_name[key] = kind_of(node)
@@ -113,10 +116,10 @@ def _kinds(found: Found) -> dict[Node, Kind]:
     return kinds
 
 
-def _number(found: Found, kinds: dict[Node, Kind]) -> dict[Node, int]:
+def _number(found: Found, kinds: Mapping[Node, Kind], numbers: Mapping[Node, int]) -> dict[Node, int]:
     """Gives each node its task id, ascending in the returned dict."""
     created = [node for node in found if kinds[node] is not Kind.ACCUMULATE_GRAD]
-    created.sort(key=number_of)
+    created.sort(key=numbers.__getitem__)
     ids = {node: task_id for task_id, node in enumerate(created)}
     for node in created:
         for child, _ in found[node]:
@@ -127,12 +130,18 @@ def _number(found: Found, kinds: dict[Node, Kind]) -> dict[Node, int]:
     return ids
 
 
+def _nameless(leaf: Tensor) -> None:
+    """Of a leaf whose name nobody knows."""
+
+
 def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operation]) -> Callable[[Tensor], str | None]:
     """A function from a leaf to its name: from `names`, else from the captures that saw the graph."""
     if names is not None:
         pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else dict(names).items()
         given = {id(tensor): name for name, tensor in pairs}
         return lambda leaf: given.get(id(leaf))
+    if not operations:
+        return _nameless
     seen = list(dict.fromkeys(operation.facts for operation in operations.values()))
     return lambda leaf: next((name for facts in seen if (name := facts.leaf_name(leaf))), None)
 
@@ -155,35 +164,28 @@ def _metas(node: Node, known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...
 
 
 def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | None) -> Graph:
-    kinds = _kinds(found)
-    ids = _number(found, kinds)
+    names_of = {node: node.name() for node in found}
+    kinds, numbers = _kinds(names_of), numbers_of(found)
+    ids = _number(found, kinds, numbers)
     operations = operations_of(found, ids) if Facts.alive() else {}
     calls = _Calls()
     leaf_name = through_sharding(_leaf_namer(names, operations))
+    named = None if leaf_name is _nameless else Kind.ACCUMULATE_GRAD
     metas: dict[object, TensorMeta] = {}
     tasks = []
     edges = []
     for node, task_id in ids.items():
-        kind = kinds[node]
-        operation = operations.get(node)
-        tasks.append(
-            Task(
-                task_id,
-                node.name(),
-                kind,
-                number_of(node),
-                _metas(node, metas),
-                leaf_name(leaf_of(node)) if kind is Kind.ACCUMULATE_GRAD else None,
-                calls.id_of(operation.call) if operation else None,
-                operation,
-            )
-        )
+        kind, operation = kinds[node], operations.get(node)
+        parameter = leaf_name(leaf_of(node)) if kind is named else None
+        call = None if operation is None else calls.id_of(operation.call)
+        inputs = _metas(node, metas)
+        tasks.append(TaskDraft(task_id, names_of[node], kind, numbers[node], inputs, parameter, call, operation))
         for output, (child, number) in enumerate(found[node]):
             if child is not None:
-                edges.append(Edge(task_id, output, ids[child], number))
+                edges.append(EdgeDraft(task_id, output, ids[child], number))
     return Graph(
-        tasks=tuple(tasks),
-        edges=tuple(edges),
+        tasks=as_tasks(tasks),
+        edges=as_edges(edges),
         roots=tuple(Root(ids[node], number) for node, number in roots),
         calls=tuple(calls.found),
         nodes=tuple(ids),

@@ -171,6 +171,8 @@ class Graph:
     @cached_property
     def devices(self) -> frozenset[torch.device]:
         """The devices on which PyTorch runs the tasks."""
+        if all(device == _CPU for device in {meta.device for task in self.tasks for meta in task.inputs}):
+            return frozenset([_CPU])
         return frozenset(task.device for task in self.tasks)
 
     @cached_property

@@ -112,10 +112,18 @@ def sharded_parameters() -> list[ShardedParameter]:
 def flat_names(leaf: Tensor) -> tuple[str, ...]:
     """The names of the parameters of which `FullyShardedDataParallel` (FSDP1) has made the leaf, below the module that
     it wraps; none for any other leaf."""
-    package = sys.modules.get("torch.distributed.fsdp._flat_param")
+    package = sys.modules.get(_FLAT_PARAMETERS)
     if package is None or not isinstance(leaf, package.FlatParameter):
         return ()
     return tuple(leaf._fqns)
+
+
+def has_flat_parameters() -> bool:
+    """Whether there may be such leaves in this process."""
+    return _FLAT_PARAMETERS in sys.modules
+
+
+_FLAT_PARAMETERS = "torch.distributed.fsdp._flat_param"
 
 
 def flattens() -> bool:

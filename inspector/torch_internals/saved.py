@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -129,12 +128,12 @@ def saved_variables(node: Node) -> list[Any]:
         for name in _raw_slots(type(node)):
             raw = getattr(node, name)
             if type(raw) is tuple:
-                found.extend(raw)
-            else:
+                found.extend([each for each in raw if each is not None])
+            elif raw is not None:
                 found.append(raw)
     except RuntimeError:  # freed
         return []
-    return [each for each in found if each is not None]
+    return found
 
 
 def free_saved(saved: Sequence[Any]) -> None:
@@ -142,12 +141,21 @@ def free_saved(saved: Sequence[Any]) -> None:
 
     Hooks take the tensor's place, since Python can't reset it. What has hooks of the user's stays as it is.
     """
-    with unobserved() if torch._C._len_torch_dispatch_stack() else nullcontext():  # hooks are given a detached tensor
-        for each in saved:
-            try:  # noqa: SIM105  (a context for each would cost more than the rest)
-                each.register_hooks(id, _freed)
-            except RuntimeError:  # has hooks, or is an optional tensor that was never there
-                pass
+    if not saved:
+        return
+    if torch._C._len_torch_dispatch_stack():  # hooks are given a detached tensor
+        with unobserved():
+            _free(saved)
+    else:
+        _free(saved)
+
+
+def _free(saved: Sequence[Any]) -> None:
+    for each in saved:
+        try:  # noqa: SIM105  (a context for each would cost more than the rest)
+            each.register_hooks(id, _freed)
+        except RuntimeError:  # has hooks, or is an optional tensor that was never there
+            pass
 
 
 def packed_by_user(saved: Sequence[Any]) -> bool:

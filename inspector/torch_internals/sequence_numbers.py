@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -30,6 +30,14 @@ def number_of(node: Node) -> int:
             if own is not None:
                 return own
         return current_number(node)
+
+
+def numbers_of(nodes: Iterable[Node]) -> dict[Node, int]:
+    """`number_of` each."""
+    with _pins_lock:
+        if _pins:
+            return {node: number_of(node) for node in nodes}
+        return {node: node._sequence_nr() for node in nodes}
 
 
 def current_number(node: Node) -> int:

@@ -1,0 +1,178 @@
+"""Tasks that run in one loop do what single ones do, and are recorded as those are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.sessions.direct_backward import DirectBackward
+from tapehead.engine.tasks import task_runner
+from tapehead.engine.tasks.bare_tasks import BareTasks
+from tapehead.engine.tasks.hook_watch import HookWatch
+
+from ..backward_programs import random_policy, random_program
+
+Made = tuple[Tensor, list[Tensor]]
+"""A loss, and the leaves below it."""
+
+
+def with_nothing_to_give() -> Made:
+    x = torch.randn(4, requires_grad=True)
+    first, _, third = x.reshape(2, 2).repeat(2, 1).split([1, 2, 1])
+    return (first * third.detach()).sum() + x.unbind()[2] * 2, [x]
+
+
+def with_a_sparse_gradient() -> Made:
+    table = nn.Embedding(10, 3, sparse=True)
+    rows = table(torch.tensor([1, 1, 4]))
+    return (rows.exp() + table(torch.tensor([2]))).sum(), [table.weight]
+
+
+def with_broadcasts_and_casts() -> Made:
+    x, y = torch.randn(5, 3, requires_grad=True), torch.randn(3, dtype=torch.float64, requires_grad=True)
+    return ((x + y) * x.double() + y.mean().to(torch.float32)).sum(), [x, y]
+
+
+def with_a_leaf_of_another_dtype() -> Made:
+    x = torch.randn(3, requires_grad=True)
+    x.grad_dtype = torch.float64
+    return x.exp().sum(), [x]
+
+
+def with_half_a_graph() -> Made:
+    x = torch.randn(4, requires_grad=True)
+    _, kept = torch.sort(x * 2), torch.linalg.qr(torch.randn(3, 3, requires_grad=True) + x[0])
+    return kept.R.sum() + x.sum(), [x]
+
+
+def with_complex_numbers() -> Made:
+    x = torch.randn(4, requires_grad=True)
+    return (torch.complex(x, x * 2) * torch.tensor(1j)).abs().sum(), [x]
+
+
+PROGRAMS: dict[str, Callable[[], Made]] = {
+    made.__name__: made
+    for made in (
+        with_nothing_to_give,
+        with_a_sparse_gradient,
+        with_broadcasts_and_casts,
+        with_a_leaf_of_another_dtype,
+        with_half_a_graph,
+        with_complex_numbers,
+    )
+}
+
+
+@pytest.fixture(autouse=True)
+def no_hooks_about() -> Iterator[None]:
+    """Also where other tests have left some in the process; and graphs need not be large."""
+    none = mock.patch.multiple(HookWatch, registered=lambda self: False, possible=lambda self: False)
+    with none, mock.patch.object(task_runner, "_MANY_TASKS", 0):
+        yield
+
+
+def in_one_loop(
+    make: Callable[[], Made], together: bool, policy: Callable[[], object] = lambda: "heap", **how: object
+) -> tuple[th.Run, list[Tensor | None], int]:
+    """The run, the gradients, and how often the loop was entered."""
+    torch.manual_seed(0)
+    loss, leaves = make()
+    plain = DirectBackward.is_plain if together else property(lambda self: False)
+    with (
+        mock.patch.object(DirectBackward, "is_plain", plain),
+        mock.patch.object(BareTasks, "_run_plain", autospec=True, side_effect=BareTasks._run_plain) as loop,
+    ):
+        run = th.backward(loss, engine="direct", policy=policy(), **how)
+    return run, [leaf.grad for leaf in leaves], loop.call_count
+
+
+def same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    if one.layout is not torch.strided:
+        return one.layout is other.layout and torch.equal(one.to_dense(), other.to_dense())
+    return torch.equal(one, other) and one.stride() == other.stride() and one.dtype is other.dtype
+
+
+def hold_against_single_tasks(make: Callable[[], Made], entered: bool = True, **how: object) -> None:
+    fast, gradients, entries = in_one_loop(make, True, trace="off", **how)
+    slow, expected, none = in_one_loop(make, False, trace="off", **how)
+    assert not none
+    assert entries if entered else not entries
+    assert all(map(same, gradients, expected))
+    assert fast.order == slow.order
+    assert fast.trace is not None and slow.trace is not None
+    for column in fields(fast.trace.columns):
+        if column.name not in ("started_ns", "ended_ns"):
+            assert getattr(fast.trace.columns, column.name) == getattr(slow.trace.columns, column.name), column.name
+    for what in ("labels", "forms", "hooks", "edits"):
+        assert getattr(fast.trace, what) == getattr(slow.trace, what)
+    for level in ("cheap", "full"):
+        measured, again, _ = in_one_loop(make, True, trace=level, **how)
+        expectation, _, _ = in_one_loop(make, False, trace=level, **how)
+        assert all(map(same, again, expected))
+        for task in slow.order:
+            one, other = measured.trace[task], expectation.trace[task]
+            assert repr((one.inputs, one.outputs)) == repr((other.inputs, other.outputs))  # NaN is not equal to itself
+    times = fast.trace.columns
+    assert all(0 <= times.started_ns[task] <= times.ended_ns[task] for task in fast.order)
+    untraced, again, _ = in_one_loop(make, True, **how)
+    assert untraced.order == fast.order and all(map(same, again, expected))
+
+
+@pytest.mark.parametrize("policy", ["heap", "bfs", "chosen"])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_are_recorded_as_single_tasks_are(seed: int, policy: str) -> None:
+    def make() -> Made:
+        leaves, loss = random_program(seed)
+        return loss, leaves
+
+    hold_against_single_tasks(make, policy=lambda: random_policy(seed) if policy == "chosen" else policy)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("how", [{}, {"retain_graph": True}, {"create_graph": True}], ids=str)
+def test_unusual_gradients_are_recorded_as_single_tasks_are(name: str, how: dict[str, bool]) -> None:
+    entered = name != "with_a_leaf_of_another_dtype"  # what its task takes is not what the graph says
+    hold_against_single_tasks(PROGRAMS[name], entered, **how)
+
+
+def test_what_raises_is_the_task_that_has_not_ended() -> None:
+    for together in (True, False):
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        z = (y * 2).sum()
+        with torch.no_grad():
+            y.add_(1)  # which ExpBackward0 has saved
+        plain = DirectBackward.is_plain if together else property(lambda self: False)
+        with mock.patch.object(DirectBackward, "is_plain", plain):
+            session = th.debug(z)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
+                session.run()
+        assert "ExpBackward0" in raised.value.__notes__[0]
+        columns = session.trace.columns
+        (open_task,) = [task for task in columns.order if columns.ended_ns[task] < 0]
+        assert session.graph.tasks[open_task].name == "ExpBackward0"
+
+
+def test_labels_are_those_of_single_tasks_while_another_thread_looks() -> None:
+    def make() -> Made:
+        x = torch.ones(2, requires_grad=True)
+        y = x
+        for _ in range(3000):
+            y = y * 1.0
+        return y.sum(), [x]
+
+    torch.manual_seed(0)
+    session = th.debug(make()[0])
+    session.run_to(1500)
+    before = session.trace
+    session.run()
+    assert list(session.trace.columns.label[: len(before.columns.label)]) == list(before.columns.label)
+    assert session.trace.labels[session.trace.columns.label[0]].text == "#"
