@@ -162,6 +162,9 @@ class _Runs:
             loss = loss_of(make_loss())
         drawn = graph(loss)
         self._leaves = list(drawn.leaves.values())
+        grads = (leaf.grad for leaf in self._leaves)
+        # A forward that sets gradients to zero has other operations where there are none.
+        self._zeroed = not any(self._recorder.wrote(grad) for grad in grads if grad is not None)
         self.checkpoints = checkpoint_sentence(drawn, world.modules)
         del loss, drawn
         self.put_back()
@@ -199,7 +202,7 @@ class _Runs:
 
     @contextmanager
     def _fresh(self) -> Iterator[None]:
-        with self._world.run(self._leaves, zeroed=True):
+        with self._world.run(self._leaves, zeroed=self._zeroed):
             yield
         self.put_back()
 

@@ -113,6 +113,11 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         self._hooks.__exit__(kind, error, traceback)
         self._refuses.close()
 
+    def wrote(self, tensor: Tensor) -> bool:
+        """Whether the forward wrote this tensor, which was there before."""
+        storage = tensor.untyped_storage()
+        return bool(storage.nbytes()) and any(each.data_ptr() == storage.data_ptr() for each, _ in self._before)
+
     def restore(self) -> None:
         """Writes back what the forward found."""
         with unobserved():
