@@ -126,7 +126,15 @@ class MirroredMemory:
 
     def timeline(self, dropped: Iterable[int]) -> Timeline:
         """The same, event by event."""
-        return _mirrored_timeline(self, self.reached(dropped))
+        reached = self.reached(dropped)
+        found = _mirrored_timeline(self, reached)
+        if any(self.storages[number].allocates_inside for number in reached):
+            found = replace(found, estimates=(*found.estimates, INSIDE))
+        return found
+
+
+INSIDE = "what attention allocates inside of its kernels as it is made again is not known"
+"""Why the memory of a plan is an estimate."""
 
 
 class _Event(Enum):

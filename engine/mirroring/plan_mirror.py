@@ -34,7 +34,7 @@ from ..trace.buckets import nothing_reduced
 from ..words.phrases import joined
 from ..words.sizes import both_units, percent_text, size_text
 from .candidates import FoundDrops, Goal
-from .footprint import MirroredMemory, mirrored_footprints
+from .footprint import INSIDE, MirroredMemory, mirrored_footprints
 from .left_alone import WORTH_IT, checkpoint_sentence, fused_kernels, mostly_fused, not_worth_it
 from .mirror import mirror
 from .plan import MirrorPlan, MirrorPrediction
@@ -418,6 +418,9 @@ def _result(
 ) -> PlannedMirror:
     found, extra = tried.found, tried.extra
     timeline = memory.timeline(found.dropped)
+    notes = list(_notes(runs, asked, goal, found, left_alone))
+    if INSIDE in timeline.estimates:
+        notes.append(f"An estimate: {INSIDE}.")
     if not found.dropped:
         extra = _Extra(0.0, 0.0)
     predicted = MirrorPrediction(
@@ -436,7 +439,7 @@ def _result(
         plain=memory.plain,
         timeline=timeline,
         left_alone=left_alone,
-        notes=tuple(_notes(runs, asked, goal, found, left_alone)),
+        notes=tuple(notes),
         order=memory.plain.order,
         order_name=order_name,
         met=tried.met,

@@ -14,6 +14,7 @@ FOR_REPLAY = "for a replay"
 
 _UNKNOWN = Maker(None, None, None)
 _STATE_BYTES = 5_056  # of the CPU's generator (torch.get_rng_state)
+_ALLOCATE_INSIDE = ("scaled_dot_product", "_safe_softmax")  # in aten's names
 _PRODUCTS = ("mm", "mv", "dot", "linear", "convolution", "attention", "einsum", "rnn", "lstm", "gru")  # in aten's names
 
 
@@ -34,6 +35,7 @@ class MirrorStorage:
         product: whether its replay has a matrix product or a convolution in it.
         kind: equal for storages that are made in the same way, as by the layers of a stack.
         made_by: what made it.
+        allocates_inside: whether the kernels of its replay take memory for themselves of which nothing is known.
     """
 
     nbytes: int
@@ -48,6 +50,7 @@ class MirrorStorage:
     product: bool = False
     kind: int = 0
     made_by: Maker = _UNKNOWN
+    allocates_inside: bool = False
 
 
 def footprints_for(program: ForwardProgram, measured: Footprints) -> Footprints:
@@ -105,6 +108,7 @@ def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: fl
                 footprints.start[start].made_by
                 if start >= 0
                 else Maker(None, None, operations[0].module if operations else None),
+                any(inside in name for name in names for inside in _ALLOCATE_INSIDE),
             )
         )
     lasting = {

@@ -14,7 +14,7 @@ from torch.nn import functional
 import tapehead as th
 from tapehead.engine.memory.footprint import Footprints
 from tapehead.engine.memory.timeline import Timeline
-from tapehead.engine.mirroring.footprint import MirroredMemory, mirrored_footprints
+from tapehead.engine.mirroring.footprint import INSIDE, MirroredMemory, mirrored_footprints
 from tapehead.engine.mirroring.storages import FOR_REPLAY, footprints_for, mirror_storages
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.programs.record_forward import record_forward
@@ -199,6 +199,7 @@ def test_what_one_random_call_makes_needs_the_state_of_its_generator_once() -> N
     dropped = sum(memory.storages[each].nbytes for each in both)
     start = memory.plain.start_bytes - dropped + kept + torch.get_rng_state().nbytes
     assert memory.mirrored(both).start_bytes == memory.timeline(both).start_bytes == start
+    assert INSIDE in memory.timeline(both).estimates and INSIDE not in memory.timeline(()).estimates
 
 
 def test_footprints_of_another_forward_are_refused() -> None:
