@@ -14,12 +14,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only, tree_map_only_
 
 from .compiled import keep_compiler_out
 from .engine import in_backward
+from .fakes import VIEWS, fake_mode, view_of_fake
 from .modes import unobserved
 from .tensors import ALIAS, DETACH, LIFT, StorageBytes, storage_of
 
@@ -39,8 +41,8 @@ def schema_names(function: object) -> tuple[str, ...] | None:
 
 
 def warm_up_fakes() -> None:
-    """Loads what torch needs for its first operations on fake tensors, a second's work. Touches no tensor of others."""
-    with FakeTensorMode():
+    """Loads what torch needs for its first operations on fake tensors. Touches no tensor of others."""
+    with fake_mode():
         pictures, weights = torch.empty(2, 3, 8, 8), torch.empty(4, 3, 3, 3)
         torch.nn.functional.conv2d(pictures, weights).relu().sum()
 
@@ -84,7 +86,7 @@ class FakeOperations(TorchDispatchMode):
         self.events: list[int] = []
         self.nbytes: list[int] = []
         # An operation which torch can't fake would else run, on zeros.
-        self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        self._mode = fake_mode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         self._watched: dict[int, weakref.ref[Tensor]] = {}  # by id() the tensors that operations made
         self._users: Counter[int] = Counter()  # how many of them are on each storage, by its address
         self._numbers: dict[int, int] = {}  # by address
@@ -133,14 +135,19 @@ class FakeOperations(TorchDispatchMode):
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Gives what the operator does on these fake tensors."""
-        return operator(*args, **kwargs)
+        return (view_of_fake if operator in VIEWS else operator)(*args, **kwargs)
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
             return tensor
         if (storage := storage_of(tensor)) is not None:
             self.given[storage.address] = storage
-        return self._take(self._mode.from_tensor(tensor))
+        if storage is None or type(tensor) not in (Tensor, Parameter) or tensor.is_conj() or tensor.is_neg():
+            return self._take(self._mode.from_tensor(tensor))
+        with _disable_current_modes():  # what it does where there is nothing special, without torch's compiler
+            whole = torch.empty(storage.nbytes // tensor.element_size(), dtype=tensor.dtype, device="meta")
+            bare = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            return self._take(FakeTensor(self._mode, bare, tensor.device))
 
     def _take(self, tensor: Tensor) -> Tensor:
         storage = storage_of(tensor)

@@ -1,0 +1,133 @@
+"""Fake tensors without torch's compiler, which they load to read three settings: a second's work, 800 modules.
+
+Nothing of torch is replaced for anybody else, nor stands anything in `sys.modules`: where the compiler is needed after
+all, it is loaded as ever; once it is, all of this does what torch does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import CodeType, FunctionType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+def fake_mode(**options: Any) -> FakeTensorMode:
+    """A `FakeTensorMode`. Making it loads no compiler, nor does what runs under it, as far as that is known."""
+    if _compiler_is_loaded():
+        return FakeTensorMode(**options)
+    _call_undisabled()
+    return _mode_class()(**options)
+
+
+VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
+
+
+def view_of_fake(tensor: Tensor, size: Sequence[int]) -> Tensor:
+    """What one of `VIEWS` gives, by the same function, with its mode open: closed, as torch has it meanwhile, each
+    operation asks whether it got a DTensor, and loads all of these to know."""
+    from torch._refs import _reshape_view_helper
+
+    view: Tensor = _reshape_view_helper(tensor, size, allow_copy=False)
+    return view
+
+
+def _compiler_is_loaded() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+class _Settings(SimpleNamespace):
+    """`torch._dynamo` as the two functions see it that read its settings. They get what torch has by default."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["torch"]._dynamo, name)  # which loads it
+
+
+class _Torch:
+    """`torch` as these functions see it."""
+
+    _without = _Settings(
+        config=_Settings(
+            fake_tensor_cache_enabled=True, fake_tensor_cache_crosscheck_enabled=False, _custom_ops_profile=None
+        )
+    )
+
+    @property
+    def _dynamo(self) -> Any:
+        return torch._dynamo if _compiler_is_loaded() else self._without
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+_torch = _Torch()
+
+
+def _import(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> Any:
+    """`__import__` for these functions: `import torch._dynamo.config` binds `torch`."""
+    if name == "torch._dynamo.config" and not fromlist and not _compiler_is_loaded():
+        return _torch
+    found = __import__(name, globals, locals, fromlist or (), level)
+    return _torch if found is torch else found
+
+
+def _reading_settings(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of one of torch's functions in which `torch` is `_torch`."""
+    assert isinstance(function, FunctionType)
+    names = {**function.__globals__, "torch": _torch, "__builtins__": {**vars(builtins), "__import__": _import}}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+@cache
+def _mode_class() -> type[FakeTensorMode]:
+    own = {name: _reading_settings(getattr(FakeTensorMode, name)) for name in ("__init__", "_dispatch_impl")}
+    return type("FakeTensorMode", (FakeTensorMode,), {**own, "_should_skip_dynamo": classmethod(lambda cls: False)})
+
+
+_DISABLED: CodeType = _disable_dynamo(lambda: None).__code__
+_OF_FAKES = ("torch._subclasses", "torch._refs", "torch._decomp", "torch._prims", "torch._meta_registrations")
+
+
+@cache
+def _call_undisabled() -> None:
+    """Lets functions that torch keeps its compiler out of be called without it, as long as nobody has loaded it.
+
+    `_disable_dynamo` looks for an attribute of the function, and loads the compiler to make it.
+    """
+
+    for disabled in gc.get_referrers(_DISABLED):
+        if isinstance(disabled, FunctionType) and disabled.__module__.startswith(_OF_FAKES):
+            assert disabled.__closure__ is not None
+            function = disabled.__closure__[_DISABLED.co_freevars.index("fn")].cell_contents
+            if not hasattr(function, _FOUND):
+                setattr(function, _FOUND, _until_loaded(disabled, function))
+
+
+_FOUND = "__dynamo_disable"
+
+
+def _until_loaded(disabled: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _compiler_is_loaded():
+            return function(*args, **kwargs)
+        if getattr(function, _FOUND, None) is call:
+            delattr(function, _FOUND)
+        return disabled(*args, **kwargs)
+
+    return call
