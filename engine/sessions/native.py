@@ -37,7 +37,7 @@ from ..queue.policy import Choice, Policy, is_dynamic, label_of, policy_name
 from ..queue.ready_queue import sort_key
 from ..tasks.backward_call import BackwardCall
 from ..tasks.task_hooks import Gradients, hook_name
-from ..tasks.tensor_hooks import TensorHooks
+from ..tasks.tensor_hooks import LateTensorHooks
 from ..trace.recorder import Recorder
 from ..trace.run import Run
 from ..trace.statistics import Level
@@ -228,7 +228,7 @@ class Watch:
         self.taken: int | None = None
         self.recorder = recorder
         self.memory: MemoryWatch | None = None
-        self._tensor_hooks = None if recorder is None else TensorHooks(graph.nodes)
+        self._tensor_hooks = None if recorder is None else LateTensorHooks(graph.nodes)
         self.pin = Pin([graph.nodes[task_id] for task_id in self.tasks], self.ready.__len__)
         self._pinned = False
         self._roots = {root.task for root in graph.roots}
@@ -237,8 +237,7 @@ class Watch:
         self._graph_task: int | None = None
         self._inside: dict[int, int] = {}  # by thread: the task that runs in it
         self._lock = Lock()
-        self._handles: list[tuple[int, RemovableHandle, RemovableHandle]] = []
-        self._hooks: dict[int, tuple[dict[int, Any], dict[int, Any]]] = {}  # all that a node has
+        self._handles: dict[int, tuple[RemovableHandle, RemovableHandle]] = {}  # by task: before and after it
         self._handles_seen = 0
         self.follow(plan.policy, plan.order)
         self._arrive(self._pending.start())
@@ -295,8 +294,7 @@ class Watch:
                     node = self.graph.nodes[task_id]
                     before = own(node.register_prehook(partial(self._before, task_id)))
                     after = own(node.register_hook(partial(self._after, task_id)))
-                    self._handles.append((task_id, before, after))
-                    self._hooks[task_id] = _all_hooks(before), _all_hooks(after)
+                    self._handles[task_id] = before, after
             self._handles_seen = RemovableHandle.next_id
             self._pinned = True
             if self.live is not None:
@@ -307,17 +305,18 @@ class Watch:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for _, before, after in self._handles:
+        for before, after in self._handles.values():
             before.remove()
             after.remove()
         self._handles.clear()
-        self._hooks.clear()
+        self._tensor_hooks = None  # it has the nodes
 
     def stay_last(self) -> None:
         """Lets our hooks run after those which users have registered since, so that they see what these made."""
         if RemovableHandle.next_id != self._handles_seen:
-            for task_id, before, after in self._handles:
-                for hooks, handle in zip(self._hooks[task_id], (before, after), strict=True):
+            for handles in self._handles.values():
+                for handle in handles:
+                    hooks = _all_hooks(handle)
                     hooks[handle.id] = hooks.pop(handle.id)  # the engine does not see what move_to_end does
             self._handles_seen = RemovableHandle.next_id
 
@@ -357,12 +356,8 @@ class Watch:
             self._inside[get_ident()] = task_id
         if self.recorder is not None:
             self.recorder.start(task_id, gradients)
-            if self._tensor_hooks is not None:
-                for hook in self._tensor_hooks.of(task_id):
-                    self.recorder.hook(*hook)
-            if self.graph.tasks[task_id].is_leaf:
-                self._note("tensor", leaf_hooks(leaf_of(self.graph.nodes[task_id])))
-            self._note("pre", self._hooks[task_id][0].values())
+            if self._tensor_hooks is not None and not self._tensor_hooks.quiet:
+                self._note_before(task_id, self._tensor_hooks)
         if self.memory is not None:
             self.memory.start(task_id, gradients)
 
@@ -372,14 +367,28 @@ class Watch:
         if self.memory is not None:
             self.memory.end(task_id, outputs)
         if self.recorder is not None:
-            if self.graph.tasks[task_id].is_leaf:
-                self._note("post_accumulate", post_accumulate_hooks(leaf_of(self.graph.nodes[task_id])))
-            self._note("post", self._hooks[task_id][1].values())
+            if self._tensor_hooks is not None and not self._tensor_hooks.quiet:
+                self._note_after(task_id)
             self.recorder.end(outputs)
         with self._lock:
             self.order.append(task_id)
             del self._inside[get_ident()]
             self._arrive(self._pending.run(task_id))
+
+    def _note_before(self, task_id: int, tensor_hooks: LateTensorHooks) -> None:
+        """Tells the recorder of the user's hooks that run before the task."""
+        assert self.recorder is not None
+        for hook in tensor_hooks.of(task_id):
+            self.recorder.hook(*hook)
+        if self.graph.tasks[task_id].is_leaf:
+            self._note("tensor", leaf_hooks(leaf_of(self.graph.nodes[task_id])))
+        self._note("pre", _all_hooks(self._handles[task_id][0]).values())
+
+    def _note_after(self, task_id: int) -> None:
+        """Tells the recorder of those that have run after it."""
+        if self.graph.tasks[task_id].is_leaf:
+            self._note("post_accumulate", post_accumulate_hooks(leaf_of(self.graph.nodes[task_id])))
+        self._note("post", _all_hooks(self._handles[task_id][1]).values())
 
     def _note(self, kind: str, hooks: Collection[Any]) -> None:
         """Tells the recorder of the user's hooks."""

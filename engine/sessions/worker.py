@@ -142,7 +142,7 @@ class Worker(Watch):
         self.graph = replace(self.graph, nodes=())
         self.stops.let_go()
         self.ready.clear()
-        self.taken = self.live = self._call = self._plan = self.gradients = self._edited = None
+        self.taken = self.live = self._tensor_hooks = self._call = self._plan = self.gradients = self._edited = None
         self.pin = Pin([])
         self._pending = Pending(self.graph, frozenset())
         if self.recorder is not None:

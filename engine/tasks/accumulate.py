@@ -53,19 +53,22 @@ def _take(gradients: list[Tensor | None], leaf: Tensor) -> bool:
 
 
 def _fill(gradients: list[Tensor | None], leaf: Tensor) -> bool:
-    assert gradients[0] is not None
-    if gradients[0].layout in _SPARSE:
-        alone = _is_compact(gradients[0]) and owned_alone(gradients, 0)
-        leaf.grad = gradients[0].detach() if alone else gradients[0].clone()
-    elif not _plain(gradients[0], leaf):
+    gradient = gradients[0]
+    assert gradient is not None
+    if gradient.layout is torch.strided:
+        if not _plain(gradient, leaf):
+            return False
+        if _suits(gradient, leaf) and owned_alone(gradients, 0, others=1):
+            leaf.grad = gradient.detach()
+        else:
+            layout = copy_for(layout_of(gradient), layout_of(leaf))
+            copy = torch.empty_strided(layout.shape, layout.strides, dtype=gradient.dtype, device=gradient.device)
+            leaf.grad = copy.copy_(gradient)
+        return True
+    if gradient.layout not in _SPARSE:
         return False
-    elif _suits(gradients[0], leaf) and owned_alone(gradients, 0):
-        leaf.grad = gradients[0].detach()
-    else:
-        layout = copy_for(layout_of(gradients[0]), layout_of(leaf))
-        dtype, device = gradients[0].dtype, gradients[0].device
-        copy = torch.empty_strided(layout.shape, layout.strides, dtype=dtype, device=device)
-        leaf.grad = copy.copy_(gradients[0])
+    alone = _is_compact(gradient) and owned_alone(gradients, 0, others=1)
+    leaf.grad = gradient.detach() if alone else gradient.clone()
     return True
 
 
@@ -81,7 +84,9 @@ def _plain(gradient: Tensor, leaf: Tensor) -> bool:
     return (
         type(gradient) is Tensor
         and gradient.layout is leaf.layout is torch.strided
-        and (gradient.dtype, gradient.device, gradient.shape) == (leaf.dtype, leaf.device, leaf.shape)
+        and gradient.dtype is leaf.dtype
+        and gradient.shape == leaf.shape
+        and gradient.device == leaf.device
         and not (leaf.is_nested or gradient._is_zerotensor() or leaf._is_zerotensor())
     )
 

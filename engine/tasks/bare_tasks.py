@@ -77,12 +77,10 @@ class BareTasks:
         self._graph_task = graph_task
         leaf, plain = Kind.ACCUMULATE_GRAD, Kind.CPP
         self._leaves = [task.kind is leaf for task in graph.tasks]
-        hiding = {type(node) for node in {type(node): node for node in graph.nodes}.values() if hides_saved(node)}
-        self._special = frozenset(
-            task.id
-            for task, node in zip(graph.tasks, graph.nodes, strict=True)
-            if (task.kind is not plain and task.kind is not leaf) or type(node) in hiding
-        )
+        special = [task.id for task in graph.tasks if task.kind is not plain and task.kind is not leaf]
+        if any(map(hides_saved, {type(node): node for node in graph.nodes}.values())):
+            special += [task_id for task_id, node in enumerate(graph.nodes) if hides_saved(node)]
+        self._special = frozenset(special)
 
     def run(self, loop: BareLoop, last: Collection[int], watch: HookWatch) -> None:
         """Up to one of these tasks, to the end, or until there may be hooks."""
@@ -137,13 +135,13 @@ class BareTasks:
                 free_saved(saved)
                 order.append(task_id)
                 for edge in its:
-                    next_task = edge.next_task
-                    buffer = buffers.get(next_task)
-                    if buffer is None:
+                    next_task, gradient = edge.next_task, outputs[edge.output]
+                    if (buffer := buffers.get(next_task)) is None:
                         buffer = buffers[next_task] = InputBuffer(len(takes_of[next_task]))
-                    gradient = outputs[edge.output]
-                    if gradient is not None and buffer.add(edge.input, gradient):
+                        buffer.gradients[edge.input] = gradient
                         outputs[edge.output] = None  # the buffer alone holds it
+                    elif gradient is not None and buffer.add(edge.input, gradient):
+                        outputs[edge.output] = None
                     gradient = None
                     missing[next_task] -= 1
                     if not missing[next_task]:

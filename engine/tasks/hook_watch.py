@@ -11,11 +11,12 @@ from weakref import ref
 
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
 
 from ...inspector.torch_internals.engine import is_own
 from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.modes import without_torch_function
-from ...inspector.torch_internals.retained import asked_to_retain, note_retained, retained_before, retaining
+from ...inspector.torch_internals.retained import note_retained, noting, retained_before, retaining
 
 Registry = OrderedDict[int, object]
 """Hooks by the numbers of their handles."""
@@ -34,8 +35,9 @@ class HookWatch:
     """
 
     def __init__(self, nodes: Collection[Node]) -> None:
+        self._next_handle = RemovableHandle.next_id
         self._handles = hooks_registered()
-        self._asked = asked_to_retain()
+        self._asked = noting.asked
         self._found = False
         with without_torch_function():
             found = retaining() if no_hooks(look=False) else None
@@ -62,7 +64,11 @@ class HookWatch:
 
     def registered(self) -> bool:
         """The same without gradients that were retained before; costs next to nothing."""
-        return self._found or hooks_registered() != self._handles or asked_to_retain() != self._asked
+        if RemovableHandle.next_id == self._next_handle and noting.asked == self._asked:
+            return self._found
+        self._next_handle = RemovableHandle.next_id  # some may have been ours
+        self._found = self._found or hooks_registered() != self._handles or noting.asked != self._asked
+        return self._found
 
 
 _none_of = 0

@@ -9,9 +9,9 @@ from weakref import ref
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.torch_internals.hooks import leaf_hooks
+from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
 from ...inspector.torch_internals.modes import without_torch_function
-from .hook_watch import node_of, subclasses
+from .hook_watch import HookWatch, node_of, subclasses
 from .task_hooks import Hook, hook_name
 
 
@@ -51,3 +51,39 @@ class TensorHooks:
         alive = [tensor for each in self._tensors.get(task_id, ()) if (tensor := each()) is not None]
         with without_torch_function():
             return sorted(alive, key=lambda tensor: tensor.output_nr)
+
+
+class LateTensorHooks:
+    """The same for tasks as they run: while no tensor and no node of the process has a hook, nobody looks for tensors.
+
+    Attributes:
+        quiet: whether there are no hooks, nor retained gradients; asked at each task.
+    """
+
+    _hooked_at = -1
+    """So many hooks had been registered when some were found: until the next one, that is not looked for again."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._tensors: TensorHooks | None = None
+        self._watch: HookWatch | None = None
+        if hooks_registered() != LateTensorHooks._hooked_at:
+            watch = HookWatch(nodes)
+            if watch.possible():
+                LateTensorHooks._hooked_at = hooks_registered()
+            else:
+                self._watch = watch
+        if self._watch is None:
+            self._tensors = TensorHooks(nodes)
+
+    @property
+    def quiet(self) -> bool:
+        return self._tensors is None and self._watch is not None and not self._watch.registered()
+
+    def of(self, task_id: int) -> list[Hook]:
+        """See `TensorHooks.of`."""
+        if self.quiet:
+            return []
+        if self._tensors is None:
+            self._tensors = TensorHooks(self._nodes)
+        return self._tensors.of(task_id)

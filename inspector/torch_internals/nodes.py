@@ -13,10 +13,8 @@ from torch.autograd.graph import Node
 
 def input_metadata(node: Node) -> list[tuple[tuple[int, ...] | None, torch.dtype, torch.device]]:
     """Shape (None for nested tensors), dtype and device of each gradient that `node` takes."""
-    found: list[Any] = []
-    for meta in node._input_metadata:
-        found.append((None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device))
-    return found
+    metas: list[Any] = node._input_metadata
+    return [(None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device) for meta in metas]
 
 
 def notes_on(node: Node) -> dict[str, Any]:

@@ -60,21 +60,23 @@ for _called_in_compiled_code in (_Noting.__get__, _Noting._forget):
 
 _TABLES = "torch._dynamo.", "torch.overrides"
 
-_noting = _Noting()
+noting = _Noting()
+"""Of it `asked` says whether anybody has been told since one last looked."""
+
 _complete = False
 
 
 def note_retained() -> None:
     """From now on it is noted who is told to retain a gradient."""
     if "retain_grad" not in vars(Tensor):
-        Tensor.retain_grad = _noting  # type: ignore[method-assign, assignment]
+        Tensor.retain_grad = noting  # type: ignore[method-assign, assignment]
 
 
 def retained_before(tensors: Iterable[Tensor]) -> None:
     """These retain their gradient; all others that do, have been told since `note_retained`."""
     global _complete
     for tensor in tensors:
-        _noting.note(tensor)
+        noting.note(tensor)
     _complete = True
 
 
@@ -86,18 +88,13 @@ def retaining() -> list[Tensor] | None:
     """
     unseen = (
         not _complete
-        or vars(Tensor).get("retain_grad") is not _noting
-        or _noting.taken_from_class
+        or vars(Tensor).get("retain_grad") is not noting
+        or noting.taken_from_class
         or "retain_grad" in vars(torch.ops.aten)
         or torch.jit._state._python_cu.get_functions()  # type: ignore[func-returns-value]
         or torch.jit._recursive.concrete_type_store.type_store
     )
     if unseen:
         return None
-    tensors = [each() for each in tuple(_noting.tensors.values())] if _noting.tensors else []
+    tensors = [each() for each in tuple(noting.tensors.values())] if noting.tensors else []
     return [tensor for tensor in tensors if tensor is not None and tensor.retains_grad]
-
-
-def asked_to_retain() -> int:
-    """How often a tensor of this process has been told, or asked for the method that does it, since it is noted."""
-    return _noting.asked

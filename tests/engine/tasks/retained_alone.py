@@ -111,6 +111,7 @@ def objects_are_not_looked_through_again_where_nothing_was_registered() -> None:
     with mock.patch.object(gc, "get_objects", wraps=gc.get_objects) as looks:
         for retain in NOTED.values():
             kept(retain, direct)
+        kept(NOTED["nothing"], lambda loss: th.backward(loss, trace="off"))
         assert not looks.called
         hidden, loss = deep(torch.ones(2, requires_grad=True))
         hidden.register_hook(lambda gradient: None)
@@ -134,6 +135,16 @@ def a_gradient_retained_at_a_stop_is_kept() -> None:
     hidden.retain_grad()
     session.run()
     assert hidden.grad is not None
+
+
+def a_hook_of_a_tensor_that_comes_during_a_native_run_is_recorded() -> None:
+    hidden, loss = deep(torch.ones(2, requires_grad=True))
+    session = th.debug(loss, engine="native")
+    session.step()
+    assert session.trace is not None
+    hidden.register_hook(lambda gradient: None)
+    hooks = [hook.kind for record in session.run().trace for hook in record.hooks]
+    assert hooks == ["tensor"]
 
 
 def torch_sees_its_own_method() -> None:
@@ -173,5 +184,6 @@ a_gradient_retained_at_a_stop_is_kept()
 in_another_process(objects_are_not_looked_through_again_where_nothing_was_registered)
 for name, retain in PAST_THE_NOTES.items():
     in_another_process(lambda name=name, retain=retain: gradients_are_retained_as_by_pytorch(name, retain))
+in_another_process(a_hook_of_a_tensor_that_comes_during_a_native_run_is_recorded)
 in_another_process(torch_sees_its_own_method)
 in_another_process(compiled_code_is_compiled_as_before)
