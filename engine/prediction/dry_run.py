@@ -54,7 +54,7 @@ from .dry_run_limits import (
     kernel_sentence,
     limit_sentence,
 )
-from .fake_kernels import FakeKernels
+from .fake_kernels import OUT_OF_PLACE, FakeKernels
 from .hooked_tasks import hooked_tasks
 from .origins import origins_of
 from .parted import PARTING, parts_of
@@ -83,8 +83,10 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     nothing else is unsure, `Footprints.limits` is empty: the prediction is exact.
 
     Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they do (`th.profile`).
-    What custom C++ nodes keep is not known of, nor what a CopySlices keeps besides leaves. Operators that are not run
-    alone (oneDNN's LSTM, what is too large, what is on an accelerator) are named among the limits, after `WORKSPACE`.
+    What custom C++ nodes keep is not known of, nor what a CopySlices keeps besides leaves, nor what the forward left
+    that no node saved and that has no gradient: positions that a model keeps for the next forward, say. Operators that
+    are not run alone (oneDNN's LSTM, what is too large, what is on an accelerator) are named among the limits, after
+    `WORKSPACE`.
 
     Args:
         graph: the graph. The caller gives the gradients of roots that are no scalars.
@@ -339,6 +341,7 @@ class _DryRun:
     def _call(self, task: Task, node: Node, inputs: list[Gradient | None]) -> Answer:
         operations = self._operations
         operations.start()
+        operations.in_place = not task.name.startswith(OUT_OF_PLACE)
         given: list[Tensor | None] = [
             None if each is None else operations.tensor(each.layout.shape, each.layout.strides, each.dtype, each.device)
             for each in inputs

@@ -28,7 +28,11 @@ _IN_PLACE: Mapping[object, Callable[..., Tensor]] = {
     _aten.scatter.value: _aten.scatter_.value,
     _aten.scatter_add.default: _aten.scatter_add_.default,
 }
-"""What formulas do to their own zeros in place, but out of place when they are watched (areAnyTensorSubclassLike)."""
+"""What most formulas do to zeros of their own in place, but out of place if watched (areAnyTensorSubclassLike)."""
+
+
+OUT_OF_PLACE = ("ScatterReduceBackward", "IndexReduceBackward")
+"""Formulas which do so out of place on any tensors (FunctionsManual.cpp, scatter_reduce_backward)."""
 
 
 class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
@@ -38,11 +42,11 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
     products take of what BLAS can't read, sums in another dtype, and copies of transposed matrices.
 
     Attributes:
-        formula: what runs is a formula of torch's own, which works in place on tensors that it has made.
+        in_place: what runs is a formula that works in place on tensors which it has made.
         unknown: why it is not known what operators take for themselves, with their names.
     """
 
-    formula = True
+    in_place = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -73,7 +77,7 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_place = _IN_PLACE.get(operator)
-        if in_place is not None and self.formula and self.number(args[0]) >= 0:
+        if in_place is not None and self.in_place and self.number(args[0]) >= 0:
             operator = in_place
         result = super().__torch_dispatch__(operator, types, args, kwargs)
         find = _SCRATCH.get(operator)

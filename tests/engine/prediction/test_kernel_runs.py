@@ -198,3 +198,20 @@ def test_what_an_accelerator_takes_for_itself_stays_an_estimate() -> None:
     x = torch.randn(4, 4, device="meta", requires_grad=True)
     limits = dry_run(th.graph((x @ x).sum())).limits
     assert limits[0] == WORKSPACE and "the workspace of mm (" in limits[1]
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin", "sum", "mean", "prod"])
+@pytest.mark.parametrize("operation", [Tensor.scatter_reduce, Tensor.index_reduce])
+def test_formulas_that_work_out_of_place_are_known(operation: Callable[..., Tensor], reduce: str) -> None:
+    if operation is Tensor.index_reduce and reduce == "sum":
+        pytest.skip("there is none")
+    torch.manual_seed(0)
+    x, weight = torch.randn(40, 16, requires_grad=True), torch.randn(16, 16, requires_grad=True)
+    rows = torch.randint(0, 10, (40,))
+    index = rows if operation is Tensor.index_reduce else rows[:, None].expand(40, 16)
+
+    def make_loss() -> Tensor:
+        return operation(torch.zeros(10, 16), 0, index, x @ weight, reduce, include_self=False).square().sum()
+
+    found = th.simulate(th.graph(make_loss()))
+    assert found.estimates or found.peak_bytes == th.profile(make_loss).peak_bytes
