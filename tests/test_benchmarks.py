@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
-    *("mirroring", "whole_calls"),
+    *("mirroring", "whole_calls", "starting"),
 )
 
 
@@ -41,6 +41,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("name", "rows", "goals"),
     [
         ("whole_calls", 40, 40),
+        ("starting", 2, 2),
         ("capture", 2, 2),
         ("stepping", 9, 4),
         ("drawing", 8, 8),

@@ -131,7 +131,7 @@ class _CallWatcher:
         self._roots: list[tuple[int, Paths]] = []
         self._counts: dict[nn.Module, int] = {}
         self.current: CallRecord | None = None
-        self._last_result: ref[Tensor] | None = None  # of the newest operation: its nodes are marked
+        self.last_result: ref[Tensor] | None = None  # of the newest operation: its nodes are marked
         self._add_named_root()
 
     def _add_named_root(self) -> None:
@@ -153,27 +153,30 @@ class _CallWatcher:
 
     def note_result(self, result: object) -> None:
         """The newest operation gave this. It lives no longer for being noted."""
-        self._last_result = ref(result) if isinstance(result, Tensor) else None
+        self.last_result = ref(result) if isinstance(result, Tensor) else None
 
     def entered(self, module: nn.Module, args: object) -> None:
         if is_dynamo_compiling() or get_ident() != self._thread:
             return
-        root = self._running[-1][2] if self._running else self._root_of(module)
-        path = root[1].get(module)
+        running, above, counts = self._running, self.current, self._counts
+        root = running[-1][2] if running else self._root_of(module)
+        number, paths = root
+        path = paths.get(module)
         if path is None:  # not registered below the outermost module
-            path = ".".join(filter(None, (self.current.path if self.current else "", type(module).__name__)))
-        index = self._counts[module] = self._counts.get(module, -1) + 1
-        self.current = call = CallRecord(self.facts, root[0], path, type(module), self.current, index)
-        self._running.append((module, call, root, sequence_nr()))
+            path = ".".join(filter(None, (above.path if above else "", type(module).__name__)))
+        index = counts[module] = counts.get(module, -1) + 1
+        self.current = call = CallRecord(self.facts, number, path, type(module), above, index)
+        running.append((module, call, root, sequence_nr()))
 
     def left(self, module: nn.Module, args: object, result: object) -> None:
         if is_dynamo_compiling() or get_ident() != self._thread:
             return
-        while self._running:  # a call that an exception left may still be on top
-            called, call, _, start = self._running.pop()
+        running, last = self._running, self.last_result
+        while running:  # a call that an exception left may still be on top
+            called, call, _, start = running.pop()
             self.current = call.parent
             if called is module:
-                marked = self._last_result is not None and self._last_result() is result
+                marked = last is not None and last() is result
                 if not marked and sequence_nr() != start:
                     self._mark_unseen(result, call, start)
                 if self._observer is not None and not marked:
@@ -217,26 +220,32 @@ class _OperationWatcher(TorchFunctionMode):
         result = function(*args, **kwargs) if kwargs else function(*args)
         end = sequence_nr()
         if end == start:
-            hooks = getattr(function, "__name__", None) in HOOKING and bool(args) and isinstance(args[0], Tensor)
-            observed = self._observer is not None and (result is None or next(tensors_of(result), None) is not None)
-            if hooks or observed:
-                operation = Operation(self._calls.facts, function, start, end, self._calls.current, capture_traceback())
-                if hooks:
-                    note_hook(args[0], args[1] if len(args) > 1 else (kwargs or {}).get("hook"), operation)
-                if self._observer is not None and observed:
-                    self._observer(operation, result, args)
-        else:
-            inputs = kept and kept.close()
-            call = self._calls.current
-            operation = Operation(self._calls.facts, function, start, end, call, capture_traceback(), inputs)
-            mark_result(result, operation)
-            self._calls.note_result(result)
-            if operation.writes_in_place and args and isinstance(args[0], Tensor):
-                mark(nodes_of([args[0], base_of(args[0])]), operation)
-            mark_foreign(args, start)
-            if self._observer is not None:
-                self._observer(operation, result, args)
+            self._made_no_node(function, result, args, kwargs or {}, start)
+            return result
+        calls = self._calls
+        operation = Operation(
+            calls.facts, function, start, end, calls.current, capture_traceback(), kept and kept.close()
+        )
+        mark_result(result, operation)
+        calls.last_result = ref(result) if isinstance(result, Tensor) else None
+        if operation.writes_in_place and args and isinstance(args[0], Tensor):
+            mark(nodes_of([args[0], base_of(args[0])]), operation)
+        mark_foreign(args, start)
+        if self._observer is not None:
+            self._observer(operation, result, args)
         return result
+
+    def _made_no_node(
+        self, function: Callable[..., Any], result: object, args: tuple[Any, ...], kwargs: dict[str, Any], now: int
+    ) -> None:
+        hooks = getattr(function, "__name__", None) in HOOKING and bool(args) and isinstance(args[0], Tensor)
+        observed = self._observer is not None and (result is None or next(tensors_of(result), None) is not None)
+        if hooks or observed:
+            operation = Operation(self._calls.facts, function, now, now, self._calls.current, capture_traceback())
+            if hooks:
+                note_hook(args[0], args[1] if len(args) > 1 else kwargs.get("hook"), operation)
+            if self._observer is not None and observed:
+                self._observer(operation, result, args)
 
 
 def _around_apply(calls: _CallWatcher, observer: Observer | None, keep: bool) -> AroundApply:

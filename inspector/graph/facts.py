@@ -87,7 +87,8 @@ class Operation:
     @property
     def writes_in_place(self) -> bool:
         """Whether it changes its first argument."""
-        return writes_first_argument(getattr(self.function, "__name__", ""))
+        name: str = getattr(self.function, "__name__", "")
+        return name[-1:] == "_" and writes_first_argument(name)
 
     @property
     def source(self) -> Source | None:
@@ -145,7 +146,8 @@ class Facts:
         paths = {}
         before = len(self._leaves)
         for path, part in module.named_modules():
-            path = ".".join(each for each in path.split(".") if each != "_orig_mod")  # what torch.compile wraps one in
+            if "_orig_mod" in path:  # what torch.compile wraps one in
+                path = ".".join(each for each in path.split(".") if each != "_orig_mod")
             paths[part] = path
             for name, parameter in part._parameters.items():
                 if parameter is not None:

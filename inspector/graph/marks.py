@@ -18,6 +18,9 @@ HOOKING = ("register_hook", "retain_grad")
 """What gives a tensor that is no leaf a hook."""
 
 
+_HOLDERS = (tuple, list, Mapping)
+
+
 class HookNote(NamedTuple):
     """A hook of a tensor, as it was registered. `hook` is its name, never itself: it may lead back to the node."""
 
@@ -68,10 +71,15 @@ def unmarked_nodes(result: object) -> list[Node]:
 
 def mark_foreign(arguments: Sequence[object], start: int) -> None:
     """Marks what an operation was given, but its thread can't have made: nodes numbered like the operation's own."""
-    for node in nodes_of(arguments, depth=2):
-        notes = notes_on(node)
-        if _MARK not in notes and number_of(node) >= start:
-            notes[_MARK] = None
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            node = argument.grad_fn
+            if node is not None and number_of(node) >= start:
+                notes_on(node).setdefault(_MARK, None)
+        elif isinstance(argument, _HOLDERS):
+            for node in nodes_of(argument, depth=1):
+                if number_of(node) >= start:
+                    notes_on(node).setdefault(_MARK, None)
 
 
 def note_hook(tensor: Tensor, hook: object, operation: Operation) -> None:

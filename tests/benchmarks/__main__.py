@@ -20,6 +20,7 @@ import orders
 import other_tools
 import planning
 import prediction
+import starting
 import stepping
 import tracing
 import walking
@@ -33,6 +34,7 @@ from tapehead.engine.words.machine import this_machine
 
 BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "whole_calls": whole_calls.rows,
+    "starting": starting.rows,
     "capture": capture_cost.rows,
     "stepping": stepping.rows,
     "drawing": drawing.rows,
