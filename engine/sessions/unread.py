@@ -33,7 +33,9 @@ from ...inspector.torch_internals.sequence_numbers import (
 from ..orders.kept_orders import KeptOrder, keep_order, kept_order, seen
 from ..orders.policies import POLICIES
 from ..orders.schedule import schedule
-from ..queue.policy import Choice, Policy
+from ..queue.chosen_order import chosen_order
+from ..queue.pending import Pending
+from ..queue.policy import Choice, Policy, following
 from ..queue.stages import has_stages
 from ..tasks.backward_call import BackwardCall
 from ..tasks.roots import root_gradients
@@ -48,15 +50,17 @@ _Edges = list[tuple[Node, int]]
 def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Run | None:
     """Runs it, if its graph need not be read for that; None if it must be. `Run.graph` reads it when it is asked for.
 
-    It must be read where `inputs=` leaves tasks out, where a capture told something of them, and for a policy of the
-    user's own, which may look at anything.
+    It must be read where `inputs=` leaves tasks out, where a capture told something of them, where devices have queues
+    of their own, whose order nobody knows before, and for a policy of the user's own, which may look at anything.
     """
-    if call.limits is not None or Facts.alive() or compiled_autograd_is_on() or functorch_is_active():
+    if call.limits is not None or queues != "one":
+        return None
+    if Facts.alive() or compiled_autograd_is_on() or functorch_is_active():
         return None
     if is_engines_own(policy):
-        return _in_own_order(call, queues)
+        return _in_own_order(call)
     static = isinstance(policy, Policy) and POLICIES.get(policy.name) is policy and not policy.dynamic
-    if not static or queues != "one" or len(call.outputs) > 1 or in_group() or pins_open():
+    if not static or len(call.outputs) > 1 or in_group() or pins_open():
         return None
     if torch.is_anomaly_enabled():  # which would speak of the start that found no order as of an error
         return None
@@ -64,12 +68,12 @@ def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> R
     return _as_kept(call, policy)
 
 
-def _in_own_order(call: BackwardCall, queues: Queues) -> Run:
+def _in_own_order(call: BackwardCall) -> Run:
     roots = root_edges(call.outputs)
     root_gradients(call.outputs, call.grad_tensors)
     freed = _spent_or_freed(_first_of(roots))
     try:
-        with _one_queue() if queues == "one" else nullcontext():
+        with _one_queue():
             started_ns = time.perf_counter_ns()
             call.run()
             elapsed_ns = time.perf_counter_ns() - started_ns
@@ -105,7 +109,7 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
     kept, nodes = start.kept, start.ordered
     if kept is None:
         return _planned(call, policy, start)
-    return Run.late(lambda: _graph(roots), lambda graph: _ids(graph, nodes), kept.name, elapsed_ns, kept.note)
+    return Run.late(lambda: _graph(roots), lambda graph: _numbered(graph, nodes), kept.name, elapsed_ns, kept.note)
 
 
 def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
@@ -170,9 +174,11 @@ def _graph(roots: _Edges) -> Graph:
     return graph_of([GradientEdge(node, number) for node, number in roots])
 
 
-def _ids(graph: Graph, nodes: Sequence[Node]) -> list[int]:
+def _numbered(graph: Graph, nodes: Sequence[Node]) -> list[int]:
+    """The order in which the engine runs nodes that are numbered so: of those that are ready the first. It is another
+    than theirs where the graph only looked like the one that was planned for, and its edges don't allow it."""
     ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
-    return [ids[node] for node in nodes]
+    return chosen_order(graph, following(POLICIES["heap"], [ids[node] for node in nodes]), Pending(graph))
 
 
 def _one_queue() -> AbstractContextManager[object]:

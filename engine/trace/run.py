@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...inspector.graph.graph import Graph
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from .peak import PeakReport
 
 Engine = Literal["native", "direct"]
+
+
+_reading = RLock()  # of late runs: what two threads ask for at once is read once
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +85,16 @@ class Run:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            late = vars(self).get("_late") if name in ("graph", "order", "planned") else None
-            if late is None:
-                raise AttributeError(f"a Run has no {name!r}")
-            read, order = late
-            graph = read()
-            tasks = tuple(order(graph))
-            vars(self).update(graph=graph, order=tasks, planned=tasks, _late=None)
-            return vars(self)[name]
+            if name in ("graph", "order", "planned"):
+                with _reading:
+                    if (late := vars(self).get("_late")) is not None:  # else another thread has read it meanwhile
+                        read, order = late
+                        graph = read()
+                        tasks = tuple(order(graph))
+                        vars(self).update(graph=graph, order=tasks, planned=tasks, _late=None)
+                if name in vars(self):
+                    return vars(self)[name]
+            raise AttributeError(f"a Run has no {name!r}")
 
     def __repr__(self) -> str:
         peak = "" if self.timeline is None else f", peak {size_text(self.timeline.peak_bytes)}"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import ref
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 import tapehead as th
 from tapehead.engine.orders import kept_orders
@@ -192,6 +196,51 @@ def test_a_graph_that_only_looks_alike_gets_its_gradients_and_is_told_as_it_ran(
             assert pending[task_id] == 0
             for edge in run.graph.out_edges[task_id]:
                 pending[edge.next_task] -= 1
+
+
+def test_an_order_that_the_edges_do_not_allow_is_told_as_it_ran() -> None:
+    first, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+    def make_loss(crossed: bool) -> Tensor:
+        x = torch.ones(2, 4)
+        a, b = first(x), last(x)
+        c = a.tanh()
+        d, e = (b, c) if crossed else (c, b)
+        return (d.tanh() * 1).sum() + (e.tanh() * 1).sum()
+
+    for crossed in (False, False, False, True, True, True):  # the edges are not compared at the third use
+        loss = make_loss(crossed)
+        ran: list[Node] = []
+
+        def note(node: Node, *gradients: object, ran: list[Node] = ran) -> None:
+            ran.append(node)
+
+        handles = [node.register_hook(partial(note, node)) for node in th.graph(loss).nodes]
+        run = th.backward(loss, policy="dfs")
+        for handle in handles:
+            handle.remove()
+        assert [run.graph.nodes[task_id] for task_id in run.order] == ran
+
+
+def test_threads_that_ask_for_the_order_at_once_get_one() -> None:
+    _, make_loss = branches(8)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(50):
+            run = th.backward(make_loss(), policy="bfs")
+            with ThreadPoolExecutor(4) as pool:
+                graphs, orders = zip(*pool.map(lambda _, run=run: (run.graph, run.order), range(4)), strict=True)
+            assert len(set(map(id, graphs))) == len(set(orders)) == 1
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_where_devices_have_queues_of_their_own_the_graph_is_read(reads: list[int]) -> None:
+    _, make_loss = branches()
+    for policy in ("heap", "bfs"):
+        th.backward(make_loss(), policy=policy, queues="per device")
+    assert len(reads) == 2
 
 
 def test_shapes_that_change_are_noticed_in_time(reads: list[int]) -> None:
