@@ -118,6 +118,9 @@ WATCHED = "not run alone while a profiler is at work"
 REFUSED = "run alone, to no use"
 """Why it is not known what an operator takes for itself."""
 
+_MOST_FOUND = 20_000
+"""How many of them are kept: with shapes that change at each step there would be ever more."""
+
 _found: dict[object, KernelRun | str] = {}
 
 
@@ -161,6 +164,8 @@ def kernel_run(
         try:
             if profiler_is_on():
                 return WATCHED
+            while len(_found) >= _MOST_FOUND:
+                del _found[next(iter(_found))]
             found = _found[key] = _run(operator, args, kwargs, 1 if pointwise else 0, tiny)
         finally:
             one_recording.release()
@@ -177,10 +182,7 @@ def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: 
         view = View.of(tensor)._replace(offset=0)
         if tiny:
             view = view._replace(shape=(1,) * tensor.dim(), strides=(1,) * tensor.dim())
-        span = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
-        storage = torch.full(
-            (span if prod(view.shape) else 0,), fill, dtype=tensor.dtype, device=_CPU
-        ).untyped_storage()
+        storage = torch.full((_span(view),), fill, dtype=tensor.dtype, device=_CPU).untyped_storage()
         return on_storage(storage, view)
 
     with unobserved(), torch.autocast("cpu", enabled=False):
@@ -226,7 +228,16 @@ def _tensors_in(values: object) -> list[Tensor]:
 
 
 def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    """What it takes to have such a tensor, and a copy of it should the kernel make one: a column of a matrix, which
+    the forward may have left without bytes, comes with all that lies between its elements."""
+    return max(tensor.numel(), _span(View.of(tensor))) * tensor.element_size()
+
+
+def _span(view: View) -> int:
+    """How many elements lie from the first to the last."""
+    if not prod(view.shape):
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
 
 
 def _key(values: object, tiny: bool) -> tuple[object, ...]:

@@ -186,6 +186,29 @@ def test_what_would_not_fit_is_not_run_and_the_prediction_says_so(limit: str, mo
     assert next(runs) > 0, "those that do fit are"
 
 
+def test_what_lies_between_the_elements_of_a_column_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_runs, "MOST_BYTES", 1 << 20)
+    made: list[int] = []
+
+    def on_storage(storage: torch.UntypedStorage, view: Any, real: Any = kernel_runs.on_storage) -> Tensor:
+        made.append(storage.nbytes())
+        return real(storage, view)
+
+    monkeypatch.setattr(kernel_runs, "on_storage", on_storage)
+    with FakeTensorMode():
+        x = torch.empty(1_000, 10_000, requires_grad=True)
+        loss = torch.cumsum(x[:, :1].T @ x[:, :1], 0).sum()
+    assert any("too large to be run alone" in each for each in dry_run(th.graph(loss)).limits)
+    assert max(made, default=0) <= 1 << 20
+
+
+def test_with_ever_new_shapes_no_more_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_runs, "_MOST_FOUND", 5)
+    for size in range(2, 9):
+        dry_run(th.graph(torch.cumsum(torch.ones(size, requires_grad=True), 0).sum()))
+    assert 0 < len(kernel_runs._found) <= 5
+
+
 def test_beside_a_profiler_of_the_users_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = th.graph(residual()())
     with profile():
