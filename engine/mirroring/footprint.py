@@ -133,7 +133,7 @@ class MirroredMemory:
         return found
 
 
-INSIDE = "what attention allocates inside of its kernels as it is made again is not known"
+INSIDE = "what attention, or a product in half precision, allocates inside as it is made again is not known"
 """Why the memory of a plan is an estimate."""
 
 

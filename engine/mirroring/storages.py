@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...inspector.capturing.forward_program import ForwardProgram, ForwardStorage
+import torch
+
+from ...inspector.capturing.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
 from ..memory.footprint import Footprints
 from ..memory.timeline import Maker
 from ..prediction.simulation import difference
@@ -108,7 +110,7 @@ def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: fl
                 footprints.start[start].made_by
                 if start >= 0
                 else Maker(None, None, operations[0].module if operations else None),
-                any(inside in name for name in names for inside in _ALLOCATE_INSIDE),
+                any(map(_allocates_inside, operations)),
             )
         )
     lasting = {
@@ -120,6 +122,14 @@ def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: fl
         replace(storage, needs=tuple(need for need in storage.needs if need != number and need not in lasting))
         for number, storage in enumerate(found)
     ]
+
+
+def _allocates_inside(operation: ForwardOperation) -> bool:
+    """Whether its kernel takes memory for itself that is not known: attention; oneDNN's products in half precision."""
+    if any(inside in operation.name for inside in _ALLOCATE_INSIDE):
+        return True
+    half = any(read.view.dtype in (torch.bfloat16, torch.float16) for read in operation.reads)
+    return half and any(product in operation.name for product in _PRODUCTS)
 
 
 def _made_with(program: ForwardProgram, storage: ForwardStorage) -> tuple[tuple[int, ...], int]:

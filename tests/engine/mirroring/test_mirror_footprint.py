@@ -202,6 +202,22 @@ def test_what_one_random_call_makes_needs_the_state_of_its_generator_once() -> N
     assert INSIDE in memory.timeline(both).estimates and INSIDE not in memory.timeline(()).estimates
 
 
+@pytest.mark.parametrize(("dtype", "known"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_products_in_half_precision_take_memory_that_is_not_known(dtype: torch.dtype, known: bool) -> None:
+    def make_loss() -> Tensor:
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            return ((x @ weight).tanh() @ weight).square().sum()
+
+    program = record_forward(make_loss, 1)
+    footprints = th.profile(make_loss).footprints
+    assert footprints is not None
+    storages = mirror_storages(program, footprints_for(program, footprints))
+    memory = MirroredMemory(storages, simulate(program.graph, "heap", footprints_for(program, footprints)))
+    products = [number for number, each in enumerate(memory.storages) if each.product and each.droppable]
+    assert products
+    assert (INSIDE in memory.timeline(products).estimates) is not known
+
+
 def test_footprints_of_another_forward_are_refused() -> None:
     footprints = th.profile(lambda: (x @ weight).tanh().sum()).footprints
     assert footprints is not None
