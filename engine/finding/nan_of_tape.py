@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ...inspector.tapes.hips_tape import HipsTape
@@ -10,9 +12,13 @@ from ..stops.stopped import Stop
 
 
 def value_of(tape: HipsTape) -> float:
-    """The function's value; NaN where it is an array with a bad one in it."""
-    value = np.real(tape.value)
-    return float(value) if np.size(value) == 1 else float(value.sum())
+    """The function's value; of an array the first that is bad, else the first: a sum may be infinite where none is."""
+    values = np.ravel(tape.value)
+    if not values.size:
+        return 0.0
+    finite = np.isfinite(values)
+    value = float(np.real(values[np.argmin(finite)]))
+    return value if finite.all() or not math.isfinite(value) else math.nan  # of a complex one the other part is bad
 
 
 def first_stop(tape: HipsTape) -> Stop | None:

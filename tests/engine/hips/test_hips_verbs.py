@@ -112,6 +112,18 @@ def test_find_nan_finds_what_a_tape_made() -> None:
     assert not th.find_nan(lambda: th.hips_tape(backward, numpy.ones(2)))
 
 
+def test_find_nan_looks_at_each_value_of_a_tape_not_at_their_sum() -> None:
+    def doubled(x: Any) -> Any:
+        return x * 2.0
+
+    with pytest.raises(RuntimeError, match="a backward starts from one real number: sum it"):
+        th.find_nan(lambda: th.hips_tape(doubled, numpy.full(10, 5e307)))
+    with numpy.errstate(all="ignore"):
+        found = th.find_nan(lambda: th.hips_tape(doubled, numpy.array([1.0, 1e308, -1e308])))
+    assert found.sentences[0].startswith("The value of doubled is inf: in the forward, task 0 multiply")
+    assert found.sentences[0].endswith("made 2 of 3 elements NaN or infinite.")
+
+
 def test_what_needs_torch_refuses_a_tape_by_name() -> None:
     with pytest.raises(TypeError, match="returned a tape of HIPS autograd's, and this needs PyTorch's operations"):
         th.plan_mirror(lambda: recorded("fan_out"))  # type: ignore[arg-type, return-value]
