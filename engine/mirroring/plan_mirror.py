@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...inspector.arguments import expect_callable, expect_choice
-from ...inspector.capturing.capture import capture
-from ...inspector.capturing.forward_recorder import ForwardRecorder
-from ...inspector.capturing.walk import graph
 from ...inspector.torch_internals.compiled import keep_compiler_out
+from ...inspector.torch_internals.tensors import is_fake
 from ..memory.footprint import Footprints
 from ..orders.graph_order import GraphOrder, graph_digest
 from ..orders.policies import PORTFOLIO, find_policy
 from ..orders.schedule import schedule
 from ..orders.simulate import simulate
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, loss_of, nothing_sharded, same_random_numbers
-from ..programs.profile import profile
-from ..programs.record_forward import clock_of, record_forward
-from ..programs.timing import turns
+from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, nothing_sharded
 from ..queue.policy import Choice, Policy, is_dynamic, policy_name
 from ..trace.buckets import nothing_reduced
-from ..words.phrases import joined
+from ..words.estimates import estimate_sentence
 from ..words.sizes import both_units, percent_text, size_text
 from .candidates import FoundDrops, Goal
+from .fake_runs import FakeRuns
 from .footprint import INSIDE, MirroredMemory, mirrored_footprints
-from .left_alone import WORTH_IT, checkpoint_sentence, fused_kernels, mostly_fused, not_worth_it
-from .mirror import mirror
+from .left_alone import WORTH_IT, fused_kernels, mostly_fused, not_worth_it
 from .plan import MirrorPlan, MirrorPrediction
 from .planned_mirror import PlannedMirror
 from .planners import SOLVERS
-from .storages import footprints_for, mirror_storages
+from .runs import Extra, Runs
 from .wanted import Budget, Wanted, expect_seconds
 
-# What it may take to note an operation in the forward, and to run it again besides the operation itself: from where
-# everything is in the caches to where a large kernel has just emptied them.
-_NOTING_NS = 10_000.0, 500_000.0
-_CALLING_NS = 10_000.0, 500_000.0
-_FASTER, _SLOWER = 0.8, 2.0  # how much the operation itself may differ from what was measured of it in the forward
 _CORRECTIONS = 3  # how often a plan is made again as it was measured to take too much time, or much less
 _FULL = 0.9  # of the time that is allowed: a plan that takes more is not made again
 _A_LITTLE_LESS = 0.97
@@ -75,6 +62,10 @@ def plan_mirror(
     not come out the same to the bit when it is made again is not dropped. What `make_loss` and its backward change
     is put back: gradients, the tensors that they write, random numbers (see `AsFound`).
 
+    On fake tensors (FakeTensorMode) of the CPU a plan is made without the memory: peaks are those of a dry run, times
+    sums of those of single operators, each run alone on real tensors of its shapes, and `estimates` says so. The real
+    model, mirrored by such a plan, tries it at its first forward as any.
+
     The prediction is for a backward as it is after `zero_grad()`, which sets each .grad to None, in the mode (train or
     eval) and with the sizes that `make_loss` has. Where gradients are there already, what is added to them is freed at
     once, and the peak is lower by that: plain and mirrored.
@@ -101,7 +92,8 @@ def plan_mirror(
         TypeError, ValueError: make_loss is no function, or gave no loss; a number is out of range; the solver is
             unknown; or the policy decides while the backward runs.
         ModuleNotFoundError: solver="milp" without scipy.
-        NotImplementedError: the forward calls what torch.compile has compiled.
+        NotImplementedError: the forward calls what torch.compile has compiled; or it runs on fake tensors of an
+            accelerator.
         RuntimeError: what forward and backward raise.
     """
     expect_make_loss(make_loss)
@@ -115,8 +107,10 @@ def plan_mirror(
     if chosen is not None and is_dynamic(chosen):
         raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")
     with nothing_reduced(), nothing_sharded("th.plan_mirror"), AsFound() as world:
-        world.watch(make_loss)
-        runs = _Runs(make_loss, repetitions, world, model)
+        made = world.watch(make_loss)
+        if isinstance(made, Tensor) and is_fake(made):
+            return _planned(FakeRuns(make_loss, world, model), asked, solver, float(seconds), chosen, progress)
+        runs = Runs(make_loss, repetitions, world, model)
         try:
             return _planned(runs, asked, solver, float(seconds), chosen, progress)
         finally:
@@ -126,157 +120,17 @@ def plan_mirror(
 keep_compiler_out(plan_mirror)
 
 
-class _Extra(NamedTuple):
-    """What a step takes longer under a plan: its forward, and its backward."""
-
-    recording_ns: float
-    replay_ns: float
-
-    @property
-    def ns(self) -> float:
-        return self.recording_ns + self.replay_ns
-
-
-class _Runs:
-    """Forwards and backwards of one program, each of which finds what the first found.
-
-    Attributes:
-        program, footprints: what was recorded and measured.
-        storages: the program's, for planning: those that came out otherwise when made again are not droppable.
-        plain_ns: the shortest time of a step, forward and backward.
-        recording_ns: what it takes in the forward to note an operation that may run again.
-        call_ns: what it takes besides the operation to note it and to run it again.
-        banned: what did not come out the same, and why, as a sentence; None: nothing.
-        reasons: the same by number of the storage.
-        checkpoints: that regions are under torch.utils.checkpoint, as a sentence; None: none is.
-    """
-
-    def __init__(self, make_loss: MakeLoss, repetitions: int, world: AsFound, model: nn.Module | None) -> None:
-        self._make_loss = make_loss
-        self._repetitions = repetitions
-        self._world = world
-        self.program = record_forward(make_loss, repetitions, model=model)
-        names = capture(model)
-        self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
-        with same_random_numbers(), names, self._recorder:
-            loss = loss_of(make_loss())
-        drawn = graph(loss)
-        self._leaves = list(drawn.leaves.values())
-        grads = (leaf.grad for leaf in self._leaves)
-        # A forward that sets gradients to zero has other operations where there are none.
-        self._zeroed = not any(self._recorder.wrote(grad) for grad in grads if grad is not None)
-        self.checkpoints = checkpoint_sentence(drawn, world.modules)
-        del loss, drawn
-        self.put_back()
-        with self._fresh():
-            measured = profile(make_loss, model=model).footprints
-        assert measured is not None, "th.profile measures"
-        self.footprints = footprints_for(self.program, measured)
-        self.plain_ns = math.inf
-        self.storages = mirror_storages(self.program, self.footprints)
-        self.reasons: dict[int, str] = {}
-        self.banned = self._ban()
-        self.recording_ns, self.call_ns = self._prices()
-        priced = mirror_storages(self.program, self.footprints, self.call_ns)
-        self.storages = [
-            replace(storage, droppable=before.droppable) for storage, before in zip(priced, self.storages, strict=True)
-        ]
-
-    def _prices(self) -> tuple[float, float]:
-        """What an operation costs besides itself, as an average over all that may be cheap to make again."""
-        trial = MirrorPlan.of(
-            self.program,
-            [number for number, each in enumerate(self.storages) if each.droppable and not each.product],
-        )
-        operations = self._replayed(trial)
-        extra = self.extra(trial)  # and how long a step takes
-        if not operations:
-            return _NOTING_NS[0], _NOTING_NS[0] + _CALLING_NS[0]
-        themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
-        recording, replay = extra.recording_ns / len(operations), (extra.replay_ns - themselves) / len(operations)
-        return recording, recording + min(max(replay, _CALLING_NS[0]), _CALLING_NS[1])
-
-    def put_back(self) -> None:
-        """What the forwards wrote of what was there before."""
-        self._recorder.restore()
-
-    @contextmanager
-    def _fresh(self) -> Iterator[None]:
-        with self._world.run(self._leaves, zeroed=self._zeroed):
-            yield
-        self.put_back()
-
-    def _ban(self) -> str | None:
-        """Makes everything again that could be dropped, once."""
-        every = [number for number, each in enumerate(self.storages) if each.droppable and each.keepers]
-        plan = MirrorPlan.of(self.program, every)
-        with warnings.catch_warnings(), self._fresh():
-            warnings.simplefilter("ignore")  # it warns of what is banned, which the plan is going to say
-            with mirror(plan) as mirrored:
-                self._make_loss()
-        found = mirrored.report.banned
-        for each, reason in found:
-            self.storages[each.number] = replace(self.storages[each.number], droppable=False)
-            self.reasons[each.number] = reason
-        if not found:
-            return None
-        reasons = Counter(f"{each.operation}: {reason}" for each, reason in found)
-        named = joined([f"{reason}" if count == 1 else f"{reason} (×{count})" for reason, count in reasons.items()])
-        return f"Kept, as making it again was tried and is no use: {named}."
-
-    def extra(self, plan: MirrorPlan) -> _Extra:
-        """What forward and backward take longer under a plan: the shortest times with it and without, taken in turns.
-
-        Python takes several times as long between large kernels as by itself, so nothing but a step tells. On the CPU
-        it is the time of this thread that counts, so that other programs do not.
-        """
-        best = {False: (math.inf, math.inf), True: (math.inf, math.inf)}
-        clock = clock_of(self._recorder.accelerated)
-        for round_ in turns((False, True), self._repetitions + 1):  # the first forward under a plan verifies it
-            for is_mirrored in round_:
-                with self._fresh():
-                    self._wait()
-                    began = clock()
-                    with mirror(plan) if is_mirrored else nullcontext():
-                        loss = self._make_loss()
-                    self._wait()
-                    middle = clock()
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    self._wait()
-                    forward, backward = best[is_mirrored]
-                    best[is_mirrored] = min(forward, middle - began), min(backward, clock() - middle)
-                    del loss
-        self.plain_ns = min(self.plain_ns, 1e9 * sum(best[False]))
-        forward, backward = (1e9 * (after - before) for before, after in zip(*best.values(), strict=True))
-        return self._plausible(plan, _Extra(forward, backward))
-
-    def _plausible(self, plan: MirrorPlan, extra: _Extra) -> _Extra:
-        """What was measured of a plan, as far as it can be: on a busy machine steps differ by more than that takes."""
-        operations = self._replayed(plan)
-        themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
-        noting, calling = _NOTING_NS, _CALLING_NS
-        return _Extra(
-            min(max(extra.recording_ns, noting[0] * len(operations)), noting[1] * len(operations)),
-            min(
-                max(extra.replay_ns, _FASTER * themselves + calling[0] * len(operations)),
-                _SLOWER * themselves + calling[1] * len(operations),
-            ),
-        )
-
-    def _replayed(self, plan: MirrorPlan) -> set[int]:
-        """The operations that run again: one that makes several storages does so once."""
-        return {number for each in plan.dropped for number in self.program.storages[each].program}
-
-    def _wait(self) -> None:
-        if self._recorder.accelerated:
-            torch.accelerator.synchronize()
-
-
 _Progress = Callable[[FoundDrops], object] | None
+_AnyRuns = Runs | FakeRuns
 
 
 def _planned(
-    runs: _Runs, asked: Wanted, solver: str, seconds: float, policy: Policy | Choice | None, progress: _Progress
+    runs: _AnyRuns,
+    asked: Wanted,
+    solver: str,
+    seconds: float,
+    policy: Policy | Choice | None,
+    progress: _Progress,
 ) -> PlannedMirror:
     footprints = runs.footprints
     order = schedule(footprints.graph, policy or "heap", footprints=footprints)
@@ -284,7 +138,7 @@ def _planned(
     memory = MirroredMemory(runs.storages, simulate(footprints.graph, order, footprints))
     plain = memory.plain_peak_bytes
     goal = Goal(asked.extra_ns(runs.plain_ns), asked.peak_bytes(plain))
-    nothing = _Tried(FoundDrops(frozenset(), memory.mirrored(()), 0, 0.0), _Extra(0.0, 0.0), True)
+    nothing = _Tried(FoundDrops(frozenset(), memory.mirrored(()), 0, 0.0), Extra(0.0, 0.0), True)
     left_alone: str | None
     if goal.peak_bytes is not None and plain <= goal.peak_bytes:
         tried = nothing
@@ -312,14 +166,14 @@ class _Tried:
     """What a solver found, what it takes by what was measured, and whether that is no more than is allowed."""
 
     found: FoundDrops
-    extra: _Extra
+    extra: Extra
     met: bool
     ratio: float = 1.0  # of what was measured to what was reckoned with
 
     def if_it_takes(self, ns: float, allowed: float) -> _Tried:
         """The same, where forward and backward take this much longer."""
         share = ns / self.extra.ns
-        extra = _Extra(share * self.extra.recording_ns, share * self.extra.replay_ns)
+        extra = Extra(share * self.extra.recording_ns, share * self.extra.replay_ns)
         return replace(self, extra=extra, met=ns <= allowed, ratio=ns / self.found.mirrored.replay_ns)
 
     def gains(self, plain: int) -> bool:
@@ -327,7 +181,7 @@ class _Tried:
 
 
 def _tried(
-    runs: _Runs,
+    runs: _AnyRuns,
     memory: MirroredMemory,
     asked: Wanted,
     goal: Goal,
@@ -344,7 +198,7 @@ def _tried(
     ratios: list[float] = []  # of what was measured to what was reckoned with
     found = _solved(memory, goal, solver, seconds, None, progress)
     while True:
-        tried = _Tried(found, _Extra(0.0, 0.0), True)
+        tried = _Tried(found, Extra(0.0, 0.0), True)
         if not tried.gains(memory.plain_peak_bytes):
             best = _best(goal, [*tries, tried])
             return replace(best, ratio=fmean(ratios)) if ratios else best
@@ -407,7 +261,7 @@ def _in_best_order(
 
 
 def _result(
-    runs: _Runs,
+    runs: _AnyRuns,
     asked: Wanted,
     goal: Goal,
     memory: MirroredMemory,
@@ -422,7 +276,7 @@ def _result(
     if INSIDE in timeline.estimates:
         notes.append(f"An estimate: {INSIDE}.")
     if not found.dropped:
-        extra = _Extra(0.0, 0.0)
+        extra = Extra(0.0, 0.0)
     predicted = MirrorPrediction(
         tuple(memory.plain.task_peaks),
         tuple(found.mirrored.peaks),
@@ -452,10 +306,11 @@ def _result(
         ratio=tried.ratio,
         banned=runs.reasons,
         wanted=asked,
+        estimates=runs.estimates,
     )
 
 
-def _notes(runs: _Runs, asked: Wanted, goal: Goal, found: FoundDrops, left_alone: str | None) -> Iterator[str]:
+def _notes(runs: _AnyRuns, asked: Wanted, goal: Goal, found: FoundDrops, left_alone: str | None) -> Iterator[str]:
     peak = found.mirrored.peak_bytes
     if goal.peak_bytes is not None and peak > goal.peak_bytes:
         lowest = "; this is the lowest peak that was found" if left_alone is None else ""
@@ -464,6 +319,8 @@ def _notes(runs: _Runs, asked: Wanted, goal: Goal, found: FoundDrops, left_alone
         yield f"The budget of {both_units(goal.peak_bytes)} is not reached{lowest}."
     if found.interrupted:
         yield f"The search was interrupted after {found.seconds:.1f} s; this is the best until then."
+    if runs.estimates:
+        yield estimate_sentence(runs.estimates)
     if runs.banned is not None:
         yield runs.banned
     if runs.checkpoints is not None:

@@ -13,6 +13,7 @@ from ...inspector.graph.graph import Fold, Graph
 from ...inspector.shown import GraphTheme, Theme, drawn, saved_page, text_of
 from ..memory.timeline import Timeline
 from ..prediction.simulation import difference
+from ..words.estimates import estimate_sentence
 from ..words.sizes import both_units, percent_text, share_text, size_text
 from ..words.tables import cells_lines, cells_table
 from .candidates import FoundDrops, Goal
@@ -54,6 +55,7 @@ class PlannedMirror(MirrorPlan):
         ratio: what replays and recording were measured to take, to what was reckoned with.
         banned: by number the storages that did not come out the same when they were made again, and how.
         wanted: what was asked for; None: it is one of the plans of `explore`.
+        estimates: why its figures are estimates, as in `Timeline.estimates`; none where forward and backward were run.
     """
 
     plain: Timeline
@@ -72,6 +74,7 @@ class PlannedMirror(MirrorPlan):
     ratio: float = 1.0
     banned: Mapping[int, str] = field(default_factory=dict)
     wanted: Wanted | None = None
+    estimates: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -267,6 +270,8 @@ class MirrorFrontier:
             return []
         if not self.explored.dropped:
             return ["Times are reckoned from those of single operations: no plan was measured that drops anything."]
+        if self.explored.estimates:
+            return [estimate_sentence(self.explored.estimates, "Each figure of time")]
         place = "" if self.asked is None else f" (plan {self.asked} here)"
         return [
             f"The times of the plan that was explored{place} were measured; those of the others are reckoned from it."

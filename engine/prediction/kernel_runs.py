@@ -29,7 +29,7 @@ that is free, either."""
 
 _CPU = torch.device("cpu")
 
-_PASSIVE = frozenset(
+PASSIVE = frozenset(
     (
         *("_reshape_alias", "_unsafe_view", "alias", "detach", "lift_fresh", "set_"),
         *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
@@ -42,7 +42,7 @@ _PASSIVE = frozenset(
 COPIES = frozenset(("clone", "copy_", "_to_copy"))
 """What a rule of its own tells of, see `fake_kernels`."""
 
-_RUN_ALONE = frozenset(
+RUN_ALONE = frozenset(
     (
         # Products of matrices.
         *("mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addr", "addbmm"),
@@ -138,26 +138,26 @@ def kernel_run(
         results: the fake tensors that it returns.
     """
     name = name_of(operator)
-    if operator.is_view or operator.namespace == "prim" or name in _PASSIVE:
+    if operator.is_view or operator.namespace == "prim" or name in PASSIVE:
         return None
     tensors = [*_tensors_in((args, kwargs)), *results]
     lazy = any(each.is_conj() or each.is_neg() for each in tensors)
     if name in COPIES and not lazy:
         return None
     pointwise = is_pointwise(operator)
-    tiny = pointwise and name not in _RUN_ALONE and not lazy and len({each.dtype for each in tensors}) == 1
+    tiny = pointwise and name not in RUN_ALONE and not lazy and len({each.dtype for each in tensors}) == 1
     if tiny and not any(isinstance(each, int | float | complex) for each in args):
         return None
     if any(each.device != _CPU for each in tensors):
         return None if pointwise else ELSEWHERE
-    if not (pointwise or name in _RUN_ALONE or name in COPIES) or any(
+    if not (pointwise or name in RUN_ALONE or name in COPIES) or any(
         each.layout is not torch.strided for each in tensors
     ):
         return NOT_LISTED
     key = operator, _key((args, kwargs), tiny), _settings()
     found = _found.get(key)
     if found is None:
-        if not tiny and sum(map(_nbytes, tensors)) > min(MOST_BYTES, _free_bytes() // 2):
+        if not tiny and not fits_alone(tensors):
             return TOO_LARGE
         if not one_recording.acquire(blocking=False):
             return WATCHED
@@ -178,15 +178,8 @@ def name_of(operator: Operator) -> str:
 
 
 def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: int, tiny: bool) -> KernelRun | str:
-    def real(tensor: Tensor) -> Tensor:
-        view = View.of(tensor)._replace(offset=0)
-        if tiny:
-            view = view._replace(shape=(1,) * tensor.dim(), strides=(1,) * tensor.dim())
-        storage = torch.full((_span(view),), fill, dtype=tensor.dtype, device=_CPU).untyped_storage()
-        return on_storage(storage, view)
-
     with unobserved(), torch.autocast("cpu", enabled=False):
-        args, kwargs = tree_map_only(Tensor, real, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, lambda tensor: real_like(tensor, fill, tiny), (args, kwargs))
         start_allocation_events()
         try:
             result = operator(*args, **kwargs)
@@ -223,8 +216,22 @@ def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: 
     return KernelRun(highest - level, () if tiny else tuple(outputs))
 
 
+def real_like(tensor: Tensor, fill: int, tiny: bool = False) -> Tensor:
+    """A tensor on the CPU of the same shape, strides and dtype, filled with a number; if tiny, of one element."""
+    view = View.of(tensor)._replace(offset=0)
+    if tiny:
+        view = view._replace(shape=(1,) * tensor.dim(), strides=(1,) * tensor.dim())
+    storage = torch.full((_span(view),), fill, dtype=tensor.dtype, device=_CPU).untyped_storage()
+    return on_storage(storage, view)
+
+
 def _tensors_in(values: object) -> list[Tensor]:
     return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def fits_alone(tensors: Sequence[Tensor]) -> bool:
+    """Whether there is memory for all that an operator takes and gives, to run it alone."""
+    return sum(map(_nbytes, tensors)) <= min(MOST_BYTES, _free_bytes() // 2)
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -34,6 +34,7 @@ from ...inspector.torch_internals.tensors import (
     parts_of,
     set_version,
     version_of,
+    without_bytes,
 )
 from ..tasks.hook_watch import subclasses
 from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before
@@ -88,13 +89,15 @@ class AsFound:
         with self._part(), uncompiled(), self._written:
             yield
 
-    def watch(self, make_loss: MakeLoss, backward: bool = True) -> None:
-        """Runs forward and backward once, watched."""
+    def watch(self, make_loss: MakeLoss, backward: bool = True) -> Tensor | HipsTape:
+        """Runs forward and backward once, watched: without bytes no backward, which could change none. Gives what was
+        made."""
         with self.watched():
             made = make_loss()
             loss = None if isinstance(made, HipsTape) else loss_of(made)
-            if backward and loss is not None and loss.requires_grad:
+            if backward and loss is not None and loss.requires_grad and not without_bytes(loss):
                 torch_backward(loss)
+        return made
 
     @contextmanager
     def run(self, leaves: Sequence[Tensor] = (), zeroed: bool = False) -> Iterator[None]:

@@ -100,7 +100,8 @@ class Workload:
             size: "small" or "full".
             seed: of parameters and data; the random numbers are drawn on the CPU, so they are the same on any device.
                 torch's own generators are left as they were.
-            device: where the model lives. On "meta" nothing is allocated. Of two_devices one half stays on the CPU.
+            device: where the model lives. On "meta", and under FakeTensorMode, nothing is allocated. Of two_devices
+                one half stays on the CPU.
             dtype: of parameters and of data that are no whole numbers, which are made in torch's default one and cast.
                 None: as made.
             knobs: replace single arguments of the size, such as `batch=8, pixels=64` of resnet50.
@@ -182,6 +183,8 @@ class Workload:
         self, size: str, seed: int, device: torch.device, dtype: torch.dtype | None, knobs: Mapping[str, int]
     ) -> Parts:
         parts = self._make(self._arguments(size, knobs), seed, torch.device("meta" if device.type == "meta" else "cpu"))
+        if device.type == "cpu" and dtype is None:
+            return parts  # modules under FakeTensorMode can not be moved, not even there
         model = parts.model.to(device, dtype)
         for module in parts.on_cpu:
             if device.type != "meta":

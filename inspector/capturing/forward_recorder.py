@@ -24,7 +24,7 @@ from ..torch_internals.modes import unobserved
 from ..torch_internals.operators import Operator, SeenOperations
 from ..torch_internals.saved import hides_saved, packed_slots
 from ..torch_internals.sequence_numbers import number_of, sequence_nr
-from ..torch_internals.tensors import FollowedStorage, StorageBytes, View, computes_itself, detached, storage_of
+from ..torch_internals.tensors import FollowedStorage, StorageBytes, View, detached, is_fake, is_wrapped, storage_of
 from .capture import capture
 from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, StorageRead, obstacles
 from .operators import (
@@ -155,7 +155,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             seconds = perf_counter() - began
             for output, tensor in [(WHOLE, result)] if isinstance(result, Tensor) else _numbered(result):
                 found = storage_of(tensor)
-                if found is None or computes_itself(tensor):
+                if found is None or is_wrapped(tensor):
                     self._faults.setdefault(number, f"{operator} gives a tensor that is not dense")
                 elif found.address not in self._known:
                     made = self._add(tensor, number, output)
@@ -179,7 +179,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
 
     def _storage(self, tensor: Tensor) -> _Storage | None:
         """The storage of an argument; None where it has none of its own."""
-        found = None if computes_itself(tensor) else storage_of(tensor)
+        found = None if is_wrapped(tensor) else storage_of(tensor)
         if found is None:
             return None
         return self._known.get(found.address) or self._add(tensor, None, WHOLE)
@@ -192,7 +192,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         return storage
 
     def _note_before(self, storage: _Storage, tensor: Tensor) -> None:
-        if not storage.written_by and tensor.device.type != "meta":
+        if not storage.written_by and tensor.device.type != "meta" and not is_fake(tensor):
             with unobserved():
                 whole = tensor.untyped_storage()
                 self._before.append((whole, whole.clone()))  # type: ignore[no-untyped-call]
@@ -294,7 +294,7 @@ def _fault(operator: Operator, tensors: Sequence[Tensor]) -> str | None:
         return "runs a fused kernel with a state of its own"
     if moves_storage(operator):
         return "changes a tensor's shape or storage in place"
-    if any(computes_itself(each) or storage_of(each) is None for each in tensors):
+    if any(is_wrapped(each) or storage_of(each) is None for each in tensors):
         return "takes a tensor that is not dense"
     if is_inexact(operator) and any(each.device.type != "cpu" for each in tensors):
         return "may give other bits each time on this device"

@@ -219,7 +219,8 @@ class SeenOperations(TorchDispatchMode):
     """While it is open, shows `run` each ATen operation of this thread: below autograd and autocast.
 
     Not shown are those of a backward, and `detach`, which also hooks and views in place call; the ranges of a profiler;
-    nor what is no ATen operation but made of such (flex_attention), nor what happens inside.
+    how fake tensors are asked for their device; nor what is no ATen operation but made of such (flex_attention), nor
+    what happens inside.
     """
 
     supports_higher_order_operators = True
@@ -240,7 +241,7 @@ class SeenOperations(TorchDispatchMode):
         unseen = operator is DETACH or operator is ALIAS or operator is LIFT  # to hash an operator takes longer
         if unseen or (not self.sees_backward and in_backward()):
             return operator(*args, **(kwargs or {}))
-        if not isinstance(operator, OpOverload) or operator.namespace == "profiler":
+        if not isinstance(operator, OpOverload) or operator.namespace in ("profiler", "prim"):
             return operator(*args, **(kwargs or {}))
         return self.run(operator, args, kwargs or {})
 

@@ -106,6 +106,11 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether its storage is that of other tensors, as a DTensor's; a fake one has its own, without bytes."""
+    return computes_itself(tensor) and not is_fake(tensor)
+
+
 def without_bytes(tensor: Tensor) -> str:
     """Why there is no memory below the tensor, in words; "" where there is."""
     if tensor.device.type == "meta":

@@ -16,7 +16,7 @@ import tapehead as th
 from tapehead.engine.memory.timeline import Category
 from tapehead.engine.mirroring.modules import module_cells
 from tapehead.engine.mirroring.plan import MirrorPlan
-from tapehead.engine.mirroring.plan_mirror import _Extra, _Runs
+from tapehead.engine.mirroring.runs import Extra, Runs
 from tapehead.engine.words.sizes import size_text
 from tapehead.inspector.arguments import bytes_of
 
@@ -156,12 +156,12 @@ def test_what_replays_are_measured_to_take_counts(share: float, monkeypatch: pyt
     found = {}
     for each in (1.0, share):
 
-        def extra(runs: _Runs, plan: MirrorPlan, each: float = each) -> _Extra:
+        def extra(runs: Runs, plan: MirrorPlan, each: float = each) -> Extra:
             runs.plain_ns = 1e7
-            return _Extra(0.0, each * sum(runs.storages[number].replay_ns for number in plan.dropped))
+            return Extra(0.0, each * sum(runs.storages[number].replay_ns for number in plan.dropped))
 
-        monkeypatch.setattr(_Runs, "extra", extra)
-        monkeypatch.setattr(_Runs, "_prices", lambda runs: (0.0, 1e4))
+        monkeypatch.setattr(Runs, "extra", extra)
+        monkeypatch.setattr(Runs, "_prices", lambda runs: (0.0, 1e4))
         found[each] = planned(blocks(), overhead=0.05)
         assert found[each].met and found[each].predicted is not None
         assert 0 < found[each].predicted.replay_seconds <= 0.05 * found[each].predicted.plain_seconds

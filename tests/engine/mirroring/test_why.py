@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
-from tapehead.engine.mirroring.plan_mirror import _Extra, _Runs
+from tapehead.engine.mirroring.runs import Extra, Runs
 
 from .test_plan_mirror import Block, MakeLoss, blocks, planned
 
@@ -156,12 +156,12 @@ def test_where_time_is_what_decides_it_is_said_with_its_figures() -> None:
 def test_too_small_is_said_where_noting_takes_longer_than_the_operations(
     call_ns: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def extra(runs: _Runs, plan: th.MirrorPlan) -> _Extra:
+    def extra(runs: Runs, plan: th.MirrorPlan) -> Extra:
         runs.plain_ns = 1e7
-        return _Extra(0.0, sum(runs.storages[number].replay_ns for number in plan.dropped))
+        return Extra(0.0, sum(runs.storages[number].replay_ns for number in plan.dropped))
 
-    monkeypatch.setattr(_Runs, "extra", extra)
-    monkeypatch.setattr(_Runs, "_prices", lambda runs: (0.0, call_ns))
+    monkeypatch.setattr(Runs, "extra", extra)
+    monkeypatch.setattr(Runs, "_prices", lambda runs: (0.0, call_ns))
     model, x = nn.Sequential(Block(), Block()), torch.randn(16, 192, 32)
     plan = planned(lambda: model(x).sum(), overhead=1e-6)
     assert plan.left_alone is not None and ("too small" in plan.left_alone) is (call_ns == 1e8)

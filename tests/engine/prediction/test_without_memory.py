@@ -98,7 +98,6 @@ def test_what_variables_hold_of_fake_tensors_is_known_and_views_in_between_are_n
         lambda make_loss: th.profile(make_loss, engine="direct"),
         lambda make_loss: th.backward(make_loss(), memory=True),
         th.compare,
-        th.plan_mirror,
         th.find_nan,
         th.advise,
     ],

@@ -1,0 +1,183 @@
+"""Forwards and backwards of the program that a mirror plan is made for: recorded, measured, timed."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ...inspector.capturing.capture import capture
+from ...inspector.capturing.forward_recorder import ForwardRecorder
+from ...inspector.capturing.walk import graph
+from ..programs.as_found import AsFound
+from ..programs.make_loss import MakeLoss, loss_of, same_random_numbers
+from ..programs.profile import profile
+from ..programs.record_forward import clock_of, record_forward
+from ..programs.timing import turns
+from ..words.phrases import joined
+from .left_alone import checkpoint_sentence
+from .mirror import mirror
+from .plan import MirrorPlan
+from .storages import footprints_for, mirror_storages
+
+# What it may take to note an operation in the forward, and to run it again besides the operation itself: from where
+# everything is in the caches to where a large kernel has just emptied them.
+_NOTING_NS = 10_000.0, 500_000.0
+_CALLING_NS = 10_000.0, 500_000.0
+_FASTER, _SLOWER = 0.8, 2.0  # how much the operation itself may differ from what was measured of it in the forward
+
+
+class Extra(NamedTuple):
+    """What a step takes longer under a plan: its forward, and its backward."""
+
+    recording_ns: float
+    replay_ns: float
+
+    @property
+    def ns(self) -> float:
+        return self.recording_ns + self.replay_ns
+
+
+class Runs:
+    """Forwards and backwards of one program, each of which finds what the first found.
+
+    Attributes:
+        program, footprints: what was recorded and measured.
+        storages: the program's, for planning: those that came out otherwise when made again are not droppable.
+        plain_ns: the shortest time of a step, forward and backward.
+        recording_ns: what it takes in the forward to note an operation that may run again.
+        call_ns: what it takes besides the operation to note it and to run it again.
+        banned: what did not come out the same, and why, as a sentence; None: nothing.
+        reasons: the same by number of the storage.
+        estimates: why its figures are estimates; measured ones are none.
+        checkpoints: that regions are under torch.utils.checkpoint, as a sentence; None: none is.
+    """
+
+    estimates: tuple[str, ...] = ()
+
+    def __init__(self, make_loss: MakeLoss, repetitions: int, world: AsFound, model: nn.Module | None) -> None:
+        self._make_loss = make_loss
+        self._repetitions = repetitions
+        self._world = world
+        self.program = record_forward(make_loss, repetitions, model=model)
+        names = capture(model)
+        self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
+        with same_random_numbers(), names, self._recorder:
+            loss = loss_of(make_loss())
+        drawn = graph(loss)
+        self._leaves = list(drawn.leaves.values())
+        grads = (leaf.grad for leaf in self._leaves)
+        # A forward that sets gradients to zero has other operations where there are none.
+        self._zeroed = not any(self._recorder.wrote(grad) for grad in grads if grad is not None)
+        self.checkpoints = checkpoint_sentence(drawn, world.modules)
+        del loss, drawn
+        self.put_back()
+        with self._fresh():
+            measured = profile(make_loss, model=model).footprints
+        assert measured is not None, "th.profile measures"
+        self.footprints = footprints_for(self.program, measured)
+        self.plain_ns = math.inf
+        self.storages = mirror_storages(self.program, self.footprints)
+        self.reasons: dict[int, str] = {}
+        self.banned = self._ban()
+        self.recording_ns, self.call_ns = self._prices()
+        priced = mirror_storages(self.program, self.footprints, self.call_ns)
+        self.storages = [
+            replace(storage, droppable=before.droppable) for storage, before in zip(priced, self.storages, strict=True)
+        ]
+
+    def _prices(self) -> tuple[float, float]:
+        """What an operation costs besides itself, as an average over all that may be cheap to make again."""
+        trial = MirrorPlan.of(
+            self.program,
+            [number for number, each in enumerate(self.storages) if each.droppable and not each.product],
+        )
+        operations = self._replayed(trial)
+        extra = self.extra(trial)  # and how long a step takes
+        if not operations:
+            return _NOTING_NS[0], _NOTING_NS[0] + _CALLING_NS[0]
+        themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
+        recording, replay = extra.recording_ns / len(operations), (extra.replay_ns - themselves) / len(operations)
+        return recording, recording + min(max(replay, _CALLING_NS[0]), _CALLING_NS[1])
+
+    def put_back(self) -> None:
+        """What the forwards wrote of what was there before."""
+        self._recorder.restore()
+
+    @contextmanager
+    def _fresh(self) -> Iterator[None]:
+        with self._world.run(self._leaves, zeroed=self._zeroed):
+            yield
+        self.put_back()
+
+    def _ban(self) -> str | None:
+        """Makes everything again that could be dropped, once."""
+        every = [number for number, each in enumerate(self.storages) if each.droppable and each.keepers]
+        plan = MirrorPlan.of(self.program, every)
+        with warnings.catch_warnings(), self._fresh():
+            warnings.simplefilter("ignore")  # it warns of what is banned, which the plan is going to say
+            with mirror(plan) as mirrored:
+                self._make_loss()
+        found = mirrored.report.banned
+        for each, reason in found:
+            self.storages[each.number] = replace(self.storages[each.number], droppable=False)
+            self.reasons[each.number] = reason
+        if not found:
+            return None
+        reasons = Counter(f"{each.operation}: {reason}" for each, reason in found)
+        named = joined([f"{reason}" if count == 1 else f"{reason} (×{count})" for reason, count in reasons.items()])
+        return f"Kept, as making it again was tried and is no use: {named}."
+
+    def extra(self, plan: MirrorPlan) -> Extra:
+        """What forward and backward take longer under a plan: the shortest times with it and without, taken in turns.
+
+        Python takes several times as long between large kernels as by itself, so nothing but a step tells. On the CPU
+        it is the time of this thread that counts, so that other programs do not.
+        """
+        best = {False: (math.inf, math.inf), True: (math.inf, math.inf)}
+        clock = clock_of(self._recorder.accelerated)
+        for round_ in turns((False, True), self._repetitions + 1):  # the first forward under a plan verifies it
+            for is_mirrored in round_:
+                with self._fresh():
+                    self._wait()
+                    began = clock()
+                    with mirror(plan) if is_mirrored else nullcontext():
+                        loss = self._make_loss()
+                    self._wait()
+                    middle = clock()
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    self._wait()
+                    forward, backward = best[is_mirrored]
+                    best[is_mirrored] = min(forward, middle - began), min(backward, clock() - middle)
+                    del loss
+        self.plain_ns = min(self.plain_ns, 1e9 * sum(best[False]))
+        forward, backward = (1e9 * (after - before) for before, after in zip(*best.values(), strict=True))
+        return self._plausible(plan, Extra(forward, backward))
+
+    def _plausible(self, plan: MirrorPlan, extra: Extra) -> Extra:
+        """What was measured of a plan, as far as it can be: on a busy machine steps differ by more than that takes."""
+        operations = self._replayed(plan)
+        themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
+        noting, calling = _NOTING_NS, _CALLING_NS
+        return Extra(
+            min(max(extra.recording_ns, noting[0] * len(operations)), noting[1] * len(operations)),
+            min(
+                max(extra.replay_ns, _FASTER * themselves + calling[0] * len(operations)),
+                _SLOWER * themselves + calling[1] * len(operations),
+            ),
+        )
+
+    def _replayed(self, plan: MirrorPlan) -> set[int]:
+        """The operations that run again: one that makes several storages does so once."""
+        return {number for each in plan.dropped for number in self.program.storages[each].program}
+
+    def _wait(self) -> None:
+        if self._recorder.accelerated:
+            torch.accelerator.synchronize()
