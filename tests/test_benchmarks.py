@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
-    *("mirroring", "whole_calls", "starting"),
+    *("mirroring", "echo", "whole_calls", "starting"),
 )
 
 
@@ -56,6 +56,13 @@ def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: s
     assert len(found) == rows
     assert sum(row.goal is not None for row in found) == goals
     assert all(len(row.values) == 1 and row.values[0] > 0 for row in found)
+
+
+def test_a_mirror_plan_of_echos_size_is_made_without_its_memory(benchmarks: ModuleType) -> None:
+    plain, *planned, taken = benchmarks.BENCHMARKS["echo"](benchmarks.Effort(repetitions=1, tiny=True))
+    assert [each.measured <= plain.measured for each in planned] == [True] * 5
+    assert all("an estimate" in each.note for each in planned) and "Echo: 6 %" in planned[1].note
+    assert planned[-1].measured < plain.measured and taken.unit == "s"
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import batching
 import capture_cost
 import deck
 import drawing
+import echo
 import kernels
 import memory
 import memory_cuda
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "batching_cuda": batching.rows_cuda,
     "mirroring": mirroring.rows,
     "mirroring_cuda": mirroring.rows_cuda,
+    "echo": echo.rows,
     "deck": deck.rows,
     "other_tools": other_tools.rows,
 }
