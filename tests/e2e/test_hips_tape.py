@@ -71,7 +71,7 @@ def test_the_programs_of_the_thread_step_in_the_deck_to_autograds_own_gradients(
     expect(shown.inspector).to_contain_text("programs_hips219.py")
     said = shown.root.locator(".memory canvas[role=img]").get_attribute("aria-label") or ""
     assert said.startswith("memory by category over ") and "peak" in said
-    expect(shown.root.get_by_text("predicted, an estimate: of a tape the shapes")).to_be_visible()
+    expect(shown.root.get_by_text("predicted, an estimate: of a tape the arrays are counted")).to_be_visible()
     shown.press("back")
     shown.expect(t=0)
     shown.press("breakpoint")

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ import tapehead as th
 from tapehead.engine.orders import kept_orders
 from tapehead.engine.orders.auto import forget_plans
 from tapehead.engine.sessions import unread
+from tapehead.inspector.graph import facts
 
 from ..backward_programs import random_program
 
@@ -29,7 +30,9 @@ STATIC = [name for name in th.POLICIES if name not in ("comm_first", "search", "
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_kept() -> Iterator[None]:
+def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nor does a capture of another test say anything of these graphs."""
+    monkeypatch.setattr(facts, "_alive", WeakSet())
     forget_plans()
     yield
     forget_plans()
