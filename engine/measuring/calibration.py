@@ -230,12 +230,13 @@ class _Reader:
 
     def _outputs(self, turn: Turn, blocks: dict[int, int]) -> list[TaskOutput | None]:
         found: list[TaskOutput | None] = []
-        inputs = turn.visit.inputs
+        origins = _Origins(turn.visit.inputs)
         for index, (seen, number) in enumerate(zip(turn.visit.outputs, turn.outputs, strict=True)):
             if seen is None:
                 found.append(None)
                 continue
-            origin = _origin(seen, inputs, turn.visit.outputs[:index], blocks.get(number, -1))
+            origin = origins.of(seen, blocks.get(number, -1))
+            origins.gave(index, seen)
             held = number in self.kinds.held and number not in self._first_use
             if seen.is_view and not seen.address:
                 self._limit(turn, "gives an empty view, of which it does not show what it keeps alive")
@@ -243,19 +244,31 @@ class _Reader:
         return found
 
 
-def _origin(seen: Seen, inputs: Sequence[Seen | None], before: Sequence[Seen | None], block: int) -> tuple[Origin, int]:
-    """Where an output comes from, see `TaskOutput.origin`."""
-    for index, each in enumerate(inputs):
-        if each is not None and each.identity == seen.identity:
-            return "input", index
-    for index, each in enumerate(before):
-        if each is not None and each.identity == seen.identity:
-            return "output", index
-    if seen.address:
-        for index, each in enumerate(before):
-            if each is not None and each.address == seen.address and block >= 0:
-                return "output view", index
+class _Origins:
+    """Where a task's outputs come from, see `TaskOutput.origin`. It may have very many: none is compared with all."""
+
+    def __init__(self, inputs: Sequence[Seen | None]) -> None:
+        self._inputs: dict[int, int] = {}  # by identity the first input, and so on
+        self._input_storages: dict[int, int] = {}  # by address
+        self._outputs: dict[int, int] = {}
+        self._output_storages: dict[int, int] = {}
         for index, each in enumerate(inputs):
-            if each is not None and each.address == seen.address:
-                return "view", index
-    return ("block", block) if block >= 0 else ("outside", -1)
+            if each is not None:
+                self._inputs.setdefault(each.identity, index)
+                self._input_storages.setdefault(each.address, index)
+
+    def gave(self, index: int, seen: Seen) -> None:
+        """This output has come, too, before the next ones."""
+        self._outputs.setdefault(seen.identity, index)
+        self._output_storages.setdefault(seen.address, index)
+
+    def of(self, seen: Seen, block: int) -> tuple[Origin, int]:
+        if seen.identity in self._inputs:
+            return "input", self._inputs[seen.identity]
+        if seen.identity in self._outputs:
+            return "output", self._outputs[seen.identity]
+        if seen.address and block >= 0 and seen.address in self._output_storages:
+            return "output view", self._output_storages[seen.address]
+        if seen.address and seen.address in self._input_storages:
+            return "view", self._input_storages[seen.address]
+        return ("block", block) if block >= 0 else ("outside", -1)
