@@ -159,7 +159,7 @@ if not TYPE_CHECKING:  # a name that is not there would be of any type
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_ROOMS, *(name for name in globals() if name.startswith("__"))})
 
 
 def load_ipython_extension(shell: object) -> None:
@@ -170,7 +170,9 @@ def load_ipython_extension(shell: object) -> None:
 
 
 forward_old_paths()
-for _package in ("inspector", "engine", "widgets", "commands"):
+_ROOMS = ("inspector", "engine", "widgets", "commands")
+
+for _package in _ROOMS:
     open_room(f"{__name__}.{_package}")
 
 __all__ = [

@@ -46,6 +46,11 @@ def test_all_of_it_can_be_asked_for_at_once() -> None:
     assert set(th.__all__) <= set(dir(th))
 
 
+def test_what_completion_offers_is_for_users() -> None:
+    rooms = {"commands", "engine", "inspector", "widgets"}
+    assert {name for name in dir(th) if not name.startswith("__")} == {*th.__all__, *rooms}
+
+
 def test_modules_are_there_without_an_import_of_their_own() -> None:
     assert alone("import tapehead as th\nassert th.engine.queue.policy.Policy is th.Policy") == ""
     assert alone("import tapehead as th\nassert th.Graph is th.inspector.graph.graph.Graph") == ""
