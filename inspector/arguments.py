@@ -63,7 +63,7 @@ def bytes_of(text: str, name: str, wanted: str) -> int:
     unit = None if found is None else _UNITS.get(found[2].lower())
     if found is None or unit is None:
         doubt = "" if found is None or found[2].lower() not in "kmgtp" else f": {found[2]}B and {found[2]}iB differ"
-        raise ValueError(f"{name} is {text!r}{doubt}; expected {wanted}, {SIZES}")
+        raise ValueError(f"{name} is {text!r}{doubt}; expected {wanted}, or a size {SIZES}")
     return int(Decimal(found[1]) * unit)
 
 

@@ -31,7 +31,8 @@ _WIDTH = 230
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python tests/models", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="strangers of these names; * stands for anything")
+    help_text = "strangers of these names; * stands for anything; may be repeated"
+    parser.add_argument("--only", nargs="+", action="extend", metavar="NAME", help=help_text)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one per core)")
     options = parser.parse_args(arguments)
     chosen = names()

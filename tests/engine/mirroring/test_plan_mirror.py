@@ -185,6 +185,8 @@ def test_what_fits_the_budget_is_left_alone() -> None:
 def test_a_budget_is_a_size_as_people_write_it() -> None:
     for text, nbytes in (("8GB", 8 * 10**9), ("8 GiB", 8 * 2**30), ("1.5 mib", 3 * 2**19), ("100 B", 100)):
         assert bytes_of(text, "budget", "bytes") == nbytes
+    with pytest.raises(ValueError, match=r"budget is '0.5'; expected .*, as 0.5, or a size such as \"8GB\""):
+        planned(cells(), budget="0.5")
     make_loss = blocks()
     plan = planned(make_loss, budget="1 MB")
     assert plan.met and plan.peak_bytes <= 10**6 < plan.plain_peak_bytes
