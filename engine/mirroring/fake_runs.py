@@ -22,9 +22,10 @@ from .plan import MirrorPlan
 from .runs import Extra
 from .storages import footprints_for, mirror_storages
 
-# What it takes to note an operation in the forward, and to call it again: 13 to 46 µs on one CPU, rounded up.
-_NOTING_NS = 50_000.0
-_CALLING_NS = 50_000.0
+# What it takes to note an operation in the forward, and as much to call it again: 13 to 46 µs on one CPU where kernels
+# are small, 295 µs between those of a ResNet-50 of 1 ms each, which empty the caches; in between a share of the latter.
+_NOTING_NS = 30_000.0, 300_000.0
+_OF_A_KERNEL = 0.25
 
 _SUMS = (
     "it was planned on fake tensors, so its times are sums of those of single operators, each run alone on real "
@@ -68,7 +69,9 @@ class FakeRuns:
         self.program = _timed(program, times.seconds[:forward])
         self.footprints = footprints_for(self.program, footprints)
         self.plain_ns = 1e9 * sum(each or 0.0 for each in times.seconds)
-        self.recording_ns, self.call_ns = _NOTING_NS, _NOTING_NS + _CALLING_NS
+        mean_ns = 1e9 * self.program.seconds / max(1, forward)
+        self.recording_ns = min(max(_OF_A_KERNEL * mean_ns, _NOTING_NS[0]), _NOTING_NS[1])
+        self.call_ns = 2 * self.recording_ns
         self.storages = mirror_storages(self.program, self.footprints, self.call_ns)
         self.estimates = _SUMS, _NOT_TRIED, *_not_timed(times)
         self.banned: str | None = None
@@ -78,7 +81,8 @@ class FakeRuns:
         """What forward and backward should take longer under a plan."""
         operations = {number for each in plan.dropped for number in self.program.storages[each].program}
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
-        return Extra(_NOTING_NS * len(operations), themselves + _CALLING_NS * len(operations))
+        noting = self.recording_ns * len(operations)
+        return Extra(noting, themselves + noting)
 
 
 def _predicted(make_loss: MakeLoss, model: nn.Module | None) -> Footprints:
