@@ -210,6 +210,7 @@ def test_auto_is_nowhere_worse_than_heap_predicted_and_measured(name: str) -> No
         warnings.simplefilter("error")
         own, best = profiled("heap"), profiled("auto")
     assert best.peak_bytes <= own.peak_bytes
+    model.zero_grad()  # another order is the best where gradients are there
     graph = th.graph(make_loss())
     assert th.simulate(graph, best.order).peak_bytes <= th.simulate(graph, own.order).peak_bytes
 
