@@ -33,7 +33,7 @@ assert ratios["linear50"] > 15 and ratios["cyclegan"] < 0.98 and ratios.drop("li
     "05_schedules": """
 assert list(rows)[:2] == ["din", "cyclegan"] and gain("cyclegan") > 0.1
 above = {name: plan.above(plan["heap"]) for name, plan in plans.items()}
-nothing = ["mlp_norm", "lstm_lm", "resnet50", "two_devices", "linear50", "ensemble"]
+nothing = ["mlp_norm", "lstm_lm", "elementwise", "two_devices", "linear50", "ensemble"]
 assert all(above[name] < 0.01 for name in nothing) and all(above[name] > 0.01 for name in set(plans) - set(nothing))
 assert all(rows[name]["queue"] <= 5 for name in nothing[:4]) and all(rows[name]["queue"] > 15 for name in nothing[4:])
 assert plans["linear50"]["bfs"].peak_bytes > 15 * plans["linear50"]["heap"].peak_bytes
