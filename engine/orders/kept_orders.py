@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -90,9 +90,9 @@ def kept_order(key: Hashable, nodes: Sequence[Node]) -> KeptOrder | None:
     return found if found is not None and found.suits(nodes) else None
 
 
-def keep_order(key: Hashable, find: Callable[[], KeptOrder]) -> None:
+def keep_order(key: Hashable, order: KeptOrder) -> None:
     """From now on this is the order of such graphs."""
-    _orders.put(key, find())
+    _orders.put(key, order)
 
 
 def forget_orders() -> None:

@@ -120,7 +120,7 @@ def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
     if start.key is not None and len(nodes) == len(plan.order) and not has_stages(graph):
         places = {node: place for place, node in enumerate(nodes)}
         order = [places[graph.nodes[task_id]] for task_id in plan.order]
-        keep_order(start.key, lambda: KeptOrder.of(nodes, order, run.policy, run.note))
+        keep_order(start.key, KeptOrder.of(nodes, order, run.policy, run.note))
     return run
 
 
