@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tapehead.engine.workloads.workloads import WORKLOADS
 from ..mirrored_programs import MakeLoss, plan_all, same, trained
 from ..ranks import run_ranks
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("one_thread")]
 
 STEPS = 20
 FEWER_STEPS = {"cyclegan": 3}
@@ -45,15 +44,6 @@ TINY = {
     "two_devices": {"width": 8, "batch": 4, "far_layers": 2, "near_layers": 2},
     "mlp_norm": {"layers": 5, "width": 8, "batch": 4},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they give to operations as small as these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def add_dropout(model: nn.Module) -> None:

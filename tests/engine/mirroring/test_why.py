@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,15 +16,7 @@ from tapehead.engine.mirroring.runs import Extra, Runs
 
 from .test_plan_mirror import Block, MakeLoss, blocks, planned
 
-pytestmark = pytest.mark.heavy
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("one_thread")]
 
 
 class Cell(nn.Module):
