@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import tapehead as th
 from tapehead.engine.prediction import kernel_runs, operator_times
 
-from .test_plan_mirror import Block, one_thread
+from .test_plan_mirror import Block
 
 MakeLoss = Callable[[], Tensor]
 Made = tuple[nn.Module, Tensor]
 
-__all__ = ["one_thread"]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def perceptron() -> Made:
