@@ -15,7 +15,7 @@ from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.words import dtype_name
 from ...inspector.shown import text_of
 from ..words.findings import findings_rich, findings_text
-from ..words.phrases import joined, ordinal, task_name
+from ..words.phrases import joined, nth, task_name
 from ..words.sizes import percent_text
 from .gradient_difference import EQUAL, Apart
 from .memory_difference import MemoryDifference
@@ -220,7 +220,7 @@ class Difference:
                 "The gradients themselves may be further apart, which these can't tell."
             )
         else:
-            place = ordinal(first.task.places[0] + 1)
+            place = nth(first.task.places[0] + 1)
             yield f"In values they part at the {place} of {len(self.graphs[0]):,} tasks: {self._said(first)}."
             if jump is first:
                 yield "Nowhere does the difference grow more."

@@ -23,7 +23,7 @@ from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
 from ..trace.buckets import nothing_reduced
 from ..words.findings import ShownAsFindings
-from ..words.phrases import counted, joined, operation_title, ordinal
+from ..words.phrases import counted, joined, nth, operation_title
 from .zero_gradients import Arrived, ZeroOrigin, arrived_at
 
 Why = Literal["never used", "not seen", "path cut", "led nowhere", "no gradient", "zero gradient"]
@@ -342,7 +342,7 @@ class _Paths:
             return self._cut(told, cuts) if cuts else None
         last = self._steps[max(ends)]
         number, count = last.result
-        which = f"{ordinal(number + 1)} of the {count} results of" if count > 1 else "result of"
+        which = f"{nth(number + 1)} of the {count} results of" if count > 1 else "result of"
         story = f"the {which} {_of(last.operation)} is not in the loss"
         return UnusedParameter(*told, "led nowhere", story, None, *_where(last.operation))
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from ..memory.timeline import Category, Storage, Timeline
 from ..trace.peak import PeakGroup, groups_of, title_of
 from ..words.estimates import estimate_sentence
-from ..words.phrases import joined, ordinal, was_captured
+from ..words.phrases import joined, nth, was_captured
 from ..words.sizes import size_text
 
 _MOST_GROUPS = 3  # in a sentence; all are in `only`
@@ -107,7 +107,7 @@ class MemoryDifference:
         if parted.tasks is None:
             yield f"In memory they part before the first task: {levels}."
         else:
-            place = ordinal(first.places[parted.tasks[0]] + 1)
+            place = nth(first.places[parted.tasks[0]] + 1)
             yield f"In memory they part at the {place} task, {first.graph.describe(parted.tasks[0])}: {levels}."
         for name, timeline, groups in zip(names, self.timelines, self.only, strict=True):
             if groups:

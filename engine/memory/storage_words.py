@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ...inspector.graph.graph import Task, module_name
 from ...inspector.graph.kinds import Kind
-from ..words.phrases import MOST_NAMED, folded, joined, module_title, operation_title, ordinal, pattern, task_name
+from ..words.phrases import MOST_NAMED, folded, joined, module_title, nth, operation_title, pattern, task_name
 from .timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Keeper, Storage, Timeline
 
 MADE_IN_FORWARD = "made in the forward"
@@ -212,9 +212,7 @@ class StorageWords:
             names = Counter(task_name(self._tasks[self._timeline.order[place]]) for place in places)
             kinds = joined([_times(number, name) for name, number in names.most_common()])
             last = self._graph.describe(self._timeline.order[places[-1]])
-            sentences.append(
-                f"when {kinds} have run, the last of them {last}, the {ordinal(places[-1] + 1)} of {count:,}"
-            )
+            sentences.append(f"when {kinds} have run, the last of them {last}, the {nth(places[-1] + 1)} of {count:,}")
         if any(place >= count for place in dying):
             sentences.append("as backward() returns")
         if with_graph:

@@ -19,7 +19,7 @@ from ..queue.named_tasks import tasks_at
 from ..queue.policy import AnyPolicy, Choice, Key, Policy, QueueState, is_dynamic, policy_name
 from ..queue.ready_queue import ChoiceQueue, KeyedQueue, PolicyError, ReadyTask
 from ..queue.stages import POST_BACKWARD, stage_edges
-from ..words.phrases import counted, joined, ordinal
+from ..words.phrases import counted, joined, nth
 from .planning import bound
 from .policies import find_policy
 from .problem import Problem
@@ -121,7 +121,7 @@ def _side_text(side: Side, place: int = 0) -> str:
             return f"tasks {joined([text.removeprefix('task ') for text in texts])}"
         return joined(texts) or "nothing"
     if isinstance(side, Tensor):
-        return f"the {ordinal(place)} tensor ({tensor_text(side)})" if place else f"a tensor of {tensor_text(side)}"
+        return f"the {nth(place)} tensor ({tensor_text(side)})" if place else f"a tensor of {tensor_text(side)}"
     if isinstance(side, str):
         return f'"{side}"'
     task = side.task if isinstance(side, ReadyTask) else side

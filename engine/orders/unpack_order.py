@@ -23,7 +23,7 @@ from ...inspector.torch_internals.saved import first_freed, hides_saved, packed_
 from ...inspector.torch_internals.tensors import storage_of
 from ..queue.policy import AnyPolicy, is_dynamic, policy_name
 from ..words.findings import ShownAsFindings
-from ..words.phrases import counted, joined, module_title, ordinal
+from ..words.phrases import counted, joined, module_title, nth
 from ..words.sizes import size_text
 from .policies import find_policy
 from .schedule import schedule
@@ -189,7 +189,7 @@ class UnpackOrder(ShownAsFindings):
         describe = self.graph.describe
         return (
             f"The first that comes out of order, against the reverse of packing: {describe(row.task)}, the "
-            f"{ordinal(self.tasks.index(row.task) + 1)} to unpack, before {describe(expected)}, which was packed later."
+            f"{nth(self.tasks.index(row.task) + 1)} to unpack, before {describe(expected)}, which was packed later."
         )
 
     @cached_property

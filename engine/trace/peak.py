@@ -15,7 +15,7 @@ from ..memory.not_counted import NotCounted
 from ..memory.storage_words import StorageWords
 from ..memory.timeline import Category, Storage, Timeline
 from ..words.estimates import estimate_sentence
-from ..words.phrases import folded, module_title, ordinal, pattern, was_captured
+from ..words.phrases import folded, module_title, nth, pattern, was_captured
 from ..words.sizes import share_text, size_text
 from .hints import Hint, Peak, hints
 from .trace import Trace
@@ -293,7 +293,7 @@ def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...], before: NotCounte
     peak = size_text(timeline.peak_bytes)
     if timeline.peak_task is not None:
         where = timeline.graph.describe(timeline.peak_task)
-        yield (f"The peak is {peak}, in {where}, the {ordinal(place + 1)} of {count:,} tasks.")
+        yield (f"The peak is {peak}, in {where}, the {nth(place + 1)} of {count:,} tasks.")
     else:
         when = "before the first task: the backward starts with it" if place < 0 else "as backward() ended"
         yield f"The peak is {peak}, {when}."

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ...inspector.graph.graph import Graph, Task, module_name
 from ...inspector.graph.words import counted as counted
+from ...inspector.graph.words import nth as nth
 
 MOST_NAMED = 3  # of each kind; of the others only how many there are
 
@@ -49,9 +50,3 @@ def joined(parts: Sequence[str], most: int = MOST_NAMED) -> str:
     if len(parts) > most:
         return f"{', '.join(shown)} and {len(parts) - most:,} more"
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
-
-
-def ordinal(number: int) -> str:
-    """`1st`, `2nd`, `54th`, `111th`."""
-    ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number:,}{ending}"

@@ -16,7 +16,7 @@ from tapehead.engine.memory.storage_words import StorageWords
 from tapehead.engine.memory.timeline import Category, Maker
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.trace.peak import PeakReport, peak_report
-from tapehead.engine.words.phrases import joined, ordinal
+from tapehead.engine.words.phrases import joined, nth
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads import workload
 
@@ -286,7 +286,7 @@ def test_long_lists_end_in_how_many_more() -> None:
     assert joined(["a"]) == "a"
     assert joined(["a", "b"]) == "a and b"
     assert joined(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
-    assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 111, 112, 1003)] == [
+    assert [nth(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 111, 112, 1003)] == [
         *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "111th", "112th", "1,003rd")
     ]
 

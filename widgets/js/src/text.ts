@@ -33,6 +33,12 @@ export function grouped(amount: number): string {
   return GROUPED.format(amount);
 }
 
+/** `1st`, `2nd`, `53rd`, `1,011th`: a task's place in its run, as inspector/graph/words.py writes it. */
+export function nth(place: number): string {
+  const ending = Math.floor(place / 10) % 10 === 1 ? undefined : ["th", "st", "nd", "rd"][place % 10];
+  return `${grouped(place)}${ending ?? "th"}`;
+}
+
 /** `5.2 ms`, `0.04 ms`, as engine/mirroring/planned_mirror.py writes them. */
 export function milliseconds(nanoseconds: number): string {
   const amount = nanoseconds / 1e6;

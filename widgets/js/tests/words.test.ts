@@ -11,6 +11,7 @@ import { suggest } from "../src/model/suggest.ts";
 import { readyBefore, waitingBytes } from "../src/model/waiting.ts";
 import { when } from "../src/model/when.ts";
 import { Store } from "../src/store.ts";
+import { nth } from "../src/text.ts";
 import { where } from "../src/views/announcer.ts";
 import { dashes } from "../src/views/dashes.ts";
 import type { DeckDocument } from "../src/model/document.ts";
@@ -199,4 +200,10 @@ test("a step is announced with its place, its module and the reason for it", () 
   assert.equal(where(store), "task 4 of 4, ReluBackward0 in blocks.10, 0 ready, the only ready task");
   store.go(4);
   assert.equal(where(store), "finished, 4 tasks have run");
+});
+
+test("a task's place in its run reads as an ordinal", () => {
+  const places = [1, 2, 3, 4, 11, 12, 13, 21, 53, 111, 112, 1003, 1011];
+  const said = ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "53rd", "111th", "112th", "1,003rd", "1,011th"];
+  assert.deepEqual(places.map(nth), said);
 });
