@@ -100,7 +100,8 @@ def test_the_wheel_has_every_source_file_and_nothing_else_of_the_repository(libr
     assert packed == {path.relative_to(ROOT) for path in SOURCES}
     assert (library / "tapehead" / "py.typed").exists()
     static = library / "tapehead" / "widgets" / "static"
-    assert {path.name for path in static.iterdir()} == {"deck.js", "frontier.js"}
+    fonts = {"DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSans.LICENSE.txt"}
+    assert {path.name for path in static.iterdir()} == {"deck.js", "frontier.js"} | fonts
     assert {path.name.partition("-")[0] for path in library.iterdir()} == {"tapehead"}
 
 

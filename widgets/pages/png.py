@@ -1,0 +1,68 @@
+"""Our own SVG as PNG: what an untrusted notebook shows, and what can be pasted anywhere."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from ...inspector.shown import Theme
+
+_FONTS = [str(Path(__file__).parent.parent / "static" / name) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")]
+
+# Signs that these fonts have. A picture with no other looks the same on every machine, and no font of the system is
+# loaded for it, which takes longer than drawing where there are many.
+_OTHER_SIGNS = re.compile(
+    "[^\t\n\r\u0020-\u007e\u00a0-\u017f\u0370-\u03ff\u2010-\u2027\u2030-\u203a\u20ac\u2190-\u2199\u2200-\u220f"
+    "\u2212\u221a\u221e\u2248\u2260\u2264\u2265\u22ef\u25b2\u25b6\u25b8\u25c0\u25c2\u25cb\u25cf\u2713\ufffd]"
+)
+
+# resvg knows neither variables nor media. Attributes of ours have no quote of a user's in them: it is `&quot;` there.
+_STYLED = re.compile(r'<style>.*?</style>|style="[^"]*"', re.DOTALL)
+_IN_THE_DARK = re.compile(r"@media \(prefers-color-scheme:dark\)\{(.*?\})\}", re.DOTALL)
+_SET = re.compile(r"(--[\w-]+):([^;}]+)")
+_USED = re.compile(r"var\((--[\w-]+)\)")
+
+
+def can_draw_png() -> bool:
+    """Whether the package is there that draws it."""
+    return find_spec("resvg_py") is not None
+
+
+def png_of(svg: str, *, theme: Theme = "light", scale: float = 2.0) -> bytes:
+    """A picture drawn by tapehead, as PNG.
+
+    Args:
+        svg: drawn by tapehead: its variables are colours, set in its own style sheet.
+        theme: which of its themes, if it has two.
+        scale: pixels for each of its own.
+
+    Raises:
+        ModuleNotFoundError: resvg-py is not installed.
+    """
+    try:
+        from resvg_py import svg_to_bytes
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "PNG is drawn by resvg: pip install 'tapehead[notebook]', or pip install resvg-py"
+        ) from error
+    return svg_to_bytes(
+        svg_string=_of_theme(svg, theme),
+        zoom=scale,
+        font_files=_FONTS,
+        sans_serif_family="DejaVu Sans",
+        skip_system_fonts=_OTHER_SIGNS.search(svg) is None,
+    )
+
+
+def _of_theme(svg: str, theme: Theme) -> str:
+    """The same picture with the colours of one theme in place of variables."""
+    sheets = "".join(_STYLED.findall(svg))
+    colours = dict(_SET.findall(_IN_THE_DARK.sub("", sheets)))
+    if theme == "dark":
+        colours |= _SET.findall("".join(_IN_THE_DARK.findall(sheets)))
+
+    def coloured(styled: re.Match[str]) -> str:
+        return _USED.sub(lambda used: colours[used[1]], _IN_THE_DARK.sub("", styled[0]))
+
+    return _STYLED.sub(coloured, svg)
