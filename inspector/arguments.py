@@ -31,7 +31,7 @@ def expect(value: object, kind: type | UnionType, name: str, wanted: str) -> Non
         TypeError: it is something else.
     """
     if not isinstance(value, kind):
-        raise TypeError(f"{name} is {_title(value)}; expected {wanted}")
+        raise TypeError(f"{name} is {a_kind(value)}; expected {wanted}")
 
 
 def expect_number(value: object, kind: type | UnionType, name: str, wanted: str) -> None:
@@ -44,7 +44,7 @@ def expect_number(value: object, kind: type | UnionType, name: str, wanted: str)
 def expect_truth(value: object, name: str) -> None:
     """Refuses what is neither True nor False: of anything else Python would make one of them in silence."""
     if not isinstance(value, int) or value not in (0, 1):
-        what = value if isinstance(value, int | float) else _title(value)
+        what = value if isinstance(value, int | float) else a_kind(value)
         raise TypeError(f"{name} is {what}; expected True or False")
 
 
@@ -84,7 +84,7 @@ def expect_callable(value: object, arguments: int, name: str, wanted: str) -> No
             raise TypeError(f"{name} is a module, {type(value).__name__}; expected {wanted}")
         called = value.forward
     if not callable(called):
-        raise TypeError(f"{name} is {_title(value)}; expected {wanted}")
+        raise TypeError(f"{name} is {a_kind(value)}; expected {wanted}")
     try:
         takes = signature(called)
     except (TypeError, ValueError):  # written in C
@@ -97,5 +97,7 @@ def expect_callable(value: object, arguments: int, name: str, wanted: str) -> No
         raise TypeError(f"{name} is {title}, which can't be called with {count} ({error}); expected {wanted}") from None
 
 
-def _title(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+def a_kind(value: object) -> str:
+    """What a value is, in the midst of a sentence: "an int", "a Tensor", "None"."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from ...inspector.arguments import a_kind
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.graph.spent import is_spent
 from ...inspector.torch_internals.engine import retains_any, run_engine
@@ -318,7 +319,7 @@ class GroupRunner:
             if gradient is None:
                 return f"no gradient came to {at}"
             if type(gradient) is not Tensor:
-                return f"the gradient of {at} is a {type(gradient).__name__}"
+                return f"the gradient of {at} is {a_kind(gradient)}"
             if not fits(gradient, self._graph.tasks[task_id].inputs[0]) or gradient._is_zerotensor():
                 return f"the gradient of {at} is not laid out like the others"
         return None

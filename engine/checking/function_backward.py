@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
+from ...inspector.arguments import a_kind
 from ...inspector.graph.kept_inputs import argument_names, names_by_place
 from ...inspector.graph.words import shape_text
 from ...inspector.torch_internals.nodes import call_node
@@ -82,9 +83,9 @@ def wrong_form(returned: Returned, args: Sequence[object]) -> Iterator[str]:
         if value is None:
             continue
         if not isinstance(value, Tensor):
-            yield f"returns a {type(value).__name__} for {name}, where a tensor or None is due"
+            yield f"returns {a_kind(value)} for {name}, where a tensor or None is due"
         elif not isinstance(argument, Tensor):
-            yield f"returns a gradient for {name}, which is no tensor but a {type(argument).__name__}"
+            yield f"returns a gradient for {name}, which is no tensor but {a_kind(argument)}"
         elif need and not _fits(value, argument):
             given, expected = shape_text(value.shape), shape_text(argument.shape)
             shapes = f"returns a gradient of shape {given} for {name}, which has shape {expected}"

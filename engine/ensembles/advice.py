@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ...inspector.arguments import expect_callable, expect_number
+from ...inspector.arguments import a_kind, expect_callable, expect_number
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.walk import graph
 from ...inspector.graph.graph import Graph
@@ -211,7 +211,7 @@ def advise(
     """
     expect_make_loss(make_loss)
     if not isinstance(model, nn.Module | None):
-        raise TypeError(f"model must be the module which the code shall call so, not a {type(model).__name__}")
+        raise TypeError(f"model must be the module which the code shall call so, not {a_kind(model)}")
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what is looked at")
     if rounds is not None:

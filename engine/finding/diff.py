@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from ...inspector.arguments import expect, expect_number
+from ...inspector.arguments import a_kind, expect, expect_number
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task
 from ..trace.run import Run
@@ -63,7 +63,7 @@ def diff(
     for run in (run_a, run_b):
         if not isinstance(run, Run | Trace):
             raise TypeError(
-                f"th.diff takes two runs or traces, not a {type(run).__name__}: what th.backward returns, "
+                f"th.diff takes two runs or traces, not {a_kind(run)}: what th.backward returns, "
                 "`session.result()`, or th.load(path) of a saved one"
             )
     if tolerance is not None:

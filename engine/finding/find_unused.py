@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import UninitializedParameter
 
+from ...inspector.arguments import a_kind
 from ...inspector.capturing.dataflow import Cut, Dataflow, Taken, follow
 from ...inspector.capturing.walk import graph
 from ...inspector.graph.facts import Operation
@@ -216,7 +217,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
     """
     expect_make_loss(make_loss)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be the module whose parameters are meant, not a {type(model).__name__}")
+        raise TypeError(f"model must be the module whose parameters are meant, not {a_kind(model)}")
     gathered = _gathered(model)
     names: dict[Tensor, list[str]] = {}
     for name, each in model.named_parameters(remove_duplicate=False):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...inspector.arguments import a_kind
 from ...inspector.graph.graph import Task
 from ...inspector.tapes.hips_nodes import metas_of, places, vspace
 from ...inspector.tapes.hips_tape import HipsTape
@@ -162,7 +163,7 @@ def _first_gradient(tape: HipsTape, given: Any) -> Any:
         return space.ones()
     value = given.detach().numpy() if isinstance(given, Tensor) else given
     if not isinstance(value, np.ndarray | np.generic | float | complex):
-        raise TypeError(f"grad_tensors for a tape is an array, a scalar or a tensor, not a {type(given).__name__}")
+        raise TypeError(f"grad_tensors for a tape is an array, a scalar or a tensor, not {a_kind(given)}")
     if vspace(value).shape != space.shape:
         raise ValueError(
             f"the value of {tape.function} has shape {tuple(meta.shape or ())}; the gradient in grad_tensors has "

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...inspector.arguments import a_kind
 from ...inspector.tapes.hips_nodes import arrays_in, is_container, is_sparse, metas_of, rebuilt, spaces_in
 
 _VALUE = "_tapehead_value"
@@ -67,7 +68,7 @@ def carried(gradient: Any, space: Any, places: Sequence[int], is_read: bool) -> 
     try:
         arrays = list(arrays_in(space, gradient))
     except (TypeError, KeyError, IndexError):
-        raise TypeError(f"a vjp gave a {type(gradient).__name__} for the gradient of a container") from None
+        raise TypeError(f"a vjp gave {a_kind(gradient)} for the gradient of a container") from None
     return [carry(arrays[place]) for place in places] if arrays else [carry(np.zeros(0))]
 
 
@@ -89,7 +90,7 @@ def flat(space: Any, value: Any) -> Tensor:
 def _tensor_of(value: Any) -> Tensor:
     """The array as a tensor: on the same memory, but where torch can't have it so."""
     if not isinstance(value, np.ndarray | np.generic | int | float | complex):
-        raise TypeError(f"a vjp gave a {type(value).__name__} for a gradient; expected an array or a scalar")
+        raise TypeError(f"a vjp gave {a_kind(value)} for a gradient; expected an array or a scalar")
     array = np.asarray(value)
     if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
+from ...inspector.arguments import a_kind
 from ...inspector.capturing.forward_recorder import COMPILED, INSTEAD
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.words import counted
@@ -100,7 +101,7 @@ class mirror:
 
     def __init__(self, plan: MirrorPlan) -> None:
         if not isinstance(plan, MirrorPlan):
-            raise TypeError(f"th.mirror takes a plan, such as th.plan_mirror makes, not a {type(plan).__name__}")
+            raise TypeError(f"th.mirror takes a plan, such as th.plan_mirror makes, not {a_kind(plan)}")
         self.plan = plan
         self._idle = not plan.dropped
         self._tally = MirrorTally()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ...inspector.arguments import a_kind
 from ...inspector.drawing.signs import AGAIN, KEPT, LET_GO, Sign
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.words import counted
@@ -148,7 +149,7 @@ def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) ->
         ValueError: it is another forward's, or this one was not mirrored.
     """
     if not isinstance(plan, MirrorPlan):
-        raise TypeError(f"mirroring is a plan, such as th.plan_mirror makes, not a {type(plan).__name__}")
+        raise TypeError(f"mirroring is a plan, such as th.plan_mirror makes, not {a_kind(plan)}")
     if (other := plan.misfit(graph)) is not None:
         raise ValueError(f"mirroring: the plan's figures are not for this graph: {other}; plan again for this forward")
     dropped = [each for each in plan.storages if each.fate == "dropped"]

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from ...inspector.arguments import a_kind
 from ...inspector.graph.graph import Graph, Task
 from ..queue.binary_heap import pop, push
 from ..queue.chosen_order import allowed, stages
@@ -129,7 +130,7 @@ def _side_text(side: Side, place: int = 0) -> str:
 
 
 def _shown(value: object) -> str:
-    return _side_text(value) if isinstance(value, str | int | Task | Tensor) else f"a {type(value).__name__}"
+    return _side_text(value) if isinstance(value, str | int | Task | Tensor) else a_kind(value)
 
 
 def constrained(policy: AnyPolicy, constraints: Iterable[Constraint]) -> Policy:

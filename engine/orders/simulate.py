@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ...inspector.arguments import expect, expect_truth
+from ...inspector.arguments import a_kind, expect, expect_truth
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph
 from ..memory.accumulation import Accumulate, Accumulation, Release
@@ -53,7 +53,7 @@ def simulate(
         TypeError: the graph, the footprints or an id in the order is something else.
     """
     if not isinstance(graph, Graph):
-        raise TypeError(f"th.simulate takes a graph, not a {type(graph).__name__}{_instead(graph)}")
+        raise TypeError(f"th.simulate takes a graph, not {a_kind(graph)}{_instead(graph)}")
     expect(order, Iterable | Callable | Policy, "order", "a policy, or the ids of all tasks as they are to run")
     if retain_graph is not None:
         expect_truth(retain_graph, "retain_graph")

@@ -19,7 +19,7 @@ from ...inspector.torch_internals.allocators import (
     stop_allocation_events,
 )
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.operators import Operator, is_pointwise
+from ...inspector.torch_internals.operators import Operator, is_pointwise, schema_name
 from ...inspector.torch_internals.tensors import View, on_storage, storage_of
 from ..memory.layouts import layout_of
 
@@ -174,7 +174,7 @@ def kernel_run(
 
 def name_of(operator: Operator) -> str:
     """Its name without overload, "mm"."""
-    return str(operator._schema.name).partition("::")[2]
+    return schema_name(operator).partition("::")[2]
 
 
 def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: int, tiny: bool) -> KernelRun | str:

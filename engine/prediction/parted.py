@@ -10,6 +10,7 @@ import torch
 from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import TensorMeta
+from ...inspector.torch_internals.saved import saved_value
 from ..memory.footprint import TaskOutput, TensorLayout
 from ..memory.layouts import is_dense
 
@@ -32,7 +33,7 @@ def parts_of(
     """
     if gradient.sparse or any(each.dtype is not dtype for each in takes.values()):
         return None
-    dim, dims = node._saved_dim, len(gradient.shape)  # type: ignore[attr-defined]
+    dim, dims = saved_value(node, "dim"), len(gradient.shape)
     dim = dim if dim < dims else dim - (1 << 64) + dims  # torch shows a negative number without its sign
     before, after = gradient.shape[:dim], gradient.shape[dim + 1 :]
     shapes = {number: tuple(each.shape or ()) for number, each in takes.items()}

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 
+from ...inspector.arguments import a_kind
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.source import Source
 from .ready_queue import ReadyTask
@@ -55,7 +56,7 @@ def _found(graph: Graph, where: str | int | Task | ReadyTask) -> tuple[str, froz
     if not isinstance(where, str):
         raise TypeError(
             "a place in the backward is a task, its number, or a text (the name of a node, a module, a parameter, or a "
-            f"line as in model.py:120), not a {type(where).__name__}"
+            f"line as in model.py:120), not {a_kind(where)}"
         )
     prefix, _, rest = where.partition(":")
     meanings: Collection[str] = tuple(_MEANINGS)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from ...inspector.arguments import a_kind
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.source import Source
 from ..queue.named_tasks import tasks_and_calls_at
@@ -108,7 +109,7 @@ def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, wh
     if hit is not None and (isinstance(hit, bool) or not isinstance(hit, int) or hit < 1):
         raise ValueError(f"hit counts from 1, so it can't be {hit!r}")
     if when is not None and not callable(when):
-        raise TypeError(f"when takes a function (task, gradients) -> bool, not a {type(when).__name__}")
+        raise TypeError(f"when takes a function (task, gradients) -> bool, not {a_kind(when)}")
     predicates = () if when is None else (when,)
     if callable(where):
         return Breakpoint(number, name_of(where), None, hit, (where, *predicates))

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ...inspector.arguments import a_kind
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from .breakpoints import name_of
 from .readings import Need, Reading
@@ -164,9 +165,7 @@ def as_conditions(given: tuple[str | GradientPredicate, ...]) -> Conditions:
         if callable(each):
             conditions.append((_called(each),))
         elif not isinstance(each, str):
-            raise TypeError(
-                f"a condition is a text or a function (gradient, task) -> bool, not a {type(each).__name__}"
-            )
+            raise TypeError(f"a condition is a text or a function (gradient, task) -> bool, not {a_kind(each)}")
         elif each.strip().lower() == MISSING:
             missing = True
         elif (bound := _bound(each)) is not None and bound.text.startswith("ratio"):

@@ -10,7 +10,7 @@ from typing import overload
 
 import torch
 
-from ...inspector.arguments import expect, expect_callable
+from ...inspector.arguments import a_kind, expect, expect_callable
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs, Task
 from ..orders.planning import bound
@@ -82,7 +82,7 @@ def makespan(
         expect(policies, Iterable, "policies", 'a list of policies, such as ("bfs", "dfs", "heap")')
     if isinstance(durations, str) or not isinstance(durations, Iterable | Run | None):
         raise TypeError(
-            f"durations is a {type(durations).__name__}; expected nanoseconds by the ids of tasks, a Run, or several"
+            f"durations is {a_kind(durations)}; expected nanoseconds by the ids of tasks, a Run, or several"
         )
     if callable(device_of):
         expect_callable(device_of, 1, "device_of", "a function of the task that names its device")

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...inspector.arguments import a_kind
 from ...inspector.graph.graph import Graph, Task
 from .task_hooks import Gradients
 
@@ -20,7 +21,7 @@ def as_gradients(given: object) -> tuple[Any, ...]:
     if given is None or isinstance(given, Tensor):
         return (given,)
     if not isinstance(given, Iterable):
-        raise TypeError(f"expected a gradient or a sequence of them, one per input, not a {type(given).__name__}")
+        raise TypeError(f"expected a gradient or a sequence of them, one per input, not {a_kind(given)}")
     return tuple(given)
 
 
@@ -38,7 +39,7 @@ def check_edit(graph: Graph, task: Task, before: Gradients, after: Gradients) ->
         if new is None:
             continue
         if not isinstance(new, Tensor):
-            raise TypeError(f"gradient {number} of {where} must be a tensor or None, not a {type(new).__name__}")
+            raise TypeError(f"gradient {number} of {where} must be a tensor or None, not {a_kind(new)}")
         if old is None:
             raise ValueError(f"no gradient came to input {number} of {where}, so none can be replaced")
         for what in ("shape", "dtype", "device", "layout"):

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...inspector.arguments import a_kind
 from ...inspector.graph.graph import Task
 from ...inspector.graph.kinds import Kind
 from .task_hooks import Gradients
@@ -33,7 +34,5 @@ def by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
     found = [next(wanted, None) if child is not None else None for child, _ in node.next_functions]
     for output in found:
         if output is not None and not isinstance(output, Tensor):
-            raise TypeError(
-                f"function {task.name} returned a {type(output).__name__} as a gradient; expected a Tensor or None"
-            )
+            raise TypeError(f"function {task.name} returned {a_kind(output)} as a gradient; expected a Tensor or None")
     return found

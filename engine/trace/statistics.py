@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ...inspector.arguments import expect, expect_choice
+from ...inspector.arguments import a_kind, expect, expect_choice
 from ...inspector.graph.graph import TensorMeta
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import computes_itself, stored_values
@@ -210,7 +210,7 @@ def _why_not(gradient: Tensor) -> str | None:
     if gradient.is_quantized:
         return "quantized"
     if computes_itself(gradient):
-        return f"a {type(gradient).__name__} computes in its own way"
+        return f"{a_kind(gradient)} computes in its own way"
     if gradient.layout is not torch.strided and gradient.layout not in _SPARSE:
         return f"layout {gradient.layout}"
     return None

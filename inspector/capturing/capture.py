@@ -15,7 +15,7 @@ from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from ..arguments import expect_callable, expect_truth
+from ..arguments import a_kind, expect_callable, expect_truth
 from ..graph.facts import CallRecord, Facts, Operation
 from ..graph.kept_inputs import KeptInputs, keep_inputs
 from ..graph.marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, note_hook, tensors_of, unmarked_nodes
@@ -58,7 +58,7 @@ class capture:
         self, module: nn.Module | None = None, observer: Observer | None = None, *, keep_inputs: bool = False
     ) -> None:
         if not isinstance(module, nn.Module | None):
-            raise TypeError(f"th.capture() takes the module to name things after, not a {type(module).__name__}")
+            raise TypeError(f"th.capture() takes the module to name things after, not {a_kind(module)}")
         self._module = module
         self._observer = observer
         if observer is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..graph.marks import tensors_of
-from ..torch_internals.operators import Operator, schema_writes
+from ..torch_internals.operators import Operator, schema_name, schema_writes, takes_tensor_first
 from ..torch_internals.tensors import View
 
 _aten = torch.ops.aten
@@ -113,15 +113,14 @@ class Traits(NamedTuple):
 @cache
 def traits_of(operator: Operator) -> Traits:
     """All of it at once."""
-    writes_first = schema_writes(operator) == ((0,), ()) and operator._schema.arguments[0].type.kind() == "TensorType"
+    writes_first = schema_writes(operator) == ((0,), ()) and takes_tensor_first(operator)
     return Traits(
         may_write(operator), writes_first, reads_nothing(operator), is_random(operator), operator in _BATCH_NORMS
     )
 
 
 def _name(operator: Operator) -> str:
-    name: str = operator._schema.name
-    return name.removeprefix("aten::")
+    return schema_name(operator).removeprefix("aten::")
 
 
 @cache

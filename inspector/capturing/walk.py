@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from ..arguments import expect
+from ..arguments import a_kind, expect
 from ..graph.collector import collector_paused
 from ..graph.drafts import EdgeDraft, TaskDraft, as_edges, as_tasks
 from ..graph.facts import CallRecord, Facts, Operation
@@ -68,7 +68,7 @@ def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
         outputs = [outputs]
     elif isinstance(outputs, Mapping | torch.nn.Module) or not isinstance(outputs, Iterable):
         hint = "; pass its values" if isinstance(outputs, Mapping) else ""
-        raise TypeError(f"expected a tensor or a sequence of tensors, got a {type(outputs).__name__}{hint}")
+        raise TypeError(f"expected a tensor or a sequence of tensors, got {a_kind(outputs)}{hint}")
     roots = []
     for position, output in enumerate(outputs):
         if isinstance(output, Tensor):
@@ -81,7 +81,7 @@ def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
             output = get_gradient_edge(output)
         elif not isinstance(output, GradientEdge):
             raise TypeError(
-                f"element {position} of tensors is a {type(output).__name__}; expected a torch.Tensor or a GradientEdge"
+                f"element {position} of tensors is {a_kind(output)}; expected a torch.Tensor or a GradientEdge"
             )
         roots.append((output.node, output.output_nr))
     if not roots:

@@ -1,6 +1,6 @@
 """The graph as data: tasks, edges, what nodes saved, and its file.
 
-May import: torch_internals, shown.
+May import: arguments, torch_internals, shown.
 """
 
 from ...moved import of_old_module

@@ -8,6 +8,8 @@ import zlib
 from pathlib import Path
 from typing import IO
 
+from ..arguments import a_kind
+
 _GZIP = b"\x1f\x8b"
 _PIECE = 2**20  # bytes that are read at once
 
@@ -19,7 +21,7 @@ def path_of(path: object, asked_by: str) -> Path:
         TypeError: it is none.
     """
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{asked_by} takes the path of a file, a str or a Path, not a {type(path).__name__}")
+        raise TypeError(f"{asked_by} takes the path of a file, a str or a Path, not {a_kind(path)}")
     return Path(path)
 
 

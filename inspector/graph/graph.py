@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from ..arguments import a_kind
 from ..shown import GraphTheme, drawn, text_of
 from ..torch_internals.nodes import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
@@ -229,7 +230,7 @@ class Graph:
             TypeError: it is neither a number nor a task.
         """
         if not isinstance(task, Task | int):
-            raise TypeError(f"expected a task or its number, got a {type(task).__name__}")
+            raise TypeError(f"expected a task or its number, got {a_kind(task)}")
         number = task.id if isinstance(task, Task) else task
         if not 0 <= number < len(self.tasks):
             raise ValueError(f"there is no task {number}; this graph has tasks 0 to {len(self.tasks) - 1}")

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
-from ..arguments import expect
+from ..arguments import a_kind, expect
 from ..graph.facts import StoredOperation
 from ..graph.graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
 from ..graph.kinds import Kind
@@ -126,7 +126,7 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
     if isinstance(fun, nn.Module) or not callable(fun):
         raise TypeError(
             "th.hips_tape takes a function written with autograd.numpy and what it is called with, "
-            f"th.hips_tape(fun, *args), not a {type(fun).__name__}; a loss of PyTorch's needs no tape: th.graph(loss)"
+            f"th.hips_tape(fun, *args), not {a_kind(fun)}; a loss of PyTorch's needs no tape: th.graph(loss)"
         )
     name = getattr(fun, "__name__", type(fun).__name__)
     expect(argnum, int | Iterable, "argnum", "the number of an argument, or several in a tuple")
@@ -140,7 +140,7 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
     for number, each in zip(numbers, names, strict=True):
         if not hips.can_be_argument(args[number]):
             raise TypeError(
-                f"autograd takes no derivative with respect to {each}, a {type(args[number]).__name__}: it takes a "
+                f"autograd takes no derivative with respect to {each}, {a_kind(args[number])}: it takes a "
                 "float, a numpy array, and tuples, lists and dicts of them"
             )
 

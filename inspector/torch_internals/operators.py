@@ -297,6 +297,17 @@ def operator_named(name: str) -> Operator | None:
     return found if isinstance(found, OpOverload) else None
 
 
+def schema_name(operator: Operator) -> str:
+    """Its name with its namespace, without its overload: "aten::mm"."""
+    name: str = operator._schema.name
+    return name
+
+
+def takes_tensor_first(operator: Operator) -> bool:
+    """Whether its first argument is one tensor, no list of them."""
+    return bool(operator._schema.arguments[0].type.kind() == "TensorType")
+
+
 @cache
 def schema_writes(operator: Operator) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Which arguments an operator writes into, as its schema says: by position and by name."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ...engine.memory.accumulation import Accumulate, Accumulation, Release
 from ...engine.orders.policies import POLICIES
 from ...engine.words.phrases import joined
+from ...inspector.arguments import a_kind
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.tape import Tape
 from ...inspector.graph.source import PACKAGE
@@ -200,7 +201,7 @@ class DeckMagics(Magics):
             looked_up = "; --names is looked up before the cell runs: make the model in a cell above"
             module = None if options.names is None else self._value(options.names, "--names", looked_up)
             if not isinstance(module, nn.Module | None):
-                raise UsageError(f"--names {options.names}: a module is needed, not a {type(module).__name__}")
+                raise UsageError(f"--names {options.names}: a module is needed, not {a_kind(module)}")
             before = self.shell.user_ns.get(options.loss)
             from_before = ref(before) if isinstance(before, Tensor) else None
             del before  # the cell's forward may need its memory

@@ -70,7 +70,7 @@ def test_a_value_that_does_not_depend_on_the_argument_is_refused() -> None:
 @pytest.mark.parametrize(
     ("fun", "argnum", "message"),
     [
-        (object(), 0, "fun is a object; expected a function on autograd.numpy"),
+        (object(), 0, "fun is an object; expected a function on autograd.numpy"),
         (fan_out, None, "argnum is None; expected the number of one of them"),
         (first, 2, "argnum is 2; expected the number of one of the 2 arguments"),
         (lambda x: x, 0, "which can't be called with 2 arguments"),

@@ -131,7 +131,7 @@ def test_queue_lengths_count_the_ready_tasks_at_each_pick() -> None:
 def test_an_unknown_policy_is_told_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="no policy 'best'; known are bfs, dfs, heap"):
         schedule(fan(), "best")
-    with pytest.raises(TypeError, match="policy is a int; expected a name"):
+    with pytest.raises(TypeError, match="policy is an int; expected a name"):
         schedule(fan(), 7)  # type: ignore[arg-type]
 
 

@@ -230,7 +230,7 @@ def test_gradients_are_seen_and_replaced_at_a_stop() -> None:
         (lambda: [torch.ones(3)], ValueError, r"gradient 0 of task 1 Sum.* has shape torch.Size\(\[\]\)"),
         (lambda: [torch.ones((), dtype=torch.float64)], ValueError, "has dtype torch.float32; the new one has torch.f"),
         (lambda: [torch.ones((), device="meta")], ValueError, "has device cpu"),
-        (lambda: [3], TypeError, "must be a tensor or None, not a int"),
+        (lambda: [3], TypeError, "must be a tensor or None, not an int"),
         (lambda: [None, None], ValueError, "takes 1 gradients, not 2"),
     ],
 )

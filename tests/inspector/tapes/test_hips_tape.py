@@ -122,7 +122,7 @@ def aux(x: Any) -> Any:
         (lambda: th.hips_tape(lambda x: numpy.float64(x._value) * 2, 2.0), ValueError, "autograd.numpy"),
         (lambda: th.hips_tape(aux, np.ones(2)), TypeError, "aux returned a tuple; .* return that alone"),
         (lambda: th.hips_tape(lambda x: box_dict(a=x), np.ones(2)), TypeError, "returned a dict"),
-        (lambda: th.hips_tape(lambda x: x * 2.0, 3), TypeError, "with respect to x, a int: it takes a float"),
+        (lambda: th.hips_tape(lambda x: x * 2.0, 3), TypeError, "with respect to x, an int: it takes a float"),
         (lambda: th.hips_tape(lambda x: x * 2.0, torch.ones(2)), TypeError, "with respect to x, a Tensor"),
         (lambda: th.hips_tape(torch.ones(2)), TypeError, r"not a Tensor; .*needs no tape: th\.graph\(loss\)"),
         (lambda: th.hips_tape(lambda x: x * 2.0, 3.0, argnum=1), IndexError, "called with 1 positional arguments"),
