@@ -171,7 +171,7 @@ def test_a_tensor_without_a_graph_is_named_with_the_likely_reasons() -> None:
 def test_what_is_no_tensor_is_named() -> None:
     for outputs, message in (
         ([3.0], "element 0 of tensors is a float"),
-        (None, "expected a tensor or a sequence of tensors, got a NoneType"),
+        (None, "expected a tensor or a sequence of tensors, got None"),
         (nn.Linear(1, 1), "got a Linear"),
         ({"loss": torch.ones(1, requires_grad=True)}, "got a dict; pass its values"),
     ):
