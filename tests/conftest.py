@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import hypothesis
 import pytest
 import torch
 
+from . import second_device
 from .leftovers import HOOKS, Leftovers
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 BEFORE = pytest.StashKey[Leftovers]()
 FAILED = pytest.StashKey[bool]()
+STATUS = pytest.StashKey[int]()
 
 WIDGETS = Path(__file__).parents[1] / "widgets"
 
@@ -94,21 +97,51 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFi
     return WholeFiles(config, log)
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--second-device", action="store_true", help="run on the second device (tests/second_device)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Lets tests press Ctrl-C, and take their time.
 
     What a shell starts in the background ignores that signal, and so do its children.
     """
+    if config.getoption("second_device"):
+        second_device.load()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine is no failure
     hypothesis.settings.load_profile("no deadline")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+        if "accelerators" in getattr(item, "fixturenames", ()):
+            item.add_marker("accelerator")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[STATUS] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if config.getoption("second_device"):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(config.stash.get(STATUS, 1))  # see tests/second_device
+
+
+@pytest.fixture
+def accelerators(request: pytest.FixtureRequest) -> tuple[torch.device, torch.device]:
+    """Two devices that have ready queues of their own: CUDA's where there are two, else the second device's."""
+    if torch.cuda.device_count() > 1:
+        return torch.device("cuda:0"), torch.device("cuda:1")
+    if not request.config.getoption("second_device"):
+        pytest.skip("runs on the second device: tests/second_device/test_alone.py")
+    return torch.device(second_device.NAME, 0), torch.device(second_device.NAME, 1)
 
 
 @pytest.fixture(scope="session")
