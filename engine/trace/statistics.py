@@ -16,6 +16,7 @@ from ...inspector.arguments import a_kind, expect, expect_choice
 from ...inspector.graph.graph import TensorMeta
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import computes_itself, stored_values
+from ..memory.layouts import is_dense
 
 Level = Literal["off", "cheap", "full"]
 
@@ -122,9 +123,9 @@ def statistics(gradient: Tensor | None, level: Level) -> Statistics | None:
 def measure(gradient: Tensor, level: Level) -> PendingStatistics:
     """Computes the statistics of a gradient without waiting for an accelerator ("full" does wait on CUDA).
 
-    On the CPU it reads a finite gradient four times. On an accelerator it holds for a moment several temporaries of the
-    gradient's size. Modes and tensor subclasses of the user's don't see it. Never raises: what can't be measured says
-    why not.
+    On the CPU it reads a finite gradient four times, and adds its elements up as they lie in memory. On an accelerator
+    it holds for a moment several temporaries of the gradient's size. Modes and tensor subclasses of the user's don't
+    see it. Never raises: what can't be measured says why not.
     """
     form = _NO_FORM
     try:
@@ -159,10 +160,9 @@ def numbers_at_once(gradient: Tensor, level: Level) -> list[float] | None:
     if not gradient.is_cpu or gradient.is_nested:
         return None
     try:
-        contiguous = level == "cheap" and gradient.is_contiguous()  # of such the kernels see one dimension, too
-        values = gradient if contiguous else gradient.flatten()
+        values = in_memory_order(gradient)
         numbers = _numbers_now(values, 0)
-        return numbers if level == "cheap" else [*numbers, *_histogram(values).tolist()]
+        return numbers if level == "cheap" else [*numbers, *_histogram(values.flatten()).tolist()]
     except Exception:  # as in `measure`, which says why
         return None
 
@@ -225,23 +225,33 @@ def _values(gradient: Tensor) -> Tensor:
     elif dtype not in (torch.float32, torch.float64):
         wide = not dtype.is_floating_point and dtype.itemsize > 2 and values.device.type != "mps"
         values = values.to(torch.float64 if wide else torch.float32)
+    return in_memory_order(values).flatten()
+
+
+def in_memory_order(values: Tensor) -> Tensor:
+    """The elements as they lie in memory, where that has no gaps; else a copy. Of a tensor that is contiguous the
+    kernels see one dimension anyway."""
+    if values.is_contiguous():
+        return values
+    if is_dense(values.shape, values.stride()):
+        return values.as_strided((values.numel(),), (1,))
     return values.flatten()
 
 
 def _numbers_now(values: Tensor, unstored: int) -> list[float]:
     """On the CPU it is known at once whether all are finite, and most gradients are: then no mask is needed."""
-    total = values.numel()
+    count = values.numel()
     nan_count = inf_count = 0
     low, high = _bounds(values)
-    if total and not (math.isfinite(low) and math.isfinite(high)):
+    if count and not (math.isfinite(low) and math.isfinite(high)):
         nan_count = int(values.isnan().sum())
         values = values[values.isfinite()]
-        inf_count = total - nan_count - values.numel()
+        inf_count = count - nan_count - values.numel()
+        count = values.numel()
         low, high = _bounds(values)
-    count = values.numel()
     if not count:
         return [math.nan, math.nan, math.nan, math.nan, nan_count, inf_count, unstored]
-    zero_count = unstored + count - values.count_nonzero().item()
+    zero_count = unstored + count - _nonzero(values, count)
     largest = max(-low, high)
     if largest and not 1e-12 < largest < 1e12:  # squares and sums might leave the range of the numbers
         values = values / largest
@@ -250,6 +260,22 @@ def _numbers_now(values: Tensor, unstored: int) -> list[float]:
     mean = values.sum().item() / count * largest
     norm = torch.linalg.vector_norm(values).item() * largest
     return [low, high, mean, norm, nan_count, inf_count, zero_count]
+
+
+_FEW = 1024  # elements: as bools they would be counted no faster
+_PART = 2**20  # elements of which there are bools at once
+
+
+def _nonzero(values: Tensor, count: int) -> int:
+    """How many are not zero. torch asks floats one by one, at some ten times the price of a sum where it can't foresee
+    the answer; what it makes bools of it looks at by the dozen."""
+    if count <= _FEW:
+        return int(values.count_nonzero().item())
+    if count <= _PART:
+        return int(values.bool().count_nonzero().item())
+    flat = values.flatten()
+    parts = [flat[start : start + _PART].bool().count_nonzero().item() for start in range(0, count, _PART)]
+    return int(sum(parts))
 
 
 def _bounds(values: Tensor) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,6 +72,30 @@ def test_what_an_accelerator_computes_without_waiting_is_what_the_cpu_computes(
     for name in ("mean", "norm"):
         one, other = getattr(later, name), getattr(now, name)
         assert one == other or math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-6 * (now.norm or 0) + 1e-44)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("size", [1023, 1025, 5_000, 2**20 + 7])
+def test_zeros_are_counted_one_by_one_in_gradients_of_any_size(size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    gradient = torch.randn(size).mul(3).to(dtype)
+    gradient[torch.rand(size) < 0.4] = 0
+    gradient[::7] = gradient[::7] * -0.0
+    if dtype.is_floating_point:
+        gradient[5], gradient[11] = 1e-40, math.nan
+    seen = found(gradient)
+    assert seen.zero_count == sum(number == 0 for number in gradient.tolist())
+    assert found(gradient[::2]).zero_count == sum(number == 0 for number in gradient[::2].tolist())
+
+
+@pytest.mark.parametrize("level", ["cheap", "full"])
+def test_how_dimensions_are_permuted_makes_no_difference(level: str) -> None:
+    torch.manual_seed(0)
+    gradient = torch.randn(30, 20, 7, 5)
+    for order in ((1, 0, 2, 3), (0, 2, 3, 1), (3, 2, 1, 0)):
+        one, other = found(gradient, level), found(gradient.permute(order), level)
+        assert other.shape == tuple(gradient.shape[place] for place in order)
+        assert replace(other, shape=one.shape) == one
 
 
 @given(TENSORS, st.sampled_from(DTYPES))
