@@ -247,6 +247,72 @@ def test_search_marks_what_it_finds_and_enter_selects(gpt: ShownDeck, saved: Sav
     expect(gpt.root.get_by_role("listbox", name="matching tasks")).to_contain_text("no task has this")
 
 
+def test_a_search_lets_go_when_it_is_over(gpt: ShownDeck, saved: Saved) -> None:
+    count = sum("Gelu" in task.name for task in saved.graph.tasks)
+    found = gpt.search("gelu")
+    expect(gpt.root.locator(".hits")).to_have_text(f"{count} found")
+    first = int(found.first.get_attribute("data-task"))
+    gpt.root.page.keyboard.press("Enter")
+    expect(gpt.task(first)).to_have_attribute("aria-pressed", "true")
+    expect(gpt.root).to_be_focused()
+    expect(gpt.root.locator(".hits")).to_have_text(f"{count} found")  # they keep their ring
+    gpt.root.page.keyboard.press("ArrowRight")
+    gpt.expect(t=1)
+    gpt.root.page.keyboard.press("Escape")
+    expect(gpt.root.locator(".hits")).to_be_empty()
+    expect(gpt.root.get_by_label("find a task")).to_have_value("")
+
+
+def test_a_saved_page_takes_keys_at_once(gpt: ShownDeck) -> None:
+    gpt.expect(t=0)
+    gpt.root.page.keyboard.press("ArrowRight")
+    gpt.expect(t=1)
+    assert gpt.evaluate("() => scrollY") == 0
+
+
+def test_where_what_has_the_focus_goes_away_the_deck_takes_it(gpt: ShownDeck) -> None:
+    page = gpt.root.page
+    for gone in ("each => each.remove()", "each => { each.hidden = true; }", "each => { each.disabled = true; }"):
+        button = gpt.root.locator(".grp button").last
+        button.focus()
+        button.evaluate(gone)
+        expect(gpt.root).to_be_focused()
+    theme = gpt.root.get_by_role("button", name=re.compile("^theme"))
+    theme.focus()
+    theme.evaluate("each => each.blur()")
+    page.wait_for_timeout(50)
+    expect(gpt.root).not_to_be_focused()  # it was not lost: the reader has gone
+
+
+def test_a_histograms_axis_stays_from_task_to_task(gpt: ShownDeck) -> None:
+    labels = set()
+    for t in (3, 9, 21, 40):
+        gpt.scrub(t)
+        shown = gpt.inspector.locator("svg.histogram")
+        expect(shown.first).to_be_visible()
+        for each in shown.all():
+            labels.add(tuple(each.locator("text").all_text_contents()))
+    assert len(labels) == 1, labels
+
+
+def test_a_thousand_tasks_a_second_are_played_or_the_speed_says_how_many(
+    open_page: Callable[..., Page], tmp_path: Path
+) -> None:
+    loss = torch.ones(2, requires_grad=True)
+    with th.capture():
+        for _ in range(3000):
+            loss = loss * 1.0
+        loss = loss.sum()
+    shown = ShownDeck(open_page(save(tmp_path / "long.html", loss, "long", memory=False).path))
+    shown.speed(1000)
+    shown.press("play")
+    shown.root.page.wait_for_timeout(2500)
+    shown.press("pause")
+    t = int(shown.root.get_attribute("data-t"))
+    speed = shown.root.get_by_label(re.compile("^speed"))
+    assert t > 1800 or speed.evaluate("each => each.selectedOptions[0].text").endswith("of 1,000 / s"), t
+
+
 def test_the_source_of_a_task_is_shown_with_its_code(gpt: ShownDeck, saved: Saved) -> None:
     task = next(each for each in saved.graph.tasks if each.source is not None and "gelu" in each.name.lower())
     gpt.search(f"#{task.id}").first.click()

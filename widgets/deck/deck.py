@@ -585,6 +585,8 @@ class Deck(Played):
                 command = partial(live.inspect, task)
             case {"kind": "groups"}:
                 command = live.find_groups
+            case {"kind": "predict"}:
+                command = live.predict
             case {"kind": "step_over"}:
                 command = live.step_over
             case {"kind": "step_out"}:

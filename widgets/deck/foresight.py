@@ -55,6 +55,7 @@ class Foresight:
         self._create_graph = create_graph
         self._footprints: Footprints | None = None
         self._note = "" if self.is_small else _large(len(session.graph))
+        self._was_asked = False
         self._simulated: dict[str, tuple[Json, Timeline | None]] = {}
         self.own: Timeline | None = None
         if self.is_small:
@@ -73,6 +74,7 @@ class Foresight:
 
     def ask_tasks(self) -> None:
         """Never while the user's own thread may run: a dry run reads leaves' .grad and takes it away meanwhile."""
+        self._was_asked = True
         try:
             self._footprints = self._asked()
             self._note = ""
@@ -192,6 +194,8 @@ class Foresight:
             except Exception as error:  # the deck goes on without
                 note = f"Memory was not predicted: {in_words(error, graph)}"
         content = schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note)
+        if not self._was_asked and note == self._note:
+            content["predict_s"] = len(graph) * _DRY_RUN_S
         return self._mirroring.with_plan(content, self._rule), timeline
 
     @property

@@ -51,6 +51,7 @@ if (document.getElementById("said").hidden) {
     const paint = () => { document.documentElement.style.background = getComputedStyle(deck).backgroundColor; };
     new MutationObserver(paint).observe(deck, {attributeFilter: ["data-theme"]});
     paint();
+    deck.focus({preventScroll: true, focusVisible: false});  // its keys work at once
   }
 }
 """

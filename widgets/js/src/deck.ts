@@ -5,6 +5,7 @@ import { type Changed, hasMoved, type Store } from "./store.ts";
 import { el } from "./dom.ts";
 import { playerOf } from "./player.ts";
 import type { Colours, Stage, View } from "./view.ts";
+import { keepFocus } from "./views/keep_focus.ts";
 import { bindKeys } from "./views/keyboard.ts";
 import { makeAnnouncer } from "./views/announcer.ts";
 import { makeBar } from "./views/bar.ts";
@@ -22,7 +23,7 @@ import { makeTip } from "./views/tip.ts";
 export function mountDeck(host: HTMLElement, store: Store): () => void {
   const shadow = host.shadowRoot ?? host.attachShadow({ mode: "open" });
   const style = el("style", {}, styles);
-  const root = el("div", { class: "deck", tabindex: "0", role: "region", "aria-label": "tapehead deck" });
+  const root = el("div", { class: "deck", tabindex: "-1", role: "region", "aria-label": "tapehead deck" });
   // JupyterLab must leave the deck's keys and its context menu alone.
   host.dataset.lmSuppressShortcuts = "true";
   host.dataset.jpSuppressContextMenu = "true";
@@ -94,7 +95,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
     stage.colours = readColours(root);
     redrawAll();
   };
-  const unbind = [store.subscribe(update), bindKeys(stage), followTheme(stage, repaint)];
+  const unbind = [store.subscribe(update), bindKeys(stage), keepFocus(root), followTheme(stage, repaint)];
   update(new Set(Object.keys(store.state) as (keyof typeof store.state)[]));
 
   // JupyterLab puts the deck into its page after this: only then it has a size and its style sheet colours.

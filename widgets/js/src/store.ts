@@ -3,6 +3,7 @@
 import type { Branch, Check, DeckDocument, Direction, Groups, Memory, Schedule, TaskRecord } from "./model/document.ts";
 import { find } from "./model/find.ts";
 import { DeckGraph } from "./model/graph.ts";
+import { type Decades, decadesOf, joined } from "./model/histogram.ts";
 import { type Outline, Outlines } from "./model/outlines.ts";
 import { Replay } from "./model/replay.ts";
 import { endOfCall, type Marks, marksOf, ownStops, type Stopped, type StopPoint } from "./model/stops.ts";
@@ -24,6 +25,8 @@ export interface State {
   playing: boolean;
   /** Tasks per second. */
   speed: number;
+  /** How many it comes to, where that is notably less; null where it keeps up, or nothing plays. */
+  reached: number | null;
   selected: number | null;
   /** Tasks with a breakpoint of their own. */
   breakpoints: ReadonlySet<number>;
@@ -45,6 +48,8 @@ export interface State {
   query: string;
   /** By task whether it matches the query; null without one. */
   matches: Uint8Array | null;
+  /** Whether the search field has the focus: only then what does not match is faded. */
+  searching: boolean;
   /** Whether the memory's scale is that of the shown policy alone. */
   ownScale: boolean;
   /** How many lifetimes are shown. */
@@ -90,7 +95,7 @@ export type Command =
   | { kind: "watch"; condition: string }
   | { kind: "edit"; how: "zero" | "scale" | "clip" | "restore"; value: number | null }
   | { kind: "check"; task: number }
-  | { kind: "step_over" | "step_out" | "groups" };
+  | { kind: "step_over" | "step_out" | "groups" | "predict" };
 
 /** What runs a live session: the kernel, or nobody in a saved page. */
 export interface Link {
@@ -140,6 +145,8 @@ export class Store {
   /** null where nobody has looked for groups. */
   outlines: Outlines | null;
   private replays: Replay[];
+  /** See `decades`; undefined before somebody asks. */
+  private axis: Decades | null | undefined;
   /** Whose order `marks` are of. */
   private markedFor: Replay;
   private readonly listeners = new Set<(changed: Changed) => void>();
@@ -161,6 +168,7 @@ export class Store {
       trouble: "",
       playing: false,
       speed: 5,
+      reached: null,
       selected: null,
       breakpoints: new Set(),
       stops: [],
@@ -175,6 +183,7 @@ export class Store {
       hoveredT: null,
       query: "",
       matches: null,
+      searching: false,
       ownScale: false,
       rows: 10,
       open: new Set(),
@@ -292,6 +301,12 @@ export class Store {
     return this.isLive && status === "failed" && t === front ? this.running : -1;
   }
 
+  /** Whether the next task has to wait for the kernel, which runs one, or has not answered yet. */
+  get waits(): boolean {
+    const { t, front, status } = this.state;
+    return this.link !== null && this.isLive && t >= front && (this.link.busy || status === "running");
+  }
+
   /** Whether there is anything to play: from the front of a session that is over nothing goes on. */
   get canPlay(): boolean {
     const { status, t, front } = this.state;
@@ -306,6 +321,12 @@ export class Store {
   /** How many tasks have run at the moment that is shown: none of those that are only planned. */
   get ran(): number {
     return Math.min(this.state.t, this.reached);
+  }
+
+  /** The histograms' axis: what all gradients that were recorded use of it, so that it stays from task to task. */
+  get decades(): Decades | null {
+    this.axis ??= decadesIn(this.document.records);
+    return this.axis;
   }
 
   /** What was recorded of a task: in the session itself, so nothing of what a branch did alone. */
@@ -328,10 +349,11 @@ export class Store {
   /** As `step`, while it plays. */
   advance(count: number): void {
     const { t, front, status } = this.state;
+    const { playing } = this.state;
     if (this.link && this.isLive && t >= front) {
-      // What plays waits for the kernel; each click counts.
-      if (status === "stopped" && !(this.state.playing && this.link.busy)) this.link.step(count);
-      else if (t !== front) this.go(front);
+      // What plays waits for the kernel, and plays from where the reader is: the kernel comes after. Each click counts.
+      if (status === "stopped" && !(playing && this.link.busy)) this.link.step(playing ? t - front + count : count);
+      else if (t !== front && !playing) this.go(front);
     } else {
       const limit = this.isLive ? front : this.replay.length;
       this.go(Math.min(t + count, limit));
@@ -347,6 +369,7 @@ export class Store {
     const { playing, t } = this.state;
     if (!playing && !this.canPlay) return;
     if (!playing && t >= this.limit) this.go(0);
+    if (playing && this.waits) this.link?.stop(); // the kernel may have been given several tasks
     this.update({ playing: !playing });
   }
 
@@ -478,6 +501,7 @@ export class Store {
     const shown = this.replay.schedule.policy;
     for (const task of news.forgotten ?? []) delete document.records[task];
     Object.assign(document.records, news.records);
+    if (this.axis) this.axis = joined(this.axis, decadesIn(news.records));
     document.metas = news.metas;
     document.replayed = { ...document.replayed, ...news.replayed };
     if (news.groups) {
@@ -492,8 +516,9 @@ export class Store {
       this.replan(news.live, news.others);
       tab = tab && Math.max(0, this.schedules.findIndex((schedule) => schedule.policy === shown));
     }
-    const moved = atFront && position !== state.t;
     const goesOn = status === "running" || (status === "stopped" && !stopped && !this.isBreakpoint(position));
+    const comesAfter = state.playing && goesOn && position < state.t;
+    const moved = atFront && position !== state.t && !comesAfter;
     this.update({
       tab,
       front: position,
@@ -529,4 +554,12 @@ export class Store {
     const task = this.schedules[0].order[position];
     return breakpoints.has(task) && marks.get(task) === true;
   }
+}
+
+function decadesIn(records: Readonly<Record<string, TaskRecord>>): Decades | null {
+  let found: Decades | null = null;
+  for (const { inputs, outputs } of Object.values(records)) {
+    found = joined(found, joined(decadesOf(inputs), decadesOf(outputs)));
+  }
+  return found;
 }

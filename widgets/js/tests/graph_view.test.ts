@@ -103,13 +103,19 @@ test("reach tells upstream from downstream, and leaves the rest faded", () => {
   assert.ok(opacityOf(facts, 3) < 0.5); // the parameter is a sibling
 });
 
-test("a search fades what it has not found", () => {
+test("a search fades what it has not found while it is typed, and lets go of the colours then", () => {
   const { scene, store } = smallScene(false);
+  const finder = new FactFinder(store);
+  store.update({ searching: true });
   store.find("relu");
-  const facts = new FactFinder(store).at(scene);
+  const facts = finder.at(scene);
   assert.equal(opacityOf(facts, 0), 1);
-  assert.equal(opacityOf(facts, 3), 0.2);
-  assert.ok(opacityOf(facts, 1) > 0.2); // upstream of the only match
+  assert.equal(opacityOf(facts, 3), 0.35);
+  assert.ok(opacityOf(facts, 1) > 0.35); // upstream of the only match
+  store.update({ searching: false, selected: 0 });
+  const after = finder.at(scene);
+  assert.deepEqual([0, 1, 2, 3].map((task) => opacityOf(after, task)), [1, 1, 1, 1]);
+  assert.deepEqual([...(after.matches ?? [])], [1, 0, 0, 0], "they keep their ring");
 });
 
 test("fitting shows all of the picture, in the middle", () => {

@@ -15,10 +15,10 @@ function trace(): Store {
 }
 
 /** A session of four tasks, which run in the order 2, 1, 3, 0. */
-function live(): { store: Store; asked: Asked } {
+function live(): { store: Store; asked: Asked; link: { busy: boolean } } {
   const asked: Asked = [];
   const note = (name: string) => (...given: unknown[]) => void asked.push([name, ...given]);
-  const link: Link = {
+  const link: Link & { busy: boolean } = {
     busy: false,
     step: note("step"),
     stepTask: note("stepTask"),
@@ -30,7 +30,7 @@ function live(): { store: Store; asked: Asked } {
     ask: note("ask"),
   };
   const store = new Store({ ...smallDocument(), position: 0, schedules: [planOf("heap"), planOf("bfs")] }, link);
-  return { store, asked };
+  return { store, asked, link };
 }
 
 function planOf(policy: string, order = [2, 1, 3, 0]): Schedule {
@@ -114,6 +114,92 @@ test("after a pause playing makes up for nothing", () => {
   player.frame(1000);
   player.frame(1050);
   assert.equal(store.state.t, 0);
+});
+
+test("what comes due while the kernel is busy it is given at once then, and a pause stops it", () => {
+  const { store, asked, link } = live();
+  const player = new Player(store);
+  store.update({ speed: 30 });
+  store.play();
+  player.frame(0);
+  link.busy = true;
+  for (const now of [40, 80, 110]) player.frame(now);
+  assert.deepEqual(asked, [], "it waits");
+  link.busy = false;
+  player.frame(120);
+  assert.deepEqual(asked.splice(0), [["step", 3]]);
+  link.busy = true;
+  for (let now = 120; now < 3000; now += 20) player.frame(now);
+  link.busy = false;
+  player.frame(3000);
+  assert.deepEqual(asked.splice(0), [["step", 7]], "but not more than a quarter of a second's, so that it can be stopped");
+  link.busy = true;
+  store.play();
+  assert.deepEqual([asked, store.state.playing], [[["stop"]], false]);
+});
+
+test("playing says what speed it comes to, where that is less than what was asked for", () => {
+  const { store, link } = live();
+  const player = new Player(store);
+  store.update({ speed: 1000 });
+  store.play();
+  link.busy = true;
+  player.frame(0);
+  for (const [now, front] of [[500, 1], [1000, 2]]) {
+    store.progress(news(front));
+    player.frame(now);
+  }
+  assert.equal(store.state.reached, 2);
+  store.play();
+  player.frame(1020);
+  assert.equal(store.state.reached, null, "nothing plays");
+  const other = trace();
+  const quick = new Player(other);
+  other.update({ speed: 2 });
+  other.play();
+  for (let now = 0; now <= 1100; now += 20) quick.frame(now);
+  assert.deepEqual([other.state.t, other.state.reached], [2, null], "it keeps up");
+});
+
+test("who jumps ahead and plays then is played on from there: the session comes after", () => {
+  const { store, asked } = live();
+  const player = new Player(store);
+  store.update({ speed: 20 });
+  store.go(2);
+  store.play();
+  player.frame(0);
+  player.frame(50);
+  assert.deepEqual([asked, store.state.t], [[["step", 3]], 2]);
+  store.progress(news(0, { status: "running" }));
+  store.progress(news(1, { status: "running" }));
+  assert.deepEqual([store.state.t, store.state.playing], [2, true], "meanwhile nothing is played twice");
+  store.progress(news(3));
+  assert.deepEqual([store.state.t, store.state.playing], [3, true]);
+});
+
+test("where a breakpoint stops the session on its way to a reader who has jumped ahead, he is taken there", () => {
+  const { store } = live();
+  store.toggleBreakpoint(1);
+  store.go(3);
+  store.play();
+  store.progress(news(1));
+  assert.deepEqual([store.state.t, store.state.playing], [1, false]);
+});
+
+test("a histogram's axis is that of all tasks, and only ever grows", () => {
+  const { store } = live();
+  const record = (first_bin: number) => {
+    return { inputs: [{ meta: 0, first_bin, bins: [1] }], outputs: [], elapsed_ns: 1 };
+  };
+  assert.equal(live().store.decades, null);
+  store.progress(news(1, { records: { 2: record(48) } }));
+  const { decades } = store;
+  store.progress(news(2, { records: { 1: record(48) } }));
+  store.go(0);
+  assert.deepEqual(store.decades, decades, "it stays from task to task");
+  store.progress(news(3, { records: { 3: record(40) } }));
+  assert.deepEqual([decades?.least, decades?.most], [-6, -4]);
+  assert.deepEqual([store.decades?.least, store.decades?.most], [-10, -4]);
 });
 
 test("a step at a live session's front runs there; what has run is only shown", () => {

@@ -60,6 +60,7 @@ function sameButTimeAndPointer(before: Facts, after: Facts): boolean {
     before.replay === after.replay &&
     before.unreal === after.unreal &&
     before.matches === after.matches &&
+    before.fades === after.fades &&
     before.reach === after.reach &&
     before.grouping === after.grouping &&
     before.breakpoints === after.breakpoints

@@ -6,6 +6,7 @@ import { areNamesFar, drawCard, drawHeader, drawOpenBox, drawRowLabel } from "./
 import { drawFar, drawSpot, isFar, paintOf } from "./draw_spot.ts";
 import { drawWires } from "./draw_wires.ts";
 import { drawCardMarks, drawMarks } from "./draw_marks.ts";
+import { drawFound, drawFoundCard } from "./draw_found.ts";
 import { drawCardGroups, drawNames, drawOutlines } from "./draw_groups.ts";
 import { type Facts, stateOf } from "./facts.ts";
 import { between, grown, touch } from "./grid.ts";
@@ -39,6 +40,7 @@ export function drawScene(pen: Pen, colours: Colours, facts: Facts, shot: Shot):
   for (const index of seenBoxes) {
     if (boxes[index].closed) {
       drawCard(pen, colours, facts, index, boxRects[index], scale);
+      drawFoundCard(pen, colours, facts, index, boxRects[index], scale);
       drawCardGroups(pen, colours, facts, index, boxRects[index], scale);
       drawCardMarks(pen, colours, facts, index, boxRects[index], scale);
     } else if (!areNamesFar(scale)) drawHeader(pen, colours, boxes[index], boxRects[index], scale);
@@ -68,6 +70,7 @@ function drawSpots(pen: Pen, colours: Colours, facts: Facts, { motion, share, sc
   drawOutlines(pen, colours, facts, seen, rectOf, scale);
   drawFar(pen, colours, facts, rectOf, far, scale);
   for (const index of near) drawSpot(pen, colours, facts, spots[index], rectOf(index));
+  drawFound(pen, colours, facts, seen, rectOf, scale);
   if (facts.marks.size) for (const index of near) drawMarks(pen, colours, facts, spots[index], rectOf(index));
   drawNames(pen, colours, facts, near, rectOf);
 }

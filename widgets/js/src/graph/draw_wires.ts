@@ -93,8 +93,8 @@ function isStraight({ wires }: Scene, scale: number): boolean {
   return scale < (wires.length > MANY ? ROUNDED_FROM.many : ROUNDED_FROM.few);
 }
 
-function isFaded({ wireReach, matches }: Facts, index: number): boolean {
-  return wireReach ? !wireReach[index] : matches !== null;
+function isFaded({ wireReach, fades }: Facts, index: number): boolean {
+  return wireReach ? !wireReach[index] : fades;
 }
 
 /** Those that look alike at once: from afar there are many. */

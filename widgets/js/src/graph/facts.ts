@@ -12,8 +12,8 @@ import { Grouping } from "./grouping.ts";
 import { cardsOf, matchesOf, type Reach, reachedFrom, reachOf, wiresOf } from "./reach.ts";
 import type { Scene, Spot } from "./scene.ts";
 
-/** How opaque is what neither matches the search nor lies up- or downstream of what does. */
-const NO_MATCH = 0.2;
+/** How opaque is what neither matches the search, while one is typed, nor lies up- or downstream of what does. */
+const NO_MATCH = 0.35;
 /** The same while nothing is searched for. */
 const NOT_REACHED = 0.38;
 /** Up- or downstream of the only task that was found. */
@@ -36,7 +36,10 @@ export interface Facts {
   /** By task, and by closed box, whether its breakpoint is enabled. */
   breakpoints: Marks;
   cardBreakpoints: ReadonlyMap<PlacedBox, boolean>;
+  /** What the search has found, whether it is still typed or has let go. */
   matches: Uint8Array | null;
+  /** Whether what it has not found is faded: while it is typed. */
+  fades: boolean;
   cardMatches: Int32Array | null;
   reach: Reach | null;
   /** By wire and by closed box. */
@@ -72,6 +75,7 @@ export class FactFinder {
     const queuePlaces = new Map(replay.queue(t, LAST_NUMBERED).map((task, place) => [task, place + 1]));
     return {
       scene, replay, t, ran, unreal, queuePlaces, breakpoints, matches,
+      fades: matches !== null && state.searching,
       cardBreakpoints: this.cardBreakpoints,
       marks: mirrorMarks(replay),
       cardMarks: this.cardMarks,
@@ -180,8 +184,8 @@ export function cardOpacity(facts: Facts, card: number): number {
   return opacity(facts, (facts.cardMatches?.[card] ?? 0) > 0, facts.cardReach?.[card] ?? 0);
 }
 
-function opacity({ matches, reach }: Facts, matched: boolean, reached: number): number {
-  if (matched || (!matches && !reach)) return 1;
-  if (reached) return matches ? REACHED_IN_SEARCH : 1;
-  return matches ? NO_MATCH : NOT_REACHED;
+function opacity({ fades, reach }: Facts, matched: boolean, reached: number): number {
+  if ((matched && fades) || (!fades && !reach)) return 1;
+  if (reached) return fades ? REACHED_IN_SEARCH : 1;
+  return fades ? NO_MATCH : NOT_REACHED;
 }

@@ -16,9 +16,13 @@ export interface Reach {
   downstream: number;
 }
 
-/** The task whose reach is shown: the selected one, or the only one that was found. */
-export function reachedFrom(state: Pick<State, "selected" | "matches">): number | null {
-  const { selected, matches } = state;
+/**
+ * The task whose reach is shown: the selected one, or, while it is searched for, the only one that is found. A search
+ * that has let go leaves all in full colour.
+ */
+export function reachedFrom(state: Pick<State, "selected" | "matches" | "searching">): number | null {
+  const { selected, matches, searching } = state;
+  if (matches && !searching) return null;
   if (selected !== null) return selected;
   const first = matches?.indexOf(1) ?? -1;
   return first >= 0 && matches?.indexOf(1, first + 1) === -1 ? first : null;

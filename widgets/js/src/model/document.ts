@@ -133,6 +133,8 @@ export interface Schedule {
   /** null: not known (yet); `memory_note` says why. */
   memory: Memory | null;
   memory_note: string;
+  /** How long it would take the kernel to predict it, seconds; missing: it can't be asked to. */
+  predict_s?: number;
   /** By storage that a task makes again what its plan says of that; missing: none is known. See widgets/deck/mirror_content.py. */
   replays?: {
     task: number[];

@@ -48,6 +48,13 @@ export function decadesOf(gradients: Iterable<Gradient | null | undefined>): Dec
   return { least: Math.min(from, end - LEAST_DECADES), most: end, isBeyond };
 }
 
+/** What both use; null where neither uses any. */
+export function joined(one: Decades | null, other: Decades | null): Decades | null {
+  if (!one || !other) return one ?? other;
+  const [least, most] = [Math.min(one.least, other.least), Math.max(one.most, other.most)];
+  return { least, most, isBeyond: one.isBeyond || other.isBeyond };
+}
+
 /** So many bars lie on each side of zero. */
 export function barsPerSide({ least, most, isBeyond }: Decades): number {
   return (most - least) * PER_DECADE + (isBeyond ? 1 : 0);

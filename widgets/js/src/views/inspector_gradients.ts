@@ -2,7 +2,7 @@
 
 import { el } from "../dom.ts";
 import type { Gradient } from "../model/document.ts";
-import { type Decades, decadesOf } from "../model/histogram.ts";
+import type { Decades } from "../model/histogram.ts";
 import type { Store } from "../store.ts";
 import { count, grouped, number, shape, size } from "../text.ts";
 import { histogram } from "./histogram.ts";
@@ -42,8 +42,8 @@ function items(
   const name = side === "inputs" ? "in" : "out";
   const record = store.record(task);
   const found = isComputed ? record?.[side] : undefined;
-  // One scale for what comes and what goes, so that they can be compared.
-  const decades = record ? decadesOf([...record.inputs, ...record.outputs]) : null;
+  // One scale for all tasks, so that they can be compared.
+  const { decades } = store;
   const otherwise = isComputed ? absent(store, task, side === "inputs") : "not computed yet";
   const shown = metas.slice(0, MOST).map((meta, at) =>
     item(store, `${name} ${at}`, meta, found?.[at], otherwise, decades),

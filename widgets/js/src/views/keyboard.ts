@@ -37,7 +37,7 @@ const ACTIONS: Record<string, Action> = {
   "]": (stage) => fold(stage, true),
   "/": ({ root }) => goToSearch(root),
   "?": (stage) => toggleHelp(stage),
-  Escape: ({ store }) => store.update({ selected: null }),
+  Escape: ({ store }) => (store.state.query ? store.find("") : store.update({ selected: null })),
 };
 
 /** Binds the keys to the deck's element. Returns what ends that. */

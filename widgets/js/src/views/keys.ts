@@ -21,7 +21,7 @@ export const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["Y", "scale"],
   ["/", "find"],
   ["T", "theme"],
-  ["Esc", "deselect"],
+  ["Esc", "search no more, deselect"],
   ["?", "all keys"],
 ];
 

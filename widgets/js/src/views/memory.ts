@@ -14,6 +14,7 @@ import type { Colours, MakeView, Stage } from "../view.ts";
 import { dashes } from "./dashes.ts";
 import { basisWords, chartWords, makeLegend } from "./memory_legend.ts";
 import { shown as policyTitle } from "./policy_tabs.ts";
+import { makePredict } from "./predict.ts";
 
 /** Below this width of the left gutter the legend's names are short. */
 const WIDE_LEGEND = 170;
@@ -43,13 +44,10 @@ export const makeMemory: MakeView = (stage, parent) => {
   const still = el("div", { class: "still", "aria-hidden": "true" });
   const canvas = el("canvas", { role: "img" });
   const wrap = el("div", { class: "memwrap" }, still, canvas, legend.element, note);
-  const view = el(
-    "section",
-    { class: "strip memory", "aria-label": "memory" },
-    el("div", { class: "head" }, el("h3", {}, "Memory"), heading, held, scale),
-    wrap,
-  );
+  const head = el("div", { class: "head" }, el("h3", {}, "Memory"), heading, held, scale);
+  const view = el("section", { class: "strip memory", "aria-label": "memory" }, head, wrap);
   parent.append(view);
+  const predict = makePredict(stage, head);
 
   let subject: Subject | null = null;
   let picture: StackPicture | null = null;
@@ -88,6 +86,7 @@ export const makeMemory: MakeView = (stage, parent) => {
   };
   return {
     update(changed) {
+      predict.update(changed);
       if (changed.has("tab") || changed.has("revision") || changed.has("ownScale")) describe();
       if (changed.has("history")) showHistory(held, store);
       if (READ_AFTER.some((name) => changed.has(name))) read(store, legend);

@@ -44,6 +44,8 @@ export const makeSearch: MakeView = ({ store, root }, parent) => {
       leave();
     },
   });
+  input.addEventListener("focus", () => store.update({ searching: true }));
+  input.addEventListener("blur", () => store.update({ searching: false }));
   input.addEventListener("input", () => {
     store.find(input.value);
     box.open();
@@ -55,7 +57,7 @@ export const makeSearch: MakeView = ({ store, root }, parent) => {
       const { query, matches } = store.state;
       if (input.value !== query) input.value = query;
       found = matches ? suggest(store.graph, matches, query, MOST) : [];
-      hits.textContent = matches ? grouped(total(store)) : "";
+      hits.textContent = matches ? `${grouped(total(store))} found` : "";
       hint.hidden = matches !== null;
       box.show();
     },

@@ -159,11 +159,19 @@ export const makeSpeed: MakeView = ({ store }, parent) => {
     { class: "pick", "aria-label": "speed, tasks per second", title: "Tasks per second" },
     ...options,
   );
-  select.addEventListener("change", () => store.update({ speed: Number(select.value) }));
+  select.addEventListener("change", () => store.update({ speed: Number(select.value), reached: null }));
   parent.append(select);
   return {
     update(changed) {
-      if (changed.has("speed")) select.value = String(store.state.speed);
+      if (!changed.has("speed") && !changed.has("reached")) return;
+      const { speed, reached } = store.state;
+      select.value = String(speed);
+      const note = reached === null ? "" : `It comes to ${grouped(reached)} a second: more is not computed in time.`;
+      select.title = note || "Tasks per second";
+      for (const [at, each] of store.speeds.entries()) {
+        const of = each === speed && reached !== null ? `${grouped(reached)} of ` : "";
+        options[at].textContent = `${of}${grouped(each)} / s`;
+      }
     },
     dispose: () => select.remove(),
   };

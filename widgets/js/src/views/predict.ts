@@ -1,0 +1,31 @@
+/** Has the memory of a large graph predicted, which is not done unasked: it takes a while, in which no task can run. */
+
+import { el } from "../dom.ts";
+import type { MakeView } from "../view.ts";
+
+export const makePredict: MakeView = ({ store }, parent) => {
+  const button = el("button", { class: "sm predict" }, "predict memory");
+  button.hidden = true;
+  parent.append(button);
+  let asked = false;
+  button.addEventListener("click", () => {
+    asked = true;
+    show();
+    store.link?.ask({ kind: "predict" });
+  });
+  const show = () => {
+    const seconds = store.replay.schedule.predict_s ?? null;
+    button.hidden = !store.link || seconds === null || store.state.front > 0 || store.state.status !== "stopped";
+    button.disabled = asked;
+    if (seconds === null) return;
+    const takes = seconds < 1 ? "less than a second" : `some ${Math.round(seconds)} s`;
+    button.textContent = asked ? "predicting…" : `predict memory (${takes})`;
+  };
+  return {
+    update(changed) {
+      if (changed.has("revision")) asked = false;
+      if (["revision", "tab", "status", "front"].some((name) => changed.has(name as never))) show();
+    },
+    dispose: () => button.remove(),
+  };
+};
