@@ -11,6 +11,7 @@ import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
@@ -28,16 +29,40 @@ def fake_mode(**options: Any) -> FakeTensorMode:
     return _mode_class()(**options)
 
 
-VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
+def on_fakes(operator: Any) -> Callable[..., Any]:
+    """The operator, or for a few what gives the same by the same functions, with the fake tensors' mode open.
+
+    Closed, as torch has it while one of its kernels in Python runs, each operation asks whether it got a DTensor, and
+    loads all of these to know: a sixth of a second.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        found: Callable[..., Any] = operator
+    else:
+        found = _with_mode_open().get(operator, operator)
+    return found
 
 
-def view_of_fake(tensor: Tensor, size: Sequence[int]) -> Tensor:
-    """What one of `VIEWS` gives, by the same function, with its mode open: closed, as torch has it meanwhile, each
-    operation asks whether it got a DTensor, and loads all of these to know."""
-    from torch._refs import _reshape_view_helper
+@cache
+def _with_mode_open() -> dict[object, Callable[..., Any]]:
+    aten = torch.ops.aten
+    refs = import_module("torch._refs")
 
-    view: Tensor = _reshape_view_helper(tensor, size, allow_copy=False)
-    return view
+    def view(tensor: Tensor, size: Sequence[int]) -> Any:
+        return refs._reshape_view_helper(tensor, size, allow_copy=False)
+
+    def power(base: Tensor, exponent: float) -> Any:
+        return refs.clone(base) if exponent == 1 else aten.pow.Tensor_Scalar(base, exponent)
+
+    return {
+        aten.view.default: view,
+        aten._unsafe_view.default: view,
+        aten.clone.default: refs.clone,
+        aten.permute.default: refs.permute,
+        aten.pow.Tensor_Scalar: power,
+        aten.tril.default: refs.tril,
+        aten.masked_fill.Scalar: refs.masked_fill,
+        aten.sum.dim_IntList: refs.sum,
+    }
 
 
 def _compiler_is_loaded() -> bool:

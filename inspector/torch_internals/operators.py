@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_map_only, tree_map_only_
 
 from .compiled import keep_compiler_out
 from .engine import in_backward
-from .fakes import VIEWS, fake_mode, view_of_fake
+from .fakes import fake_mode, on_fakes
 from .modes import unobserved
+from .plain_sizes import plain_sizes
 from .tensors import ALIAS, DETACH, LIFT, StorageBytes, storage_of
 
 
@@ -96,6 +97,7 @@ class FakeOperations(TorchDispatchMode):
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(_unlogged())
+            stack.enter_context(plain_sizes())
             stack.enter_context(unobserved())
             stack.enter_context(self._mode)
             super().__enter__()  # type: ignore[no-untyped-call]
@@ -135,7 +137,7 @@ class FakeOperations(TorchDispatchMode):
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Gives what the operator does on these fake tensors."""
-        return (view_of_fake if operator in VIEWS else operator)(*args, **kwargs)
+        return on_fakes(operator)(*args, **kwargs)
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:

@@ -1,7 +1,11 @@
-"""What a new process pays: `import tapehead` beyond torch, and the first deck, each in processes of their own."""
+"""What a new process pays: `import tapehead` beyond torch, and the first deck, each in processes of their own.
+
+Python has compiled all modules before, as pip does.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +17,18 @@ import time, torch
 start = time.perf_counter()
 import tapehead
 print(time.perf_counter() - start)
+"""
+
+_CELL = """
+import time, torch, ipykernel.ipkernel
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 1))
+loss = model(torch.randn(8, 16)).square().mean()
+start = time.perf_counter()
+import tapehead as th
+from tapehead.widgets.deck.deck import Deck
+deck = Deck(th.debug(loss, trace="full", history=True))
+print(time.perf_counter() - start)
+deck.close()
 """
 
 _DECK = """
@@ -33,13 +49,17 @@ def rows(effort: Effort) -> Iterator[Row]:
     times = min(effort.repetitions, 9)
     yield Row("import tapehead, beyond torch", "s", _fresh(_IMPORT, times), 0.2)
     yield Row("the first deck of a process, with its prediction", "s", _fresh(_DECK, times), 0.5)
+    yield Row("from `import tapehead` in a notebook to the first deck", "s", _fresh(_CELL, times), 0.5)
 
 
 def _fresh(script: str, times: int) -> tuple[float, ...]:
     """What the script prints, each time in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def once() -> float:
-        done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
         return float(done.stdout)
 
+    once()
     return tuple(once() for _ in range(times))

@@ -1,4 +1,4 @@
-"""Fake tensors load no compiler of torch's, tell the same as with it, and leave it as it is."""
+"""Fake tensors load no compiler of torch's and no symbols, tell the same as with them, and leave them as they are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for name in ("rnn", "mixture_of_experts", "unet", "mlp_norm"):
 
 NOT_LOADED = """
 import sys
-assert "torch._dynamo" not in sys.modules
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
 """
 
 COMPILED_AFTERWARDS = """
@@ -45,6 +45,69 @@ with FakeTensorMode():
 assert torch._dynamo.disable(compute)(x) == compute(x)
 """
 
+FORMULAS = """
+import dataclasses
+import torch
+import torch.nn.functional as F
+from tapehead.engine.prediction.dry_run import dry_run
+import tapehead as th
+
+def x(*sizes):
+    return torch.ones(sizes, requires_grad=True)
+
+some = torch.tensor([0, 1])
+for formula in (
+    lambda: x(4, 4).square(),
+    lambda: x(4, 4) ** 3,
+    lambda: x(2, 3, 4).permute(2, 0, 1).contiguous(),
+    lambda: torch.einsum("bij,bjk->bik", x(2, 3, 4), x(2, 4, 5)),
+    lambda: x(4).bfloat16().float(),
+    lambda: F.rms_norm(x(4, 4), (4,), x(4)),
+    lambda: F.cross_entropy(x(4, 4), torch.zeros(4, dtype=torch.long)),
+    lambda: x(4, 4).masked_fill(torch.ones(4, dtype=torch.bool), 0.0),
+    lambda: x(4, 4).tril().t().expand(3, 4, 4).reshape(12, 4)[some],
+    lambda: F.conv2d(x(1, 3, 8, 8).to(memory_format=torch.channels_last), x(4, 3, 3, 3)).relu(),
+    lambda: F.group_norm(x(2, 4, 4), 2),  # from here on DTensors are loaded, and sympy with them
+    lambda: x(4, 4).amax(1),
+):
+    print(dataclasses.replace(dry_run(th.graph(formula().sum())), graph=None))
+"""
+
+FIRST_DECK = """
+import sys
+import torch
+import tapehead as th
+from tapehead.widgets.deck.deck import Deck
+
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 1))
+with Deck(th.debug(model(torch.randn(8, 16)).square().mean(), trace="full", history=True)) as deck:
+    assert deck.compare(["heap", "bfs"])
+print(*(name for name in ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor", "sympy")
+        if name in sys.modules))
+"""
+
+IMPORTS_ARE_AS_EVER = """
+import builtins
+import threading
+from tapehead.inspector.torch_internals.plain_sizes import plain_sizes
+
+before = builtins.__import__
+with plain_sizes():
+    import sympy as mine
+    seen = []
+    def look():
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+        seen.append(ShapeEnv)
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    with plain_sizes():
+        pass
+import torch.fx.experimental.symbolic_shapes as symbolic_shapes
+assert builtins.__import__ is before and seen == [symbolic_shapes.ShapeEnv]
+assert mine.Symbol("a") == symbolic_shapes.sympy.Symbol("a") and symbolic_shapes.sympy is mine
+"""
+
 
 def alone(script: str) -> str:
     root = Path(__file__).parents[2]
@@ -57,3 +120,17 @@ def test_a_dry_run_loads_no_compiler_tells_what_it_does_with_one_and_code_is_com
     without = alone(PREDICTED + NOT_LOADED + COMPILED_AFTERWARDS + PREDICTED)
     loaded = alone("import torch._dynamo\n" + PREDICTED)
     assert len(loaded.splitlines()) == 8 and without == 2 * loaded
+
+
+def test_formulas_are_predicted_without_symbols_as_with_torchs_own() -> None:
+    without = alone(FORMULAS + FORMULAS)
+    loaded = alone("import torch._dynamo\nimport torch.distributed.tensor\n" + FORMULAS)
+    assert len(loaded.splitlines()) == 12 and without == 2 * loaded
+
+
+def test_a_first_deck_with_its_prediction_loads_neither_compiler_nor_symbols_nor_dtensors() -> None:
+    assert alone(FIRST_DECK).split() == []
+
+
+def test_imports_of_others_and_of_other_threads_get_the_modules_themselves() -> None:
+    alone(IMPORTS_ARE_AS_EVER)
