@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from threading import Lock
 
@@ -98,6 +99,7 @@ def scratch_of_copy(source: TensorLayout, copy: TensorLayout) -> int:
     return _TRANSPOSED_BY_BLOCKS * (source.nbytes // count)
 
 
+@lru_cache(maxsize=4096)
 def sum_of(one: TensorLayout, other: TensorLayout) -> TensorLayout:
     """The layout of a sum in a new block (TensorIterator.cpp, fast_set_up and reorder_dimensions).
 

@@ -250,8 +250,9 @@ class Timeline:
     @property
     def deltas(self) -> Iterator[int]:
         """The bytes of each event: negative where a storage is freed."""
-        nbytes = self.nbytes
-        return (nbytes[number] if number >= 0 else -nbytes[~number] for number in self.events)
+        nbytes = list(self.nbytes)
+        signed = [*nbytes, *(-each for each in reversed(nbytes))]  # so that place ~n, from the end, is storage n's
+        return map(signed.__getitem__, self.events)
 
     @property
     def start_bytes(self) -> int:

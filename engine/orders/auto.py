@@ -120,7 +120,9 @@ def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
     """What to take."""
     with collector_paused():
         try:
-            if len(problem.tasks) > 1 and (unsure := _unsure(problem)):
+            if not _has_choice(problem):
+                return _Taken("heap")
+            if unsure := _unsure(problem):
                 return _Taken("heap", why=f"{_ESTIMATE}: {unsure}")
             many = len(problem.tasks) > _MANY
             heap, *others = (each for each in portfolio if each.name in _QUICK or not many)
@@ -138,6 +140,18 @@ def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
             warnings.warn(f'policy "auto" keeps PyTorch\'s own order for this graph: {error}', stacklevel=2)
             return _Taken("heap", why=f"no order could be planned: {error}")
     return _Taken("heap") if best is own else _Taken(best.policy, best.order)
+
+
+def _has_choice(problem: Problem) -> bool:
+    """Whether there is more than one order."""
+    waits, nexts = list(problem.waits), problem.nexts
+    ready = problem.start()
+    while len(ready) == 1:
+        arrived = nexts[ready.pop()]
+        for task in arrived:
+            waits[task] -= 1
+        ready = [task for task in arrived if not waits[task]]
+    return bool(ready)
 
 
 def _is_sure(problem: Problem, row: PlannedOrder, own: PlannedOrder) -> bool:

@@ -144,7 +144,7 @@ class _DryRun:
         self._unknown: dict[str, tuple[dict[str, None], dict[int, None]]] = {}  # by reason; operators, tasks
         self._facts: list[object | None] = []
         self._sparse_grads: dict[int, TensorLayout] = {}  # by the leaf's task
-        self._parts = parts_of_gradients(graph)
+        self._parts = parts_of_gradients(graph, self._saves_subclass)
         self._found_out: set[int] = set()  # the tasks that hide what they keep, and keep nothing but leaves
 
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
@@ -503,7 +503,7 @@ class _DryRun:
 
     def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage]]:
         """The forward's results which somebody holds and no node keeps, with the task that made each."""
-        for task_id in range(len(self._graph)):
+        for task_id in self._hooks.tasks:
             for tensor in self._hooks.alive(task_id):
                 storage = storage_of(tensor)
                 if storage is None or storage.address in known or not self._counts(tensor.device):

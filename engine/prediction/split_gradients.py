@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_internals.dtensors import given_part
@@ -16,19 +16,23 @@ _GIVES_LOCAL = "_FromTorchTensorBackward"
 _TAKES_LOCAL = "_ToTorchTensorBackward"
 
 
-def parts_of_gradients(graph: Graph) -> Parts:
+def parts_of_gradients(graph: Graph, saves_subclass: Sequence[bool]) -> Parts:
     """Of each gradient that is known to be a DTensor this rank's part. Nothing runs, nor communicates.
 
     It is split as the tensor is whose gradient it is: a leaf, or what a node saved. What passes `to_local` and
     `redistribute` is split as these say. Between tasks of one shape the rest is taken to be split alike.
+
+    Args:
+        graph: the graph.
+        saves_subclass: by task whether its node has saved one of torch's subclasses.
     """
     found: dict[tuple[int, int], tuple[int, ...]] = {}
-    ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
+    ids = {node: task_id for task_id, node in enumerate(graph.nodes)} if any(saves_subclass) else {}
     for task_id, leaf in graph.leaves.items():
         if (local := local_of(leaf)) is not leaf:
             found[task_id, 0] = tuple(local.shape)
     for task_id, node in enumerate(graph.nodes):
-        for slot in saved_slots(node):
+        for slot in saved_slots(node) if saves_subclass[task_id] else ():
             local, maker = local_of(slot.tensor), ids.get(slot.maker) if slot.maker is not None else None
             if maker is not None and local is not slot.tensor:
                 found[maker, slot.tensor.output_nr] = tuple(local.shape)

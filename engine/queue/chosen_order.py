@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from weakref import WeakKeyDictionary
 
 from ...inspector.graph.graph import Graph
+from .binary_heap import pop, push
 from .pending import Pending
-from .policy import HEAP, Choice, Policy
+from .policy import HEAP, Choice, Key, Policy
 from .ready_queue import ready_queue
 from .stages import has_stages, stage_numbers
 
@@ -70,6 +71,8 @@ def heap_order(graph: Graph, needed: Collection[int] | None = None) -> list[int]
 
 def chosen_order(graph: Graph, policy: Policy | Choice, pending: Pending, ran: Sequence[int] = ()) -> list[int]:
     """All tasks, of the ready ones always that which a policy chooses, after those that `ran`."""
+    if isinstance(policy, Policy) and not policy.dynamic and not ran:
+        return _order_by_keys(graph, policy, pending)
     order: list[int] = []
     queue = ready_queue(graph, policy, order)
     for task_id in pending.start():
@@ -83,4 +86,21 @@ def chosen_order(graph: Graph, policy: Policy | Choice, pending: Pending, ran: S
         order.append(task_id)
         for next_task in pending.run(task_id):
             queue.push(next_task)
+    return order
+
+
+def _order_by_keys(graph: Graph, policy: Policy, pending: Pending) -> list[int]:
+    """The same where each task's key is fixed as it gets ready, and all tasks are the policy's to choose."""
+    tasks, key_of, run = graph.tasks, policy.key, pending.run
+    order: list[int] = []
+    heap: list[tuple[Key, int]] = []
+    arrived = 0
+    ready = pending.start()
+    while ready or heap:
+        for task_id in ready:
+            push(heap, (key_of(tasks[task_id], arrived), task_id))
+            arrived += 1
+        task_id = pop(heap)[1]
+        order.append(task_id)
+        ready = run(task_id)
     return order

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
+from weakref import WeakKeyDictionary
 
 from torch.autograd.function import BackwardCFunction
 
@@ -43,7 +44,12 @@ def _is_of_package(graph: Graph, task: Task) -> bool:
 
 def has_stages(graph: Graph) -> bool:
     """Whether a backward of this graph runs in stages."""
-    return POST_BACKWARD in [task.name for task in graph.tasks]
+    if graph not in _known:
+        _known[graph] = POST_BACKWARD in [task.name for task in graph.tasks]
+    return _known[graph]
+
+
+_known: WeakKeyDictionary[Graph, bool] = WeakKeyDictionary()
 
 
 def stage_numbers(graph: Graph, heap_order: Sequence[int]) -> list[int]:

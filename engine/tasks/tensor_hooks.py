@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from itertools import compress
 from weakref import ref
 
 from torch import Tensor
@@ -28,9 +29,15 @@ class TensorHooks:
         self._tensors: dict[int, list[ref[Tensor]]] = {}
         kinds = subclasses(Tensor)
         with without_torch_function():
-            for found in gc.get_objects():
-                if type(found) in kinds and (task_id := task_of.get(node_of(found))) is not None:
+            objects = gc.get_objects()
+            for found in compress(objects, map(kinds.__contains__, map(type, objects))):  # of a million some thousands
+                if (task_id := task_of.get(node_of(found))) is not None:
                     self._tensors.setdefault(task_id, []).append(ref(found))
+
+    @property
+    def tasks(self) -> Sequence[int]:
+        """The tasks, ascending, of whose tensors some lived as Python objects when they were looked for."""
+        return sorted(self._tensors)
 
     def of(self, task_id: int) -> list[Hook]:
         """What runs before the task, in the engine's order: hooks by output number, then retained gradients."""
@@ -43,12 +50,17 @@ class TensorHooks:
 
     def retained(self, task_id: int) -> list[Tensor]:
         """The tensors in which the task's gradients are kept (`retain_grad`), by output number."""
+        alive = self.alive(task_id)
+        if not alive:
+            return []
         with without_torch_function():
-            return [tensor for tensor in self.alive(task_id) if tensor.retains_grad]
+            return [tensor for tensor in alive if tensor.retains_grad]
 
     def alive(self, task_id: int) -> list[Tensor]:
         """The tensors which the task's node made in the forward and that live as Python objects, by output number."""
         alive = [tensor for each in self._tensors.get(task_id, ()) if (tensor := each()) is not None]
+        if len(alive) < 2:
+            return alive
         with without_torch_function():
             return sorted(alive, key=lambda tensor: tensor.output_nr)
 

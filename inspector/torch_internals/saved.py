@@ -36,20 +36,19 @@ def saved_slots(node: Node) -> Iterator[SavedSlot]:
     at it would run the user's hooks. CopySlices and custom C++ nodes show nothing of what they keep.
     """
     # A Function's class may be made anew in each forward: only those of C++ nodes are worth remembering.
-    slots = ("_raw_saved_tensors",) if isinstance(node, BackwardCFunction) else _raw_slots(type(node))
-    for raw_name in slots:
+    slots = _SLOTS_OF_FUNCTIONS if isinstance(node, BackwardCFunction) else _slots(type(node))
+    for name, raw_name, shown_name in slots:
         try:
             raw = getattr(node, raw_name)
         except RuntimeError:  # freed
             continue
         many = isinstance(raw, tuple | list)
         raws = raw if many else (raw,)
-        if any(each is not None and each.unpack_hook is not None for each in raws):
+        if _has_hooks(raws):
             continue
-        name = raw_name.removeprefix("_raw_saved_")
         modified = False
         try:
-            found = getattr(node, "saved_tensors" if name == "tensors" else f"_saved_{name}")
+            found = getattr(node, shown_name)
             makers = [None if each is None else each.grad_fn for each in (found if many else (found,))]
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):  # freed
@@ -78,6 +77,24 @@ def packed_slots(node: Node) -> Iterator[tuple[str, object]]:
 @cache
 def _raw_slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+_SLOTS_OF_FUNCTIONS = (("tensors", "_raw_saved_tensors", "saved_tensors"),)
+
+
+@cache
+def _slots(kind: type) -> tuple[tuple[str, str, str], ...]:
+    """By slot of a C++ node its name, and those of the attributes with what torch keeps and with the tensor."""
+    names = [raw_name.removeprefix("_raw_saved_") for raw_name in _raw_slots(kind)]
+    return tuple(
+        (name, f"_raw_saved_{name}", "saved_tensors" if name == "tensors" else f"_saved_{name}") for name in names
+    )
+
+
+def _has_hooks(raws: Iterable[Any]) -> bool:
+    """Whether something was packed, or is freed."""
+    hooks = [each.unpack_hook for each in raws if each is not None]  # `any` would take twice as long
+    return hooks.count(None) < len(hooks)
 
 
 def saved_numbers(node: Node) -> dict[str, float]:
@@ -186,8 +203,12 @@ def unpacking(node: Node) -> Iterator[object]:
 def saves_subclass(saved: Sequence[Any]) -> bool:
     """Whether one of these is a tensor that runs operations in its own way (see `computes_itself`), of other code than
     torch's own: a fake tensor runs none."""
-    tensors = (each.data for each in saved if each.unpack_hook is None and type(each.data) not in _PLAIN)
-    return any(isinstance(each, Tensor) and computes_itself(each) and not is_fake(each) for each in tensors)
+    for each in saved:
+        if each.unpack_hook is not None or type(tensor := each.data) in _PLAIN:
+            continue
+        if isinstance(tensor, Tensor) and computes_itself(tensor) and not is_fake(tensor):
+            return True
+    return False
 
 
 _PLAIN = Tensor, torch.nn.Parameter, type(None)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from math import log
+from pathlib import Path
 from statistics import median
 
 from measure import Effort, Row, ratios, repeated, seconds
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.engine.orders.auto import forget_plans
+from tapehead.engine.orders.planning import bound
+from tapehead.engine.orders.policies import find_policy
+from tapehead.engine.orders.problem import Problem
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads import WORKLOADS, workload
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from engine.graph_shapes import SHAPES
 
 _TASKS = (1_000, 3_000, 10_000, 30_000, 100_000)
 _GOALS = {10_000: 1.0, 100_000: 10.0}
@@ -24,6 +34,8 @@ _COSTS = {"resnet50": 1.05, "mlp_norm": 1.15, "din": None}
 
 
 def rows(effort: Effort) -> Iterator[Row]:
+    for shape in SHAPES:
+        yield _any_shape(shape, effort)
     for shape in _SHAPES:
         yield from _growth(shape, effort)
     for name, goal in _COSTS.items():
@@ -31,6 +43,17 @@ def rows(effort: Effort) -> Iterator[Row]:
             yield _cost_of_auto(name, goal, effort)
     for name in ("linear50", "din") if effort.tiny else WORKLOADS:
         yield _saved_by_auto(name)
+
+
+def _any_shape(shape: str, effort: Effort) -> Row:
+    """Seconds until "auto" has its order, the dry run included, where no plan is kept."""
+    graph = th.graph(SHAPES[shape](100 if effort.tiny else 10_000))
+
+    def plan() -> None:
+        forget_plans()
+        bound(find_policy("auto"), Problem(graph))
+
+    return Row(f'"auto" planned: {len(graph):,} tasks, {shape}', "s", repeated(plan, min(effort.repetitions, 5)), 1.0)
 
 
 def _growth(shape: str, effort: Effort) -> Iterator[Row]:

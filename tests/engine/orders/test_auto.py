@@ -14,8 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.orders import auto
+from tapehead.engine.orders import problem as problem_module
+from tapehead.engine.orders.planning import order_of, planned_order
+from tapehead.engine.orders.policies import PORTFOLIO, find_policy
+from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.workloads.workloads import workload
+
+from ..graph_shapes import SHAPES, chain
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +124,26 @@ def test_after_a_measured_run_it_takes_no_order_that_is_an_estimate(through: Any
     measured = th.profile(lambda: branches(through)[1], plan.policy).timeline
     assert measured is not None
     assert measured.peak_bytes == plan.best.peak_bytes <= run.timeline.peak_bytes
+
+
+@pytest.mark.parametrize("tasks", [200, 2_200])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_whatever_the_shape_no_policy_that_it_asks_is_better_by_more_than_what_is_worth_it(
+    shape: str, tasks: int
+) -> None:
+    problem = Problem(th.graph(SHAPES[shape](tasks)))
+    with mock.patch.object(auto, "no_hooks", return_value=True):  # whatever other tests have left in the process
+        order = order_of(find_policy("auto"), problem)
+    asked = [
+        name for name in PORTFOLIO if len(problem.tasks) <= 2_000 or name in ("heap", "dfs", "bfs", "lpmf", "list")
+    ]
+    own, *others = (planned_order(problem, find_policy(name)).peak_bytes for name in asked)
+    found = problem.peak_bytes(order)
+    assert found <= own
+    assert found == min(others) or (found == own and min(others) >= 0.99 * own)
+
+
+def test_of_a_graph_with_one_order_nothing_is_asked() -> None:
+    with mock.patch.object(problem_module, "dry_run", side_effect=AssertionError):
+        run = th.backward(chain(200), policy="auto")
+    assert (run.policy, run.note, list(run.order)) == ("auto: heap", "", schedule(run.graph, "heap"))
