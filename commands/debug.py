@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ..engine.memory.accumulation import Accumulate, Accumulation, Release
+from ..engine.queue.device_queues import QUEUES
 from .answers import Commands, refuse
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ def add_debug(commands: Commands) -> None:
     )
     debug.add_argument(
         "--batch", choices=("auto",), help="run products of several tasks as one where they can; takes no task back"
+    )
+    debug.add_argument(
+        "--queues",
+        choices=tuple(QUEUES),
+        help="one ready queue for all devices, or one for each (as PyTorch's engine has them; native: one)",
     )
     debug.add_argument(
         "--accumulate",
@@ -80,6 +86,7 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
             options.batch,
             accumulation,
             options.rank,
+            None if options.queues is None else QUEUES[options.queues],
         )
         debugger.prompt.ask_for(options.breaks, options.watch)
         if of_function:

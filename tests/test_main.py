@@ -441,6 +441,7 @@ def test_advise_refuses_in_a_sentence(script: Path, capsys: pytest.CaptureFixtur
         (["--batch", "auto", "--engine", "native", "x.py"], 'use engine="direct"'),
         (["--accumulate", "list", "--engine", "native", "x.py"], '(list), use engine="direct"'),
         (["--release", "late", "x.py"], "invalid choice: 'late'"),
+        (["--queues", "two", "x.py"], "invalid choice: 'two'"),
         ([], "SCRIPT.py"),
     ],
 )

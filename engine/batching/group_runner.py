@@ -21,7 +21,7 @@ from ...inspector.torch_internals.saved import free_saved, saved_variables
 from ...inspector.torch_internals.tensors import version_of
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..orders.group_queues import HoldingChoiceQueue, HoldingQueue
-from ..queue.ready_queue import ReadyQueue
+from ..queue.device_queues import AnyQueue
 from ..stops.stops import Stops
 from ..tasks.hook_watch import no_hooks
 from ..tasks.input_buffer import fits
@@ -45,7 +45,7 @@ class GroupLoop(Protocol):
 
     graph: Graph
     stops: Stops
-    queue: ReadyQueue
+    queue: AnyQueue
     buffers: InputBuffers
     order: list[int]
     recorder: Recorder | None

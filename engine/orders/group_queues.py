@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from ...inspector.graph.graph import Graph
 from ..queue.binary_heap import pop, push
+from ..queue.device_queues import AnyQueue, MakeQueue
 from ..queue.pending import Pending
 from ..queue.policy import Choice, Key, Policy
-from ..queue.ready_queue import ChoiceQueue, KeyedQueue, ReadyQueue, ReadyTask, ready_queue, sort_key
+from ..queue.ready_queue import ChoiceQueue, KeyedQueue, ReadyTask, sort_key
 
 Together = Callable[[int], Sequence[int]]
 """By task those that are to run with it, itself among them; empty for one that runs by itself."""
@@ -194,20 +195,15 @@ def holding_queue(
     return HoldingChoiceQueue(graph, policy, order, together)
 
 
-def empty_queue(graph: Graph, policy: Policy | Choice, order: Sequence[int], together: Together | None) -> ReadyQueue:
-    """An empty queue. `order` as for `ready_queue`; `together` is None where no task is held back."""
-    return ready_queue(graph, policy, order) if together is None else holding_queue(graph, policy, order, together)
-
-
 def queue_after(
     graph: Graph,
     policy: Policy | Choice,
     order: Sequence[int],
     needed: Collection[int] | None,
-    together: Together | None,
-) -> ReadyQueue:
+    make_queue: MakeQueue,
+) -> AnyQueue:
     """The queue as it would be under this policy after these tasks. `needed`: the tasks that run at all; None: all."""
-    queue = empty_queue(graph, policy, order, together)
+    queue = make_queue(graph, policy, order)
     pending = Pending(graph, needed)
     for task_id in pending.start():
         queue.push(task_id)

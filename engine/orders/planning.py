@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from ...inspector.graph.graph import Graph
 from ..queue.chosen_order import allowed, chosen_order
+from ..queue.device_queues import DeviceQueues, MakeQueue, Queues
 from ..queue.policy import HEAP, Choice, Policy, following, is_dynamic, policy_name
-from ..queue.ready_queue import PolicyError
+from ..queue.ready_queue import PolicyError, ready_queue
 from ..queue.stages import POST_BACKWARD, has_stages, unknown_task
 from .kept_plans import kept_plan
 from .problem import Problem
 
 
-def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> list[int]:
+def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = (), queues: Queues = "one") -> list[int]:
     """The task ids in the order in which a policy runs a problem, beginning with the tasks that `ran`."""
     graph, needed = problem.graph, problem.needed
     if isinstance(policy, Policy) and policy.plan is not None:
         plan = planned(policy, problem, ran)
-        if _is_order(graph, plan, needed):
+        if queues == "one" and _is_order(graph, plan, needed):
             return list(plan)
         policy = following(policy, plan)
-    return chosen_order(graph, policy, allowed(graph, needed), ran)
+    return chosen_order(graph, policy, allowed(graph, needed), ran, queue_maker(problem, queues))
+
+
+def queue_maker(problem: Problem, queues: Queues) -> MakeQueue:
+    """What makes the ready queues of a problem: one, or side by side one for each device of its tasks."""
+    if queues == "one":
+        return ready_queue
+    devices = [str(task.device) for task in problem.graph.tasks]
+    return partial(DeviceQueues, durations_ns=list(map(round, problem.durations)), devices=devices)
 
 
 def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None) -> bool:

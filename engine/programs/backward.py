@@ -17,8 +17,9 @@ from ..batching.group_runner import AnyBatch, check_batch
 from ..measuring.measurement import Measurement
 from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..orders.policies import find_policy
+from ..queue.device_queues import Queues
 from ..queue.policy import AnyPolicy
-from ..sessions.native import Plan, Queues, run_native
+from ..sessions.native import Plan, run_native
 from ..sessions.stepper import Stepper, run_measured
 from ..sessions.unread import run_unread
 from ..tasks.backward_call import BackwardCall
@@ -56,7 +57,8 @@ def backward(
             of its gradients, too. None, the default, records nothing and hooks nothing into the graph.
         queues: where the graph is on accelerators, "one" queue for all devices gives the policy's total order; "per
             device" leaves each device the thread which PyTorch has for it, so that they overlap, and the policy orders
-            each device's own tasks.
+            each device's own tasks; with engine="direct" one task at a time, in the order in which the devices would
+            start them, see `Stepper`.
         memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`. With one queue alone, and on
             the one accelerator of the graph, else on the CPU. Of the forward it finds what the nodes keep; `th.profile`
             sees the forward, too, and so all there is.
@@ -87,8 +89,12 @@ def backward(
     chosen = find_policy(policy)
     if engine == "direct":
         if not memory:
-            with Stepper(call, policy=chosen, trace=trace, accumulation=accumulation, batch=batch) as stepper:
+            with Stepper(
+                call, policy=chosen, trace=trace, accumulation=accumulation, batch=batch, queues=queues
+            ) as stepper:
                 return stepper.run()
+        if queues == "per device":
+            raise ValueError("memory is measured in one order of all tasks: use one queue for all devices")
         if isinstance(tensors, HipsTape):
             return run_tape(call, tensors, chosen, trace, accumulation, batch)
         with Measurement() as measurement:

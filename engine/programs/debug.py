@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, get_args
 
+from ...inspector.arguments import expect_choice
 from ...inspector.graph.graph import Outputs
 from ...inspector.graph.spent import first_over
 from ...inspector.tapes.hips_tape import HipsTape, not_native
 from ...inspector.torch_internals.saved import FREED
 from ..batching.group_runner import AnyBatch, check_batch
 from ..memory.accumulation import PYTORCHS, Accumulation
+from ..queue.device_queues import Queues
 from ..queue.policy import AnyPolicy
 from ..sessions.native_session import NativeSession
 from ..sessions.one_way import NO_HISTORY
@@ -32,6 +34,7 @@ def debug(
     history: AnyHistory = "auto",
     accumulation: Accumulation = PYTORCHS,
     batch: AnyBatch = None,
+    queues: Queues | None = None,
 ) -> Stepper | NativeSession:
     """Starts a backward that runs one task at a time. `trace` may be None.
 
@@ -50,10 +53,12 @@ def debug(
         accumulation: how gradients that meet are summed, and when they are let go.
         batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
             `Stepper`. A history wants single tasks, and so there is none where it is "auto".
+        queues: "one" ready queue for all devices, or one "per device", see `Stepper`. None: with engine="direct" as
+            PyTorch's engine does, a queue for each device; with "native", which is stepped with one alone, one.
 
     Raises:
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
-            another accumulation than its own, or batch=.
+            another accumulation than its own, or batch=, or a queue per device.
         RuntimeError: a backward has freed the graph.
     """
     check_choices(engine, trace)
@@ -61,15 +66,32 @@ def debug(
     if engine == "direct":
         history = False if history == "auto" else history
         return unused(
-            Stepper(call, policy=policy, trace=trace, history=history, accumulation=accumulation, batch=batch)
+            Stepper(
+                call,
+                policy=policy,
+                trace=trace,
+                history=history,
+                accumulation=accumulation,
+                batch=batch,
+                queues=queues,
+            )
         )
+    if queues is not None:
+        expect_choice(queues, get_args(Queues), "queues")
     call = BackwardCall.of(call)
     if isinstance(call.tensors, HipsTape):
         raise not_native()
     accumulation.check_native()
     if history not in ("auto", False):
         raise NotImplementedError(NO_HISTORY)
-    return unused(NativeSession(call, policy=policy, trace=trace))
+    session = unused(NativeSession(call, policy=policy, trace=trace))
+    if queues == "per device" and len(session.graph.devices) > 1:
+        session.close()
+        raise NotImplementedError(
+            'PyTorch\'s engine is stepped with one queue for all devices; th.debug(..., engine="direct", '
+            'queues="per device") gives each its own'
+        )
+    return session
 
 
 S = TypeVar("S", Stepper, NativeSession)

@@ -14,9 +14,9 @@ from torch.autograd.graph import GradientEdge
 from ...inspector.arguments import expect_callable, expect_choice
 from ...inspector.torch_internals.engine import redirect_backward, torch_backward
 from ..orders.policies import POLICIES, find_policy
+from ..queue.device_queues import Queues
 from ..queue.policy import AnyPolicy, policy_name
 from ..sessions.agreement import in_group
-from ..sessions.native import Queues
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
 from .backward import backward, check_choices

@@ -13,9 +13,10 @@ import torch
 from ...inspector.graph.graph import Graph
 from ..memory.accumulation import Accumulation
 from ..orders.policies import order_name
+from ..queue.device_queues import Queues
 from ..queue.policy import Choice, Policy, policy_name
 from ..queue.ready_queue import PolicyError
-from ..sessions.native import Plan, Queues, run_native
+from ..sessions.native import Plan, run_native
 from ..sessions.stepper import Stepper
 from ..tasks.backward_call import BackwardCall
 from ..trace.run import Run
@@ -114,7 +115,7 @@ def time_stepped(
 ) -> int:
     """The same of the direct engine, under a rule of accumulation. A policy that plans has planned."""
     loss = loss_or_tape(make_loss())
-    with Stepper(loss, policy=policy, trace=None, accumulation=accumulation) as stepper:
+    with Stepper(loss, policy=policy, trace=None, accumulation=accumulation, queues="one") as stepper:
         check(stepper.graph)
         devices = [device for device in stepper.graph.devices if device.type != "cpu"]
         wait_for(devices)

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 from ...inspector.graph.graph import Graph
 from .binary_heap import pop, push
+from .device_queues import MakeQueue
 from .pending import Pending
 from .policy import HEAP, Choice, Key, Policy
 from .ready_queue import ready_queue
@@ -69,12 +70,18 @@ def heap_order(graph: Graph, needed: Collection[int] | None = None) -> list[int]
     return chosen_order(graph, HEAP, allowed(graph, needed))
 
 
-def chosen_order(graph: Graph, policy: Policy | Choice, pending: Pending, ran: Sequence[int] = ()) -> list[int]:
+def chosen_order(
+    graph: Graph,
+    policy: Policy | Choice,
+    pending: Pending,
+    ran: Sequence[int] = (),
+    make_queue: MakeQueue = ready_queue,
+) -> list[int]:
     """All tasks, of the ready ones always that which a policy chooses, after those that `ran`."""
-    if isinstance(policy, Policy) and not policy.dynamic and not ran:
+    if make_queue is ready_queue and isinstance(policy, Policy) and not policy.dynamic and not ran:
         return _order_by_keys(graph, policy, pending)
     order: list[int] = []
-    queue = ready_queue(graph, policy, order)
+    queue = make_queue(graph, policy, order)
     for task_id in pending.start():
         queue.push(task_id)
     given = iter(ran)

@@ -16,14 +16,15 @@ from ..memory.accumulation import PYTORCHS, Accumulation
 from ..orders.group_queues import (
     HoldingChoiceQueue,
     HoldingQueue,
-    Together,
-    empty_queue,
+    holding_queue,
     planned_order,
     queue_after,
 )
 from ..orders.schedule import schedule
+from ..queue.chosen_order import allowed, chosen_order
+from ..queue.device_queues import AnyQueue, DeviceQueues, MakeQueue
 from ..queue.policy import Choice, Policy
-from ..queue.ready_queue import PolicyError, ReadyQueue, ready_queue
+from ..queue.ready_queue import PolicyError, ready_queue
 from ..stops.stopped import Stop
 from ..stops.stops import Stops
 from ..tasks.history import Edited, Ran
@@ -46,6 +47,7 @@ class DirectBackward:
         runner: runs the nodes.
         policy: picks, bound to the graph.
         trace, accumulation, batch: as for `Stepper`.
+        make_queue: makes the ready queue, where no tasks run as one.
 
     Attributes:
         graph: the graph; without its nodes once it is over.
@@ -73,6 +75,7 @@ class DirectBackward:
         trace: Level | None,
         accumulation: Accumulation,
         batch: AnyBatch,
+        make_queue: MakeQueue = ready_queue,
     ) -> None:
         self.runner = runner
         self.graph: Graph = runner.graph
@@ -85,7 +88,8 @@ class DirectBackward:
         self.batches: list[Batch] = [] if self.recorder is None else self.recorder.batches
         self.fallbacks: list[Fallback] = [] if self.recorder is None else self.recorder.fallbacks
         self.groups = group_runner(batch, runner, accumulation, self.batches, self.fallbacks)
-        self.queue = empty_queue(self.graph, policy, self.order, self._together)
+        self._make_queue = make_queue if self.groups is None else partial(holding_queue, together=self.groups.together)
+        self.queue = self._make_queue(self.graph, policy, self.order)
         self.stops = Stops(self.graph, self.needed, None if self.recorder is None else self.recorder.trace)
         runner.on_hook = None if self.recorder is None else self.recorder.hook
         if self.recorder is not None and runner.memory is not None:
@@ -116,6 +120,8 @@ class DirectBackward:
         """All tasks in the order in which they ran or are going to."""
         if isinstance(self.queue, HoldingQueue | HoldingChoiceQueue):
             return planned_order(self.queue, self.order, self.buffers.missing, self.needed)
+        if isinstance(self.queue, DeviceQueues):
+            return chosen_order(self.graph, self.policy, allowed(self.graph, self.needed), self.order, self._make_queue)
         return schedule(self.graph, self.policy, self.needed, self.order)
 
     def check_open(self) -> None:
@@ -330,13 +336,9 @@ class DirectBackward:
         if self.recorder is not None:
             self.recorder.switch(policy)
 
-    def queue_under(self, policy: Policy | Choice) -> ReadyQueue:
+    def queue_under(self, policy: Policy | Choice) -> AnyQueue:
         """The queue as this policy would have it after what has run."""
-        return queue_after(self.graph, policy, self.order, self.needed, self._together)
-
-    @property
-    def _together(self) -> Together | None:
-        return None if self.groups is None else self.groups.together
+        return queue_after(self.graph, policy, self.order, self.needed, self._make_queue)
 
     def close(self) -> None:
         """Ends it: now, or after the task that runs."""
@@ -356,6 +358,7 @@ class DirectBackward:
         self.graph = replace(self.graph, nodes=())
         self.groups = None
         vars(self).pop("runner", None)
+        self._make_queue = ready_queue
         self.queue = ready_queue(self.graph, self.policy, self.order)
         if self.recorder is not None:
             self.recorder.graph = self.graph

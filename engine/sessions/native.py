@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock, get_ident
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node
@@ -32,6 +32,7 @@ from ..orders.planning import bound
 from ..orders.policies import POLICIES, note_on, order_name
 from ..orders.problem import Problem
 from ..orders.schedule import schedule
+from ..queue.device_queues import Queues
 from ..queue.pending import Pending, queue_lengths
 from ..queue.policy import Choice, Policy, is_dynamic, label_of, policy_name
 from ..queue.ready_queue import sort_key
@@ -42,8 +43,6 @@ from ..trace.recorder import Recorder
 from ..trace.run import Run
 from ..trace.statistics import Level
 from .agreement import in_group, why_not
-
-Queues = Literal["one", "per device"]
 
 _FREED = FREED.partition(" (")[0]
 

@@ -199,6 +199,15 @@ class NativeSession(OneWay):
             )
         return self._backward.step()
 
+    def _next_on(self, device: str) -> Task:
+        current = self.current
+        if current is None or str(current.device) != device:
+            raise NotImplementedError(
+                f"the next task is {self._describe_current()}, and PyTorch's engine is stepped with one queue for all "
+                f'devices, so {device} has to wait; th.debug(..., engine="direct") can step it'
+            )
+        return current
+
     @_one_at_a_time
     def run(self) -> Run:
         """Runs all tasks that are left, up to a breakpoint, to what a watchpoint finds, or as `stop` says."""

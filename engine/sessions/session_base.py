@@ -13,6 +13,7 @@ from ...inspector.graph.graph import Graph, Task
 from ..memory.footprint import Footprints
 from ..orders.planning import bound
 from ..orders.problem import Problem
+from ..queue.device_queues import Queues
 from ..queue.policy import Choice, Policy
 from ..queue.ready_queue import AnyTask, ReadyTask
 from ..stops.stopped import Stop
@@ -133,9 +134,18 @@ class SessionBase(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    @property
+    def queues(self) -> Queues:
+        """Whether all devices share "one" ready queue, or there is one "per device"."""
+        return "one"
+
     @abstractmethod
     def _step(self, task: AnyTask | None = None) -> Task:
         """Runs one task, by default the policy's choice. Returns it."""
+
+    @abstractmethod
+    def _next_on(self, device: str) -> Task:
+        """The policy's choice among the ready tasks of this device."""
 
     def _step_on(self) -> Sequence[int]:
         """Runs one step. Gives the ids of the tasks that it ran."""

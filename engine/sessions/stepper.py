@@ -16,8 +16,10 @@ from ..batching.group_runner import AnyBatch, check_batch
 from ..measuring.measurement import Measurement
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..orders.group_queues import HoldingChoiceQueue, HoldingQueue
+from ..orders.planning import queue_maker
 from ..orders.policies import find_policy, note_on, order_name
 from ..orders.problem import Problem
+from ..queue.device_queues import DeviceQueues, Queues
 from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ..queue.ready_queue import AnyTask, ReadyTask
 from ..stops.stopped import Stop
@@ -33,6 +35,7 @@ from ..trace.trace import Trace
 from .direct_backward import DirectBackward
 from .going_back import GoesBack
 from .rewinding import Rewinder
+from .standing_still import why_still
 
 
 class Stepper(GoesBack):
@@ -66,6 +69,13 @@ class Stepper(GoesBack):
             those given. One step then runs all tasks of a stack (`together`). Gradients are equal within rounding, and
             those that were made together are parts of one storage. Where hooks, watchpoints, breakpoints or a history
             want the single tasks, these run by themselves, and `batches` says why.
+        queues: "one" ready queue for all devices, in the policy's total order; or one "per device", which the policy
+            sorts each by itself, and which are worked through side by side as in PyTorch's engine. Tasks then still run
+            one at a time, in the order in which the devices would start them by `Problem.durations`. That order is
+            certain, where on real devices it depends on how long tasks take, and an idle device takes the first task
+            that comes; `step(device=)` lets a device go ahead. None, the default, is what PyTorch's engine does: a
+            queue for each device on which tasks run, so one for a graph on the CPU, or on one accelerator alone; with
+            `batch=`, whose tasks leave a queue together, one.
         measuring: begins to measure the memory, before anything of the backward is made: see `Measurement.begin`.
 
     Attributes:
@@ -88,6 +98,7 @@ class Stepper(GoesBack):
         accumulation: Accumulation = PYTORCHS,
         measuring: Measuring | None = None,
         batch: AnyBatch = None,
+        queues: Queues | None = None,
     ) -> None:
         unbound = find_policy(policy)
         if not isinstance(history, bool):
@@ -98,12 +109,24 @@ class Stepper(GoesBack):
         if measuring is not None:
             expect_callable(measuring, 5, "measuring", "what begins to measure memory")
         check_batch(batch)
+        if queues is not None:
+            expect_choice(queues, get_args(Queues), "queues")
         call = BackwardCall.of(tensors)
         runner = runner_of(call, measuring)
         self._keep_graph = keep_graph = runner.keep_graph
         problem = Problem(runner.graph, None, runner.needed, keep_graph=keep_graph, may_ask=True)
         self.accumulation, self._batch = accumulation, batch
-        self._backward = DirectBackward(runner, self._bound_to(problem, unbound), trace, accumulation, batch)
+        several = len(runner.graph.devices) > 1 and queues != "one"
+        if several and batch is not None and queues is not None:
+            raise NotImplementedError(
+                'batch= takes several tasks from one ready queue at once, and queues="per device" has several; use one '
+                "of the two"
+            )
+        self._queues: Queues = "per device" if several and batch is None else "one"
+        make_queue = queue_maker(problem, self._queues)
+        self._backward = DirectBackward(
+            runner, self._bound_to(problem, unbound), trace, accumulation, batch, make_queue
+        )
         self._backward.start(bool(call.create_graph))
         self._rewinder = Rewinder(self._backward)
         if history is not False:
@@ -117,8 +140,13 @@ class Stepper(GoesBack):
 
     @property
     def ready(self) -> list[ReadyTask]:
-        """The ready queue, in the order in which it would pop; under a user's own policy in order of arrival."""
+        """The ready queue, in the order in which it would pop; under a user's own policy in order of arrival. With a
+        queue per device all of them, in the order in which the devices would start the tasks."""
         return self._backward.queue.entries()
+
+    @property
+    def queues(self) -> Queues:
+        return self._queues
 
     @property
     def current(self) -> Task | None:
@@ -209,6 +237,16 @@ class Stepper(GoesBack):
         self._backward.run_one(task_id, by_hand=task is not None)
         return self.graph.tasks[task_id]
 
+    def _next_on(self, device: str) -> Task:
+        queue, tasks = self._backward.queue, self.graph.tasks
+        if isinstance(queue, DeviceQueues):
+            found = queue.choose_on(device)
+        else:
+            found = next((each.task.id for each in queue.entries() if str(each.task.device) == device), None)
+        if found is None:
+            raise ValueError(why_still(self.graph, device, self.planned, self.order))
+        return tasks[found]
+
     def _step_on(self) -> Sequence[int]:
         ran = len(self.order)
         self._step()
@@ -287,7 +325,7 @@ def run_measured(
     """
     measuring = partial(measurement.begin_stepped, accumulation)
     with Stepper(
-        call, policy=policy, trace=trace, accumulation=accumulation, measuring=measuring, batch=batch
+        call, policy=policy, trace=trace, accumulation=accumulation, measuring=measuring, batch=batch, queues="one"
     ) as stepper:
         run = stepper.run()
         measurement.end()

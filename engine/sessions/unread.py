@@ -34,6 +34,7 @@ from ..orders.kept_orders import KeptOrder, keep_order, kept_order, seen
 from ..orders.policies import POLICIES
 from ..orders.schedule import schedule
 from ..queue.chosen_order import chosen_order
+from ..queue.device_queues import Queues
 from ..queue.pending import Pending
 from ..queue.policy import Choice, Policy, following
 from ..queue.stages import has_stages
@@ -41,7 +42,7 @@ from ..tasks.backward_call import BackwardCall
 from ..tasks.roots import root_gradients
 from ..trace.run import Run
 from .agreement import in_group
-from .native import DISTURBED, Plan, Queues, explain, is_engines_own, run_native
+from .native import DISTURBED, Plan, explain, is_engines_own, run_native
 
 _LOOKED_AT = 50  # nodes, among which the first that saved something is looked for
 _Edges = list[tuple[Node, int]]

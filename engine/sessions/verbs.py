@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...inspector.arguments import expect_number
+from ...inspector.arguments import expect, expect_number
 from ...inspector.graph.graph import Task
 from ...inspector.shown import drawn
+from ..queue.device_queues import devices_in_order
 from ..queue.named_tasks import calls_of, tasks_of_call
 from ..queue.ready_queue import AnyTask
 from ..stops.breakpoints import Breakpoint, Predicate, Where
 from ..stops.conditions import GradientPredicate
 from ..stops.stopped import Stop
 from ..stops.watchpoints import Watchpoint
+from ..words.phrases import joined
 from .clipping import norm_of
 from .session_base import SessionBase
 
@@ -28,20 +30,26 @@ if TYPE_CHECKING:
 class Verbs(SessionBase):
     """The verbs of a debugger that are the same for the sessions of both engines."""
 
-    def step(self, task: AnyTask | None = None, *, count: int = 1) -> Task:
-        """Runs one task, or `count`: the given one (a task, its number, an entry of `ready`), or the policy's choice.
-        Returns the last. With `batch=` a step also runs those that run as one with its task.
+    def step(self, task: AnyTask | None = None, *, count: int = 1, device: str | torch.device | None = None) -> Task:
+        """Runs one task, or `count`: the given one (a task, its number, an entry of `ready`), or the policy's choice;
+        with `device` its choice among the tasks of that device. Returns the last. With `batch=` a step also runs those
+        that run as one with its task.
 
         Several end early at what stops a run, which is then in `stopped`, and at the end of the backward. If a task
         raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over: what
         had been accumulated into .grad by then stays, as after an exception in `loss.backward()`.
 
         Raises:
-            ValueError: the given task is not ready, or `count` is below 1.
-            NotImplementedError: PyTorch's engine can't run the given task next.
+            ValueError: the given task is not ready, or `count` is below 1; the device stands still, or there is none
+                of that name.
+            NotImplementedError: PyTorch's engine can't run the given task next, nor one device by itself.
             RuntimeError: no task is left, or the session is over.
         """
         expect_count(count)
+        if device is not None and task is not None:
+            raise ValueError("step() runs either a task or a device's next one: give one of the two")
+        if device is not None:
+            task = self._unless_current(self.next_on(device))
         if count == 1:
             return self._step(task)
         self.stops.stopped = None
@@ -50,7 +58,26 @@ class Verbs(SessionBase):
             task = None
             if self._stops(wait=not left) or self.over is not None or self.current is None:
                 break
+            if device is not None and left:
+                task = self._unless_current(self.next_on(device))
         return last
+
+    def _unless_current(self, task: Task) -> Task | None:
+        """None for what the policy chooses anyway: it is not chosen by hand."""
+        return None if task is self.current else task
+
+    def next_on(self, device: str | torch.device) -> Task:
+        """The task that `step(device=device)` would run now.
+
+        Raises:
+            ValueError: none of that device is ready; it says which task the device waits for.
+        """
+        expect(device, str | torch.device, "device", 'the name of a device, such as "cuda:0"')
+        names = devices_in_order(list(map(str, self.graph.devices)))
+        if str(device) not in names:
+            raise ValueError(f"no task of this backward runs on {device}; it runs on {joined(names, len(names))}")
+        self._check_open()
+        return self._next_on(str(device))
 
     def save_trace(self, path: str | Path) -> Path:
         """Writes what has run as a trace file, for `th.load` and `tapehead view`; see `Run.save`."""

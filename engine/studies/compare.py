@@ -34,7 +34,7 @@ from .comparison import MIRRORED, Comparison, Row
 if TYPE_CHECKING:
     from ..memory.footprint import Footprints
     from ..orders.problem import Problem
-    from ..sessions.native import Queues
+    from ..queue.device_queues import Queues
     from ..trace.run import Engine
 
 _Signature = tuple[tuple[object, ...], tuple[Edge, ...]]

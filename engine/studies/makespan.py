@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import heappop, heappush
 from statistics import median
 from typing import overload
 
@@ -17,9 +16,9 @@ from ..orders.planning import bound
 from ..orders.policies import find_policy
 from ..orders.problem import Problem
 from ..queue.chosen_order import allowed
+from ..queue.device_queues import DeviceQueues
 from ..queue.named_tasks import tasks_at
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
-from ..queue.ready_queue import ready_queue
 from ..trace.run import Run
 from .gantt import Bar, Gantt, MakespanReport
 
@@ -183,34 +182,18 @@ def _simulated(
     policy = bound(policy, problem)
     graph = problem.graph
     order: list[int] = []
-    names = sorted(set(devices), key=lambda name: (name != "cpu", name))
-    queues = {name: ready_queue(graph, policy, order) for name in names}
-    rows: dict[str, list[Bar]] = {name: [] for name in names}
-    running: list[tuple[int, int, int]] = []  # ends, in which place it started, the task
-    free = set(names)
+    queues = DeviceQueues(graph, policy, order, times, devices)
+    rows: dict[str, list[Bar]] = {name: [] for name in queues.devices}
     pending = allowed(graph)
-    ready: dict[int, tuple[int, int | None]] = {}
-
-    def arrive(task_ids: Sequence[int], now: int, after: int | None) -> None:
-        for task_id in task_ids:
-            ready[task_id] = now, after
-            queues[devices[task_id]].push(task_id)
-
-    now = 0
-    arrive(pending.start(), now, None)
-    while True:
-        for name in [name for name in names if name in free and queues[name]]:
-            task_id = queues[name].choose()
-            queues[name].remove(task_id)
-            heappush(running, (now + times[task_id], len(order), task_id))
-            order.append(task_id)
-            rows[name].append(Bar(task_id, ready[task_id][0], now, now + times[task_id], ready[task_id][1]))
-            free.discard(name)
-        if not running:
-            done = {name: tuple(row) for name, row in rows.items()}
-            return Gantt(graph, policy_name(policy), tuple(order), done, estimated)
-        now = running[0][0]
-        while running and running[0][0] == now:  # all that end now have brought their gradients before any is taken
-            _, _, task_id = heappop(running)
-            free.add(devices[task_id])
-            arrive(pending.run(task_id), now, task_id)
+    for task_id in pending.start():
+        queues.push(task_id)
+    while queues:
+        task_id = queues.choose()
+        time = queues.remove(task_id)
+        order.append(task_id)
+        bar = Bar(task_id, time.ready_ns, time.start_ns, time.end_ns, time.after)
+        rows[devices[task_id]].append(bar)
+        for next_task in pending.run(task_id):
+            queues.push(next_task)
+    done = {name: tuple(row) for name, row in rows.items()}
+    return Gantt(graph, policy_name(policy), tuple(order), done, estimated)

@@ -12,7 +12,7 @@ from ...inspector.graph.graph import Edge, Graph, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.spent import is_spent
 from ...inspector.torch_internals.saved import free_saved, hides_saved, packed_by_user, saved_variables
-from ..queue.ready_queue import ReadyQueue
+from ..queue.device_queues import AnyQueue
 from .accumulate import accumulate
 from .graph_task import GraphTask
 from .hook_watch import HookWatch
@@ -43,7 +43,7 @@ class BareNotes(Protocol):
 class BareLoop(Protocol):
     """A backward whose tasks run and of which nothing else is wanted, but maybe a record."""
 
-    queue: ReadyQueue
+    queue: AnyQueue
     buffers: InputBuffers
     order: list[int]
     stop_asked: bool

@@ -94,13 +94,14 @@ NONE = (
     "backward.engine backward.trace backward.batch capture.module capture.observer compare.mirroring compare.progress "
     "compare.model find_nan.model plan_mirror.model profile.model record_forward.model mirrored.model "
     "mirrored.budget mirrored.overhead "
-    "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.mirroring diff.tolerance "
-    "graph.names groups.rules install.trace install.on_run makespan.durations makespan.device_of makespan.policies "
+    "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.queues debug.mirroring "
+    "diff.tolerance graph.names groups.rules install.trace install.on_run makespan.durations makespan.device_of "
+    "makespan.policies "
     "peak_report.others peak_report.before peak_report.trace plan.footprints plan.progress plan_mirror.budget "
     "plan_mirror.overhead plan_mirror.progress policy.trace policy.on_run profile.retain_graph profile.trace "
     "profile.device profile.batch simulate.footprints simulate.retain_graph statistics.gradient "
     "BackwardCall.grad_tensors BackwardCall.retain_graph BackwardCall.inputs Stepper.measuring Stepper.batch "
-    "NativeSession.trace Stepper.trace"
+    "Stepper.queues NativeSession.trace Stepper.trace"
 )
 MEANT = {
     *((where, "None") for where in NONE.split()),

@@ -15,6 +15,7 @@ from ...engine.mirroring.saves import mirrored_saves
 from ...engine.mirroring.tasks import check_fits
 from ...engine.programs.debug import AnyHistory
 from ...engine.programs.debug import debug as debug_in_python
+from ...engine.queue.device_queues import Queues
 from ...engine.queue.policy import AnyPolicy
 from ...engine.sessions.native_session import NativeSession
 from ...engine.sessions.stepper import Stepper
@@ -45,6 +46,7 @@ def debug(
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
     batch: AnyBatch = None,
+    queues: Queues | None = None,
     mirroring: MirrorPlan | None = None,
 ) -> Stepper | NativeSession | Deck:
     """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
@@ -74,13 +76,16 @@ def debug(
             backward ends. See `th.Accumulation`.
         batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
             `Stepper`. A history wants single tasks, and so there is none where it is "auto".
+        queues: where the graph is on several devices, "one" ready queue for all of them, or one "per device", which the
+            policy sorts each by itself, see `Stepper`. None: what PyTorch's engine does, a queue for each device; with
+            engine="native", which is stepped with one alone, one.
         mirroring: the plan by which the forward was mirrored (`with th.mirror(plan):`). A deck then shows its curve and
             the one without it, and what each replay should take beside what it took.
 
     Raises:
         TypeError, ValueError: `mirroring` is no plan, or the graph was not mirrored by it.
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
-            another accumulation than its own, or batch=.
+            another accumulation than its own, or batch=, or a queue per device.
     """
     shown = in_notebook()
     if history == "auto" and shown and engine == "direct" and batch is None:
@@ -96,6 +101,7 @@ def debug(
             history=history,
             accumulation=Accumulation(accumulate, release),
             batch=batch,
+            queues=queues,
         )
         if mirroring is not None and not shown:
             check_fits(mirroring, session.graph, mirrored_saves(session.graph))

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import ipywidgets
+import torch
 import traitlets
 from torch import Tensor
 
@@ -211,17 +212,20 @@ class Deck(Played):
         """
         return self._now(lambda: self._live.session.watch(*conditions, at=at, synchronize=synchronize))
 
-    def step(self, task: AnyTask | None = None, *, count: int = 1) -> Task:
-        """Runs one task, or `count`: the given one (with the direct engine any ready task), or the policy's choice.
+    def step(self, task: AnyTask | None = None, *, count: int = 1, device: str | torch.device | None = None) -> Task:
+        """Runs one task, or `count`: the given one (with the direct engine any ready task), or the policy's choice;
+        with `device` its choice among the ready tasks of that device.
 
         Stops early at what stops a run. Returns the last task that ran.
 
         Raises:
-            ValueError: the given task is not ready.
+            ValueError: the given task is not ready; or the device stands still, and which task it waits for.
             NotImplementedError: the native engine can't run that task next.
             RuntimeError: no task is left, or the session is over. And what the task itself raises.
         """
-        return self._ask(lambda: self._live.step(count, None if task is None else _task(task)))
+        if device is not None and task is not None:
+            raise ValueError("step() runs either a task or a device's next one: give one of the two")
+        return self._ask(lambda: self._live.step(count, None if task is None else _task(task), device))
 
     def run(self) -> Run:
         """Runs to the next breakpoint, to what a watchpoint finds, or to the end. Returns what has run so far.
@@ -571,8 +575,10 @@ class Deck(Played):
             case {"kind": "stop"}:
                 live.stop()
                 return
+            case {"kind": "step", "device": str(device)}:
+                command: Callable[[], object] = partial(live.step, 1, None, device)
             case {"kind": "step", "count": int(count)}:
-                command: Callable[[], object] = partial(live.step, count)
+                command = partial(live.step, count)
             case {"kind": "step", "task": int(task)}:
                 command = partial(live.step, 1, task)
             case {"kind": "run"}:

@@ -12,7 +12,7 @@ from ...engine.memory.timeline import Timeline
 from ...engine.orders.schedule import schedule
 from ...engine.orders.simulate import simulate
 from ...engine.prediction.dry_run import dry_run
-from ...engine.queue.policy import Choice, Policy, is_dynamic, policy_name
+from ...engine.queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ...engine.sessions.branch_comparison import BranchComparison
 from ...engine.sessions.native_session import NativeSession
 from ...engine.sessions.stepper import Stepper
@@ -121,8 +121,8 @@ class Foresight:
         if self._footprints is None:
             if isinstance(policy, Policy) and policy.plan is not None:
                 raise ValueError(self.unknown(policy))
-            return schedule(self._session.graph, policy, self._session.needed)
-        return schedule(self._footprints.graph, policy, self._session.needed, footprints=self._footprints)
+            return self._schedule(policy)
+        return self._schedule(policy, footprints=self._footprints)
 
     def own_schedule(self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int]) -> Json:
         """The session's own: what has run, and what is planned."""
@@ -172,13 +172,17 @@ class Foresight:
 
     def completed(self, policy: Policy | Choice, ran: Sequence[int]) -> list[int]:
         """What has run, and the order from there on. A policy that decides as it runs has none: shown is PyTorch's."""
-        session = self._session
         if not is_dynamic(policy):
             try:
-                return schedule(session.graph, policy, session.needed, ran)
+                return self._schedule(policy, ran)
             except Exception:  # a user's policy fails to choose: it may do better when its turn comes
                 pass
-        return schedule(session.graph, "heap", session.needed, ran)
+        return self._schedule("heap", ran)
+
+    def _schedule(self, policy: AnyPolicy, ran: Sequence[int] = (), footprints: Footprints | None = None) -> list[int]:
+        session = self._session
+        graph = session.graph if footprints is None else footprints.graph
+        return schedule(graph, policy, session.needed, ran, footprints, session.queues)
 
     def schedule(
         self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int] = ()

@@ -11,6 +11,8 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
+
 from ...engine.memory.timeline import Timeline
 from ...engine.mirroring.saves import ReplayClock
 from ...engine.orders.policies import POLICIES, TABS, find_policy
@@ -149,14 +151,16 @@ class Live:
         if self.document.content["groups"] is None:
             self._tell(replace(self.news(), groups=group_content(self.graph)))
 
-    def step(self, count: int = 1, task: AnyTask | None = None) -> Task:
-        """Runs so many tasks, or this one. Returns the last. Stops early as `run` does.
+    def step(self, count: int = 1, task: AnyTask | None = None, device: str | torch.device | None = None) -> Task:
+        """Runs so many tasks, or this one, or so many of this device. Returns the last. Stops early as `run` does.
 
         Raises:
             ValueError, NotImplementedError, RuntimeError: as `Stepper.step` and `NativeSession.step`.
         """
         expect_count(count)
-        return self._go(count, task)
+        if device is not None:
+            self.session.next_on(device)  # raises before anything runs
+        return self._go(count, task, device=device)
 
     def run(self) -> None:
         """Runs to the next breakpoint, to what a watchpoint finds, to a stop that is asked for, or to the end."""
@@ -369,12 +373,14 @@ class Live:
         count: int | None = None,
         task: AnyTask | None = None,
         until: Callable[[Task, int | None], bool] = lambda last, current: False,
+        device: str | torch.device | None = None,
     ) -> Task:
         """Runs tasks, the first of which may be given, until something stops it. Returns the last.
 
         Args:
             count: how many; None: all.
             until: whether to stop, from the task that ran last and the id of the current one.
+            device: runs the tasks of this one alone.
         """
         session = self.session
         ran = 0
@@ -385,7 +391,7 @@ class Live:
                 self.status = "running"
                 self._tell(self.news())
             while True:
-                last = session.step(task if ran == 0 else None)
+                last = session.step(task if ran == 0 else None, device=device)
                 ran += 1
                 self._note_replays(last)
                 if session.over is not None:

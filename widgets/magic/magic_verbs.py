@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ..deck.stop_tables import BranchesView, StopsView
 from ..deck.stop_words import watched
 from ..terminal.prompt_completion import offered
 from ..terminal.prompt_stops import Test, read_break
+from ..terminal.prompt_text import step_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,12 @@ def _why_stopped(deck: Deck) -> None:
 
 
 def _step(told: Told) -> Task:
-    count, deck = told.count, _deck()
+    words, device = step_words(told.text)
+    count, deck = replace(told, text=words).count, _deck()
     if deck.status == "finished":
         raise UsageError(f"no task is left: all {deck.position} have run")
-    task = deck.step(count=count)
+    with nullcontext() if device is None else _usage():
+        task = deck.step(count=count, device=device)
     _why_stopped(deck)
     return task
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ...engine.memory.accumulation import Accumulate, Accumulation, Release
 from ...engine.orders.policies import POLICIES
+from ...engine.queue.device_queues import QUEUES
 from ...engine.words.phrases import joined
 from ...inspector.arguments import a_kind
 from ...inspector.capturing.capture import capture
@@ -33,7 +34,7 @@ from ..deck.debug import debug, in_notebook
 from .magic_verbs import VERBS, Told, complete_verb, policy_of
 
 ENGINES = ("direct", "native")
-OPTIONS = ("policy", "engine", "accumulate", "release", "batch", "names")
+OPTIONS = ("policy", "engine", "accumulate", "release", "batch", "queues", "names")
 FLAGS = ("keep-inputs",)
 
 _NEAR = 50  # nodes
@@ -57,6 +58,7 @@ class Options:
     policy: str = "heap"
     engine: str = "direct"
     batch: str | None = None
+    queues: str | None = None
     names: str | None = None
     keep_inputs: bool = False
     accumulate: str = "inplace"
@@ -102,14 +104,15 @@ class DeckMagics(Magics):
     def tapehead(self, line: str, cell: str | None = None) -> Any:
         """Steps through a backward and shows it: PyTorch's autograd graph, ready queue, gradients and memory.
 
-        %%tapehead [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--names MODEL]
-                   [--keep-inputs] LOSS
+        %%tapehead [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q]
+                   [--names MODEL] [--keep-inputs] LOSS
                             run the cell, watch its forward, and open the deck on LOSS
-        %tapehead [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] LOSS
+        %tapehead [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q] LOSS
                             open the deck on a loss that is there already; deck = %tapehead loss keeps it
 
         Run:
-        %tapehead step [N]  run one task, or N
+        %tapehead step [N] [on DEVICE]
+                            run one task, or N; on a device: of its tasks alone
         %tapehead run       run to the next breakpoint, to what a watchpoint finds, or to the end; also: continue
         %tapehead over      run until all of the module call has run to which the next task belongs
         %tapehead out       the same for the module call around it
@@ -152,6 +155,7 @@ class DeckMagics(Magics):
         --batch auto runs products of several tasks as one where they can; it takes no task back.
         A is "inplace" (gradients that meet are summed as PyTorch does), "out_of_place" or "list"; R is "eager" (what a
         task has consumed is let go, as PyTorch does) or "never". Others than PyTorch's need E "direct".
+        Q is "one" (ready queue for all devices) or "per-device", as PyTorch's engine has them.
         LOSS is an expression, looked at when the cell has run. MODEL is the module below which parameters are named;
         without it, each outermost module that the cell calls. --keep-inputs keeps what operations were called with.
         The verbs are those of the deck shown last, but for advise.
@@ -188,6 +192,8 @@ class DeckMagics(Magics):
             raise UsageError(f"there is no engine {options.engine!r}; known are {', '.join(ENGINES)}")
         if options.batch not in (None, "auto"):
             raise UsageError(f"there is no --batch {options.batch}; known is auto")
+        if options.queues is not None and options.queues not in QUEUES:
+            raise UsageError(f"there is no --queues {options.queues}; known are {joined([*QUEUES])}")
         policy = policy_of(self.shell, options.policy)
         try:
             rule = Accumulation(options.accumulate, options.release)  # type: ignore[arg-type]
@@ -224,6 +230,7 @@ class DeckMagics(Magics):
                 policy=policy,
                 engine=options.engine,  # type: ignore[arg-type]
                 batch=options.batch,  # type: ignore[arg-type]
+                queues=None if options.queues is None else QUEUES[options.queues],
                 accumulate=rule.accumulate,
                 release=rule.release,
             )
@@ -335,6 +342,8 @@ def complete(shell: InteractiveShell, event: Any) -> list[str]:
         return list(get_args(Release))
     if option == "--batch":
         return ["auto"]
+    if option == "--queues":
+        return list(QUEUES)
     if words[1:2] and words[1] in VERBS:
         return complete_verb(shell, words[1], last, event.line)
     tensors = [name for name, value in shell.user_ns.items() if not name.startswith("_") and _is_loss(value)]

@@ -17,6 +17,7 @@ from ...engine.batching.group_runner import AnyBatch
 from ...engine.memory.accumulation import PYTORCHS, Accumulation
 from ...engine.orders.policies import find_policy
 from ...engine.programs.debug import debug
+from ...engine.queue.device_queues import Queues
 from ...engine.queue.policy import AnyPolicy
 from ...engine.sessions.native import Plan, run_native
 from ...engine.stops.stopped import Stop
@@ -168,6 +169,7 @@ class EveryBackward:
         keep_inputs: what forward operations are given is kept, which `check` needs.
         batch: what the direct engine runs as one, as for `th.debug`.
         accumulation: of each session; another rule than PyTorch's needs the direct engine.
+        queues: of each session of the direct engine, as for `th.debug`.
     """
 
     def __init__(
@@ -180,7 +182,9 @@ class EveryBackward:
         batch: AnyBatch = None,
         accumulation: Accumulation = PYTORCHS,
         rank: int = 0,
+        queues: Queues | None = None,
     ) -> None:
+        self._queues = queues
         self._accumulation = accumulation
         self._rank = rank
         self._told = False
@@ -302,4 +306,5 @@ class EveryBackward:
             history=True if engine == "direct" and self._batch is None else "auto",
             batch=self._batch if engine == "direct" else None,
             accumulation=self._accumulation,
+            queues=self._queues if engine == "direct" or self._engine == "native" else None,
         )

@@ -22,7 +22,7 @@ from .prompt_completion import offered, whole
 from .prompt_names import Names, assigns, compiled, statements, test_of, users_frame
 from .prompt_stops import PromptStops, Session, read_break, read_watch
 from .prompt_terminal import Interrupt, first_interrupt, say, show, whole_words
-from .prompt_text import plain
+from .prompt_text import plain, step_words
 from .user_traceback import users_traceback
 
 SHORT = {
@@ -150,17 +150,21 @@ class Prompt(Cmd):
     # Running
 
     def do_step(self, arg: str) -> None:
-        """step [N | #TASK]  (s): run one task, or N, or the ready task #TASK
+        """step [N | #TASK] [on DEVICE]  (s): run one task, or N, or the ready task #TASK
 
         Stops early for a breakpoint or watchpoint. #TASK may be any task of the ready queue, with the direct engine.
+        On a device (`step on cuda:0`): its tasks alone, in the order of its own queue.
         """
+        arg, device = step_words(arg)
         count, task = (int(arg), None) if arg.isdecimal() else (1, self._task(arg) if arg else None)
+        if device is not None:
+            self.session.next_on(device)  # raises before anything runs
 
         def steps(interrupt: Interrupt) -> Stop | None:
             stop = None
             for _ in range(count):
                 ran = len(self.session.order)
-                self.session.step(task)
+                self.session.step(task, device=device)
                 if (together := len(self.session.order) - ran) > 1:
                     say(f"{counted(together, 'task')} ran as one", style="dim")
                 stop = self.session.stop_here()

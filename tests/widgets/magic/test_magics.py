@@ -247,6 +247,7 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
             f"there is no policy 'bsf'; known are {', '.join(th.POLICIES)}, and policies in variables",
         ),
         ("%tapehead --batch all x", "there is no --batch all; known is auto"),
+        ("%tapehead --queues two x", "there is no --queues two; known are one and per-device"),
         ("%tapehead --engine native --batch auto x", "PyTorch's own engine runs one node after the other"),
         (
             "%tapehead --accumulate lists x",
@@ -466,6 +467,13 @@ def test_memory_is_predicted_when_asked_for(fresh: Kernel) -> None:
     fresh.run("x = x.detach(); del long")
 
 
+def test_a_step_may_be_that_of_a_device(fresh: Kernel) -> None:
+    fresh.run("%%tapehead loss\nloss = model(x).sum()\ndeck = None")
+    assert fresh.run("%tapehead step 2 on cpu").status == "ok"
+    refused = fresh.run("%tapehead step on cuda:3")
+    assert refused.printed == "UsageError: no task of this backward runs on cuda:3; it runs on cpu\n"
+
+
 def test_completion_offers_what_fits(fresh: Kernel) -> None:
     fresh.run("loss = model(x).sum()")
     assert {"bfs", "dfs", "heap"} <= set(fresh.completes("%tapehead --policy "))
@@ -476,6 +484,7 @@ def test_completion_offers_what_fits(fresh: Kernel) -> None:
     assert fresh.completes("%tapehead --pol") == ["--policy"]
     assert "native" in fresh.completes("%tapehead --engine na")
     assert "auto" in fresh.completes("%tapehead --batch a")
+    assert "per-device" in fresh.completes("%tapehead --queues p")
     assert "out_of_place" in fresh.completes("%tapehead --accumulate o")
     assert "never" in fresh.completes("%tapehead --release n")
     fresh.run("%%tapehead --names model loss\nloss = model(x).sum()")

@@ -132,6 +132,13 @@ def test_step_runs_the_task_it_is_told_and_refuses_one_that_is_not_ready(model: 
     assert said[3].startswith("*** which task? 'first'")
 
 
+def test_step_on_a_device_runs_its_tasks_and_says_which_devices_there_are(model: Model, talk: Talk) -> None:
+    session = th.debug(loss_of(model))
+    said = talk(session, "step on cpu", "s 2 on cpu", "step on cuda:3")
+    assert len(session.order) == 3
+    assert said[2].startswith("*** no task of this backward runs on cuda:3; it runs on cpu")
+
+
 def test_over_and_out_run_what_the_sessions_verbs_run(model: Model, talk: Talk) -> None:
     session, other = th.debug(loss_of(model)), th.debug(loss_of(model))
     down = task_named(session, "Addmm", "blocks.1.down")

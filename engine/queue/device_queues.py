@@ -1,0 +1,195 @@
+"""A ready queue for each device, side by side: as PyTorch's engine has them, on a clock of how long tasks take."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from operator import attrgetter
+from typing import Literal
+
+from ...inspector.graph.graph import Graph
+from .policy import Choice, Key, Policy
+from .ready_queue import KeyedQueue, ReadyQueue, ReadyTask, ready_queue
+
+Queues = Literal["one", "per device"]
+"""One ready queue for all devices, or one for each."""
+
+QUEUES: dict[str, Queues] = {"one": "one", "per-device": "per device"}
+"""By how they are called on a command line."""
+
+_BY_ARRIVAL = Policy("arrival", "first come, first served", key=lambda task, arrival: (arrival,))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTime:
+    """A task's time on its device, in nanoseconds since the start.
+
+    Attributes:
+        ready_ns: when its last gradient was there.
+        start_ns, end_ns: when it ran.
+        after: the task that brought that gradient; None for a root.
+    """
+
+    ready_ns: int
+    start_ns: int
+    end_ns: int
+    after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A ready task: when it is so, its number among all that were, and the task that brought its last gradient."""
+
+    ready_ns: int
+    arrival: int
+    after: int | None
+
+
+class DeviceQueues:
+    """The ready queues of several devices, each with a worker that takes the next task as soon as it has ended one.
+
+    Whoever runs the tasks one after the other takes them in the order in which the workers would start them. A task
+    comes into its device's queue when all that it waits for has ended by the clock, and is not seen there before. The
+    first of several devices that could start at one moment is the CPU, then by name.
+
+    A policy sorts each queue by itself, and counts arrivals in each; a user's own is offered one device's tasks.
+
+    Args:
+        graph: the graph.
+        policy: sorts each queue.
+        order: where the caller notes the tasks that ran; a user's policy may look at it.
+        durations_ns: by task id.
+        devices: by task id the device's name.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        policy: Policy | Choice,
+        order: Sequence[int],
+        durations_ns: Sequence[int],
+        devices: Sequence[str],
+    ) -> None:
+        self._graph, self._policy = graph, policy
+        self._durations_ns = durations_ns
+        self._device_of = devices
+        self.devices = devices_in_order(devices)
+        self._queues: dict[str, ReadyQueue] = {name: ready_queue(graph, policy, order) for name in self.devices}
+        self._free_ns = dict.fromkeys(self.devices, 0)
+        self._coming: dict[str, list[tuple[tuple[int, int, int], int]]] = {name: [] for name in self.devices}
+        self._ready: dict[int, _Ready] = {}
+        self._ended: dict[int, tuple[int, int]] = {}  # by task that ran when it ends, and its place
+        self._last: int | None = None
+        self._latest_ns = 0
+        self._arrived = 0
+        self._next: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def __contains__(self, task_id: int) -> bool:
+        return task_id in self._ready
+
+    def push(self, task_id: int) -> Key | None:
+        """The task is ready once what it waits for has ended; where an order waits, too (`stages`), all that ran."""
+        ended = {edge.task: edge.output for edge in self._graph.in_edges[task_id] if edge.task in self._ended}
+        after = max(ended, key=self._ended.__getitem__, default=None)
+        ready_ns = self._ended[after][0] if after is not None else 0
+        if self._last is not None and self._last not in ended:
+            ready_ns = self._latest_ns
+        self._ready[task_id] = _Ready(ready_ns, self._arrived, after)
+        brought = (0, 0) if after is None else (self._ended[after][1], ended[after])
+        heappush(self._coming[self._device_of[task_id]], ((ready_ns, *brought), task_id))
+        self._arrived += 1
+        self._next = None
+        return None
+
+    def label(self, task_id: int) -> str:
+        """The key of a ready task as people read it; arrivals are counted over all devices."""
+        arrival = self._ready[task_id].arrival
+        if isinstance(self._policy, Policy):
+            return self._policy.label(self._graph.tasks[task_id], arrival)
+        return f"@{arrival}"
+
+    def choose(self) -> int:
+        """The task which starts next, on any device."""
+        if self._next is None:
+            self._next = min(filter(self._has, self.devices), key=self._start_ns)  # the first of several
+        return self._choose_on(self._next)
+
+    def choose_on(self, device: str) -> int | None:
+        """The task which starts next on this device; None where none is ready."""
+        return self._choose_on(device) if self._has(device) else None
+
+    def _choose_on(self, device: str) -> int:
+        self._take_in(device, self._start_ns(device))
+        return self._queues[device].choose()
+
+    def remove(self, task_id: int) -> TaskTime:
+        """The task runs now."""
+        device, ready = self._device_of[task_id], self._ready.pop(task_id)
+        start_ns = max(self._free_ns[device], ready.ready_ns)
+        end_ns = start_ns + self._durations_ns[task_id]
+        self._take_in(device, start_ns)
+        self._queues[device].remove(task_id)
+        self._free_ns[device] = end_ns
+        self._ended[task_id] = end_ns, len(self._ended)
+        self._last, self._latest_ns = task_id, max(self._latest_ns, end_ns)
+        self._next = None
+        return TaskTime(ready.ready_ns, start_ns, end_ns, ready.after)
+
+    def entries(self) -> list[ReadyTask]:
+        """All ready tasks, in the order in which they would start if no other came."""
+        starts = [
+            (start_ns, number, place, task_id)
+            for number, device in enumerate(self.devices)
+            for place, (start_ns, task_id) in enumerate(self._foreseen(device))
+        ]
+        return [
+            ReadyTask(self._graph.tasks[task_id], self._ready[task_id].arrival, self.label(task_id))
+            for *_, task_id in sorted(starts)
+        ]
+
+    def _foreseen(self, device: str) -> Iterator[tuple[int, int]]:
+        """When its worker would start which task if no other came. A user's own policy is not asked."""
+        queue = KeyedQueue(self._graph, self._policy if isinstance(self._policy, Policy) else _BY_ARRIVAL)
+        for entry in sorted(self._queues[device].entries(), key=attrgetter("arrival")):
+            queue.push(entry.task.id)
+        coming = deque(sorted(self._coming[device]))
+        at_ns = self._free_ns[device]
+        while queue or coming:
+            if not queue:
+                at_ns = max(at_ns, coming[0][0][0])
+            while coming and coming[0][0][0] <= at_ns:
+                queue.push(coming.popleft()[1])
+            task_id = queue.choose()
+            queue.remove(task_id)
+            yield at_ns, task_id
+            at_ns += self._durations_ns[task_id]
+
+    def _has(self, device: str) -> bool:
+        return len(self._queues[device]) > 0 or len(self._coming[device]) > 0
+
+    def _start_ns(self, device: str) -> int:
+        """When its worker takes its next task, where any is ready."""
+        free_ns = self._free_ns[device]
+        return free_ns if len(self._queues[device]) else max(free_ns, self._coming[device][0][0][0])
+
+    def _take_in(self, device: str, until_ns: int) -> None:
+        """What has got ready by then comes into the queue."""
+        coming = self._coming[device]
+        while coming and coming[0][0][0] <= until_ns:
+            self._queues[device].push(heappop(coming)[1])
+
+
+AnyQueue = ReadyQueue | DeviceQueues
+
+MakeQueue = Callable[[Graph, Policy | Choice, Sequence[int]], AnyQueue]
+"""An empty queue, as `ready_queue` makes it of a graph, a policy, and where the order is noted."""
+
+
+def devices_in_order(devices: Sequence[str]) -> tuple[str, ...]:
+    """Each once, the CPU first, then by name."""
+    return tuple(sorted(set(devices), key=lambda name: (name != "cpu", name)))
