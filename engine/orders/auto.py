@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.latest import Latest
 from ...inspector.torch_internals.nodes import input_metadata, leaf_of
 from ...inspector.torch_internals.saved import is_packed
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..queue.policy import HEAP, Policy, following
 from ..tasks.hook_watch import no_hooks
 from .kept_orders import forget_orders
-from .kept_plans import Latest, fingerprint, forget_kept
+from .kept_plans import fingerprint, forget_kept
 from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order
 from .problem import Problem

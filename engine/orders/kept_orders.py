@@ -9,11 +9,11 @@ from typing import Any
 
 from torch.autograd.graph import Node
 
+from ...inspector.graph.latest import Latest, LongKey
 from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.nodes import input_metadata, leaf_of
 from ...inspector.torch_internals.sequence_numbers import UNNUMBERED
 from ..queue.policy import Policy
-from .kept_plans import Latest
 
 _LOOKED_AT = 32  # nodes whose gradients are compared each time; others the next time
 _MOST_NODES = 500_000  # of all graphs whose orders are kept: a node takes some 150 bytes
@@ -81,7 +81,7 @@ def seen(policy: Policy, keep_graph: bool, nodes: Sequence[Node], numbers: Seque
         facts.append(tuple([leaf.grad is None for leaf in leaves]))
     if policy.choose is not None:  # then hooks decide, too
         facts.append(hooks_registered())
-    return tuple(facts)
+    return LongKey(*facts)
 
 
 def kept_order(key: Hashable, nodes: Sequence[Node]) -> KeptOrder | None:

@@ -16,15 +16,13 @@ from ..graph.graph import Graph, ModuleCall, Outputs, ParameterNames, Root, Tens
 from ..graph.kinds import Kind, kind_of
 from ..graph.marks import operations_of
 from ..tapes.hips_tape import HipsTape, refuse_parts
-from ..torch_internals.nodes import input_metadata, leaf_of, notes_on
+from ..torch_internals.nodes import InputMetadata, input_metadata, leaf_of, notes_on
 from ..torch_internals.sequence_numbers import number_of, numbers_of
+from .alike import Found, sight_of
 from .sharded_names import through_sharding
 
 _DEEP = 10_000  # tasks
 _KEPT = "tapehead: nodes below"  # a key in a root's metadata
-
-Found = dict[Node, tuple[tuple[Node | None, int], ...]]
-"""The nodes of a graph with their `next_functions`."""
 
 
 def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> Graph:
@@ -48,7 +46,13 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
         return outputs.graph
     roots = root_edges(outputs)
     with collector_paused():
-        graph = _build(_walk([node for node, _ in roots]), roots, names)
+        found = _walk([node for node, _ in roots])
+        sight = sight_of(found, roots) if names is None else None
+        graph = None if sight is None else sight.known()
+        if graph is None:
+            graph = _build(found, roots, names, None if sight is None else sight.metas)
+            if sight is not None:
+                sight.keep(graph)
         if len(graph) >= _DEEP:
             _free_one_by_one(roots)
         return graph
@@ -146,10 +150,10 @@ def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operatio
     return lambda leaf: next((name for facts in seen if (name := facts.leaf_name(leaf))), None)
 
 
-def _metas(node: Node, known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...]:
-    """The node's input metadata; equal ones are one object, since a large graph has few different ones."""
+def _metas(node: Node, takes: Iterable[InputMetadata], known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...]:
+    """What the node takes; equal ones are one object, since a large graph has few different ones."""
     found = []
-    for facts in input_metadata(node):
+    for facts in takes:
         try:
             meta = known.get(facts)
         except TypeError:  # torch.SymInt has no hash
@@ -163,7 +167,13 @@ def _metas(node: Node, known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...
     return tuple(found)
 
 
-def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | None) -> Graph:
+def _build(
+    found: Found,
+    roots: list[tuple[Node, int]],
+    names: ParameterNames | None,
+    takes: Sequence[tuple[InputMetadata, ...]] | None = None,
+) -> Graph:
+    """`takes`: by node in `found` its input metadata, where it has been read."""
     names_of = {node: node.name() for node in found}
     kinds, numbers = _kinds(names_of), numbers_of(found)
     ids = _number(found, kinds, numbers)
@@ -172,13 +182,14 @@ def _build(found: Found, roots: list[tuple[Node, int]], names: ParameterNames | 
     leaf_name = through_sharding(_leaf_namer(names, operations))
     named = None if leaf_name is _nameless else Kind.ACCUMULATE_GRAD
     metas: dict[object, TensorMeta] = {}
+    taken = dict(zip(found, takes, strict=True)) if takes is not None else None
     tasks = []
     edges = []
     for node, task_id in ids.items():
         kind, operation = kinds[node], operations.get(node)
         parameter = leaf_name(leaf_of(node)) if kind is named else None
         call = None if operation is None else calls.id_of(operation.call)
-        inputs = _metas(node, metas)
+        inputs = _metas(node, input_metadata(node) if taken is None else taken[node], metas)
         tasks.append(TaskDraft(task_id, names_of[node], kind, numbers[node], inputs, parameter, call, operation))
         for output, (child, number) in enumerate(found[node]):
             if child is not None:

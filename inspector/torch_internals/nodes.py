@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,26 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import Node
 
+InputMetadata = tuple[tuple[int, ...] | None, torch.dtype, torch.device]
 
-def input_metadata(node: Node) -> list[tuple[tuple[int, ...] | None, torch.dtype, torch.device]]:
+
+def input_metadata(node: Node) -> list[InputMetadata]:
     """Shape (None for nested tensors), dtype and device of each gradient that `node` takes."""
     metas: list[Any] = node._input_metadata
     return [(None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device) for meta in metas]
+
+
+def input_metadata_of_each(nodes: Iterable[Node]) -> list[tuple[InputMetadata, ...]]:
+    """`input_metadata` of many nodes, without a call for each."""
+    return [
+        tuple(
+            [
+                (None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device)
+                for meta in node._input_metadata
+            ]
+        )
+        for node in nodes
+    ]
 
 
 def notes_on(node: Node) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""What was found lately, kept by what it was found for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock
+from typing import Generic, TypeVar
+
+_MOST = 64  # of each kind
+
+V = TypeVar("V")
+
+
+class LongKey:
+    """A long key: it is hashed once, where a tuple would be at each look.
+
+    Raises:
+        TypeError: some of it has no hash.
+    """
+
+    __slots__ = ("_facts", "_hash")
+
+    def __init__(self, *facts: Hashable) -> None:
+        self._facts = facts
+        self._hash = hash(facts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LongKey) and self._hash == other._hash and self._facts == other._facts
+
+
+class Latest(Generic[V]):
+    """The latest of what was found, by key. Threads may share it.
+
+    Args:
+        most: how much is kept,
+        weigh: by what each counts.
+    """
+
+    def __init__(self, most: int = _MOST, weigh: Callable[[V], int] = lambda found: 1) -> None:
+        self._most = most
+        self._weigh = weigh
+        self._found: OrderedDict[Hashable, V] = OrderedDict()
+        self._lock = Lock()
+
+    def __contains__(self, key: Hashable) -> bool:
+        with self._lock:
+            return key in self._found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, key: Hashable) -> V | None:
+        """What is kept by this key, if anything."""
+        with self._lock:
+            found = self._found.get(key)
+            if found is not None:
+                self._found.move_to_end(key)
+            return found
+
+    def put(self, key: Hashable, found: V) -> None:
+        """Keeps this by the key, in the place of what was there."""
+        with self._lock:
+            self._found[key] = found
+            self._found.move_to_end(key)
+            while sum(map(self._weigh, self._found.values())) > self._most:
+                self._found.popitem(last=False)
+
+    def of(self, key: Hashable, find: Callable[[], V]) -> V:
+        """What is kept by this key; what `find` gives, and from now on kept, if there is nothing."""
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+        found = find()  # may take seconds: nobody else waits for it
+        self.put(key, found)
+        return found
+
+    def clear(self) -> None:
+        with self._lock:
+            self._found.clear()
