@@ -18,6 +18,9 @@ from ..graph.words import counted
 
 ROW_LENGTH = 16  # so many like siblings are drawn as a row of chips
 MOST_SHOWN = 60  # a repeated block with more tasks is drawn closed
+MOST_LOOSE = 4_000  # of more siblings runs of tasks that no module call holds are folded, too
+MOST_DRAWN = 200_000  # boxes and tasks: 70 MB of SVG
+_MOST_NAMES = 3  # in the title of such a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,27 @@ def fold_graph(graph: Graph, fold: Fold = "repeats") -> Folded:
     """
     _check(graph, fold)
     return _Folding(graph, fold).run()
+
+
+def refuse_too_many(graph: Graph, folded: Folded) -> None:
+    """Raises ValueError where so much is left to be drawn that no viewer would show it."""
+    count, stack = 0, list(folded.items)
+    while stack:
+        item = stack.pop()
+        if isinstance(item, int) or item.closed:
+            count += 1
+        else:
+            stack.extend(item.items)
+    if count > MOST_DRAWN:
+        what = (
+            'draw it with fold="repeats", or close modules by depth, with fold=1 those below the outermost'
+            if graph.calls
+            else "capture the forward (with th.capture(model): ...), so that equal modules are folded"
+        )
+        raise ValueError(
+            f"{counted(count, 'task')} would be drawn one by one, and no viewer shows a picture of more than "
+            f"{MOST_DRAWN:,}: {what}"
+        )
 
 
 def is_pill(graph: Graph, task: int) -> bool:
@@ -145,9 +169,10 @@ class _Folding:
             merged = _merge_parallel_calls(children, ranks)
             if len(merged) < len(children):
                 children, _ = self._without_circles(merged, edges)
-        if self._fold == "repeats" and any(isinstance(child, RepeatedPart) for child in children):
+        many = len(children) > MOST_LOOSE
+        if self._fold == "repeats" and (many or any(isinstance(child, RepeatedPart) for child in children)):
             shapes = [self._shapes[child] if isinstance(child, int) else child.shape for child in children]
-            folded = fold_runs(children, shapes, self._edges_between(children, edges))
+            folded = fold_runs(children, shapes, self._edges_between(children, edges), loose=many)
             if len(folded) < len(children):
                 children, _ = self._without_circles(folded, edges)
         box.children = children = [_unwrapped(child) for child in children]
@@ -224,8 +249,17 @@ class _Folding:
         for member in part.members[:-1]:
             for hidden, task in zip(tasks_of(member), tasks, strict=True):
                 self._stands_in[hidden] = task
+        if all(isinstance(child, int) for child in shown):
+            part.class_name = self._names_of(tasks)
         part.children = shown[0].children if len(shown) == 1 and isinstance(shown[0], RepeatedPart) else shown
         part.tasks = tasks
+
+    def _names_of(self, tasks: Sequence[int]) -> str:
+        """What to call a row of tasks: "Sin, Mul and 4 more"."""
+        names = list(dict.fromkeys(self._graph.tasks[task].short_name for task in tasks))
+        more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES + 1 else []
+        shown = names[:_MOST_NAMES] if more else names
+        return " and ".join([", ".join(shown), *more])
 
     def _within_shown(self, part: RepeatedPart, edges: Edges) -> Edges:
         turn = self._place  # of no further use for tasks in this part
@@ -354,6 +388,8 @@ def _labels(part: RepeatedPart) -> tuple[str, str]:
         title = _name_below(part.above, part.path) or part.class_name
         calls = f", {part.calls} calls" if part.calls > 1 else ""
         return title, (part.class_name if title != part.class_name else "") + calls
+    if part.class_name and not any(isinstance(child, RepeatedPart) for child in part.members[-1]):
+        return part.class_name, f"{counted(len(part.members[-1]), 'task')} ×{len(part.members):,}{_shown(part)}"
     firsts, lasts = ([child for child in part.members[at] if isinstance(child, RepeatedPart)] for at in (0, -1))
     names = [_name_below(part.above, child.path) or child.class_name for child in (*firsts, *lasts)]
     half = len(firsts)
@@ -362,7 +398,11 @@ def _labels(part: RepeatedPart) -> tuple[str, str]:
     loose = len(part.members[-1]) - len(lasts)
     if loose:
         one = f"({one} + {counted(loose, 'task')})"
-    return title, f"{one} ×{len(part.members)}" + ("" if part.closed else ", one shown")
+    return title, f"{one} ×{len(part.members)}{_shown(part)}"
+
+
+def _shown(part: RepeatedPart) -> str:
+    return "" if part.closed else ", one shown"
 
 
 def _name_below(above: str, path: str) -> str:

@@ -36,7 +36,7 @@ from .cells import (
     TaskCell,
     UnplacedBox,
 )
-from .fold import fold_graph
+from .fold import fold_graph, refuse_too_many
 from .layered import arrange
 from .wiring import Contents, Use, Wiring
 
@@ -73,6 +73,7 @@ def layout(graph: Graph, fold: Fold = "repeats") -> Layout:
 
 def _layout(graph: Graph, fold: Fold) -> Layout:
     folded = fold_graph(graph, fold)
+    refuse_too_many(graph, folded)
     wiring = Wiring(graph, folded)
     top, cells = _Assembly(wiring).lay_out()
     canvas = Canvas()

@@ -257,7 +257,11 @@ class Graph:
 
         `fold` says which modules are drawn closed: "repeats" folds a run of equal blocks into one box ("×12"), "none"
         opens everything, a number closes the modules from that depth on (0: the outermost), and a collection of module
-        paths closes those. `theme` is "light", "dark" or "auto", which follows the reader's preference.
+        paths closes those. Of more than 4,000 siblings, "repeats" folds runs of equal tasks, too, which are in no
+        module: the box says how many. `theme` is "light", "dark" or "auto", which follows the reader's preference.
+
+        Raises:
+            ValueError: an unknown fold or theme; or more than 200,000 tasks would be drawn one by one.
         """
         path = Path(path)
         path.write_text(self.to_svg(fold=fold, theme=theme), encoding="utf-8")

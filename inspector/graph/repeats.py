@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import chain
 
 from .graph import Graph
 
 LEAST_HIDDEN = 8  # folding a run must hide so many tasks to be worth a frame
 LONGEST_PERIOD = 32
+LONGEST_LOOSE_PERIOD = 128  # of runs of tasks alone: a block has more tasks than modules
 
 Edges = list[tuple[int, int, int]]  # (task, next task, number of the edge in Graph.edges)
 
@@ -105,9 +107,15 @@ def _common_call(graph: Graph, parts: list[RepeatedPart], one: int, other: int) 
 
 
 def fold_runs(
-    children: list[RepeatedPart | int], shapes: list[int], edges: dict[int, list[tuple[int, int]]]
+    children: list[RepeatedPart | int],
+    shapes: list[int],
+    edges: dict[int, list[tuple[int, int]]],
+    loose: bool = False,
 ) -> list[RepeatedPart | int]:
-    """Folds each run of equal siblings, of a period of one or more with at least one module in it, into one part."""
+    """Folds each run of equal siblings, of a period of one or more, into one part.
+
+    At least one module is in each period, unless runs of `loose` tasks are folded, too.
+    """
     folded: list[RepeatedPart | int] = []
     next_part = len(children)
     first_part_from = [0] * len(children)
@@ -117,7 +125,8 @@ def fold_runs(
         first_part_from[index] = next_part
     start = 0
     while start < len(children):
-        period, times = _longest_run(children, shapes, edges, start, first_part_from[start])
+        first, longest = (start, LONGEST_LOOSE_PERIOD) if loose else (first_part_from[start], LONGEST_PERIOD)
+        period, times = _longest_run(children, shapes, edges, start, range(first - start + 1, longest + 1))
         if times > 1:
             end = start + period * times
             members = [children[index : index + period] for index in range(start, end, period)]
@@ -134,15 +143,17 @@ def _longest_run(
     shapes: list[int],
     edges: dict[int, list[tuple[int, int]]],
     start: int,
-    first_part: int,
+    periods: range,
 ) -> tuple[int, int]:
     """The period and the number of equal members of the longest run that begins at `start`; (1, 1) if none is worth
     it."""
     best = (1, 1)
     shape = shapes[start]
-    for period in range(first_part - start + 1, min(LONGEST_PERIOD, (len(children) - start) // 2) + 1):
+    for period in range(periods.start, min(periods.stop, (len(children) - start) // 2 + 1)):
         if shapes[start + period] != shape:
             continue
+        if start + best[0] * best[1] + period > len(children):
+            break  # no run is longer
         times = 1
         while _equal_members(children, shapes, edges, start, start + period * times, period):
             times += 1
@@ -177,6 +188,11 @@ def _equal_members(
 
 def _run_part(members: list[list[RepeatedPart | int]]) -> RepeatedPart:
     parts = [child for child in members[-1] if isinstance(child, RepeatedPart)]
+    if not parts:
+        part = RepeatedPart("", "", 0)
+        part.members = members
+        part.tasks = tasks_of(chain.from_iterable(members))
+        return part
     above = parts[0].path.rpartition(".")[0] if len(members[-1]) > 1 else parts[0].path
     part = RepeatedPart(above, parts[0].class_name, min(each.depth for each in parts))
     part.members = members

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.inspector.drawing import fold
 from tapehead.inspector.drawing.fold import Folded, FoldedCalls, fold_graph
 
 from ..programs import captured
@@ -158,3 +159,51 @@ def test_a_module_that_is_not_convex_is_dissolved() -> None:
     one = calls["CosBackward0"]
     tasks = tuple(replace(task, call=one) if task.name == "SinBackward0" else task for task in graph.tasks)
     assert not all_groups(fold_graph(replace(graph, tasks=tasks)))
+
+
+def row_of_blocks(times: int) -> Tensor:
+    """Blocks without modules, of three tasks and a use of a weight each."""
+    x, weight = torch.ones(4, requires_grad=True) * 1, torch.ones(4, requires_grad=True)
+    for _ in range(times):
+        x = x.sin() + x * weight
+    return x.sum()
+
+
+def test_of_very_many_siblings_runs_of_loose_tasks_are_folded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = th.graph(row_of_blocks(20))
+    assert all_groups(fold_graph(graph)) == []
+    monkeypatch.setattr(fold, "MOST_LOOSE", 50)
+    folded = fold_graph(graph)
+    [run] = all_groups(folded)
+    assert (run.title, run.subtitle, run.times) == ("Sin, Mul, Add", "3 tasks ×20, one shown", 20)
+    for task in graph.tasks:
+        assert graph.tasks[folded.stands_in[task.id]].name == task.name
+    assert all_groups(fold_graph(graph, "none")) == []
+    assert "3 tasks ×20, one shown" in graph.to_svg()
+
+
+def test_a_long_chain_of_equal_tasks_is_drawn_as_one_of_them() -> None:
+    x = torch.ones(4, requires_grad=True)
+    for _ in range(5_000):
+        x = x.sin()
+    svg = th.graph(x.sum()).to_svg()
+    assert "1 task ×4,999, one shown" in svg and len(svg) < 20_000
+
+
+def test_what_is_in_no_run_stays_as_it_is_among_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "MOST_LOOSE", 5)
+    x = torch.ones(4, requires_grad=True)
+    for length in range(6):
+        for _ in range(length):
+            x = x.sin()
+        x = x.cos()
+    graph = th.graph(x.sum())
+    assert all_groups(fold_graph(graph)) == []
+
+
+def test_what_no_viewer_shows_is_refused_and_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "MOST_DRAWN", 10)
+    with pytest.raises(ValueError, match=r"62 tasks would be drawn one by one, .* more than 10: capture the forward"):
+        th.graph(row_of_blocks(20)).to_svg()
+    with pytest.raises(ValueError, match=r'one by one, .*: draw it with fold="repeats", or close modules by depth'):
+        captured("gpt2").to_svg(fold="none")

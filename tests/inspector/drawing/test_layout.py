@@ -346,7 +346,7 @@ def test_a_graph_without_module_calls_and_an_unconnected_one_are_laid_out() -> N
 
 def test_a_very_long_chain_and_deeply_nested_modules_are_no_recursion() -> None:
     count = 20_000
-    placed = layout(make_graph(["MulBackward0"] * count, [(task, task - 1) for task in range(1, count)]))
+    placed = layout(make_graph(["MulBackward0"] * count, [(task, task - 1) for task in range(1, count)]), "none")
     assert len(placed.tasks) == count
     depth = 1500
     calls = [
