@@ -285,13 +285,13 @@ class Difference:
         return f"what {self._both(found)} takes is {before}, {which} is {is_apart} ({numbers})"
 
     def _both(self, found: TaskDifference) -> str:
-        """What the task is in both runs, in one phrase where that differs in its number alone."""
-        mine, other = (graph.describe(task) for graph, task in zip(self.graphs, found.tasks, strict=True))
+        """What the task is in both runs, in one phrase where that differs in its place alone."""
+        pairs = list(zip(self.graphs, found.tasks, found.places, strict=True))
+        mine, other = (graph.describe(task, place) for graph, task, place in pairs)
         if mine == other:
             return mine
-        numbers = [f"task {task.id}" for task in found.tasks]
-        same = mine.removeprefix(numbers[0]) == other.removeprefix(numbers[1])
-        return f"{mine} (in {self.names[1]} {numbers[1] if same else other})"
+        same = len({graph.describe(task) for graph, task, _ in pairs}) == 1
+        return f"{mine} (in {self.names[1]} {nth(found.places[1] + 1) if same else other})"
 
     @cached_property
     def cells(self) -> list[list[str]]:

@@ -21,6 +21,7 @@ from ...inspector.torch_internals.compiled import keep_compiler_out, uncompiled
 from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
+from ..orders.schedule import schedule
 from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape
 from ..queue.policy import Policy
@@ -197,6 +198,8 @@ def _hooked_leaves(graph: Graph) -> list[Task]:
 def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backward:
     """Runs all tasks but the leaves', and looks at what waits for those."""
     with uncompiled(), watch.flow, _session(loss, engine) as session:  # as the forward ran that checkpoints repeat
+        # Leaves run last here: said is where a task stands in the backward as PyTorch runs it.
+        session.stops.speak_of(schedule(session.graph, "heap", session.needed))
         session.watch("nan", "inf", synchronize=True)
         whole = is_sharded(session.graph)  # its leaves' hooks end the step
         if not whole and any(task.is_leaf for task in session.graph.tasks):

@@ -39,7 +39,7 @@ def footprints_of(
     if place is None:
         return found
     # Something acts from outside: a hook that frees what another has kept, a node that frees what it keeps as it runs.
-    where = measured.graph.describe(timeline.order[place]) if place < len(timeline.order) else "the end"
+    where = measured.graph.describe(timeline.order[place], place) if place < len(timeline.order) else "the end"
     limit = f"from {where} on, even the order that was measured would be predicted otherwise than it went"
     return replace(found, limits=(limit,))
 

@@ -47,7 +47,7 @@ class StorageWords:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._graph = timeline.graph
+        self._graph = timeline.graph.in_order(timeline.order)
         self._tasks = timeline.graph.tasks
 
     def name(self, storage: Storage) -> str:
@@ -56,7 +56,7 @@ class StorageWords:
             return f"{self._leaf(self._timeline.grads[storage.number])}.grad"
         maker = storage.made_by
         if maker.task is not None:
-            what = f"{self._tasks[maker.task].short_name} #{maker.task}"
+            what = f"{self._tasks[maker.task].short_name}, {nth(self._timeline.order.index(maker.task) + 1)}"
         else:
             what = operation_title(maker.operation.name) if maker.operation else MADE_IN_FORWARD
         return what if maker.module is None else f"{module_title(self._graph, maker.module)} · {what}"
@@ -257,7 +257,7 @@ class StorageWords:
         return task.parameter or self._graph.module(task) or ""
 
     def _leaf(self, task_id: int) -> str:
-        return self._tasks[task_id].parameter or f"the leaf of task {task_id}"
+        return self._tasks[task_id].parameter or "a leaf without a name"
 
     def _bound_for(self, task: Task) -> str:
         """` of lin.weight` where all that becomes of a gradient in this task's buffer is that leaf's."""

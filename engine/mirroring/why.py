@@ -202,11 +202,11 @@ class _Judge:
         return f"the result{'s' if len(numbers) > 1 else ''} of {joined(names)} ({size_text(nbytes)})"
 
     def _savers(self, storage: ForwardStorage) -> str:
-        """`task 12 TanhBackward0 (`result`) saves`."""
+        """`TanhBackward0 (mlp, model.py:3) saves as `result``."""
         tasks = list(dict.fromkeys(storage.saved_by))
-        first = f"task {tasks[0][0]} {self._program.graph.tasks[tasks[0][0]].name}"
-        more = f" and {counted(len(tasks) - 1, 'other')} save" if len(tasks) > 1 else " saves"
-        return f"{first} (`{tasks[0][1]}`){more}"
+        first = self._program.graph.describe(tasks[0][0])
+        more = f" and {counted(len(tasks) - 1, 'other')} save" if len(tasks) > 1 else ""
+        return f"{first} saves as `{tasks[0][1]}`{more}"
 
     def _kept_for(self, number: int) -> tuple[int, ...]:
         """What is newly kept, of that from which it is made again."""
@@ -256,13 +256,13 @@ class _Judge:
         if not kept:
             return said
         number, task, slot = kept[0]
-        storage, tasks = program.storages[number], program.graph.tasks
+        storage = program.storages[number]
         what = "an input of the forward" if storage.made_by is None else f"the result of {self._made_by(number)}"
         fate = ""
         if number in self._dropped:
             fate = ", which is made again without it"
         return (
-            f"{said} Its own backward, task {task} {tasks[task].name}, reads what it was given (`{slot}`, "
+            f"{said} Its own backward, {program.graph.describe(task)}, reads what it was given (`{slot}`, "
             f"{size_text(storage.nbytes)}): {what}{fate}."
         )
 
@@ -374,7 +374,7 @@ class _Judge:
         plain = memory.plain
         place = self._mirrored.peak_place
         if places and places[-1] < place:
-            where = plain.graph.describe(plain.order[place])
+            where = plain.graph.describe(plain.order[place], place)
             return (
                 "after the peak",
                 best,

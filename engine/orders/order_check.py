@@ -12,7 +12,7 @@ from ...inspector.shown import text_of
 from ..queue.policy import AnyPolicy, Policy, is_dynamic, policy_name
 from ..trace.run import Run
 from ..words.findings import findings_rich, findings_text
-from ..words.phrases import counted
+from ..words.phrases import counted, nth
 from .policies import find_policy
 from .precedence import Constraint, Precedence, as_constraints, constrained, obstacle_to, resolve, running_steps
 from .schedule import schedule
@@ -96,8 +96,8 @@ class OrderCheck:
             first, then = self.graph.describe(each.first), self.graph.describe(each.then)
             first_place, then_place = each.places
             yield (
-                f"C{str(each.constraint)[1:]}: {then} runs as number {then_place + 1:,} of {len(self.order):,},"
-                f" before {first}, which runs as number {first_place + 1:,}."
+                f"C{str(each.constraint)[1:]}: {then} runs {nth(then_place + 1)} of {len(self.order):,},"
+                f" before {first}, which runs {nth(first_place + 1)}."
             )
         if len(self.broken) > _MOST_SAID:
             more = len(self.broken) - _MOST_SAID
@@ -113,7 +113,7 @@ class OrderCheck:
         describe = self.graph.describe
         rows = [["constraint", "runs too early", "at", "should come first", "at"]]
         for each in self.broken[:_MOST_ROWS]:
-            numbers = [f"{place + 1:,}" for place in each.places]
+            numbers = [nth(place + 1) for place in each.places]
             said = f"{each.constraint.number}: {each.constraint.text}"
             rows.append([said, describe(each.then), numbers[1], describe(each.first), numbers[0]])
         return rows

@@ -118,15 +118,13 @@ def _side_text(side: Side, place: int = 0) -> str:
     """A side in words; tensors look alike, so that of them the place in the chain is told."""
     if isinstance(side, AbstractSet):
         texts = sorted(map(_side_text, side), key=lambda text: (len(text), text))
-        if len(texts) > 1 and all(text.startswith("task ") for text in texts):
-            return f"tasks {joined([text.removeprefix('task ') for text in texts])}"
         return joined(texts) or "nothing"
     if isinstance(side, Tensor):
         return f"the {nth(place)} tensor ({tensor_text(side)})" if place else f"a tensor of {tensor_text(side)}"
     if isinstance(side, str):
         return f'"{side}"'
     task = side.task if isinstance(side, ReadyTask) else side
-    return f"task {task.id if isinstance(task, Task) else task}"
+    return f"#{task.id if isinstance(task, Task) else task}"
 
 
 def _shown(value: object) -> str:
@@ -375,7 +373,8 @@ def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[in
     describe = graph.describe
     if len(parts) == 1:
         step, path = parts[0]
-        return f"{step} can't be met: task {path[0]} has to run before task {path[-1]}, since {_path_text(graph, path)}"
+        first, last = describe(path[0]), describe(path[-1])
+        return f"{step} can't be met: {first} has to run before {last}, since {_path_text(graph, path)}"
     said = []
     for (_, path), (step, after) in zip(parts, [*parts[1:], parts[0]], strict=True):
         if len(path) > 1:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Graph
 from ..queue.chosen_order import stages
+from ..words.phrases import nth
 
 
 def legal_order(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], Sequence[int]]) -> Sequence[int]:
@@ -33,7 +34,8 @@ def legal_order(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], 
         if not 0 <= task_id < count:
             graph.task(task_id)  # raises
         if place_of[task_id] >= 0:
-            raise ValueError(f"not a legal order: {graph.describe(task_id)} is in it twice")
+            first, again = nth(place_of[task_id] + 1), nth(place + 1)
+            raise ValueError(f"not a legal order: {graph.describe(task_id)} is in it twice, {first} and {again}")
         place_of[task_id] = place
     first_places, then_places = (map(place_of.__getitem__, tasks) for tasks in edges)
     if len(order) == count and all(map(lt, first_places, then_places)):
@@ -42,7 +44,8 @@ def legal_order(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], 
     for edge in graph.edges:
         after = place_of[edge.next_task]
         if after >= 0 and not 0 <= place_of[edge.task] < after:
-            first, then = graph.describe(edge.task), graph.describe(edge.next_task)
+            describe = graph.in_order(order).describe
+            first, then = describe(edge.task), describe(edge.next_task)
             why = f"comes before {first}" if place_of[edge.task] >= 0 else f"is in it without {first}"
             raise ValueError(f"not a legal order: {then} {why}, for whose gradient it waits")
     _refuse_other_stages(graph, order)
@@ -54,9 +57,10 @@ def _refuse_other_stages(graph: Graph, order: Sequence[int]) -> None:
     numbers = stages(graph, frozenset(order))
     if numbers is None:
         return
+    describe = graph.in_order(order).describe
     for before, after in pairwise(order):
         if numbers[after] < numbers[before]:
             raise ValueError(
-                f"not a legal order: {graph.describe(after)} comes after {graph.describe(before)}, and under "
+                f"not a legal order: {describe(after)} comes after {describe(before)}, and under "
                 "fully_shard, which reduces a group's gradients in a task of its own, it has to run before"
             )

@@ -133,10 +133,10 @@ class ChoiceQueue(_Arrivals):
                 f"policy {name} returned {chosen!r}; it must return one of the {len(ready)} ready tasks it got"
             )
         if chosen.id not in self._arrivals or self._tasks[chosen.id] is not chosen:
-            described = self._graph.describe(chosen.id) if chosen.id < len(self._tasks) else f"task {chosen.id}"
+            described = self._graph.describe(chosen.id) if chosen.id < len(self._tasks) else "a task of another graph"
             raise PolicyError(
                 f"policy {name} returned {described}, which is not ready; ready: "
-                f"{', '.join(f'task {task.id} {task.name}' for task in ready[:5])}"
+                f"{', '.join(self._graph.describe(task) for task in ready[:5])}"
                 f"{' and more' if len(ready) > 5 else ''}"
             )
         self._chosen = chosen.id

@@ -23,7 +23,7 @@ from ..orders.group_queues import (
 from ..orders.schedule import schedule
 from ..queue.chosen_order import allowed, chosen_order
 from ..queue.device_queues import AnyQueue, DeviceQueues, MakeQueue
-from ..queue.policy import Choice, Policy
+from ..queue.policy import Choice, Policy, is_dynamic
 from ..queue.ready_queue import PolicyError, ready_queue
 from ..stops.stopped import Stop
 from ..stops.stops import Stops
@@ -91,6 +91,7 @@ class DirectBackward:
         self._make_queue = make_queue if self.groups is None else partial(holding_queue, together=self.groups.together)
         self.queue = self._make_queue(self.graph, policy, self.order)
         self.stops = Stops(self.graph, self.needed, None if self.recorder is None else self.recorder.trace)
+        self.stops.speak_of(self.order)
         runner.on_hook = None if self.recorder is None else self.recorder.hook
         if self.recorder is not None and runner.memory is not None:
             self.recorder.apart = runner.memory.apart
@@ -124,6 +125,11 @@ class DirectBackward:
             return chosen_order(self.graph, self.policy, allowed(self.graph, self.needed), self.order, self._make_queue)
         return schedule(self.graph, self.policy, self.needed, self.order)
 
+    def described(self, task_id: int) -> str:
+        """A task in words, with its place among those that ran and are going to."""
+        order = self.order if is_dynamic(self.policy) else self.upcoming()
+        return self.graph.in_order(order).describe(task_id)
+
     def check_open(self) -> None:
         """Refuses what may only be done between tasks, and before the end."""
         if self._running:
@@ -141,7 +147,7 @@ class DirectBackward:
                 raise RuntimeError(f"no task is left: all {len(self.order)} have run")
             return self.queue.choose()
         if task_id not in self.queue:
-            raise ValueError(f"{self.graph.describe(task_id)} is not ready: it {self._why_not(task_id)}")
+            raise ValueError(f"{self.described(task_id)} is not ready: it {self._why_not(task_id)}")
         return task_id
 
     def _why_not(self, task_id: int) -> str:
@@ -159,7 +165,7 @@ class DirectBackward:
     def run_to(self, task_id: int) -> None:
         """Runs what the policy picks before this task, or up to what stops a run."""
         if task_id in self.order or not (self.needed is None or task_id in self.needed):
-            raise ValueError(f"{self.graph.describe(task_id)} {self._why_not(task_id)}")
+            raise ValueError(f"{self.described(task_id)} {self._why_not(task_id)}")
         self.run_until(task_id)
 
     def run_until(self, last: int | None) -> None:
@@ -300,7 +306,7 @@ class DirectBackward:
 
     def fail(self, error: BaseException, task_id: int) -> None:
         """The task has raised this: says so, and ends the backward."""
-        described = self.graph.describe(task_id)
+        described = self.graph.describe(task_id, len(self.order))
         self.over = f"{type(error).__name__} in {described}"
         error.add_note(f"tapehead: raised in {described}")
         self.runner.failed(self.graph.tasks[task_id])

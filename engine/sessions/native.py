@@ -150,7 +150,7 @@ def run_native(
         if watch is not None:
             watch.explain(error)
         else:
-            explain(error, graph, freed)
+            explain(error, graph.in_order(plan.order), freed)
         raise
     finally:
         if pin is not None:
@@ -324,7 +324,7 @@ class Watch:
         error.add_note(f"tapehead: raised {self._place(error)}")
 
     def _place(self, error: BaseException) -> str:
-        describe = self.graph.describe
+        describe = self.graph.in_order([*self.order, *self._inside.values(), *self.upcoming()]).describe
         if self._inside:
             return "in " + " or ".join(describe(task_id) for task_id in self._inside.values())
         upcoming = [describe(task_id) for task_id in self.upcoming()[:1]]

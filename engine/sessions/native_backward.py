@@ -49,9 +49,14 @@ class NativeBackward:
         recorder = None if trace is None else Recorder(self.graph, plan.policy, trace)
         self.stops = Stops(self.graph, plan.needed, None if recorder is None else recorder.trace)
         self.worker = Worker(call, state, plan, recorder, self.stops)
+        self.stops.speak_of(self.worker.order)
         self.over: str | None = None
         self._given = given
         self._ended = False
+
+    def described(self, task_id: int) -> str:
+        """A task in words, with its place among those that ran and are going to, where that is known."""
+        return self.graph.in_order(self.planned or self.worker.order).describe(task_id)
 
     @property
     def order(self) -> list[int]:

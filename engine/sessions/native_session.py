@@ -162,7 +162,7 @@ class NativeSession(OneWay):
         """
         if self._task(task) is not self.current:
             raise NotImplementedError(
-                f"PyTorch's engine keeps to itself what waits for {self.graph.describe(self._task(task))} until that "
+                f"PyTorch's engine keeps to itself what waits for {self._described(self._task(task))} until that "
                 'task is the current one; th.debug(..., engine="direct") shows all input buffers'
             )
         return self.gradients
@@ -179,7 +179,7 @@ class NativeSession(OneWay):
         current = self._backward.stopped_at()
         if task is not None and (wanted := self._task(task)) is not current:
             raise NotImplementedError(
-                f"PyTorch's engine keeps to itself what waits for {self.graph.describe(wanted)} until that task is the "
+                f"PyTorch's engine keeps to itself what waits for {self._described(wanted)} until that task is the "
                 'current one; th.debug(..., engine="direct") can edit the input buffer of any ready task'
             )
         before = self._backward.gradients
@@ -195,7 +195,7 @@ class NativeSession(OneWay):
         if task is not None and (wanted := self._task(task)) is not self.current:
             raise NotImplementedError(
                 f"the next task is {self._describe_current()}, and PyTorch's engine cannot run "
-                f'{self.graph.describe(wanted)} before it; th.debug(..., engine="direct") can, if it is ready'
+                f'{self._described(wanted)} before it; th.debug(..., engine="direct") can, if it is ready'
             )
         return self._backward.step()
 
@@ -233,9 +233,9 @@ class NativeSession(OneWay):
         """
         target = self._task(task)
         if target.id in self._worker.order:
-            raise ValueError(f"{self.graph.describe(target)} has run already")
+            raise ValueError(f"{self._described(target)} has run already")
         if self.needed is not None and target.id not in self.needed:
-            raise ValueError(f"{self.graph.describe(target)} is not going to run: inputs= makes it needless")
+            raise ValueError(f"{self._described(target)} is not going to run: inputs= makes it needless")
         self._backward.run_until(target.id)
         return self.current
 
@@ -300,4 +300,4 @@ class NativeSession(OneWay):
 
     def _describe_current(self) -> str:
         current = self.current
-        return "none" if current is None else self.graph.describe(current)
+        return "none" if current is None else self._described(current)

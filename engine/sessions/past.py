@@ -72,7 +72,8 @@ class Past:
         why = self._runner.why_not_back(entry)
         if why is not None:
             self.free_ran()
-            self._begin_again(self.history.edits, f"{self._graph.describe(entry.task)} {why}")
+            place = self._order.index(entry.task) if entry.task in self._order else len(self._order)
+            self._begin_again(self.history.edits, f"{self._graph.describe(entry.task, place)} {why}")
 
     def free_ran(self) -> None:
         """Lets the nodes that ran free what they saved, which was kept. To be called inside the backward."""

@@ -90,7 +90,7 @@ class Rewinder:
         about = backward.pick(None) if task_id is None else task_id
         edits = [edit for edit in history.edits if edit.task == about]
         if not edits or about in backward.order:
-            raise ValueError(f"the gradients of {backward.graph.describe(about)} were not edited")
+            raise ValueError(f"the gradients of {backward.described(about)} were not edited")
         position = len(backward.order)
         if any(edit.position != position for edit in edits):  # an edit before tasks that have run: going back finds it
             backward.put(about, edits[0].before)
@@ -152,7 +152,7 @@ class Rewinder:
         for entry in undone:
             if any(grad.is_anothers for grad in entry.grads):
                 raise RuntimeError(
-                    f"the .grad of {self._backward.graph.describe(entry.task)} was changed after its task, by another "
+                    f"the .grad of {self._backward.described(entry.task)} was changed after its task, by another "
                     "backward, an optimizer or your code, and going back would lose that; set it to None if it may be "
                     "lost"
                 )

@@ -41,6 +41,8 @@ class Backward(Protocol):
     @property
     def order(self) -> list[int]: ...
 
+    def described(self, task_id: int) -> str: ...
+
 
 class SessionBase(ABC):
     """A session that `with` closes: it has a backward, and runs it as it is told.
@@ -161,6 +163,10 @@ class SessionBase(ABC):
 
     def _task(self, task: AnyTask) -> Task:
         return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
+
+    def _described(self, task: Task) -> str:
+        """The task in words, with its place in this run."""
+        return self._backward.described(task.id)
 
     def _bound(self, policy: Policy | Choice, ran: Sequence[int] = ()) -> Policy | Choice:
         """The policy as it picks here after these tasks."""

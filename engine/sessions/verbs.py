@@ -197,7 +197,7 @@ class Verbs(SessionBase):
         """
         if not max_norm >= 0:
             raise ValueError(f"clip({max_norm}): the largest norm must be at least 0")
-        norm = norm_of(self._waiting(task), self.graph.describe(self._about(task)))
+        norm = norm_of(self._waiting(task), self._described(self._about(task)))
         if norm > max_norm:
             self.scale(max_norm / norm, task)
 

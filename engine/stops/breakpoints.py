@@ -65,23 +65,20 @@ class Breakpoint:
         if self.calls is not None and self._is_inside(task_id, order):
             return None
         task = graph.tasks[task_id]
+        place = graph.describe(task, len(order))
         for predicate in self.when:
             try:
                 if not predicate(task, gradients()):
                     return None
             except Exception as error:
-                text = f"the predicate of breakpoint {self.number} raised {said(error)} before {graph.describe(task)}"
+                text = f"the predicate of breakpoint {self.number} raised {said(error)} before {place}"
                 return Stop("breakpoint", self.number, task_id, text)
         self._met.add(task_id)
         if self.hit is not None and self._matched(order) + 1 != self.hit:
             return None
-        nth = "" if self.hit is None else f", hit {self.hit}"
-        return Stop(
-            "breakpoint",
-            self.number,
-            task_id,
-            f"breakpoint {self.number} ({self.text}){nth}, before {graph.describe(task)}",
-        )
+        given = "" if self.text == f"#{task_id}" else f" ({self.text})"  # which the place says
+        hit = "" if self.hit is None else f", hit {self.hit}"
+        return Stop("breakpoint", self.number, task_id, f"breakpoint {self.number}{given}{hit}, before {place}")
 
     def _is_inside(self, task_id: int, order: Sequence[int]) -> bool:
         """Whether the backward has entered this task's call before."""
@@ -114,7 +111,7 @@ def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, wh
     if callable(where):
         return Breakpoint(number, name_of(where), None, hit, (where, *predicates))
     tasks, calls = tasks_and_calls_at(graph, where)
-    text = where if isinstance(where, str) else f"task {min(tasks)}"
+    text = where if isinstance(where, str) else f"#{min(tasks)}"
     if when is not None:
         text = f"{text} when {name_of(when)}"
     return Breakpoint(number, text, tasks, hit, predicates, calls=calls)

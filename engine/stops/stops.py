@@ -91,6 +91,11 @@ class Stops:
         self._add(made)
         return made
 
+    def speak_of(self, order: Sequence[int]) -> None:
+        """Sentences say which place of this order a task has. The order may grow."""
+        self._graph = self._graph.in_order(order)
+        self._watching.speak_of(order)
+
     def number_from(self, number: int) -> None:
         """The next one made gets this number, if none has had it: the numbers go on from an earlier session's."""
         self._made = max(self._made, number - 1)

@@ -39,6 +39,7 @@ class Watching:
     def __init__(self, graph: Graph, trace: Callable[[], Trace] | None) -> None:
         self.bad = BadGradients(trace)
         self._graph = graph
+        self._order: Sequence[int] = ()
         self._watchpoints: tuple[Watchpoint, ...] = ()
         self._found = FoundStop()
         self._late = LateReadings()
@@ -70,7 +71,7 @@ class Watching:
             with unobserved():
                 self._look(self._graph.tasks[task_id], inputs, outputs, raw or outputs)
         except Exception as error:  # a strange tensor may raise anything; the backward must not end
-            where = self._graph.describe(task_id)
+            where = self._told(task_id).describe(task_id)
             self._found.stop = Stop("watchpoint", None, task_id, f"what {where} gave can't be looked at: {said(error)}")
 
     def found(self, wait: bool) -> Stop | None:
@@ -96,6 +97,14 @@ class Watching:
         for task_id in task_ids:
             self.bad.forget(task_id)
             self._got.pop(task_id, None)
+
+    def speak_of(self, order: Sequence[int]) -> None:
+        """See `Stops.speak_of`."""
+        self._order = order
+
+    def _told(self, task_id: int) -> Graph:
+        """The graph that says where tasks stand in the run; this one may be under way, and comes next then."""
+        return self._graph.in_order(self._order if task_id in self._order else [*self._order, task_id])
 
     def let_go(self) -> None:
         """Holds nothing of the graph's nodes any more."""
@@ -165,7 +174,7 @@ class Watching:
                     return False
             except Exception as error:
                 text = f"the condition {term.text} of watchpoint {watchpoint.number} raised {said(error)}"
-                after = self._graph.describe(output.task)
+                after = self._told(output.task.id).describe(output.task)
                 self._found.add(
                     watchpoint, Stop("watchpoint", watchpoint.number, output.task.id, f"{text} after {after}")
                 )
@@ -183,15 +192,16 @@ class Watching:
         task = output.task
         if self._is_told(watchpoint, condition, task, output.number):
             return
-        text = say(self._graph, watchpoint, condition, output, read)
+        graph = self._told(task.id)
+        text = say(graph, watchpoint, condition, output, read)
         if self._found.stop is not None:
             self._found.add(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text))
             return
         if _spreads(condition):
-            origin = origin_of(self._graph, inputs, output, self.bad.known(), self.bad.as_received)
+            origin = origin_of(graph, inputs, output, self.bad.known(), self.bad.as_received)
         else:
             tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
-            origin = Origin((*about(self._graph, task), *_what_came(inputs, condition)), tensors)
+            origin = Origin((*about(graph, task), *_what_came(inputs, condition)), tensors)
         tensors = origin.tensors
         if not task.is_leaf:
             tensors = {f"output {output.number}": shown(output), **tensors}
@@ -221,8 +231,9 @@ class Watching:
         for watchpoint, condition in asked:
             holds = all(term.holds is None or term.holds(read) for term in condition)
             if holds and not self._is_told(watchpoint, condition, task, number):
-                text = say_late(self._graph, watchpoint, condition, task_id, number, read)
-                self._found.add_late(watchpoint, task_id, text, about(self._graph, task), ran)
+                graph = self._told(task_id)
+                text = say_late(graph, watchpoint, condition, task_id, number, read)
+                self._found.add_late(watchpoint, task_id, text, about(graph, task), ran)
 
     def _is_told(self, watchpoint: Watchpoint, condition: Condition, task: Task, number: int) -> bool:
         """Whether this has been told of one of its givers: of a leaf's, or of a NaN, which goes through all that
@@ -263,7 +274,7 @@ class Watching:
         return bool(graph.nodes) and leaf_of(graph.nodes[task_id]).grad is None
 
     def _say_missing(self, watchpoint: Watchpoint, missing: Sequence[int]) -> Stop:
-        graph = self._graph
+        graph = self._graph.in_order(self._order)
         names = [graph.tasks[task_id].parameter or graph.describe(task_id) for task_id in missing]
         count = f"{len(missing)} leaf" if len(missing) == 1 else f"{len(missing)} leaves"
         lines = []

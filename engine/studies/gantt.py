@@ -216,12 +216,12 @@ class Gantt:
         idle = self.starved
         if idle is None or idle.before is None or idle.blocker is None:
             return
-        graph, queue = self.graph, self.device_of[idle.blocker]
-        waits = "which" if idle.before == idle.blocker else f"to which {graph.describe(idle.blocker)} leads. That one"
+        describe, queue = self.graph.in_order(self.order).describe, self.device_of[idle.blocker]
+        waits = "which" if idle.before == idle.blocker else f"to which {describe(idle.blocker)} leads. That one"
         passed = counted(self.passed_by(idle.blocker), "other task")
         yield (
             f"Under {self.policy}, {idle.device} stands still for {time_text(idle.elapsed_ns)} of {self._span} before "
-            f"{graph.describe(idle.before)}, {waits} waits {time_text(idle.waited_ns)} in the queue of {queue}, which "
+            f"{describe(idle.before)}, {waits} waits {time_text(idle.waited_ns)} in the queue of {queue}, which "
             f"runs {passed} first."
         )
 

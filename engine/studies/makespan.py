@@ -154,7 +154,7 @@ def _times(graph: Graph, durations: Durations) -> list[int]:
         times = dict(enumerate(task_times(*runs) if runs else numbers))
     for task in graph.tasks:
         if task.id not in times:
-            raise ValueError(f"there is no time for {graph.describe(task)}")
+            raise ValueError(f"durations has no time for #{task.id}, {graph.describe(task)}")
         if not math.isfinite(times[task.id]) or times[task.id] < 0:
             raise ValueError(f"{graph.describe(task)} can't take {times[task.id]} ns")
     return [round(times[task_id]) for task_id in range(len(graph))]

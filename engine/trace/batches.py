@@ -123,7 +123,7 @@ class Batches(ShownAsFindings):
                 f"{size_text(self.copied_bytes)} of copies."
             )
         for each in self.fallbacks[:_MOST_SAID]:
-            found.append(f"Not as one: {counted(len(each.tasks), 'task')} from task {each.tasks[0]} on: {each.why}.")
+            found.append(f"Not as one: {counted(len(each.tasks), 'task')}: {each.why}.")
         if len(self.fallbacks) > _MOST_SAID:
             found.append(f"{counted(len(self.fallbacks) - _MOST_SAID, 'more group')} in .fallbacks.")
         return tuple(found)

@@ -207,7 +207,7 @@ def made_double(peak: Peak) -> Iterator[Hint]:
     widest = dtype_name(max(narrow, key=lambda dtype: dtype.itemsize))
     where = joined([graph.describe(task) for task in turning])
     wide = [
-        graph.tasks[task].parameter or f"the leaf of task {task}" for task, dtype in leaves.items() if _is_double(dtype)
+        graph.tasks[task].parameter or "a leaf without a name" for task, dtype in leaves.items() if _is_double(dtype)
     ]
     whose = f"as {joined(wide)} alone" if wide else f"though no parameter is wider than {widest}"
     yield Hint(

@@ -12,7 +12,7 @@ import torch
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ..tasks.task_hooks import Hook
-from ..words.phrases import counted
+from ..words.phrases import counted, nth
 from .batches import Batch, Batches
 from .buckets import Bucket, Reduction, reductions
 from .replay import Replay
@@ -218,7 +218,8 @@ class TaskRecord:
         if self.by_hand:
             return f"chosen by hand out of {count}"
         if (batch := self._ran_with) is not None:
-            return f"as one with {counted(len(batch.tasks) - 1, 'other task')}, from task {batch.tasks[0]} on"
+            begins = nth(trace._places[batch.tasks[0]] + 1)
+            return f"as one with {counted(len(batch.tasks) - 1, 'other task')}, from the {begins} on"
         if count == 1:
             return "the only ready task"
         term = term_at(trace.terms, self.place)
@@ -227,9 +228,12 @@ class TaskRecord:
         first = replay.first(self.place)
         if first == task_id:
             return f"first of {count} under {term.policy}: {term.rule}"
-        held = first is not None and any(batch.kind != "tree" for batch in trace.batches.of(first))
-        waits = ", held back for others of its batch" if held else ""
-        return f"not the first of {count} under {term.policy}, which was task {first}{waits}"
+        if first is None:
+            return f"not the first of {count} under {term.policy}"
+        waits = any(batch.kind != "tree" for batch in trace.batches.of(first))
+        which = trace.graph.describe(first, trace._places.get(first))
+        held = ", held back for others of its batch" if waits else ""
+        return f"not the first of {count} under {term.policy}, which was {which}{held}"
 
     @property
     def batches(self) -> tuple[Batch, ...]:

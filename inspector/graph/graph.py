@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -18,7 +19,7 @@ from ..shown import GraphTheme, drawn, text_of
 from ..torch_internals.nodes import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
 from .saved import SavedTensor, saved_tensors
-from .words import counted, dtype_name, shape_text
+from .words import counted, dtype_name, nth, shape_text
 
 if TYPE_CHECKING:
     import graphviz
@@ -154,6 +155,7 @@ class Graph:
     calls: tuple[ModuleCall, ...] = ()
     nodes: tuple[Node, ...] = field(default=(), repr=False)
     raised: str | None = None
+    _order: Sequence[int] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -220,13 +222,26 @@ class Graph:
         call = self.task(task).call
         return None if call is None else self.calls[call].path
 
-    def describe(self, task: Task | int) -> str:
-        """The task in one phrase, as errors name it: `task 12 MmBackward0 (encoder.layer.3, model.py:120)`."""
+    def in_order(self, order: Sequence[int]) -> Graph:
+        """The same, as the graph of a run: `describe` says which place of this order a task has. The order may grow."""
+        found = copy(self)  # with all that was computed
+        vars(found)["_order"] = order
+        return found
+
+    def describe(self, task: Task | int, place: int | None = None) -> str:
+        """The task in one phrase, as all sentences name it: `MmBackward0 (encoder.layer.3, 53rd, model.py:120)`.
+
+        The number is its place in the run, where this is the graph of one, see `in_order`, or `place` says how many
+        tasks run before it.
+        """
         task = self.task(task)
+        if place is None and task.id in self._order:
+            place = self._order.index(task.id)
         module = module_name(self.module(task) or "")
-        where = [part for part in (task.parameter or module, task.source and task.source.short) if part]
+        where = (task.parameter or module, "" if place is None else nth(place + 1), task.source and task.source.short)
         name = task.short_name if task.is_leaf else task.name
-        return f"task {task.id} {name}" + (f" ({', '.join(where)})" if where else "")
+        said = ", ".join(part for part in where if part)
+        return f"{name} ({said})" if said else name
 
     def task(self, task: Task | int) -> Task:
         """The task of this number; a task is given back.

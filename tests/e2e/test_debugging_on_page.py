@@ -19,6 +19,7 @@ from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.workloads.workloads import workload
+from tapehead.inspector.graph.words import nth
 from tapehead.widgets.deck.document import Document, schedule_content
 
 from .chromium import trouble_of
@@ -138,11 +139,12 @@ def test_a_breakpoint_is_made_from_a_name_that_is_offered_and_what_is_wrong_is_s
     expect(deck.root.get_by_role("button", name="stops: 1")).to_be_focused()
 
 
-def test_a_task_by_its_number_is_a_breakpoint_of_that_task(deck: PosedDeck) -> None:
+def test_a_task_by_its_number_is_a_breakpoint_of_that_task(deck: PosedDeck, gpt: Graph) -> None:
     deck.key("s")
-    deck.page.keyboard.type("#7")
-    deck.page.keyboard.press("Enter")
-    assert deck.value("breakpoints") == [7]
+    for typed in ("#7", "53", "54th"):
+        deck.page.keyboard.type(typed)
+        deck.page.keyboard.press("Enter")
+    assert set(deck.value("breakpoints")) == {7, gpt.order[52], gpt.order[53]}
     assert deck.asked() == []
 
 
@@ -163,16 +165,18 @@ def test_tasks_at_which_a_run_may_stop_are_marked_where_they_are_listed(deck: Po
 
 def test_a_stop_says_why_until_it_moves_on(deck: PosedDeck, gpt: Graph) -> None:
     task, origin = gpt.order[AT], gpt.order[3]
-    stop = {"text": f"watchpoint 2 (nan): output 0 of #{task}", "task": task, "number": 2, "why": "watchpoint"}
-    stand(deck, gpt, stopped={**stop, "lines": [f"it came from #{origin} MulBackward0", "and #99999 is no task"]})
+    text = f"watchpoint 2 (nan): output 0 of {gpt.graph.describe(task, AT)}"
+    lines = [f"it came from {gpt.graph.describe(origin, 3)}", "and Mul (99999th) is no task"]
+    stop = {"text": text, "task": task, "number": 2, "why": "watchpoint"}
+    stand(deck, gpt, stopped={**stop, "lines": lines})
     deck.expect(stopped="watchpoint")
     banner = deck.root.get_by_role("group", name="why it has stopped")
-    expect(banner).to_contain_text(f"watchpoint 2 (nan): output 0 of #{task}")
+    expect(banner).to_contain_text(text)
     expect(deck.root.get_by_role("status").first).to_contain_text("stopped: watchpoint 2")
-    expect(banner.get_by_role("listitem").nth(1)).to_have_text("and #99999 is no task")
-    banner.get_by_role("button", name=f"#{origin}", exact=True).click()
+    expect(banner.get_by_role("listitem").nth(1)).to_have_text("and Mul (99999th) is no task")
+    banner.get_by_role("button", name="4th", exact=True).click()
     expect(deck.inspector).to_have_attribute("data-task", str(origin))
-    banner.get_by_role("button", name=f"show #{task}").click()
+    banner.get_by_role("button", name=f"show the {nth(AT + 1)}").click()
     expect(deck.inspector).to_have_attribute("data-task", str(task))
     banner.get_by_role("button", name="dismiss").click()
     deck.tell()  # the same again: it stays dismissed
@@ -347,9 +351,10 @@ def test_a_task_is_checked_and_the_answer_is_read(
     section = deck.inspector.locator("[data-check]")
     expect(section).to_have_attribute("data-check", "pending")
     assert deck.asked() == [{"kind": "check", "task": task}]
-    deck.tell(checks={str(task): {"ok": ok, "verdict": verdict, "lines": [f"compared with #{gpt.order[0]}"]}})
+    lines = [f"compared with {gpt.graph.describe(gpt.order[0], 0)}"]
+    deck.tell(checks={str(task): {"ok": ok, "verdict": verdict, "lines": lines}})
     expect(section).to_have_attribute("data-check", shown)
-    section.get_by_role("button", name=f"#{gpt.order[0]}").click()
+    section.get_by_role("button", name="1st", exact=True).click()
     expect(deck.inspector).to_have_attribute("data-task", str(gpt.order[0]))
 
 
@@ -400,7 +405,7 @@ def test_a_saved_page_stops_before_tasks_alone(browser: Browser, gpt: Graph, tmp
     field.fill("h.1.mlp")
     field.press("ArrowDown")
     field.press("Enter")
-    task = int(field.input_value().removeprefix("#"))
+    task = gpt.order[int(field.input_value()[:-2]) - 1]
     assert task in gpt.module("h.1.mlp")
     field.press("Enter")
     field.fill("no such module")

@@ -437,7 +437,8 @@ def test_every_control_has_a_name_and_steps_are_announced(gpt: ShownDeck, saved:
     gpt.press("step")
     first, second, *_ = saved.order
     said = gpt.root.get_by_role("status").first
-    expect(said).to_contain_text(f"task 2 of {len(saved.graph)}, {saved.graph.tasks[second].name}")
+    expect(said).to_contain_text(f"{saved.graph.tasks[second].name}, ")
+    expect(said).to_contain_text(f"runs 2nd of {len(saved.graph)}, ")
     assert saved.graph.tasks[first].name not in said.inner_text()
 
 

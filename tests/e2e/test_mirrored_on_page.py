@@ -55,7 +55,7 @@ def test_inspector_and_queue_say_what_is_made_again(browser: Browser, tmp_path: 
     expect(page.locator(".now")).to_contain_text("replays 1 first")
     expect(page.locator(f".queue li[data-task='{later}'] .again")).to_have_text("replays 1 first")
     deck.activate(deck.task(later))
-    expect(deck.inspector).to_contain_text("let go, made again by addmm as task")
+    expect(deck.inspector).to_contain_text("let go, made again by addmm as the ")
     expect(deck.inspector).to_contain_text("64 KiB let go")
     assert trouble == []
     page.close()
@@ -139,8 +139,8 @@ def test_the_pointer_reads_the_curves_at_its_own_task(page: Page, played: Played
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     total = deck.root.locator(".lg .tot")
-    expect(total).to_contain_text(re.compile("^task [0-9]+"))
-    task = int(re.findall("task ([0-9]+)", total.inner_text())[0])
+    expect(total).to_contain_text(re.compile("^in the [0-9]+(st|nd|rd|th)"))
+    task = int(re.findall("in the ([0-9]+)", total.inner_text())[0])
     assert 1 < task < len(played.run.order)
     level = played.plan.plain.task_peaks[task - 1]
     expect(deck.root.locator(".lg [data-curve=plain]")).to_have_attribute("data-bytes", str(level))

@@ -76,10 +76,10 @@ def test_memory_and_lifetimes_follow_the_cursor(page: Page) -> None:
     buffers = page.locator(".lg [data-category=buffer]")
     slider.fill("53")
     peak = int(buffers.get_attribute("data-bytes") or 0)
-    assert (slider.get_attribute("aria-valuetext") or "").startswith("task 54 of 104, ")
+    assert (slider.get_attribute("aria-valuetext") or "").startswith("will run 54th of 104, ")
     assert peak > 50 * 2**20
     said = page.locator(".memory canvas[role=img]").get_attribute("aria-label") or ""
-    assert said.startswith("memory by category over 104 tasks: peak 51.0 MiB at task 54: ")
+    assert said.startswith("memory by category over 104 tasks: peak 51.0 MiB in the 54th: ")
     slider.fill("1")
     assert buffers.evaluate(BYTES) < peak / 10
     rows = page.locator(".lifetimes [data-storage]")
@@ -90,7 +90,7 @@ def test_memory_and_lifetimes_follow_the_cursor(page: Page) -> None:
     box = plot.bounding_box()
     assert box is not None
     plot.hover(position={"x": box["width"] / 2, "y": 11})
-    expect(page.locator(".lg .tot")).to_contain_text("task ")
+    expect(page.locator(".lg .tot")).to_contain_text("in the ")
     expect(page.locator(".life .tip.on")).to_contain_text("made by: AddmmBackward0")
     plot.click(position={"x": box["width"] / 2, "y": 11})
     at = int(page.locator(".deck").get_attribute("data-t") or 0)

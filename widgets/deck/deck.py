@@ -135,6 +135,11 @@ class Deck(Played):
         return list(self._live.session.order)
 
     @property
+    def planned(self) -> list[int]:
+        """The ids of all tasks in the order in which they ran and are going to."""
+        return list(self._live.plan)
+
+    @property
     def current(self) -> Task | None:
         """The task that `step()` would run now; None when all have run."""
         return None if self.current_task is None else self.graph.tasks[self.current_task]

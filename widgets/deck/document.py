@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -41,7 +40,6 @@ NONE = -1
 _MOST_STORAGES = 60  # of which the page has the words; of the others it has the numbers
 _MOST_LINES = 4  # before and after a source line
 
-_TASK = re.compile(r"\b(the leaf of )?task (\d{1,9})\b")
 
 _HOOKS = {
     "tensor": "tensor hook",
@@ -307,7 +305,7 @@ def memory_content(timeline: Timeline) -> Json:
     return {
         "device": timeline.device,
         "basis": timeline.basis,
-        "estimates": [numbered(sentence, timeline.graph) for sentence in timeline.estimates],
+        "estimates": list(timeline.estimates),
         "before": timeline.before,
         "nbytes": list(timeline.nbytes),
         "events": list(timeline.events),
@@ -356,35 +354,17 @@ def _largest(timeline: Timeline) -> list[Json]:
             break
         name = words.name(storage)
         if name == MADE_IN_FORWARD and storage.kept_by:  # nothing tells them apart but who keeps them
-            name = numbered(words.kept_by([storage], storage.category), timeline.graph).partition(";")[0]
+            name = words.kept_by([storage], storage.category).partition(";")[0]
         found.append(
             {
                 "storage": storage.number,
                 "name": name,
-                "made_by": numbered(words.made_by([storage]), timeline.graph),
-                "kept_by": numbered(words.kept_by([storage], storage.category), timeline.graph),
-                "freed_by": numbered(words.freed_by([storage]), timeline.graph),
+                "made_by": words.made_by([storage]),
+                "kept_by": words.kept_by([storage], storage.category),
+                "freed_by": words.freed_by([storage]),
             }
         )
     return found
-
-
-def numbered(words: str, graph: Graph) -> str:
-    """Our own phrases for tasks as the page has them: `#12 MmBackward0` instead of `task 12 MmBackward0`.
-
-    On the page "task 12" is the twelfth that runs.
-    """
-
-    def shown(found: re.Match[str]) -> str:
-        number = int(found[2])
-        if number >= len(graph):
-            return found[0]
-        task = graph.tasks[number]
-        before = found[1] or ""
-        known = before or words.startswith((f" {task.name}", f" {task.short_name}"), found.end())
-        return f"{before}#{number}" if known else found[0]
-
-    return _TASK.sub(shown, words)
 
 
 def _meta(meta: TensorMeta) -> Json:

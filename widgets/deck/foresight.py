@@ -79,7 +79,7 @@ class Foresight:
             self._footprints = self._asked()
             self._note = ""
         except BaseException as error:  # any node's own code may raise; a debugger goes on without the prediction
-            self._note = f"Memory was not predicted: {why(error, self._session.graph)}"
+            self._note = f"Memory was not predicted: {why(error)}"
             raise
 
     def forget(self) -> None:
@@ -196,7 +196,7 @@ class Foresight:
             try:
                 timeline = self._simulate(order, footprints)
             except Exception as error:  # the deck goes on without
-                note = f"Memory was not predicted: {in_words(error, graph)}"
+                note = f"Memory was not predicted: {in_words(error)}"
         content = schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note)
         if not self._was_asked and note == self._note:
             content["predict_s"] = len(graph) * _DRY_RUN_S

@@ -30,7 +30,7 @@ from ...engine.trace.statistics import form_of, statistics
 from ...engine.trace.trace import RecordedGradient
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task
-from .document import Document, Json, numbered
+from .document import Document, Json
 from .driver import Driver
 from .foresight import Foresight
 from .group_content import group_content, with_batches
@@ -42,6 +42,7 @@ from .prediction import Prediction
 from .stop_words import place, watched
 from .terms import Terms
 from .trouble import in_trouble
+from .typed_tasks import is_typed_task, typed_task
 
 if TYPE_CHECKING:
     from ...engine.checking.check_task import Check
@@ -176,7 +177,7 @@ class Live:
         target = self._id(task)
         needed = self.session.needed
         if target in set(self.session.order):
-            raise ValueError(f"{self.graph.describe(target)} has run already")
+            raise ValueError(f"{self.graph.in_order(self.plan).describe(target)} has run already")
         if needed is not None and target not in needed:
             raise ValueError(f"{self.graph.describe(target)} is not going to run: inputs= makes it needless")
         if not (self._current() == target or self.driver.stop_asked):
@@ -234,7 +235,7 @@ class Live:
             command()
         except Exception as error:
             if self.status != "failed":
-                self._tell(replace(self.news(), trouble=in_trouble(error, self.graph)))
+                self._tell(replace(self.news(), trouble=in_trouble(error)))
 
     def stop(self) -> None:
         """Makes what is under way end before the next task. May be called from anywhere."""
@@ -308,13 +309,15 @@ class Live:
         said = {
             "ok": found.ok,
             "verdict": found.verdict,
-            "lines": [numbered(line, self.graph) for line in found.lines],
+            "lines": list(found.lines),
         }
         self._tell(replace(self.news(), checks={str(found.task): said}))
         return found
 
     def break_where(self, text: str) -> Breakpoint:
         """Makes a breakpoint where a person has typed."""
+        if is_typed_task(text):
+            return self.session.break_at(typed_task(text, self.graph, self.plan))
         return self.session.break_at(place(text))
 
     def watch_for(self, text: str) -> Watchpoint:
@@ -341,7 +344,7 @@ class Live:
             return leap(session)
         except BaseException as error:
             if session.over is not None and self.status != "closed":
-                self.status, self.trouble = "failed", in_trouble(error, self.graph)
+                self.status, self.trouble = "failed", in_trouble(error)
             raise
         finally:
             if session.over is not None or before != self._runs():
@@ -425,7 +428,7 @@ class Live:
         if self.session.over is None:
             self.status = "finished" if self._has_ended else "stopped"
         else:
-            self.status, self.trouble = "failed", in_trouble(error, self.graph)
+            self.status, self.trouble = "failed", in_trouble(error)
             self._let_tensors_go()
         self._tell(self._progress())
 
@@ -440,7 +443,9 @@ class Live:
             "asked",
             None,
             current,
-            "stopped, as asked" if current is None else f"stopped, as asked, before {self.graph.describe(current)}",
+            "stopped, as asked"
+            if current is None
+            else f"stopped, as asked, before {self.graph.describe(current, len(self.session.order))}",
         )
 
     @property
@@ -499,7 +504,7 @@ class Live:
             self._current(),
             self.status,
             self.trouble,
-            None if self.stopped is None else stopped_content(self.stopped, self.graph),
+            None if self.stopped is None else stopped_content(self.stopped),
             None if history is None else history_content(history, self.branches.gradient_bytes),
             records=records or {},
             live=live,

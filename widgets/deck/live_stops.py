@@ -90,4 +90,4 @@ def _own_task(entry: Entry) -> int | None:
     if entry.kind != "break" or entry.hit is not None or entry.tasks is None or len(entry.tasks) != 1:
         return None
     (task_id,) = entry.tasks
-    return task_id if entry.text in (f"task {task_id}", f"task:{task_id}", str(task_id)) else None
+    return task_id if entry.text in (f"#{task_id}", f"task:{task_id}", str(task_id)) else None

@@ -7,8 +7,7 @@ from typing import Literal
 
 from ...engine.stops.stopped import Stop
 from ...engine.tasks.history import History
-from ...inspector.graph.graph import Graph
-from .document import Json, numbered
+from .document import Json
 
 Status = Literal["stopped", "running", "finished", "failed", "closed"]
 
@@ -51,14 +50,14 @@ class News:
     replayed: Json = field(default_factory=dict)
 
 
-def stopped_content(stop: Stop, graph: Graph) -> Json:
+def stopped_content(stop: Stop) -> Json:
     """A stop in words, without the tensors of which it speaks."""
     return {
         "why": stop.why,
         "number": stop.number,
         "task": stop.task,
-        "text": numbered(stop.text, graph),
-        "lines": [numbered(line, graph) for line in stop.lines],
+        "text": stop.text,
+        "lines": list(stop.lines),
     }
 
 

@@ -37,7 +37,7 @@ class Prediction:
         found = [["policy", "peak", "peak in", "longest queue"]]
         for policy, timeline in self.timelines.items():
             task = timeline.peak_task
-            where = "before the first task" if task is None else timeline.graph.describe(task)
+            where = "before the first task" if task is None else timeline.graph.describe(task, timeline.peak_place)
             longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
             found.append([policy, size_text(timeline.peak_bytes), where, f"{longest:,}"])
         return found

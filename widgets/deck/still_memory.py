@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ...engine.memory.timeline import Timeline
+from ...engine.words.phrases import nth
 from ...engine.words.sizes import size_text
 from ...inspector.drawing.svg import escaped
 from ...inspector.drawing.text_width import shorten, text_width
@@ -152,7 +153,7 @@ def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
 def _when(place: int, count: int) -> str:
     if place < 0:
         return "before the first task"
-    return "after the last task" if place >= count else f"at task {place + 1:,}"
+    return "after the last task" if place >= count else f"in the {nth(place + 1)}"
 
 
 def _legend(timeline: Timeline) -> Iterator[str]:

@@ -9,14 +9,14 @@ _OPERATOR = re.compile(r"\s*([<>])\s*")
 
 
 def place(text: str) -> str:
-    """Where to break. The page calls tasks #12.
+    """Where to break. The page gives tasks by their ids, as #12.
 
     Raises:
         ValueError: nothing was typed.
     """
     if not text.strip():
         raise ValueError(
-            "break where? Give a task (#12), a node (Addmm), a module (encoder.layer.3), a parameter (head.weight) "
+            "break where? Give a task (53rd), a node (Addmm), a module (encoder.layer.3), a parameter (head.weight) "
             "or a line (model.py:120)"
         )
     found = _TASK.fullmatch(text)

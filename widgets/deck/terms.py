@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...engine.queue.policy import Choice, Policy, names_in_turn, policy_name
+from ...engine.words.phrases import nth
 from .document import Json
 
 Term = tuple[int, Policy | Choice]
@@ -41,4 +42,4 @@ class Terms:
             return schedule
         begun, policy = self._terms[-1]
         rule = policy.title if isinstance(policy, Policy) else "a function of the user's chooses"
-        return schedule | {"policy": self.name, "title": f"from task {begun + 1:,} on {rule}"}
+        return schedule | {"policy": self.name, "title": f"from the {nth(begun + 1)} on {rule}"}

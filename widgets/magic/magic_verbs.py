@@ -20,6 +20,7 @@ from ..deck.deck import Deck
 from ..deck.display import latest_deck
 from ..deck.stop_tables import BranchesView, StopsView
 from ..deck.stop_words import watched
+from ..deck.typed_tasks import is_typed_task, run_of, typed_task
 from ..terminal.prompt_completion import offered
 from ..terminal.prompt_stops import Test, read_break
 from ..terminal.prompt_text import step_words
@@ -56,13 +57,11 @@ class Told:
         except ValueError:
             raise UsageError(f"%tapehead {self.verb} takes a number, not {self.text!r}") from None
 
-    @property
-    def task(self) -> int:
-        """The id of a task, as #12 or 12."""
-        number = self.text.removeprefix("#")
-        if not number.isdecimal():
-            raise UsageError(f"%tapehead {self.verb} takes a task, as #12, not {self.text!r}")
-        return int(number)
+    def task(self, deck: Deck) -> Task:
+        """A task by its place in this run, as 53rd or 53."""
+        if not is_typed_task(self.text):
+            raise UsageError(f"%tapehead {self.verb} takes a task, as 53rd, not {self.text!r}")
+        return typed_task(self.text, deck.graph, run_of(deck))
 
     def nothing(self) -> None:
         if self.text:
@@ -186,9 +185,9 @@ def _back(told: Told) -> Task | None:
 
 
 def _goto(told: Told) -> Task | None:
-    deck, task = _deck(), told.task
+    deck = _deck()
     with _usage():
-        current = deck.goto(task)
+        current = deck.goto(told.task(deck))
     _why_stopped(deck)
     return current
 
@@ -215,8 +214,9 @@ def _restore(deck: Deck, told: Told) -> None:
 
 
 def _check(told: Told) -> Any:
+    deck = _deck()
     with _usage():
-        return _deck().check(told.task if told.text else None)
+        return deck.check(told.task(deck) if told.text else None)
 
 
 def _compare(told: Told) -> Any:

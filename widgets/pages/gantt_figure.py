@@ -198,13 +198,14 @@ def why_idle(gantt: Gantt, idle: Idle) -> str:
     still = f"{idle.device} stands still for {time_text(idle.elapsed_ns)}"
     if idle.before is None:
         return f"{still}: all of its tasks have run"
-    before = gantt.graph.describe(idle.before)
+    describe = gantt.graph.in_order(gantt.order).describe
+    before = describe(idle.before)
     if idle.blocker is None:
         return f"{still} before {before}: what that one waits for takes so long"
     waits = f"waited {time_text(idle.waited_ns)} in the queue of {gantt.device_of[idle.blocker]}"
     if idle.blocker == idle.before:
         return f"{still} before {before}, which {waits}"
-    return f"{still} before {before}, to which {gantt.graph.describe(idle.blocker)} leads, which {waits}"
+    return f"{still} before {before}, to which {describe(idle.blocker)} leads, which {waits}"
 
 
 def _waiting(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours: Colours) -> Iterator[Drawing]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pprint
-import re
 import sys
 from cmd import Cmd
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from ...engine.sessions.verbs import Verbs
 from ...engine.stops.stopped import Stop
 from ...engine.words.phrases import counted
 from ...inspector.graph.graph import Task
+from ..deck.typed_tasks import is_typed_task, run_of, told, typed_task
 from . import prompt_tables as tables
 from .prompt_completion import offered, whole
 from .prompt_names import Names, assigns, compiled, statements, test_of, users_frame
@@ -150,10 +150,10 @@ class Prompt(Cmd):
     # Running
 
     def do_step(self, arg: str) -> None:
-        """step [N | #TASK] [on DEVICE]  (s): run one task, or N, or the ready task #TASK
+        """step [N | TASK] [on DEVICE]  (s): run one task, or N, or the ready task TASK
 
-        Stops early for a breakpoint or watchpoint. #TASK may be any task of the ready queue, with the direct engine.
-        On a device (`step on cuda:0`): its tasks alone, in the order of its own queue.
+        Stops early for a breakpoint or watchpoint. TASK, as 53rd, may be any task of the ready queue, with the direct
+        engine. On a device (`step on cuda:0`): its tasks alone, in the order of its own queue.
         """
         arg, device = step_words(arg)
         count, task = (int(arg), None) if arg.isdecimal() else (1, self._task(arg) if arg else None)
@@ -188,7 +188,10 @@ class Prompt(Cmd):
         self._run(self.session.step_out)
 
     def do_until(self, arg: str) -> None:
-        """until #TASK  (u, unt, run_to): run what comes before that task"""
+        """until TASK  (u, unt, run_to): run what comes before that task
+
+        TASK is its place in this run, 53rd or 53, as all that is said of tasks has it; or #26, the one created as that.
+        """
         task = self._task(arg)
         self._run(lambda: self.session.run_to(task))
 
@@ -222,7 +225,7 @@ class Prompt(Cmd):
         self.show_stop(None)
 
     def do_goto(self, arg: str) -> None:
-        """goto #TASK: go back to before that task, or run to it"""
+        """goto TASK: go back to before that task, or run to it"""
         task = self._task(arg)
         session = self._direct("goto")
         self._run(lambda: session.goto(task))
@@ -248,13 +251,13 @@ class Prompt(Cmd):
     # Looking
 
     def do_where(self, arg: str) -> None:
-        """where [#TASK]  (w, bt): the task to come, its module calls and source line, the gradients that wait for it"""
+        """where [TASK]  (w, bt): the task to come, its module calls and source line, the gradients that wait for it"""
         task = self._about(arg)
         show(tables.where_view(self.session, task))
         self._show_gradients(task)
 
     def do_list(self, arg: str) -> None:
-        """list [#TASK]  (l): the source around the line that made the task
+        """list [TASK]  (l): the source around the line that made the task
 
         Without a task it is the one which a watchpoint has just found, else the current one; so it is for info, saved
         and check.
@@ -262,13 +265,13 @@ class Prompt(Cmd):
         task = self._looked_at(arg)
         if task.source is None:
             raise ValueError(
-                f"the line that made {self.session.graph.describe(task)} is not known: th.capture() around the forward "
+                f"the line that made {told(self.session).describe(task)} is not known: th.capture() around the forward "
                 "sees it"
             )
         show(tables.source_view(task.source))
 
     def do_info(self, arg: str) -> None:
-        """info [#TASK | stops]  (i): all that is known of a task; or the breakpoints and watchpoints"""
+        """info [TASK | stops]  (i): all that is known of a task; or the breakpoints and watchpoints"""
         if arg == "stops":
             self.do_stops("")
             return
@@ -315,15 +318,15 @@ class Prompt(Cmd):
         say(*pprint.pformat(self._value(_something(arg, "pp EXPRESSION"))).splitlines())
 
     def do_saved(self, arg: str) -> None:
-        """saved [#TASK]: what the task's node keeps from the forward"""
+        """saved [TASK]: what the task's node keeps from the forward"""
         task = self._looked_at(arg)
         found = [each for each in self.session.graph.saved if each.task == task.id]
         if found:
-            show(tables.saved_table(found, self.session.graph))
+            show(tables.saved_table(found, self.session))
         elif task.id in self.session.order:
-            say(f"{self.session.graph.describe(task)} has run, and keeps nothing any more")
+            say(f"{told(self.session).describe(task)} has run, and keeps nothing any more")
         else:
-            say(f"{self.session.graph.describe(task)} keeps no tensor that can be looked at")
+            say(f"{told(self.session).describe(task)} keeps no tensor that can be looked at")
 
     def do_memory(self, arg: str) -> None:
         """memory  (history): what this backward keeps alive, and what going back costs"""
@@ -331,7 +334,7 @@ class Prompt(Cmd):
         show(tables.memory_table(self.session))
 
     def do_check(self, arg: str) -> None:
-        """check [#TASK]: compare the task's backward with finite differences of its forward operation
+        """check [TASK]: compare the task's backward with finite differences of its forward operation
 
         Needs the operation's inputs: th.capture(keep_inputs=True), tapehead debug --keep-inputs.
         """
@@ -342,7 +345,7 @@ class Prompt(Cmd):
     def do_break(self, arg: str) -> None:
         """break WHERE [, hit N] [, CONDITION]  (b): stop before tasks; break alone lists what there is
 
-        WHERE is a task (#12), a node's name (Addmm), a module (encoder.layer.3: as it is entered), a parameter (before
+        WHERE is a task (53rd), a node's name (Addmm), a module (encoder.layer.3: as it is entered), a parameter (before
         its gradient is accumulated), a line (model.py:120). Names may be patterns (encoder.*.norm*). task:, kind:,
         module:, grad: and line: in front say which is meant. CONDITION is an expression, see print; break if CONDITION
         asks it before each task. hit N stops at the Nth only.
@@ -369,7 +372,11 @@ class Prompt(Cmd):
         """stops: the breakpoints and watchpoints"""
         _nothing(arg, "stops")
         found = list(self.stops)
-        show(tables.stops_table(found) if found else plain("no breakpoint or watchpoint; help break, help watch"))
+        show(
+            tables.stops_table(found, self.session)
+            if found
+            else plain("no breakpoint or watchpoint; help break, help watch")
+        )
 
     def do_enable(self, arg: str) -> None:
         """enable N: let it stop runs again"""
@@ -394,20 +401,20 @@ class Prompt(Cmd):
     # Changing
 
     def do_zero(self, arg: str) -> None:
-        """zero [#TASK]: make the gradients that wait for the task zero"""
+        """zero [TASK]: make the gradients that wait for the task zero"""
         task = self._about(arg)
         self.session.zero(task)
         self._show_gradients(task)
 
     def do_scale(self, arg: str) -> None:
-        """scale FACTOR [#TASK]: multiply the gradients that wait for the task"""
-        factor, task = self._factor(arg, "scale FACTOR [#TASK]")
+        """scale FACTOR [TASK]: multiply the gradients that wait for the task"""
+        factor, task = self._factor(arg, "scale FACTOR [TASK]")
         self.session.scale(factor, task)
         self._show_gradients(task)
 
     def do_clip(self, arg: str) -> None:
-        """clip NORM [#TASK]: scale the gradients that wait for the task, so that their norm is at most that"""
-        norm, task = self._factor(arg, "clip NORM [#TASK]")
+        """clip NORM [TASK]: scale the gradients that wait for the task, so that their norm is at most that"""
+        norm, task = self._factor(arg, "clip NORM [TASK]")
         self.session.clip(norm, task)
         self._show_gradients(task)
 
@@ -418,7 +425,7 @@ class Prompt(Cmd):
         self._show_gradients(task)
 
     def do_restore(self, arg: str) -> None:
-        """restore [#TASK]: undo what was changed of the gradients that wait for the task"""
+        """restore [TASK]: undo what was changed of the gradients that wait for the task"""
         task = self._about(arg)
         self._direct("restore").restore(task)
         self._show_gradients(task)
@@ -579,7 +586,7 @@ class Prompt(Cmd):
         assert entry is not None, "it was just made"
         tasks = "any task" if entry.tasks is None else counted(len(entry.tasks), "task")
         what = "breakpoint" if kind == "break" else "watchpoint"
-        say(f"{what} {asked.number}: {entry.text}, at {tasks}")
+        say(f"{what} {asked.number}: {tables.entry_text(entry, self.session)}, at {tasks}")
 
     def _show_gradients(self, task: Task) -> None:
         try:
@@ -598,10 +605,7 @@ class Prompt(Cmd):
         return self.session
 
     def _task(self, text: str) -> Task:
-        match = re.fullmatch(r"#?(\d+)", text.strip())
-        if match is None:
-            raise ValueError(f"which task? {text.strip()!r} is no number of one, as #12; find and queue show them")
-        return self.session.graph.task(int(match[1]))
+        return typed_task(text, self.session.graph, run_of(self.session))
 
     def _about(self, text: str) -> Task:
         """The task that is meant: the current one if none is named."""
@@ -609,15 +613,15 @@ class Prompt(Cmd):
             return self._task(text)
         current = self.session.current
         if current is None:
-            raise ValueError(f"{tables.ended_text(self.session)}, so none is the current one; name one, as #12")
+            raise ValueError(f"{tables.ended_text(self.session)}, so none is the current one; name one, as 53rd")
         return current
 
     def _looked_at(self, text: str) -> Task:
         """The task that is meant: if none is named the one that a watchpoint has just found, or the current one."""
-        return self._about(text or ("" if self._spoken_of is None else str(self._spoken_of)))
+        return self._about(text or ("" if self._spoken_of is None else f"#{self._spoken_of}"))
 
     def _factor(self, arg: str, usage: str) -> tuple[float, Task]:
-        expression, *rest = _something(arg, usage).rsplit(" #", 1)
+        expression, *rest = _split_task(_something(arg, usage))
         value = self._value(expression)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{usage}: a number is needed, not {value!r}")
@@ -688,3 +692,10 @@ def _number(arg: str, usage: str) -> int:
 
 def _numbers(arg: str, usage: str) -> list[int]:
     return [_number(word, usage) for word in _something(arg, usage).replace(",", " ").split()]
+
+
+def _split_task(text: str) -> list[str]:
+    """An expression, and behind it the task that is meant, `53rd` or `#26`, if one is."""
+    expression, _, last = text.rpartition(" ")
+    named = last.startswith("#") or last.endswith(("st", "nd", "rd", "th"))
+    return [expression, last] if expression and named and is_typed_task(last) else [text]

@@ -12,20 +12,15 @@ from typing import Any, Protocol
 
 from ...engine.orders.policies import POLICIES
 from ...engine.queue.ready_queue import ReadyTask
-from ...inspector.graph.graph import Graph
+from ...engine.words.phrases import nth
+from ..deck.typed_tasks import Running, run_of
 
 
-class Debugged(Protocol):
+class Debugged(Running, Protocol):
     """A session, or a deck."""
 
     @property
-    def graph(self) -> Graph: ...
-
-    @property
     def ready(self) -> Sequence[ReadyTask]: ...
-
-    @property
-    def order(self) -> Sequence[int]: ...
 
 
 class Numbered(Protocol):
@@ -77,14 +72,14 @@ def whole(words: list[str]) -> list[str]:
 def _words(command: str, session: Debugged, stops: Iterable[Numbered], word: str, before: str) -> Iterable[str]:
     match command:
         case "step":
-            return (f"#{entry.task.id}" for entry in session.ready)
+            places = {task_id: place for place, task_id in enumerate(run_of(session))}
+            return (nth(places[entry.task.id] + 1) for entry in session.ready if entry.task.id in places)
         case "until":
-            ran = set(session.order)
-            return (f"#{task.id}" for task in session.graph.tasks if task.id not in ran)
+            return map(nth, range(len(session.order) + 1, len(run_of(session)) + 1))
         case "goto" | "where" | "list" | "saved" | "check" | "restore" | "zero":
-            return (f"#{task.id}" for task in session.graph.tasks)
+            return map(nth, range(1, len(run_of(session)) + 1))
         case "info":
-            return ("stops", *(f"#{task.id}" for task in session.graph.tasks))
+            return ("stops", *map(nth, range(1, len(run_of(session)) + 1)))
         case "policy":
             return POLICIES
         case "break" | "tbreak":
@@ -103,8 +98,8 @@ def _words(command: str, session: Debugged, stops: Iterable[Numbered], word: str
 
 
 def _places(session: Debugged, word: str) -> Iterable[str]:
-    if word.startswith("#"):
-        return (f"#{task.id}" for task in session.graph.tasks)
+    if word[:1].isdecimal():
+        return map(nth, range(1, len(run_of(session)) + 1))
     prefix, colon, _ = word.partition(":")
     graph = session.graph
     found: dict[str, list[str]] = {
@@ -148,5 +143,5 @@ def _files(word: str) -> list[str]:
 
 
 def _in_order(word: str) -> tuple[object, ...]:
-    """#9 before #10."""
+    """9th before 10th."""
     return tuple(int(part) if part.isdecimal() else -1 for part in re.split(r"(\d+)", word)), word

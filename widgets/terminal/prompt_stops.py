@@ -16,11 +16,12 @@ from ...engine.stops.conditions import as_conditions
 from ...engine.stops.stops import Entry
 from ...inspector.graph.graph import Task
 from ..deck.stop_words import watched
+from ..deck.typed_tasks import Running, is_typed_task, run_of, typed_task
 
 Session: TypeAlias = Stepper | NativeSession
 
 
-class Breaks(Protocol):
+class Breaks(Running, Protocol):
     """A session, or a deck."""
 
     def break_at(self, where: Where, *, hit: int | None = None, when: Predicate | None = None) -> Breakpoint: ...
@@ -201,11 +202,16 @@ def read_break(text: str, test_of: Callable[[str], Test]) -> Callable[[Breaks], 
         when.__name__ = condition
     place: Where | None = when
     if where:
-        place = int(where[1:]) if re.fullmatch(r"#\d+", where) else where
+        place = where
     if place is None:
         raise ValueError("break where? break WHERE [, CONDITION]; help break says what WHERE may be")
     condition_there = when if where else None
-    return lambda session: session.break_at(place, hit=hit, when=condition_there)
+
+    def make(session: Breaks) -> Breakpoint:
+        there = typed_task(where, session.graph, run_of(session)) if is_typed_task(where) else place
+        return session.break_at(there, hit=hit, when=condition_there)
+
+    return make
 
 
 def read_watch(text: str, test_of: Callable[[str], Callable[[Any, Any], object]]) -> Callable[[Session], Entry]:

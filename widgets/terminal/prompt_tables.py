@@ -17,14 +17,16 @@ from torch import Tensor
 from ...engine.queue.named_tasks import calls_of
 from ...engine.sessions.stepper import Stepper
 from ...engine.stops.stopped import Stop
+from ...engine.stops.stops import Entry
 from ...engine.trace.statistics import Statistics, statistics
 from ...engine.trace.trace import RecordedGradient, TaskRecord
-from ...engine.words.phrases import counted
+from ...engine.words.phrases import counted, nth
 from ...engine.words.sizes import size_text
 from ...inspector.graph.graph import Graph, Task, TensorMeta, module_name
 from ...inspector.graph.saved import SavedTensor
 from ...inspector.graph.source import Source
 from ...inspector.torch_internals.tensors import storage_of
+from ..deck.typed_tasks import run_of, told
 from .prompt_stops import Asked, Session
 from .prompt_text import plain
 
@@ -62,7 +64,7 @@ def place_view(session: Session) -> Group:
     task = session.current
     if task is None:
         return Group(plain(f"  {ended_text(session)}", "dim"))
-    lines = [plain(f"> {session.graph.describe(task)}", "bold")]
+    lines = [plain(f"> {told(session).describe(task, len(session.order))}", "bold")]
     code = _code(task.source)
     if code:
         lines.append(Text.assemble("-> ", plain(code)))
@@ -83,7 +85,7 @@ def state_text(session: Session) -> str:
 def where_view(session: Session, task: Task) -> Group:
     """A task with the module calls around it and the line that made it."""
     graph = session.graph
-    lines = [plain(f"> {graph.describe(task)}", "bold")]
+    lines = [plain(f"> {told(session).describe(task)}", "bold")]
     for depth, call_id in enumerate(reversed(calls_of(graph, task.id))):
         call = graph.calls[call_id]
         nth = f", call {call.index + 1} of it" if call.index else ""
@@ -163,29 +165,39 @@ def _number(value: float | None) -> str:
 
 
 def queue_table(session: Session) -> RenderableType:
-    """The ready queue in the order in which it will pop, and why the first is first."""
+    """The ready queue in the order in which it runs if no other task comes, and why the first is first."""
     entries = session.ready
     if not entries:
         return plain("nothing is ready: all tasks have run" if not session.left else "nothing is ready")
-    made = table("key", "task", "module or parameter", "line", "waits", right=("waits",))
-    for place, entry in enumerate(entries):
+    made = table("task", "module or parameter", "line", "waits", "runs", right=("waits", "runs"))
+    places = _places(session)
+    for index, entry in enumerate(entries):
         task = entry.task
-        style = "bold" if not place else ""
+        style = "bold" if not index else ""
         made.add_row(
-            plain(entry.label, style),
-            plain(task_text(task), style),
+            plain(task.short_name, style),
             plain(whose(session.graph, task), style),
             plain(task.source.short if task.source else "", style),
             _waiting_text(session, task),
+            _nth(places, task.id),
         )
     count = len(entries)
     first = "it is the only ready task" if count == 1 else f"the first of {count} under {session.policy}"
-    return Group(made, plain(f"{task_text(entries[0].task)} is next: {first}", "dim"))
+    return Group(made, plain(f"{entries[0].task.short_name} is next: {first}", "dim"))
 
 
-def task_text(task: Task) -> str:
-    """`#12 Addmm`."""
-    return f"#{task.id} {task.short_name}"
+def _places(session: Session) -> dict[int, int]:
+    """By task its place in this run, as far as that is known."""
+    return {task_id: place for place, task_id in enumerate(run_of(session))}
+
+
+def _nth(places: dict[int, int], task_id: int) -> str:
+    return nth(places[task_id] + 1) if task_id in places else ""
+
+
+def _named(places: dict[int, int], task: Task) -> str:
+    """`Addmm, 53rd`."""
+    return ", ".join(filter(None, (task.short_name, _nth(places, task.id))))
 
 
 def whose(graph: Graph, task: Task) -> str:
@@ -195,21 +207,20 @@ def whose(graph: Graph, task: Task) -> str:
 
 def tasks_table(session: Session, tasks: Sequence[Task]) -> RenderableType:
     made = table("task", "module or parameter", "line", "state")
-    order = {task_id: place for place, task_id in enumerate(session.order)}
+    places, ran = _places(session), len(session.order)
     ready = {entry.task.id for entry in session.ready}
     for task in tasks:
-        place = order.get(task.id)
+        place = places.get(task.id)
+        runs = "" if place is None else f"{'ran' if place < ran else 'will run'} {nth(place + 1)}"
         state = (
-            f"ran as number {place + 1}"
-            if place is not None
-            else "ready"
-            if task.id in ready
-            else "not needed"
+            "not needed"
             if session.needed is not None and task.id not in session.needed
-            else "waits"
+            else f"ready, {runs}".rstrip(", ")
+            if task.id in ready
+            else runs or "waits"
         )
         made.add_row(
-            plain(task_text(task)),
+            plain(task.short_name),
             plain(whose(session.graph, task)),
             plain(task.source.short if task.source else ""),
             state,
@@ -217,7 +228,7 @@ def tasks_table(session: Session, tasks: Sequence[Task]) -> RenderableType:
     return made
 
 
-def stops_table(stops: Iterable[Asked]) -> RenderableType:
+def stops_table(stops: Iterable[Asked], session: Session) -> RenderableType:
     """The breakpoints and watchpoints."""
     made = table("number", "kind", "where or what", "enabled", "hits", "tasks", right=("number", "hits", "tasks"))
     for each in stops:
@@ -226,12 +237,19 @@ def stops_table(stops: Iterable[Asked]) -> RenderableType:
         made.add_row(
             str(each.number),
             each.kind + (", once" if each.once else ""),
-            plain(each.text if entry is None else entry.text),
+            plain(each.text if entry is None else entry_text(entry, session)),
             "yes" if (each if entry is None else entry).enabled else "no",
             "" if entry is None else f"{entry.hits:,}",
             tasks,
         )
     return made
+
+
+def entry_text(entry: Entry, session: Session) -> str:
+    """Where it stops, or what for: of a breakpoint at one task which that is, else as it was given."""
+    if entry.tasks is not None and len(entry.tasks) == 1 and entry.text.startswith("#"):
+        return told(session).describe(next(iter(entry.tasks)))
+    return entry.text
 
 
 def branches_table(branches: Sequence[Branch]) -> RenderableType:
@@ -249,20 +267,21 @@ def branches_table(branches: Sequence[Branch]) -> RenderableType:
     return made
 
 
-def saved_table(saved: Sequence[SavedTensor], graph: Graph) -> RenderableType:
+def saved_table(saved: Sequence[SavedTensor], session: Session) -> RenderableType:
     """What tasks keep from the forward."""
     made = table("task", "slot", "tensor", "storage", "made by", "", right=("storage",))
+    graph, places = session.graph, _places(session)
     for each in saved:
         task = graph.tasks[each.task]
         made_by = f"parameter {each.parameter}" if each.parameter else ""
         if not made_by and each.made_by is not None:
-            made_by = task_text(graph.tasks[each.made_by])
+            made_by = _named(places, graph.tasks[each.made_by])
         notes = [
             *(["modified in place since"] if each.version is None else []),
             *(["held by others, too"] if each.held else []),
         ]
         made.add_row(
-            plain(task_text(task)),
+            plain(_named(places, task)),
             plain(each.slot),
             plain(TensorMeta(each.shape, each.dtype, each.device)),
             "" if each.storage_bytes is None else size_text(each.storage_bytes),
@@ -286,9 +305,9 @@ def task_facts(session: Session, task: Task) -> RenderableType:
     made.add_row("runs on", plain(task.device))
     froms = sorted({edge.task for edge in graph.in_edges[task.id]})
     tos = sorted({edge.next_task for edge in graph.out_edges[task.id]})
-    made.add_row("gets from", _tasks(graph, froms) if froms else plain("the start: it is a root"))
+    made.add_row("gets from", _tasks(session, froms) if froms else plain("the start: it is a root"))
     if not task.is_leaf:
-        made.add_row("gives to", _tasks(graph, tos) if tos else plain("nobody"))
+        made.add_row("gives to", _tasks(session, tos) if tos else plain("nobody"))
     record = None if session.trace is None else session.trace.of(task)
     made.add_row("state", plain(_state(session, task, record)))
     if record is not None:
@@ -302,8 +321,9 @@ def task_facts(session: Session, task: Task) -> RenderableType:
 _TOLD = 6  # neighbours
 
 
-def _tasks(graph: Graph, ids: Sequence[int]) -> Text:
-    names = ", ".join(task_text(graph.tasks[task_id]) for task_id in ids[:_TOLD])
+def _tasks(session: Session, ids: Sequence[int]) -> Text:
+    places = _places(session)
+    names = "; ".join(_named(places, session.graph.tasks[task_id]) for task_id in ids[:_TOLD])
     return plain(names + (f" and {len(ids) - _TOLD} more" if len(ids) > _TOLD else ""))
 
 
@@ -312,7 +332,7 @@ def _state(session: Session, task: Task, record: TaskRecord | None) -> str:
     if current is not None and current.id == task.id:
         return "next"
     if task.id in session.order:
-        text = f"ran as number {list(session.order).index(task.id) + 1}"
+        text = f"ran {nth(list(session.order).index(task.id) + 1)}"
         if record is None:
             return text
         elapsed = "" if record.elapsed_ns is None else f", in {record.elapsed_ns / 1e3:,.1f} µs"
@@ -340,7 +360,7 @@ def memory_table(session: Session) -> RenderableType:
     made.add_row(size_text(sum(storages.values())), "saved from the forward by tasks that have not run")
     history = session.history if isinstance(session, Stepper) else None
     if history is not None:
-        reach = "the start" if not history.reach else f"task number {history.reach + 1}"
+        reach = "the start" if not history.reach else f"the {nth(history.reach + 1)} task"
         made.add_row(
             size_text(history.nbytes),
             f"held to go back as far as {reach} ({size_text(history.gradient_bytes)} of gradients, "

@@ -504,7 +504,7 @@ def test_a_breakpoint_on_a_member_splits_its_group():
             session.run()
             assert session.left == 0
             (fallback,) = batched(session).fallbacks
-            assert fallback.why.startswith(f"breakpoint 1 (task {members[2]}) may stop before")
+            assert fallback.why.startswith(f"breakpoint 1 (#{members[2]}) may stop before")
 
     assert_equal(gradients_of(leaves, backward), expected, bitwise=False)
 

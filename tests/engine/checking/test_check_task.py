@@ -482,7 +482,7 @@ def test_a_check_shows_itself_and_names_are_data() -> None:
     evil = type("<b>Custom", (torch.autograd.Function,), dict(vars(custom(square, lambda g, x: -2 * g * x))))
     graph = applied(evil, leaf(3))
     check = check_task(graph, 0)
-    assert repr(check).startswith("<Check of task 0 ") and repr(check).endswith(": wrong>")
+    assert repr(check).startswith("<Check of <b>CustomBackward (") and repr(check).endswith(": wrong>")
     assert str(check).splitlines()[1].strip() == check.lines[0]
     assert "<b>Custom" in check.lines[0] and "<b>Custom" not in check._repr_html_()
     assert "&lt;b&gt;Custom" in check._repr_html_()

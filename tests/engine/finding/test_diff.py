@@ -27,6 +27,7 @@ from tapehead.engine.trace.trace import RecordedGradient
 from tapehead.engine.workloads.workloads import workload
 from tapehead.inspector.graph.graph import TensorMeta
 from tapehead.inspector.graph.graph_file import StoredOperation
+from tapehead.inspector.graph.words import nth
 
 
 class Repeated(nn.Module):
@@ -225,7 +226,8 @@ def test_a_cancellation_in_float32_is_named_where_its_result_is_first_used() -> 
     (task, other) = jump.task.tasks
     assert task.name == other.name == "RsqrtBackward0" and first.graph.module(task) == "middle"
     assert task.source is not None and task.source.short == line_of("# the culprit")
-    assert f"task {task.id} RsqrtBackward0 (middle, {line_of('# the culprit')})" in " ".join(difference.sentences)
+    place = nth(jump.task.places[0] + 1)
+    assert f"RsqrtBackward0 (middle, {place}, {line_of('# the culprit')})" in " ".join(difference.sentences)
 
 
 MODEL = """

@@ -317,7 +317,7 @@ def test_a_derivative_that_raises_says_in_which_task_and_leaves_nothing_behind()
     with pytest.raises(ArithmeticError) as raised:
         session.run()
     notes = " ".join(raised.value.__notes__)
-    assert "task 0 doubled (test_hips_runner.py:" in notes
+    assert "raised in doubled (2nd, test_hips_runner.py:" in notes
     assert session.over is not None and tape.gradient is None
 
 

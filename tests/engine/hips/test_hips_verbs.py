@@ -105,7 +105,7 @@ def test_find_nan_finds_what_a_tape_made() -> None:
     with numpy.errstate(all="ignore"):
         found = th.find_nan(lambda: th.hips_tape(forward, numpy.array([1.0, -1.0])))
         assert found.where == "forward" and found.operation == "log"
-        assert found.sentences[0].startswith("The value of forward is NaN: in the forward, task 0 log (test_hips_verbs")
+        assert found.sentences[0].startswith("The value of forward is NaN: in the forward, log (test_hips_verbs")
         assert found.sentences[0].endswith("made 1 of 2 elements NaN or infinite.")
         found = th.find_nan(lambda: th.hips_tape(backward, numpy.array([1.0, 0.0])))
         assert found.where == "backward" and found.operation == "sqrt"
@@ -120,7 +120,7 @@ def test_find_nan_looks_at_each_value_of_a_tape_not_at_their_sum() -> None:
         th.find_nan(lambda: th.hips_tape(doubled, numpy.full(10, 5e307)))
     with numpy.errstate(all="ignore"):
         found = th.find_nan(lambda: th.hips_tape(doubled, numpy.array([1.0, 1e308, -1e308])))
-    assert found.sentences[0].startswith("The value of doubled is inf: in the forward, task 0 multiply")
+    assert found.sentences[0].startswith("The value of doubled is inf: in the forward, multiply")
     assert found.sentences[0].endswith("made 2 of 3 elements NaN or infinite.")
 
 

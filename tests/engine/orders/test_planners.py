@@ -456,9 +456,7 @@ def test_comm_first_says_what_it_cannot_find() -> None:
     with pytest.raises(ValueError, match=r'name a kind, a module or a parameter, as in "comm_first\(encoder\.\*\)"'):
         comm_first(Problem(graph))
     only_left = needed_tasks(graph, [model["left"][0].weight])
-    with pytest.raises(
-        ValueError, match=r"leaves out all that it names, such as task \d+ AccumulateGrad \(right.bias, "
-    ):
+    with pytest.raises(ValueError, match=r"leaves out all that it names, such as AccumulateGrad \(right.bias, "):
         comm_first(Problem(graph, needed=only_left), patterns=["right.bias"])
 
 

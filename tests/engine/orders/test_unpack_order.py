@@ -99,7 +99,7 @@ def test_the_first_that_comes_out_of_order_is_named_with_what_was_packed_later()
     assert order.out_of_order is not None
     row, expected = order.out_of_order
     assert (order.graph.tasks[row.task].short_name, order.graph.tasks[expected].short_name) == ("Sin", "Cos")
-    assert "The first that comes out of order, against the reverse of packing: task 1 SinBackward0" in str(order)
+    assert "The first that comes out of order, against the reverse of packing: SinBackward0, the " in str(order)
 
 
 @pytest.mark.parametrize("policy", ["bfs", "heap", "random(3)"])
@@ -225,7 +225,7 @@ def test_what_a_backward_has_freed_is_told_also_where_only_a_part_is_shared() ->
     loss.backward(retain_graph=True)
     assert [row.slot for row in th.unpack_order(loss)] == ["self", "result"]
     loss.backward()
-    for of, name in ((loss, "task 1 SinBackward0"), (other, "task 0 ExpBackward0")):
+    for of, name in ((loss, "SinBackward0"), (other, "ExpBackward0")):
         with pytest.raises(RuntimeError, match=f"a backward has freed what {name} saved, .* make the graph again"):
             th.unpack_order(of)
         with pytest.raises(RuntimeError, match="second time"):

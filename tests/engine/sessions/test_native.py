@@ -240,7 +240,7 @@ def test_a_custom_function_that_raises_is_named_although_nobody_watches() -> Non
     with pytest.raises(ZeroDivisionError, match="bad") as caught:
         th.backward(loss, policy="bfs")
     (note,) = caught.value.__notes__
-    assert note.startswith("tapehead: raised in task 1 BadBackward (test_native.py:")
+    assert note.startswith("tapehead: raised in BadBackward (3rd, test_native.py:")
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
@@ -283,13 +283,13 @@ def test_a_watched_backward_says_exactly_where_it_raised(where: str) -> None:
     assert caught.value.__notes__ == [
         "tapehead: raised "
         + {
-            "tensor": "in the hooks that run before task 0 ExpBackward0",
-            "leaf": "in the hooks that run before task 3 AccumulateGrad",
-            "before": "in the hooks that run before task 0 ExpBackward0",
-            "inside": "in task 1 BadBackward",
-            "after": "in task 0 ExpBackward0",
-            "accumulated": "in task 3 AccumulateGrad",
-            "end": "after the end of task 3 AccumulateGrad",
+            "tensor": "in the hooks that run before ExpBackward0 (3rd)",
+            "leaf": "in the hooks that run before AccumulateGrad (4th)",
+            "before": "in the hooks that run before ExpBackward0 (3rd)",
+            "inside": "in BadBackward (2nd)",
+            "after": "in ExpBackward0 (3rd)",
+            "accumulated": "in AccumulateGrad (4th)",
+            "end": "after the end of AccumulateGrad (4th)",
         }[where]
     ]
 

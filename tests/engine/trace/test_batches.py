@@ -23,10 +23,10 @@ def test_sums_are_of_all_and_each_task_knows_its_own() -> None:
 
 
 def test_it_is_said_in_words_everywhere() -> None:
-    why = th.Fallback("bmm", (11, 12), "task 11 <b> has the hook note, which sees that task alone")
+    why = th.Fallback("bmm", (11, 12), "<b> (2nd) has the hook note, which sees that task alone")
     found = th.Batches((STACK, TREE), (why,) * 7)
     assert found.sentences[0] == "2 batches took 4 tasks: 12 launches became 8, in 0.05 ms, for 3 KiB of copies."
-    assert found.sentences[1].startswith("Not as one: 2 tasks from task 11 on: task 11 <b> has the hook note")
+    assert found.sentences[1].startswith("Not as one: 2 tasks: <b> (2nd) has the hook note")
     assert found.sentences[-1] == "2 more groups in .fallbacks."
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(found)

@@ -92,7 +92,8 @@ def test_records_are_a_data_frame_with_a_row_per_storage() -> None:
     ended = frame[frame["died"] < len(order)]
     assert len(ended)
     for record in ended.to_dict("records"):
-        assert graph.describe(order[int(record["died"])]) in record["freed_by"]
+        place = int(record["died"])
+        assert graph.describe(order[place], place) in record["freed_by"]
     grads = frame[frame["category"] == "parameter gradient"]
     assert len(grads) and set(grads["freed_by"]) == {"never: it stays as .grad"}
     assert all(re.fullmatch(r"\.grad of \S+", kept) for kept in grads["kept_by"])
@@ -134,8 +135,8 @@ def test_each_kind_of_keeper_has_its_words() -> None:
     records = {record["number"]: record for record in report.records()}
     kept = {number: record["kept_by"] for number, record in records.items()}
     freed = {number: record["freed_by"] for number, record in records.items()}
-    exp, mul = graph.describe(at["Exp"]), graph.describe(at["Mul"])
-    assert report.answer[0].startswith(f"The peak is 1.0 KiB, in {mul}, the 2nd of 4 tasks.")
+    exp, mul = graph.describe(at["Exp"], 2), graph.describe(at["Mul"], 1)
+    assert report.answer[0].startswith(f"The peak is 1.0 KiB, in {graph.describe(at['Mul'])}, the 2nd of 4 tasks.")
     assert kept[saved] == "saved by ExpBackward0"
     assert freed[saved] == f"when {exp} has run"
     assert records[saved]["made_by"] == "exp in the forward"

@@ -116,7 +116,7 @@ def test_what_an_engine_picks_against_the_policy_is_said() -> None:
     recorder.end([None])
     recorder.start(5, [None])
     first, second = recorder.trace()
-    assert first.reason == f"not the first of 2 under heap, which was task {leaf}"
+    assert first.reason == "not the first of 2 under heap, which was AccumulateGrad"
     assert second.reason == "ran before all of its gradients were seen to arrive"
     assert second.elapsed_ns is None and second.outputs == ()
 

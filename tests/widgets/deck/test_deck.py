@@ -103,7 +103,7 @@ def test_a_task_chosen_by_hand_moves_up_in_the_plan(page: Page) -> None:
 def test_a_task_that_is_not_ready_is_refused_in_words_and_nothing_changes(page: Page) -> None:
     deck = deck_on(forward(Branches()))
     page.open(deck)
-    with pytest.raises(ValueError, match="task 0 .* is not ready: it waits for"):
+    with pytest.raises(ValueError, match=r".* \(.*\d+(st|nd|rd|th), .* is not ready: it waits for"):
         deck.step(0)
     page.send(kind="step", task=0)
     settle(deck)
@@ -224,9 +224,8 @@ def test_an_error_in_a_hook_reaches_the_caller_and_the_page(page: Page, engine: 
     assert raised.value is error
     assert deck.status == page.last["status"] == "failed"
     assert "KeyError: 'mine'" in page.last["trouble"]
-    failing = next(task.id for task in deck.graph.tasks if task.parameter == "up.weight")
     *_, note, line = page.last["trouble"].split("\n")
-    assert note.startswith("tapehead: raised in ") and f"#{failing} " in note and "(up.weight" in note
+    assert note.startswith("tapehead: raised in ") and "AccumulateGrad (up.weight, " in note
     assert line == f"at test_deck.py:{fail.__code__.co_firstlineno + 1}"
     assert deck.current is None and page.order[: deck.position] == deck.order
     failed = page.replay.running(deck.position)
@@ -269,7 +268,7 @@ def test_the_trouble_names_task_module_and_source_line(page: Page, engine: Engin
     assert deck.status == "failed"
     trouble = page.last["trouble"]
     assert "ArithmeticError: no gradient today" in trouble
-    assert re.search(r"raised in #\d+ FailingBackward \(test_deck.py:\d+\)\n", trouble)
+    assert re.search(r"raised in FailingBackward \(\d+(st|nd|rd|th), test_deck.py:\d+\)\n", trouble)
     assert trouble.endswith(f"\nat test_deck.py:{Failing.backward.__code__.co_firstlineno + 2}")
 
 
@@ -288,7 +287,7 @@ def test_words_of_the_users_stay_as_they_are(page: Page) -> None:
     settle(deck)
     hook.remove()
     assert page.last["trouble"].startswith(f"ArithmeticError: not in task 3 {name}\n")
-    assert "tapehead: raised in #" in page.last["trouble"]
+    assert "tapehead: raised in AccumulateGrad (up.weight, " in page.last["trouble"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import tapehead as th
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.trace.run import Engine
+from tapehead.inspector.graph.words import nth
 from tapehead.widgets.deck.deck import Deck
 
 from ..models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
@@ -65,7 +66,9 @@ def test_a_run_stops_before_a_modules_tasks_and_says_why(page: Page, engine: Eng
     assert deck.graph.calls[deck.current.call].path == "down"
     assert deck.stopped is not None and (deck.stopped.why, deck.stopped.task) == ("breakpoint", deck.current.id)
     assert deck.why_stopped == page.last["stopped"]["text"]
-    assert page.last["stopped"]["text"].startswith(f"breakpoint {made.number} (down), before #{deck.current.id} ")
+    assert page.last["stopped"]["text"].startswith(
+        f"breakpoint {made.number} (down), before AddmmBackward0 (down, {nth(deck.position + 1)}, "
+    )
     assert page.last["stopped"] | {"text": ""} == {
         "why": "breakpoint", "number": made.number, "task": deck.current.id, "text": "", "lines": []
     }  # fmt: skip
@@ -207,7 +210,9 @@ def test_the_page_can_stop_what_steps_over(page: Page) -> None:
     go_on.set()
     settle(deck)
     assert deck.position == 1 and deck.stopped is not None and deck.stopped.why == "asked"
-    assert page.last["stopped"]["text"].startswith(f"stopped, as asked, before #{deck.current_task} ")
+    assert page.last["stopped"]["text"].startswith(
+        f"stopped, as asked, before {deck.graph.describe(deck.current_task, deck.position)}"
+    )
 
 
 # Watchpoints
@@ -237,7 +242,7 @@ def test_a_watchpoint_stops_it_after_the_task_that_made_nan(page: Page, engine: 
     assert deck.stopped is not None and deck.stopped.why == "watchpoint"
     assert deck.order[-1] == deck.stopped.task == page.last["stopped"]["task"]
     assert deck.graph.tasks[deck.stopped.task].name == "LogBackward0"
-    assert f"#{deck.stopped.task} LogBackward0" in deck.why_stopped
+    assert deck.graph.describe(deck.stopped.task, deck.position - 1) in deck.why_stopped
     assert page.last["stopped"]["lines"] and page.last["stopped"]["number"] == 1
     assert [row["kind"] for row in deck._stops] == ["watch"] and deck._stops[0]["hits"] == 1
     agree(page)

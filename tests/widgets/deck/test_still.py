@@ -19,6 +19,7 @@ from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.programs.debug import debug
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads import WORKLOADS
+from tapehead.inspector.graph.words import nth
 from tapehead.widgets.deck import still as still_module
 from tapehead.widgets.deck import still_memory
 from tapehead.widgets.deck.deck import Deck
@@ -67,7 +68,7 @@ def test_it_says_what_runs_how_far_and_what_each_policy_needs(linear50: th.Graph
     for policy, timeline in timelines.items():
         assert f"{policy.upper()} {size_text(timeline.peak_bytes)}" in said
     place = timelines["bfs"].peak_place + 1
-    assert any(text.startswith(f"peak {size_text(timelines['bfs'].peak_bytes)} at task {place}") for text in said)
+    assert any(text.startswith(f"peak {size_text(timelines['bfs'].peak_bytes)} in the {nth(place)}") for text in said)
 
 
 def test_without_memory_there_is_the_graph_alone(linear50: th.Graph) -> None:

@@ -318,7 +318,7 @@ def test_breakpoints_by_magic_stop_runs_and_are_a_table(seen: Kernel) -> None:
     assert seen.value("[each.enabled for each in latest_deck().stops]") == "[False, True]"
     assert " no " in seen.run("%tapehead stops").results[0]["text/plain"]
     seen.run("%tapehead enable 1")
-    assert seen.run("%tapehead run").printed.startswith("breakpoint 1 (0.weight), before task ")
+    assert seen.run("%tapehead run").printed.startswith("breakpoint 1 (0.weight), before AccumulateGrad (0.weight, ")
     seen.run("%tapehead delete 1")
     assert seen.value("[each.number for each in latest_deck().stops]") == "[2]"
 
@@ -376,7 +376,7 @@ def test_edits_by_magic_are_undone_by_restore(seen: Kernel) -> None:
 def test_a_task_is_checked_by_magic_on_what_the_cell_kept(seen: Kernel) -> None:
     seen.run("%tapehead goto 2")
     ran = seen.run("%tapehead check").results[0]
-    assert ran["text/plain"].startswith("<Check of task 2 ") and "<li>" in ran["text/html"]
+    assert ran["text/plain"].startswith("<Check of AddmmBackward0 (module 2, cell:2)") and "<li>" in ran["text/html"]
     assert seen.value("latest_deck().check().ok") == "True"
 
 
@@ -391,14 +391,14 @@ def test_a_task_is_checked_by_magic_on_what_the_cell_kept(seen: Kernel) -> None:
         ("stops all", "%tapehead stops takes nothing else, not 'all'"),
         ("enable x", "%tapehead enable takes a number, not 'x'"),
         ("delete 7", "there is no breakpoint or watchpoint 7"),
-        ("goto", "%tapehead goto takes a task, as #12, not ''"),
+        ("goto", "%tapehead goto takes a task, as 53rd, not ''"),
         ("goto #999", "there is no task 999"),
         ("back 99", "back(99): "),
         ("branch 9", "there is no branch 9"),
         ("scale much", "%tapehead scale takes a number, not 'much'"),
         ("zero 3", "%tapehead zero takes nothing else, not '3'"),
         ("restore", "were not edited"),
-        ("check x", "%tapehead check takes a task, as #12, not 'x'"),
+        ("check x", "%tapehead check takes a task, as 53rd, not 'x'"),
     ],
 )
 def test_what_is_wrong_with_a_verb_is_one_sentence(seen: Kernel, line: str, said: str) -> None:

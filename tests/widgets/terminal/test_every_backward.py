@@ -176,11 +176,11 @@ def test_breakpoints_last_from_one_backward_to_the_next_and_wait_quietly(debug: 
     typed = "stops\nc\ndisable 1\nc\nstops\nc\n"
     found = debug("--break", "Log", "--break", "kind:Exp", "--break", "Tanh", folder / "two.py", typed=typed)
     said = found.stdout.split(PROMPT)
-    assert said[0].startswith("backward 1:\nbreakpoint 2 (kind:Exp), before task ")
+    assert said[0].startswith("backward 1:\nbreakpoint 2 (kind:Exp), before ExpBackward0 (")
     rows = [line.split() for line in said[1].splitlines()[2:]]
     assert [(row[0], row[-1]) for row in rows] == [("1", "pending"), ("2", "1"), ("3", "pending")]
-    assert "backward 2:\nbreakpoint 1 (Log), before task " in said[2]
-    assert "backward 3:\nbreakpoint 2 (kind:Exp), before task " in said[4]
+    assert "backward 2:\nbreakpoint 1 (Log), before LogBackward0 (" in said[2]
+    assert "backward 3:\nbreakpoint 2 (kind:Exp), before ExpBackward0 (" in said[4]
     rows = [line.split() for line in said[5].splitlines()[2:]]
     assert [(row[0], row[3]) for row in rows] == [("1", "no"), ("2", "yes"), ("3", "yes")]
     assert len(said) == 7 and found.returncode == 0
@@ -225,7 +225,7 @@ def test_while_it_only_watches_no_statistics_are_recorded_and_natively_nothing(d
         "a breakpoint, too": [*watch, "--break", "Tanh"],
     }
     said = {how: debug(*given, script, typed="info\n").stdout for how, given in asked.items()}
-    assert all("(norm>2): task 1 MulBackward0 (script.py:3) gave" in each for each in said.values())
+    assert all("(norm>2): MulBackward0 (2nd, script.py:3) gave" in each for each in said.values())
     assert "what it got and gave was not recorded\n" in said["native"]
     assert "\ngot  gradient\n0    2 float32 cpu\n" in said["direct"]
     assert re.search(r"\ngot  gradient +min +max", said["a breakpoint, too"])
@@ -271,9 +271,9 @@ def test_a_nan_is_found_where_log_of_zero_made_it(debug: Debug, folder: Path) ->
     )
     found = debug("--watch", "nan", folder / "entropy.py", typed="list\nwhere\nq\n")
     stop, *rest = found.stdout.split(PROMPT)
-    assert "watchpoint 1 (nan): task " in stop and "LogBackward0 (entropy, entropy.py:5)" in stop
+    assert "watchpoint 1 (nan): LogBackward0 (entropy, " in stop and ", entropy.py:5)" in stop
     assert "5 ->         return -(p * p.log()).sum()  # log(0)" in rest[0]
-    assert rest[1].startswith("where\n> task ") and "LogBackward0" not in rest[1].splitlines()[1]
+    assert rest[1].startswith("where\n> ") and "LogBackward0" not in rest[1].splitlines()[1]
     assert found.returncode == 0 and "step 1" not in found.stdout
 
 
@@ -331,7 +331,7 @@ def test_a_script_ends_as_it_would_without_a_debugger(debug: Debug, how: str, tm
             line for line in lines if line.startswith("  File")
         ]
         assert error == "KeyError: 'in the backward'"
-        assert note == "tapehead: raised in task 0 RaisesBackward (ends.py:27)"
+        assert note == "tapehead: raised in RaisesBackward (2nd, ends.py:27)"
     else:
         assert found.stderr == plain.stderr
 
@@ -513,8 +513,8 @@ def test_at_a_terminal_tab_completes_and_ctrl_c_stops(tmp_path: Path) -> None:
     )
     terminal = Terminal("-m", "tapehead", "debug", str(script))
     assert "\x1b[1m> task" in terminal.read_to(PROMPT)
-    terminal.type("whe\t#1\n")
-    assert "where #1" in terminal.read_to(PROMPT).splitlines()[0]
+    terminal.type("whe\t2nd\n")
+    assert "where 2nd" in terminal.read_to(PROMPT).splitlines()[0]
     terminal.type("break Accu\t\n")
     assert "breakpoint 1: AccumulateGrad, at 4 tasks" in terminal.read_to(PROMPT)
     terminal.type("delete 1\n")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.inspector.graph.words import nth
 from tapehead.widgets.terminal.prompt import SHORT, Prompt
 from tapehead.widgets.terminal.prompt_completion import offered
 from tapehead.widgets.terminal.prompt_names import Names
@@ -115,7 +116,7 @@ def test_a_prompt_shows_where_it_stands(model: Model, talk: Talk) -> None:
     current = session.current
     assert current is not None
     first, second, third = said.splitlines()
-    assert first == f"> {session.graph.describe(current)}"
+    assert first == f"> {session.graph.describe(current, 2)}" and ", 3rd, " in first
     assert second == f"-> {current.source.code()[0].strip()}"  # type: ignore[union-attr]
     assert third.startswith(f"   2 of {len(session.graph)} tasks have run under heap, {len(session.ready)} ready")
 
@@ -125,11 +126,13 @@ def test_step_runs_the_task_it_is_told_and_refuses_one_that_is_not_ready(model: 
     talk(session, "step 4")
     chosen = session.ready[-1].task
     last = max(session.graph.tasks, key=lambda task: (session.graph.in_edges[task.id] != (), -task.sequence_nr))
-    said = talk(session, f"s #{chosen.id}", f"s #{last.id}", "s #999", "s first")
+    place = session.planned.index(last.id)
+    said = talk(session, f"s #{chosen.id}", f"s {nth(place + 1)}", "s #999", "s 999th", "s first")
     assert session.order[-1] == chosen.id and len(session.order) == 5
-    assert said[1].startswith(f"*** {session.graph.describe(last)} is not ready: it waits for")
+    assert said[1].startswith(f"*** {session.graph.describe(last, place)} is not ready: it waits for")
     assert said[2].startswith("*** there is no task 999")
-    assert said[3].startswith("*** which task? 'first'")
+    assert said[3].startswith("*** no task runs 999th")
+    assert said[4].startswith("*** which task? 'first'")
 
 
 def test_step_on_a_device_runs_its_tasks_and_says_which_devices_there_are(model: Model, talk: Talk) -> None:
@@ -193,25 +196,30 @@ def test_a_condition_may_stand_alone_and_one_that_raises_stops_with_its_error(mo
     said = talk(session, *lines)
     assert said[1].startswith("*** '1 +' is no expression")
     assert said[2].startswith('*** nothing in this graph is called "nowhere"')
-    assert said[4].startswith("breakpoint 1 (task.is_leaf), before task ")
+    assert said[4].startswith("breakpoint 1 (task.is_leaf), before AccumulateGrad (")
     assert "breakpoint 2 raised NameError: name 'nothing' is not defined" in said[6]
 
 
 def test_a_breakpoint_may_wait_for_its_nth_hit_and_one_for_once_goes(model: Model, talk: Talk) -> None:
     session = th.debug(loss_of(model))
     said = talk(session, "break Addmm, hit 2", "tbreak Relu", "c", "c", "stops", "b Addmm, hit 0", "c")
-    assert said[2].startswith("breakpoint 1 (Addmm), hit 2, before task")
-    assert said[3].startswith("breakpoint 2 (Relu), before task")
+    assert said[2].startswith("breakpoint 1 (Addmm), hit 2, before AddmmBackward0 (")
+    assert said[3].startswith("breakpoint 2 (Relu), before ReluBackward0 (")
     assert [row.split()[0] for row in said[4].splitlines()[1:]] == ["1"]
     assert said[5].startswith("*** hit counts from 1")
     assert session.left == 0
 
 
-def test_a_breakpoint_at_a_task_is_named_by_its_number(model: Model, talk: Talk) -> None:
+@pytest.mark.parametrize("typed", ["53rd", "53", "#26"])
+def test_a_breakpoint_at_a_task_is_typed_as_it_is_said(typed: str, model: Model, talk: Talk) -> None:
     session = th.debug(loss_of(model))
     wanted = task_named(session, "blocks.0.down.bias")
-    talk(session, f"b #{wanted.id}", "c")
+    place = session.planned.index(wanted.id) + 1
+    words = {"53rd": nth(place), "53": str(place), "#26": f"#{wanted.id}"}
+    said = talk(session, f"b {words[typed]}", "c")[:2]
     assert session.current is wanted
+    assert all(f"AccumulateGrad (blocks.0.down.bias, {nth(place)}" in each for each in said), said
+    assert f"the {nth(place)}" not in said[1] and f"task {place}" not in said[1] and f"#{wanted.id}" not in said[1]
 
 
 class Guarded(nn.Module):
@@ -235,7 +243,7 @@ def test_a_nan_is_found_with_the_line_that_made_it(engine: str, talk: Talk) -> N
     session = th.debug(guarded_loss(), engine=engine)
     said = talk(session, "watch nan", "c", "list")
     assert said[0].startswith("watchpoint 1: nan, at ")
-    assert said[1].startswith("watchpoint 1 (nan): task ") and "LogBackward0" in said[1].splitlines()[0]
+    assert said[1].startswith("watchpoint 1 (nan): LogBackward0 (") and "LogBackward0" in said[1].splitlines()[0]
     assert f"test_prompt.py:{line_of('# log(0) is masked')}" in said[1].splitlines()[0]
     assert session.stopped is not None and session.stopped.why == "watchpoint"
     assert f"{line_of('# log(0) is masked'):5} -> " in said[2]
@@ -303,10 +311,10 @@ def test_a_change_may_name_another_task_that_waits(model: Model, talk: Talk) -> 
     talk(session, "step 3")
     other = session.ready[-1].task
     before = [each.clone() for each in session.waiting(other) if each is not None]
-    talk(session, f"scale 2 ** 3 #{other.id}")
+    talk(session, f"scale 2 ** 3 {nth(session.planned.index(other.id) + 1)}")
     for old, new in zip(before, session.waiting(other), strict=True):
         assert new is not None and torch.equal(old * 8, new)
-    assert talk(session, "scale 'two'")[0].startswith("*** scale FACTOR [#TASK]: a number is needed")
+    assert talk(session, "scale 'two'")[0].startswith("*** scale FACTOR [TASK]: a number is needed")
 
 
 def test_the_queue_is_shown_in_its_order_and_a_policy_may_take_over(model: Model, talk: Talk) -> None:
@@ -314,8 +322,9 @@ def test_the_queue_is_shown_in_its_order_and_a_policy_may_take_over(model: Model
     session.run_to(task_named(session, "head.bias"))
     said = talk(session, "policy bfs", "queue", "policy", "policy nothing")
     assert session.policy == "bfs"
-    shown = [int(found[1]) for row in said[1].splitlines()[1:-1] if (found := re.search(r" #(\d+) [A-Z]", row))]
-    assert shown == [entry.task.id for entry in session.ready] and len(shown) > 1
+    shown = [row.split()[-1] for row in said[1].splitlines()[1:-1]]
+    places = [session.planned.index(entry.task.id) + 1 for entry in session.ready]
+    assert shown == [nth(place) for place in places] and len(shown) > 1
     assert said[1].splitlines()[-1].endswith(f"the first of {len(shown)} under bfs")
     assert said[2].startswith("bfs picks; known are bfs, dfs, heap")
     assert said[3].startswith("*** NameError: name 'nothing' is not defined")
@@ -406,19 +415,23 @@ def test_what_find_info_and_list_say_is_in_the_graph(model: Model, talk: Talk) -
         session,
         "find BLOCKS.1.DOWN",
         f"info #{task.id}",
-        f"until #{task.id}",
+        f"until {session.planned.index(task.id) + 1}",
         "s",
         f"i #{task.id}",
         f"l #{task.id}",
         "find x",
     )
-    shown = {int(row.split()[0][1:]) for row in said[0].splitlines()[1:]}
-    assert shown == {each.id for each in session.graph.tasks if "blocks.1.down" in session.graph.describe(each)}
+    shown = sorted(row.split()[0] for row in said[0].splitlines()[1:])
+    found = [each for each in session.graph.tasks if "blocks.1.down" in session.graph.describe(each)]
+    assert shown == sorted(each.short_name for each in found)
     assert "in blocks.1 (Block)" in said[1] and "in blocks.1.down (Linear)" in said[1]
     assert "waits for 1 more gradient" in said[1] and "torch.nn.functional.linear" in said[1]
     record = session.trace.of(task)  # type: ignore[union-attr]
     assert record is not None and record.outputs[0] is not None and record.outputs[0].statistics is not None
-    assert "ran as number" in said[4] and f"{record.outputs[0].statistics.norm:.4g}" in said[4]
+    assert (
+        f"ran {nth(session.order.index(task.id) + 1)}" in said[4]
+        and f"{record.outputs[0].statistics.norm:.4g}" in said[4]
+    )
     assert f"{task.source.line:5} -> " in said[5]  # type: ignore[union-attr]
     assert said[6].startswith("*** no task has 'x'") or "task" in said[6]
 
@@ -531,7 +544,7 @@ def test_what_a_task_raises_shows_the_users_lines_and_ends_the_session(talk: Tal
     said = talk(session, "s", "c", "c", "info #0", "p 1 + 1", "back")
     assert f'test_prompt.py", line {line_of("# where the backward raises")}, in backward' in said[1]
     assert said[1].count("File ") == 1 and "ValueError: of the user's" in said[1]
-    assert said[1].splitlines()[-1].startswith("*** the session is over: ValueError in task 0 RaisesBackward")
+    assert said[1].splitlines()[-1].startswith("*** the session is over: ValueError in RaisesBackward (2nd")
     assert said[2].startswith("*** this session is over")
     assert "RaisesBackward" in said[3] and said[4] == "2\n" and said[5].startswith("*** ")
 
@@ -558,7 +571,7 @@ def test_ctrl_c_stops_what_runs_before_its_next_task(
     session, asked = th.debug(loss, engine=engine), threading.Event()
     monkeypatch.setattr(session, "stop", stop)
     said = talk(session, command, "where")
-    assert "interrupted" in said[0] and said[1].startswith("> task")
+    assert "interrupted" in said[0] and said[1].startswith("> AddmmBackward0 (")
     assert session.over is None and 0 < len(session.order) < len(session.graph) - 1
     assert signal.getsignal(signal.SIGINT) is before
     talk(session, "c")
@@ -604,8 +617,9 @@ def test_tab_offers_what_can_stand_there(model: Model, tmp_path: Path, monkeypat
     session.step()
     session.break_at("Relu")
     here = Path(__file__).name
-    assert [each.strip() for each in offers(session, "s #")] == [f"#{entry.task.id}" for entry in session.ready]
-    assert offers(session, "until #1")[:2] == ["#1", "#10"]
+    places = [nth(session.planned.index(entry.task.id) + 1) for entry in session.ready]
+    assert [each.strip() for each in offers(session, "s ")] == places
+    assert offers(session, "until 1")[:2] == ["10th", "11th"], "the first has run"
     assert offers(session, "break blocks.1.d") == ["blocks.1.down", "blocks.1.down.bias", "blocks.1.down.weight"]
     assert offers(session, "b Rel") == ["Relu "]
     assert offers(session, "b module:head") == ["module:head "]

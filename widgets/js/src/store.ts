@@ -491,7 +491,7 @@ export class Store {
   }
 
   find(query: string): void {
-    this.update({ query, matches: find(this.graph, query) });
+    this.update({ query, matches: find(this.replay, query) });
   }
 
   /** Takes what a live session has done. */

@@ -1,6 +1,7 @@
 /** A mirrored backward: what tasks let go of and make again, the plan's curves, and their signs in the picture. */
 
 import assert from "node:assert/strict";
+import { nth } from "../src/text.ts";
 import { test } from "node:test";
 import { FactFinder } from "../src/graph/facts.ts";
 import { svgPicture, wholeOf } from "../src/graph/picture.ts";
@@ -55,7 +56,7 @@ test("a plan says what replays take, and with how many others on the way", () =>
   assert.equal(replayTimes(replay, 1), "planned 0.65 ms");
   const [first] = savedBy(replay, 1);
   const place = replay.place[1] + 1;
-  const said = `let go, made again by gelu and <addmm> as task ${place} runs, in 0.65 ms as planned, with 2 others on the way`;
+  const said = `let go, made again by gelu and <addmm> as the ${nth(place)} runs, in 0.65 ms as planned, with 2 others on the way`;
   assert.ok(fate(replay, first, 0).startsWith(said), fate(replay, first, 0));
   assert.deepEqual([replays(replay, 0), replayTimes(replay, 0)], ["", ""]);
 });

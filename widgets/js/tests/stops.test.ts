@@ -52,7 +52,7 @@ test("a page without a kernel numbers its breakpoints in the order in which they
 });
 
 test("only what was set at a task by its number is named for it", () => {
-  assert.equal(taskOf(stop(1, { text: "task 3", tasks: [3] })), 3);
+  assert.equal(taskOf(stop(1, { text: "#3", tasks: [3] })), 3);
   assert.equal(taskOf(stop(1, { text: "3", tasks: [3] })), 3);
   assert.equal(taskOf(stop(1, { text: "encoder.weight", tasks: [3] })), -1);
 });

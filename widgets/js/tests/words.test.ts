@@ -7,6 +7,7 @@ import { DeckGraph } from "../src/model/graph.ts";
 import { Replay } from "../src/model/replay.ts";
 import { replays } from "../src/model/mirroring.ts";
 import { fate, isFreed, keptBytes, savedBy } from "../src/model/saved.ts";
+import { typedTask } from "../src/model/find.ts";
 import { suggest } from "../src/model/suggest.ts";
 import { readyBefore, waitingBytes } from "../src/model/waiting.ts";
 import { when } from "../src/model/when.ts";
@@ -57,15 +58,15 @@ function diamond(order = [3, 2, 1, 0]): Replay {
 
 test("a task says where it stands", () => {
   const replay = diamond();
-  assert.equal(when(replay, 0, 1).join(""), "0 of 2 gradients here");
-  assert.equal(when(replay, 0, 2).join(""), "1 of 2 gradients here");
-  assert.equal(when(replay, 3, 0).join(""), "runs as task 1");
-  assert.equal(when(replay, 3, 4).join(""), "ran as task 1");
-  assert.equal(when(replay, 1, 1).join(""), "ready, 1 of 1 in the queue");
+  assert.equal(when(replay, 0, 1).join(""), "will run 4th of 4, 0 of 2 gradients here");
+  assert.equal(when(replay, 0, 2).join(""), "will run 4th of 4, 1 of 2 gradients here");
+  assert.equal(when(replay, 3, 0).join(""), "runs 1st of 4");
+  assert.equal(when(replay, 3, 4).join(""), "ran 1st of 4");
+  assert.equal(when(replay, 1, 1).join(""), "ready, will run 3rd of 4");
   assert.match(when(diamond([3, 2, 1]), 0, 1).join(""), /no part/);
-  assert.equal(when(replay, 3, 2, 1).join(""), "ran as task 1");
-  assert.equal(when(replay, 2, 2, 1).join(""), "planned as task 2");
-  assert.equal(when(replay, 1, 2, 1).join(""), "planned as task 3");
+  assert.equal(when(replay, 3, 2, 1).join(""), "ran 1st of 4");
+  assert.equal(when(replay, 2, 2, 1).join(""), "will run 2nd of 4");
+  assert.equal(when(replay, 1, 2, 1).join(""), "will run 3rd of 4");
 });
 
 test("bytes wait from the moment a task is ready until it runs", () => {
@@ -78,8 +79,8 @@ test("bytes wait from the moment a task is ready until it runs", () => {
 test("shared bytes go with the last task that keeps them, under the shown order", () => {
   const replay = diamond();
   const [shared] = savedBy(replay, 2);
-  assert.equal(fate(replay, shared, 1), "freed after task 3, also kept by Relu #1");
-  assert.equal(fate(replay, shared, 3), "freed by task 3, was also kept by Relu #1");
+  assert.equal(fate(replay, shared, 1), "freed after the 3rd, also kept by Relu, 3rd");
+  assert.equal(fate(replay, shared, 3), "freed by the 3rd, was also kept by Relu, 3rd");
   const [other] = savedBy(diamond([3, 1, 2, 0]), 1);
   assert.equal(other.last, 2);
   assert.match(fate(diamond([3, 2]), savedBy(diamond([3, 2]), 2)[0], 2), /kept to the end/);
@@ -93,7 +94,7 @@ test("with retain_graph nothing is freed", () => {
   const replay = diamond();
   replay.graph.document.keeps_graph = true;
   const [shared] = savedBy(replay, 2);
-  assert.equal(fate(replay, shared, 4), "kept: nodes free nothing, also kept by Relu #1");
+  assert.equal(fate(replay, shared, 4), "kept: nodes free nothing, also kept by Relu, 3rd");
   assert.equal(isFreed(replay, shared, 4), false);
 });
 
@@ -105,9 +106,9 @@ test("what a mirrored forward let go of is made again by the first task that kee
   assert.deepEqual([0, first, second, 3].map((task) => replays(replay, task)), ["", "replays 1 first", "", ""]);
   const [saved] = savedBy(replay, second);
   const by = replay.graph.text(3);
-  const made = new RegExp(`^let go, made again by ${by} as task ${replay.place[first] + 1} runs, also saved by Relu #`);
+  const made = new RegExp(`^let go, made again by ${by} as the ${nth(replay.place[first] + 1)} runs, also saved by Relu, `);
   assert.match(fate(replay, saved, replay.place[first]), made);
-  assert.match(fate(replay, saved, replay.place[first] + 1), /^freed after task/, "it is there again");
+  assert.match(fate(replay, saved, replay.place[first] + 1), /^freed after the/, "it is there again");
   assert.equal(keptBytes([saved]), 0);
   assert.equal(replays(diamond(), first), "");
 });
@@ -131,12 +132,15 @@ test("bytes that a task keeps in two slots are counted once", () => {
 });
 
 test("a number finds its task, a beginning comes before a place within", () => {
-  const { graph } = diamond();
+  const replay = diamond();
   const all = new Uint8Array(4).fill(1);
-  assert.deepEqual(suggest(graph, all, "#1", 4)[0], 1);
-  assert.deepEqual(suggest(graph, all, " RELU ", 4), [2, 1, 0, 3]);
-  assert.deepEqual(suggest(graph, all, "10", 2), [0, 3], "the end of a module's path");
-  assert.deepEqual(suggest(graph, Uint8Array.of(0, 0, 0, 1), "relu", 4), [3], "matches alone");
+  for (const typed of ["3", "3rd", "#1"]) assert.deepEqual(suggest(replay, all, typed, 4)[0], 1, "the 3rd, created as #1");
+  assert.equal(typedTask(replay, "5th"), -1);
+  assert.equal(typedTask(replay, "0"), -1);
+  assert.equal(typedTask(replay, "fc"), undefined);
+  assert.deepEqual(suggest(replay, all, " RELU ", 4), [2, 1, 0, 3]);
+  assert.deepEqual(suggest(replay, all, "10", 2), [0, 3], "the end of a module's path");
+  assert.deepEqual(suggest(replay, Uint8Array.of(0, 0, 0, 1), "relu", 4), [3], "matches alone");
 });
 
 test("bars stand for the square root of counts, from zero outwards", () => {
@@ -181,8 +185,8 @@ test("of a step that ran several tasks the reason says so", () => {
   replay.schedule.batches = [[2, 1]];
   const again = new Replay(replay.graph, replay.schedule);
   assert.equal(again.reason(1), "1 of 2 ready, as one with 1 other task");
-  assert.equal(again.reason(2), "as one with 1 other task, from #2 on");
-  assert.equal(replay.reason(1), "latest created: #2 of 2 ready");
+  assert.equal(again.reason(2), "as one with 1 other task, from the 2nd on");
+  assert.equal(replay.reason(1), "latest created of 2 ready");
 });
 
 test("a policy keeps its line in every deck", () => {
@@ -193,11 +197,11 @@ test("a policy keeps its line in every deck", () => {
 
 test("a step is announced with its place, its module and the reason for it", () => {
   const store = new Store(diamond().graph.document, null);
-  assert.equal(where(store), "task 1 of 4, SumBackward0, 0 ready, the only ready task");
+  assert.equal(where(store), "SumBackward0, runs 1st of 4, 0 ready, the only ready task");
   store.go(1);
-  assert.equal(where(store), "task 2 of 4, ReluBackward0, 1 ready, latest created: #2 of 2 ready");
+  assert.equal(where(store), "ReluBackward0, runs 2nd of 4, 1 ready, latest created of 2 ready");
   store.go(3);
-  assert.equal(where(store), "task 4 of 4, ReluBackward0 in blocks.10, 0 ready, the only ready task");
+  assert.equal(where(store), "ReluBackward0, blocks.10, runs 4th of 4, 0 ready, the only ready task");
   store.go(4);
   assert.equal(where(store), "finished, 4 tasks have run");
 });

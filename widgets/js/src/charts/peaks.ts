@@ -1,6 +1,6 @@
 /** Where memory peaks: a ring with its sentence on the stack, and every policy's peak named in the right gutter. */
 
-import { grouped, size } from "../text.ts";
+import { nth, size } from "../text.ts";
 import type { Colours } from "../view.ts";
 import type { TimeAxis } from "./axis.ts";
 import { x } from "./axis.ts";
@@ -164,7 +164,7 @@ export function peakWords(bytes: number, place: number, places: number, sentence
 
 function whenWords(place: number, places: number): string {
   if (place < 0) return "before the first task";
-  return place >= places ? "after the last task" : `at task ${grouped(place + 1)}`;
+  return place >= places ? "after the last task" : `in the ${nth(place + 1)}`;
 }
 
 export interface Rectangle {

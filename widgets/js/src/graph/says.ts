@@ -56,7 +56,7 @@ const WIRES: Record<WireState, string> = {
   consumed: "taken",
 };
 
-/** `Addmm #97 → T #96` and `1.0 MiB, waits`. */
+/** `Addmm, 47th → T, 48th` and `1.0 MiB, waits`. */
 export function tipOfWire(store: Store, facts: Facts, wire: Wire, bytes: Float64Array): string {
   const { graph } = store;
   const { task, next } = graph.document.edges;
@@ -65,7 +65,7 @@ export function tipOfWire(store: Store, facts: Facts, wire: Wire, bytes: Float64
   const sum = size(wire.edges.reduce((total, edge) => total + bytes[edge], 0));
   if (wire.edges.length > 1) return `${count(wire.edges.length, "gradient")}\n${sum} in all, ${state}`;
   const [edge] = wire.edges;
-  const name = (end: number) => (graph.leaf[end] ? graph.parameter(end) : `${graph.titles[end]} #${end}`);
+  const name = (end: number) => (graph.leaf[end] ? graph.parameter(end) : facts.replay.named(end));
   return `${cut(name(task[edge]))} → ${cut(name(next[edge]))}\n${sum}, ${state}`;
 }
 

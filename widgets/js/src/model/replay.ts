@@ -2,6 +2,7 @@
 
 import type { Schedule } from "./document.ts";
 import type { DeckGraph } from "./graph.ts";
+import { nth } from "../text.ts";
 
 export type TaskState = "waiting" | "ready" | "running" | "done";
 
@@ -82,7 +83,7 @@ export class Replay {
 
   /**
    * The ready tasks besides the running one, in the order in which they are going to run, the first `most` of them.
-   * With keys that don't change this is the order in which the queue pops if no other task comes.
+   * With keys that don't change this is the order in which the queue gives them if no other task comes.
    */
   queue(t: number, most = Infinity): number[] {
     const { order } = this.schedule;
@@ -104,11 +105,19 @@ export class Replay {
     return count;
   }
 
-  /** A task's key as the queue shows it. */
-  key(task: number): string {
-    const { keys } = this.schedule;
-    if (keys === "created") return this.graph.leaf[task] ? "leaf" : `#${task}`;
-    return keys === "arrival" ? `@${this.arrival[task]}` : keys[task];
+  /** `53rd`: the task's place in this run; "" for one that does not run. */
+  nth(task: number): string {
+    return this.place[task] === NEVER ? "" : nth(this.place[task] + 1);
+  }
+
+  /** `Addmm, 53rd`. */
+  named(task: number): string {
+    return [this.graph.titles[task], this.nth(task)].filter(Boolean).join(", ");
+  }
+
+  /** `AddmmBackward0, blocks.1.f2, 53rd`: name, module path, place, in this order everywhere. */
+  inWords(task: number): string {
+    return [whatAndWhere(this.graph, task), this.nth(task)].filter(Boolean).join(", ");
   }
 
   /** Why the task at this position was picked, as a sentence. */
@@ -120,18 +129,23 @@ export class Replay {
     const batch = this.batches.get(task);
     const others = batch ? batch.length - 1 : 0;
     const together = batch ? `, as one with ${others} other task${others === 1 ? "" : "s"}` : "";
-    if (batch && batch[0] !== task) return `${together.slice(2)}, from #${batch[0]} on`;
+    if (batch && batch[0] !== task) return `${together.slice(2)}, from the ${this.nth(batch[0])} on`;
     if (this.byHand.has(task)) return `chosen by hand out of ${count} ready${together}`;
     if (batch) return `1 of ${count} ready${together}`;
     if (count === 1) return "the only ready task";
     if (schedule.policy === "heap") {
       return graph.leaf[task]
         ? `a leaf goes first: ${graph.titles[task]}, 1 of ${count} ready`
-        : `latest created: #${task} of ${count} ready`;
+        : `latest created of ${count} ready`;
     }
-    const since = this.readyAt[task] ? `since task ${this.readyAt[task]}` : "from the start";
+    const since = this.readyAt[task] ? `since the ${nth(this.readyAt[task])} ran` : "from the start";
     if (schedule.policy === "bfs") return `first in: ready ${since}, 1 of ${count} ready`;
     if (schedule.policy === "dfs") return `last in: ready ${since}, 1 of ${count} ready`;
     return `first of ${count} under ${schedule.policy}: ${schedule.title}`;
   }
+}
+
+/** `AddmmBackward0, blocks.1.f2`; of a leaf its parameter. */
+export function whatAndWhere(graph: DeckGraph, task: number): string {
+  return graph.parameter(task) || [graph.name(task), graph.module(task)].filter(Boolean).join(", ");
 }

@@ -2,7 +2,7 @@
 
 import { type DeckDocument, NONE } from "./document.ts";
 import { NEVER, type Replay } from "./replay.ts";
-import { count, milliseconds } from "../text.ts";
+import { count, milliseconds, nth } from "../text.ts";
 
 interface Index {
   /** By task the rows of `document.saved`. */
@@ -94,13 +94,13 @@ export function fate(replay: Replay, saved: Saved, t: number): string {
   if (saved.held) return "held by the caller, not counted";
   if (saved.sameAs) return `in the same bytes as ${saved.sameAs}`;
   if (saved.madeBy && saved.first >= t) {
-    const when = saved.first === NEVER ? "if it runs" : `as task ${saved.first + 1} runs${planned(replay, saved)}`;
+    const when = saved.first === NEVER ? "if it runs" : `as the ${nth(saved.first + 1)} runs${planned(replay, saved)}`;
     return `let go, made again by ${saved.madeBy} ${when}${sharers(replay, saved, "also saved")}`;
   }
   if (replay.graph.document.keeps_graph) return `kept: nodes free nothing${sharers(replay, saved, "also kept")}`;
   if (saved.last === NEVER) return "kept to the end: a task that keeps it does not run";
   const freed = isFreed(replay, saved, t);
-  const when = `${freed ? "freed by" : "freed after"} task ${saved.last + 1}`;
+  const when = `${freed ? "freed by" : "freed after"} the ${nth(saved.last + 1)}`;
   return when + sharers(replay, saved, freed ? "was also kept" : "also kept");
 }
 
@@ -112,11 +112,11 @@ function planned({ schedule: { replays } }: Replay, { storage }: Saved): string 
   return `, in ${milliseconds(replays.ns[row])} as planned${others ? `, with ${count(others, "other")} on the way` : ""}`;
 }
 
-/** `, also kept by Relu #1 and 2 more`, or "". */
-function sharers({ graph }: Replay, { others }: Saved, kept: string): string {
+/** `, also kept by Relu, 3rd, and 2 more`, or "". */
+function sharers(replay: Replay, { others }: Saved, kept: string): string {
   if (!others.length) return "";
   const [first, ...more] = others;
-  return `, ${kept} by ${graph.titles[first]} #${first}${more.length ? ` and ${more.length} more` : ""}`;
+  return `, ${kept} by ${replay.named(first)}${more.length ? `, and ${more.length} more` : ""}`;
 }
 
 /** Whether the bytes have been freed when so many tasks have run. */

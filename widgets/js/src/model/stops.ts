@@ -58,14 +58,14 @@ export function ownStops(before: readonly StopPoint[], breakpoints: ReadonlySet<
   let number = before.at(-1)?.number ?? 0;
   for (const task of breakpoints) {
     if (kept.some(({ tasks }) => tasks[0] === task)) continue;
-    kept.push({ number: ++number, kind: "break", text: `task ${task}`, enabled: true, hits: 0, tasks: [task], calls: [] });
+    kept.push({ number: ++number, kind: "break", text: `#${task}`, enabled: true, hits: 0, tasks: [task], calls: [] });
   }
   return kept;
 }
 
 /** The task that a breakpoint was set at by its number; -1 for one that means a place. */
 export function taskOf({ kind, text, tasks }: StopPoint): number {
-  return kind === "break" && tasks.length === 1 && /^(task\W*)?\d+$/.test(text) ? tasks[0] : -1;
+  return kind === "break" && tasks.length === 1 && /^(#|task\W*)?\d+$/.test(text) ? tasks[0] : -1;
 }
 
 /**

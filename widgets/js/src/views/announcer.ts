@@ -2,6 +2,8 @@
 
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
+import { whatAndWhere } from "../model/replay.ts";
+import { when } from "../model/when.ts";
 import { count } from "../text.ts";
 import type { MakeView } from "../view.ts";
 
@@ -19,7 +21,7 @@ export const makeAnnouncer: MakeView = ({ store }, parent) => {
       else if (!playing && (changed.has("t") || changed.has("tab") || changed.has("playing"))) {
         region.textContent = changed.has("tab") ? `${store.replay.schedule.policy}: ${where(store)}` : where(store);
       } else if (!playing && changed.has("selected")) {
-        region.textContent = store.state.selected === null ? where(store) : `selected ${named(store, store.shown)}`;
+        region.textContent = store.state.selected === null ? where(store) : `selected ${store.replay.inWords(store.shown)}`;
       }
     },
     dispose() {
@@ -28,17 +30,12 @@ export const makeAnnouncer: MakeView = ({ store }, parent) => {
   };
 };
 
-/** `task 58 of 144, TBackward0 in blocks.1.f2, 1 ready, latest created: #61 of 2 ready`. */
+/** `TBackward0, blocks.1.f2, runs 58th of 144, 1 ready, latest created of 2 ready`. */
 export function where(store: Store): string {
   const { replay, running } = store;
   const { t } = store.state;
   if (running < 0) return store.unreal ? `${store.unreal}, the end` : `finished, ${count(replay.length, "task")} have run`;
   const ready = `${replay.queueLengths[t] - 1} ready`;
-  const unreal = store.unreal ? `${store.unreal}, ` : "";
-  return `${unreal}task ${t + 1} of ${replay.length}, ${named(store, running)}, ${ready}, ${replay.reason(t)}`;
-}
-
-function named({ graph }: Store, task: number): string {
-  const place = graph.parameter(task) || graph.module(task);
-  return place ? `${graph.name(task)} in ${place}` : graph.name(task);
+  const stands = when(replay, running, t, store.ran, store.unreal).join("");
+  return `${whatAndWhere(store.graph, running)}, ${stands}, ${ready}, ${replay.reason(t)}`;
 }

@@ -7,6 +7,7 @@ import { replayTimes } from "../model/mirroring.ts";
 import { readyBefore } from "../model/waiting.ts";
 import { NEVER } from "../model/replay.ts";
 import { when } from "../model/when.ts";
+import { nth } from "../text.ts";
 import { makeEdits } from "./edits.ts";
 import { glyph, icon } from "./icons.ts";
 import { checkSection } from "./inspector_check.ts";
@@ -28,6 +29,7 @@ const UNUSUAL: Record<string, string> = {
   error: "raises when run",
 };
 
+const CREATED = "Nodes are numbered as the forward creates them; Python takes this number for the task";
 const NO_INPUTS = "Needs the forward's inputs: %%tapehead --keep-inputs, or th.capture(keep_inputs=True)";
 
 export const makeInspector: MakeView = (stage, parent) => {
@@ -121,7 +123,7 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   else place.show(graph.place(task), graph.module(task) ? graph.moduleClass(task) : "");
   const kind = graph.text(graph.document.tasks.kind[task]);
   const parts: Node[] = [strong(...when(replay, task, state.t, store.ran, store.unreal))];
-  parts.push(leaf ? strong("leaf, task id ", String(task)) : strong("created ", `#${task}`));
+  parts.push(el("span", { class: "q", title: CREATED }, `created #${task}`));
   if (UNUSUAL[kind]) parts.push(strong("", UNUSUAL[kind]));
   const hooks = store.record(task)?.hooks;
   if (hooks && stands !== "waiting") parts.push(strong("hooks: ", hooks.join(", ")));
@@ -148,7 +150,7 @@ function wayTo(store: Store, task: number): { says: string; title: string } {
   const place = replay.place[task];
   if (place === NEVER || place === state.t) return { says: "", title: "" };
   if (!store.isLive || place <= state.front) {
-    return { says: `go to task ${place + 1}`, title: "Show the moment before it runs" };
+    return { says: `go to the ${nth(place + 1)}`, title: "Show the moment before it runs" };
   }
   const runs = state.status === "stopped";
   return { says: runs ? "run to it" : "", title: "Run the session until this task is next" };

@@ -7,7 +7,7 @@ import { el } from "../dom.ts";
 import { CATEGORIES, type Memory } from "../model/document.ts";
 import { levelsOfMemory, type MemoryLevels, type Segment } from "../model/memory.ts";
 import { hasMoved } from "../store.ts";
-import { count, grouped, size } from "../text.ts";
+import { count, grouped, nth, size } from "../text.ts";
 import type { Colours, MakeView, Stage } from "../view.ts";
 
 const FEW = 10;
@@ -105,8 +105,8 @@ function barsOf(levels: MemoryLevels, rows: number): Bar[] {
 
 /** A row for those who don't see the bars. */
 function itemOf({ storage, words, bytes, born, freed }: Bar): HTMLElement {
-  const from = born < 0 ? "born in the forward" : `born in task ${born + 1}`;
-  const to = freed === null ? "alive at the end" : `freed in task ${freed + 1}`;
+  const from = born < 0 ? "born in the forward" : `born in the ${nth(born + 1)}`;
+  const to = freed === null ? "alive at the end" : `freed in the ${nth(freed + 1)}`;
   const data = { "data-storage": storage, "data-bytes": bytes, "data-born": born, "data-freed": freed ?? "never" };
   const attributes = Object.fromEntries(Object.entries(data).map(([name, value]) => [name, String(value)]));
   return el("li", attributes, `${words.name}, ${size(bytes)}, ${from}, ${to}`);

@@ -9,7 +9,7 @@ import { CURVES, curvesOf, levelsOfCurve } from "../model/curves.ts";
 import { CATEGORIES, type Curve, type Memory } from "../model/document.ts";
 import { levelsOfMemory, type MemoryLevels } from "../model/memory.ts";
 import { hasMoved, type Store } from "../store.ts";
-import { grouped, size } from "../text.ts";
+import { nth, size } from "../text.ts";
 import type { Colours, MakeView, Stage } from "../view.ts";
 import { dashes } from "./dashes.ts";
 import { basisWords, chartWords, makeLegend } from "./memory_legend.ts";
@@ -173,7 +173,7 @@ function showHistory(held: HTMLElement, { state: { history } }: Store): void {
   if (!history) return;
   const { bytes, gradient_bytes: gradients, saved_bytes: saved, reach } = history;
   held.textContent = `history holds ${size(bytes)}`;
-  const back = reach ? `task ${grouped(reach + 1)}` : "the start";
+  const back = reach ? `the ${nth(reach + 1)} task` : "the start";
   held.title = `To go back, as far as ${back}, it keeps\ngradients: ${size(gradients)}\nsaved tensors: ${size(saved)}`;
 }
 

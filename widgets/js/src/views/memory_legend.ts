@@ -4,7 +4,7 @@ import { el } from "../dom.ts";
 import { type CurveLevels, CURVES } from "../model/curves.ts";
 import { CATEGORIES } from "../model/document.ts";
 import type { MemoryLevels } from "../model/memory.ts";
-import { count, grouped, size } from "../text.ts";
+import { count, nth, size } from "../text.ts";
 
 const LONGEST_REASON = 90;
 /** More are set closer to each other. */
@@ -83,7 +83,7 @@ function rowOf(category: number, isShort: boolean): Row {
 
 function whatIsRead(levels: MemoryLevels, place: number, isHovered: boolean, isShort: boolean): string {
   if (place >= levels.places) return "at the end";
-  if (isHovered) return `task ${grouped(place + 1)}`;
+  if (isHovered) return `in the ${nth(place + 1)}`;
   return isShort ? "at most" : "this task, at most";
 }
 

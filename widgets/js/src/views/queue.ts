@@ -1,4 +1,4 @@
-/** The running task, why it was picked, and who is next, in the order in which they will pop. */
+/** The running task, why it was picked, and who is next, in the order in which they will run. */
 
 import { el } from "../dom.ts";
 import { waitingBytes } from "../model/waiting.ts";
@@ -12,17 +12,13 @@ import { QueueHeight } from "./queue_height.ts";
 import { QueueList } from "./queue_list.ts";
 import { showRunning } from "./queue_running.ts";
 
-/** How the column of keys is called where the schedule has no labels of its own. */
-const KEYED: Record<string, string> = { created: "created", arrival: "arrived" };
-
 export const makeQueue: MakeView = (stage, parent) => {
   const { store } = stage;
   const devices = [...new Set(store.document.tasks.device)].map((device) => store.graph.text(device));
   const sub = el("span", { class: "sub" });
   const now = el("button", { class: "now", title: "Look at the running task" });
   const reason = el("span");
-  const keyed = el("span");
-  const header = el("div", { class: "qh" }, el("span", {}, "next, in pop order"), el("span", {}, "waiting"), keyed);
+  const header = el("div", { class: "qh" }, ...["next, in this order", "waits", "runs"].map((title) => el("span", {}, title)));
   const runOnPlace = el("div");
   const runOn = makeRunOn(stage, runOnPlace);
   const list = new QueueList(stage, now, devices.length > 1);
@@ -48,7 +44,6 @@ export const makeQueue: MakeView = (stage, parent) => {
     const ready = grouped(Math.max(0, replay.queueLengths[state.t] - 1));
     sub.textContent = `${ready} ready · ${size(waitingBytes(replay)[state.t])} in the queue · ${devices.join(", ")}`;
     sub.title = sub.textContent;
-    keyed.textContent = KEYED[String(replay.schedule.keys)] ?? "key";
     reason.textContent = replay.reason(state.t);
     view.classList.toggle("steerable", canSteer(store));
     showRunning(now, store);

@@ -16,7 +16,7 @@ const UNHURRIED = 100;
 const NEAR = 3;
 
 export class QueueList {
-  readonly element = el("ol", { class: "list", "aria-label": "ready tasks, in pop order" });
+  readonly element = el("ol", { class: "list", "aria-label": "ready tasks, in the order in which they run" });
   private readonly rows = new Map<number, QueueRow>();
   private readonly end = el("li", { class: "empty" });
   private readonly store: Store;

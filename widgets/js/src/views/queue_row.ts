@@ -45,7 +45,7 @@ export class QueueRow {
   }
 
   show(index: number, selected: boolean): void {
-    const key = this.store.replay.key(this.task);
+    const key = this.store.replay.nth(this.task);
     if (this.key.textContent !== key) this.key.textContent = key;
     if (this.index !== index) this.place.textContent = String(index + 1);
     this.index = index;

@@ -26,7 +26,7 @@ export function showRunning(block: HTMLElement, store: Store): void {
   const where = leaf ? graph.name(running) : graph.place(running);
   const standing = [unreal, replays(replay, running), where].filter(Boolean).join(" · ");
   block.replaceChildren(
-    first(unreal === "failed" ? icon("warning", 14) : glyph("running"), name, replay.key(running)),
+    first(unreal === "failed" ? icon("warning", 14) : glyph("running"), name, replay.nth(running)),
     second(standing, `${standing && " · "}${size(graph.bufferBytes[running])} in`),
   );
 }

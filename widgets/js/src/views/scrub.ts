@@ -4,7 +4,8 @@ import { hasRun } from "../charts/axis.ts";
 import { fit } from "../charts/surface.ts";
 import { el } from "../dom.ts";
 import { levelsOfMemory } from "../model/memory.ts";
-import { NEVER } from "../model/replay.ts";
+import { NEVER, whatAndWhere } from "../model/replay.ts";
+import { when } from "../model/when.ts";
 import { hasMoved, type Store } from "../store.ts";
 import type { Colours, MakeView } from "../view.ts";
 
@@ -43,14 +44,12 @@ export const makeScrub: MakeView = (stage, parent) => {
   };
 };
 
-/** `task 58 of 144, TBackward0 in blocks.1.f2`. */
+/** `runs 58th of 144, TBackward0, blocks.1.f2`. */
 function positionWords(store: Store): string {
   const { running, graph, replay } = store;
   if (running < 0) return `${store.unreal ? `${store.unreal}, ` : ""}the end, after ${replay.length} tasks`;
-  const module = graph.place(running);
-  const unreal = store.unreal ? `, ${store.unreal}` : "";
-  const where = module && ` in ${module}`;
-  return `task ${store.state.t + 1} of ${replay.length}, ${graph.name(running)}${where}${unreal}`;
+  const stands = when(replay, running, store.state.t, store.ran, store.unreal).join("");
+  return `${stands}, ${whatAndWhere(graph, running)}`;
 }
 
 function drawLine(context: CanvasRenderingContext2D, store: Store, colours: Colours, width: number): void {

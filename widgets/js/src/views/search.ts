@@ -56,7 +56,7 @@ export const makeSearch: MakeView = ({ store, root }, parent) => {
       if (!changed.has("matches") && !changed.has("query")) return;
       const { query, matches } = store.state;
       if (input.value !== query) input.value = query;
-      found = matches ? suggest(store.graph, matches, query, MOST) : [];
+      found = matches ? suggest(store.replay, matches, query, MOST) : [];
       hits.textContent = matches ? `${grouped(total(store))} found` : "";
       hint.hidden = matches !== null;
       box.show();
@@ -74,7 +74,7 @@ export function itemOf({ graph, replay, state, ran }: Store, task: number): HTML
   item.append(
     glyph(replay.shownState(task, state.t, ran)),
     el("span", { class: "n" }, graph.parameter(task) || graph.name(task)),
-    el("span", { class: "k" }, `#${task}`),
+    el("span", { class: "k" }, replay.nth(task)),
     el("span", { class: "m" }, graph.parameter(task) ? graph.name(task) : graph.place(task)),
     lineName(graph.line(task)),
   );

@@ -9,6 +9,7 @@ import { icon } from "./icons.ts";
 export class StopRow {
   readonly element: HTMLElement;
   private readonly check = el("input", { type: "checkbox" });
+  private readonly title = el("b");
   private readonly facts = el("span", { class: "d" });
   private stop: StopPoint;
 
@@ -18,11 +19,10 @@ export class StopRow {
   ) {
     this.stop = stop;
     const { number, kind, tasks } = stop;
-    const name = this.name;
     const drop = el("button", { class: "ib", "aria-label": `delete ${nameOf(kind)} ${number}`, title: "Delete" }, icon("close"));
     const sign = icon(kind === "break" ? "octagon" : "watch", 14);
-    const text = el("span", { class: "t" }, el("b", { title: stop.text }, name), this.facts);
-    this.check.ariaLabel = `${nameOf(kind)} ${number}, ${name}, enabled`;
+    const text = el("span", { class: "t" }, this.title, this.facts);
+    this.title.title = stop.text;
     this.element = el("li", { "data-stop": String(number), "data-kind": kind });
     this.element.append(el("label", {}, this.check, String(number), sign), text);
     if (kind === "break" && tasks.length) {
@@ -37,7 +37,9 @@ export class StopRow {
 
   show(stop: StopPoint): void {
     this.stop = stop;
-    const { kind, tasks, calls, hits, enabled } = stop;
+    const { number, kind, tasks, calls, hits, enabled } = stop;
+    this.title.textContent = this.name;
+    this.check.ariaLabel = `${nameOf(kind)} ${number}, ${this.name}, enabled`;
     this.check.checked = enabled;
     this.element.dataset.enabled = String(enabled);
     const any = kind === "break" ? "any task" : "every gradient";
@@ -49,8 +51,7 @@ export class StopRow {
 
   private get name(): string {
     const task = taskOf(this.stop);
-    const { graph } = this.store;
-    return task < 0 ? this.stop.text : `#${task} ${graph.parameter(task) || graph.name(task)}`;
+    return task < 0 ? this.stop.text : this.store.replayOf(0).inWords(task);
   }
 
   /** The next of its tasks from here on, or the first of all. */

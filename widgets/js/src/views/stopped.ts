@@ -56,8 +56,8 @@ export const makeStopped: MakeView = ({ store, root }, parent) => {
       how.hidden = !stopped.lines.length;
       const { task, why, lines: { length } } = stopped;
       show.hidden = task === null;
-      show.textContent = `show #${task}`;
-      show.title = task === null ? "" : `Show #${task} ${store.graph.name(task)} in the graph`;
+      show.textContent = task === null ? "" : `show the ${store.replayOf(0).nth(task)}`;
+      show.title = task === null ? "" : `Show ${store.graph.name(task)} in the graph`;
       const found = why === "watchpoint"; // where it came from is what one wants to know
       least = found && length > MOST ? MOST : 0;
       unfold(found && !least);

@@ -1,11 +1,11 @@
 /** All breakpoints and watchpoints, and a field that makes new ones. */
 
 import { el } from "../dom.ts";
-import { find } from "../model/find.ts";
+import { find, typedTask } from "../model/find.ts";
 import { suggestPlaces } from "../model/places.ts";
 import { suggest } from "../model/suggest.ts";
 import type { Store } from "../store.ts";
-import { count } from "../text.ts";
+import { count, nth } from "../text.ts";
 import { bindCombobox, type Offers } from "./combobox.ts";
 import { icon } from "./icons.ts";
 import { lineName } from "./line_name.ts";
@@ -145,7 +145,7 @@ export class StopsPanel {
   private hint(): void {
     const { store, watches, input } = this;
     if (watches) input.placeholder = "nan, norm>1e3, …";
-    else input.placeholder = store.link ? "Addmm, layer.3, model.py:120" : "#57, or words of its name";
+    else input.placeholder = store.link ? "Addmm, layer.3, model.py:120" : "53rd, or words of its name";
   }
 
   private offers(): Offers {
@@ -156,11 +156,12 @@ export class StopsPanel {
       const found = CONDITIONS.filter(([condition]) => condition.startsWith(typed.trim()));
       return { options: found.map(([where, says]) => option(where, says)), notes: [] };
     }
-    const matches = !store.link || /^#?\d+$/.test(typed) ? find(graph, typed) : null;
+    const run = store.replayOf(0);
+    const matches = !store.link || typedTask(run, typed) !== undefined ? find(run, typed) : null;
     if (matches || !store.link) {
-      const tasks = matches ? suggest(graph, matches, typed, MOST) : [store.shown].filter((task) => task >= 0);
+      const tasks = matches ? suggest(run, matches, typed, MOST) : [store.shown].filter((task) => task >= 0);
       const options = tasks.map((task) => itemOf(store, task));
-      options.forEach((each, index) => each.setAttribute("data-where", `#${tasks[index]}`));
+      options.forEach((each, index) => each.setAttribute("data-where", run.nth(tasks[index]) || `#${tasks[index]}`));
       return { options, notes: tasks.length ? [] : ["no such task"] };
     }
     const places = suggestPlaces(graph, typed, store.shown, MOST);
@@ -172,12 +173,13 @@ export class StopsPanel {
     const typed = input.value.trim();
     error.textContent = "";
     if (!typed) return this.focus();
-    const task = watches ? undefined : /^#?(\d+)$/.exec(typed)?.[1];
-    if (task !== undefined && Number(task) < store.graph.count) {
-      if (!store.state.breakpoints.has(Number(task))) store.toggleBreakpoint(Number(task));
+    const task = watches ? undefined : typedTask(store.replayOf(0), typed);
+    if (task !== undefined && task >= 0) {
+      if (!store.state.breakpoints.has(task)) store.toggleBreakpoint(task);
       input.value = "";
-    } else if (!store.link) {
-      error.textContent = `Without a kernel breakpoints are tasks: #0 to #${store.graph.count - 1}, or one of the list.`;
+    } else if (!store.link || task !== undefined) {
+      const tasks = `tasks: 1st to ${nth(store.replayOf(0).length)}`;
+      error.textContent = task === undefined ? `Without a kernel breakpoints are ${tasks}, or one of the list.` : `There are ${tasks}.`;
     } else {
       this.asked = true;
       store.link.ask(watches ? { kind: "watch", condition: typed } : { kind: "break", where: typed });
