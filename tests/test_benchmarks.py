@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
-    *("mirroring", "echo", "whole_calls", "starting"),
+    *("mirroring", "echo", "whole_calls", "starting", "many"),
 )
 
 
@@ -46,6 +46,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("stepping", 9, 4),
         ("drawing", 8, 8),
         ("walking", 1, 1),
+        ("many", 14, 0),
         ("tracing", 11, 1),
         ("memory", 7, 6),
     ],
@@ -97,6 +98,8 @@ def test_orders_are_compared_by_time_by_peak_and_on_two_devices_by_makespan(benc
 @pytest.mark.slow
 def test_planning_is_timed_as_graphs_grow_and_auto_is_held_against_heap(benchmarks: ModuleType) -> None:
     *found, linear50, din = benchmarks.BENCHMARKS["planning"](benchmarks.Effort(repetitions=1, tiny=True))
+    shapes = [row for row in found if row.what.startswith('"auto" planned: ')]
+    assert len(shapes) == 9 and all(row.goal == 1.0 for row in shapes)
     assert sum("grows with the number of tasks to the power of " in (row.outcome or "") for row in found) == 2
     auto = [row for row in found if 'policy "auto" / plain' in row.what]
     assert [row.goal for row in auto] == [1.15, None] and all(row.measured > 0 for row in auto)

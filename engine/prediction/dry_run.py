@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.arguments import expect, expect_truth
+from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.marks import tensors_of
@@ -61,6 +62,7 @@ from .parted import PARTING, parts_of
 from .split_gradients import parts_of_gradients
 
 
+@collector_paused()
 def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hooks: bool = True) -> Footprints:
     """Finds out what the tasks of a graph would do with memory. No backward runs.
 

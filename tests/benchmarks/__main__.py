@@ -14,6 +14,7 @@ import deck
 import drawing
 import echo
 import kernels
+import many
 import memory
 import memory_cuda
 import mirroring
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "stepping": stepping.rows,
     "drawing": drawing.rows,
     "walking": walking.rows,
+    "many": many.rows,
     "tracing": tracing.rows,
     "watching": watching.rows,
     "memory": memory.rows,
