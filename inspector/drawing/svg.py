@@ -16,6 +16,7 @@ from .cells import CARDS_BEHIND
 from .layout import ChipRow, Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Rect, Stub, layout
 from .outlines import Around, Outline
 from .signs import SIGN_SHAPES, SIGN_TITLES, Sign, Signs
+from .states import State, draw_states, state_entries
 from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
 from .text_width import text_width
 
@@ -42,10 +43,12 @@ def graph_to_svg(
     widest: float = float("inf"),
     outlines: Sequence[Outline] = (),
     signs: Sequence[Sign] = (),
+    states: Sequence[State] = (),
 ) -> str:
     """Draws a graph. See `Graph.save_svg` for `fold` and `theme`.
 
-    `outlines` mark tasks that belong together, `signs` what some do besides.
+    `outlines` mark tasks that belong together, `signs` what some do besides. `states` has by task how far a backward
+    is with it; empty: there is none.
 
     A picture wider than `widest` pixels has no size of its own, and is fitted into the width of where it is shown.
 
@@ -58,7 +61,7 @@ def graph_to_svg(
     if theme not in get_args(GraphTheme):
         raise ValueError(f"unknown theme {theme!r}; known: {', '.join(get_args(GraphTheme))}")
     title = _title(graph)
-    drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines, signs)
+    drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines, signs, states)
     width = drawing.width + 2 * MARGIN
     height = drawing.height + TITLE_HEIGHT + 2 * MARGIN
     size = f"{_number(width)} {_number(height)}"
@@ -92,13 +95,15 @@ def draw_graph(
     least_width: float = 0.0,
     outlines: Sequence[Outline] = (),
     signs: Sequence[Sign] = (),
+    states: Sequence[State] = (),
 ) -> Drawing:
     """The graph with the legend below it, which may be so wide, without a page around them."""
     placed = layout(graph, fold)
     around = Around(outlines, placed.shown_by)
     marks = Signs(signs, placed.shown_by)
     width = max(placed.width, least_width)
-    entries = [*_outline_entries(around), *_sign_entries(marks), *_legend_entries(graph, placed)]
+    entries = [*state_entries(states), *_outline_entries(around), *_sign_entries(marks)]
+    entries += _legend_entries(graph, placed)
     legend, legend_height = _legend(entries, width)
     elements = [
         *(_box(box) for box in placed.boxes),
@@ -111,6 +116,7 @@ def draw_graph(
         *_tasks(graph, placed.tasks),
         *(_pill(graph, pill) for pill in placed.pills),
         *(_stub(graph, stub) for stub in placed.stubs),
+        *draw_states(states, graph, placed),
         *_tags(around, placed),
         *_signs(marks, placed),
         f'<g transform="translate(0 {_number(placed.height + 16)})">',

@@ -28,6 +28,7 @@ _LIGHT = {
     "hue3": "#b4286f",
     "hue4": "#6c7a12",
     "hue5": "#0e7d96",
+    "accent": "#c23b10",
     "red": "#b3261e",
     "red-soft": "#fcecea",
 }
@@ -51,6 +52,7 @@ _DARK = {
     "hue3": "#ff7ab6",
     "hue4": "#c3cf52",
     "hue5": "#56c7de",
+    "accent": "#ff7f55",
     "red": "#ff8a80",
     "red-soft": "#3d2422",
 }
@@ -98,6 +100,11 @@ text{font-variant-numeric:tabular-nums}
 .th-sign .th-arc{fill:none;stroke:$ink;stroke-width:1.3;stroke-linecap:round}
 .th-sign .th-tip{fill:$ink}
 .th-sign .th-plus{fill:none;stroke:$bg;stroke-width:1.6}
+.th-state{pointer-events:none}
+.th-is-done{fill:$ink;fill-opacity:.14;stroke:none}
+.th-is-running{fill:$accent;fill-opacity:.22;stroke:$accent;stroke-width:2}
+.th-is-ready{fill:none;stroke:$accent;stroke-width:1.6}
+.th-bar{fill:$accent;stroke:none}
 .th-tag text{font-size:9px;font-weight:600;fill:$bg}
 """ + "".join(
     f".th-hue{hue} rect{{stroke:$hue{hue}}}\n"

@@ -36,6 +36,7 @@ from .document import Json, packed, title_of
 from .live import Live
 from .news import News
 from .page import save_page
+from .picture import save_picture
 from .played import Played
 from .prediction import Prediction
 from .still import Moment
@@ -376,6 +377,15 @@ class Deck(Played):
         """Writes the deck as it is now as one page that plays without a kernel or a network."""
         document = self._live.document
         return save_page(document.packed(), Path(path), document.content["title"])
+
+    def save_picture(self, path: str | Path) -> Path:
+        """Writes the graph as it stands now, what has run, runs next and is ready, as .svg or .png.
+
+        Raises:
+            ValueError: the file ends otherwise.
+            ModuleNotFoundError: PNG, and resvg-py is not installed.
+        """
+        return save_picture(self, path)
 
     def save_trace(self, path: str | Path) -> Path:
         """Writes what has run as a trace file, for `th.load` and `tapehead view`; see `Run.save`."""

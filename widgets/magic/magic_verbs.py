@@ -245,19 +245,22 @@ def _advise(told: Told) -> Advice:
 
 def _export(told: Told) -> Path:
     if len(told.text.split()) != 1:
-        raise UsageError("%tapehead export takes one file name, ending in .svg, .html or .json")
+        raise UsageError("%tapehead export takes one file name, ending in .svg, .png, .html or .json")
     deck, path = _deck(), Path(told.text).expanduser()
     save: dict[str, Callable[[Path], Path]] = {
         ".html": deck.save_html,
         ".json": deck.save_trace,
-        ".svg": deck.graph.save_svg,
+        ".svg": deck.save_picture,
+        ".png": deck.save_picture,
     }
     if path.suffix not in save:
-        raise UsageError(f"{path.name}: %tapehead export writes .svg, .html and .json files")
+        raise UsageError(f"{path.name}: %tapehead export writes .svg, .png, .html and .json files")
     try:
         return save[path.suffix](path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
+    except ModuleNotFoundError as error:
+        raise UsageError(str(error)) from None
 
 
 VERBS: dict[str, Callable[[Told], Any]] = {

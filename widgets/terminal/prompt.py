@@ -16,6 +16,7 @@ from ...engine.sessions.verbs import Verbs
 from ...engine.stops.stopped import Stop
 from ...engine.words.phrases import counted
 from ...inspector.graph.graph import Task
+from ..deck.picture import save_picture
 from ..deck.typed_tasks import is_typed_task, run_of, told, typed_task
 from . import prompt_tables as tables
 from .prompt_completion import offered, whole
@@ -449,16 +450,17 @@ class Prompt(Cmd):
     # Ending
 
     def do_save(self, arg: str) -> None:
-        """save FILE: what has run as a trace (.json) or as a page that plays it (.html), or the graph (.svg)"""
+        """save FILE: what has run as a trace (.json) or a page that plays it (.html), or the graph (.svg, .png)"""
         path = Path(_something(arg, "save FILE")).expanduser()
         session = self.session
         save: dict[str, Callable[[Path], Path]] = {
             ".json": lambda path: session.result().save(path),
             ".html": lambda path: session.result().save_html(path),
-            ".svg": lambda path: session.graph.save_svg(path),
+            ".svg": lambda path: save_picture(session, path),
+            ".png": lambda path: save_picture(session, path),
         }
         if path.suffix not in save:
-            raise ValueError(f"save writes .json, .html and .svg, and can't tell what {arg} is to be")
+            raise ValueError(f"save writes .json, .html, .svg and .png, and can't tell what {arg} is to be")
         say(f"saved in {save[path.suffix](path)}")
 
     def do_close(self, arg: str) -> bool:

@@ -138,8 +138,9 @@ def _expressions(word: str, names: Callable[[], dict[str, Any]]) -> list[str]:
 
 def _files(word: str) -> list[str]:
     found = [f"{path}/" if Path(path).is_dir() else path for path in glob(f"{word}*")]
-    named = [f"{word}{ending}" for ending in (".json", ".html", ".svg")] if word and "." not in Path(word).name else []
-    return sorted(found) + named
+    if not word or "." in Path(word).name:
+        return sorted(found)
+    return [*sorted(found), *(f"{word}{ending}" for ending in (".json", ".html", ".svg", ".png"))]
 
 
 def _in_order(word: str) -> tuple[object, ...]:

@@ -287,7 +287,7 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
         ("%tapehead advise", "%tapehead advise takes a function that makes the loss"),
         ("%tapehead advise nowhere", "'nowhere' raised NameError: name 'nowhere' is not defined"),
         ("%tapehead advise model(x).sum()", "make_loss is a Tensor; expected a function"),
-        ("%tapehead export", "%tapehead export takes one file name, ending in .svg, .html or .json"),
+        ("%tapehead export", "%tapehead export takes one file name, ending in .svg, .png, .html or .json"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(fresh: Kernel, line: str, said: str) -> None:
@@ -429,15 +429,17 @@ def test_a_tensor_named_as_a_verb_is_a_loss(fresh: Kernel) -> None:
     assert fresh.value("latest_deck().status") == "finished"
 
 
-def test_export_writes_three_kinds_of_files(fresh: Kernel, tmp_path: Path) -> None:
+def test_export_writes_four_kinds_of_files(fresh: Kernel, tmp_path: Path) -> None:
     fresh.run("%tapehead model(x).sum()")
     fresh.run("%tapehead run")
-    for name in ("a.svg", "a.html", "a.json"):
+    for name in ("a.svg", "a.png", "a.html", "a.json"):
         assert name in fresh.run(f"%tapehead export {tmp_path / name}").results[0]["text/plain"]
-    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn.startswith("<svg") and drawn.count('data-state="done"') == 10 and 'data-state="running"' not in drawn
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "tapehead" in (tmp_path / "a.html").read_text()
     assert len(th.load(tmp_path / "a.json").order) == 10
-    assert ".svg, .html and .json files" in fresh.run("%tapehead export a.pdf").printed
+    assert ".svg, .png, .html and .json files" in fresh.run("%tapehead export a.pdf").printed
     missing = fresh.run(f"%tapehead export {tmp_path / 'none' / 'a.html'}")
     assert missing.printed == f"UsageError: {tmp_path / 'none' / 'a.html'}: No such file or directory\n"
 

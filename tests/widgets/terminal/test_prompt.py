@@ -455,7 +455,7 @@ def test_enter_repeats_a_step_and_never_a_change(model: Model, talk: Talk) -> No
 
 def test_what_it_does_not_understand_gets_one_line(model: Model, talk: Talk) -> None:
     session = th.debug(loss_of(model))
-    lines = ["stpe", "model", "back x", "until", "delete", "find", "print", "save", "save deck.png", "branch x"]
+    lines = ["stpe", "model", "back x", "until", "delete", "find", "print", "save", "save deck.gif", "branch x"]
     lines += [f"{command} 5" for command in TAKES_NOTHING]
     for line, answer in zip(lines, talk(session, *lines), strict=False):
         assert answer.startswith("*** ") and answer.count("\n") == 1, line
@@ -480,11 +480,13 @@ def test_each_command_has_its_help_and_is_listed(model: Model, talk: Talk) -> No
 
 def test_what_ran_is_saved_as_a_trace_a_page_and_a_picture(model: Model, talk: Talk, tmp_path: Path) -> None:
     session = th.debug(loss_of(model))
-    names = [tmp_path / f"run{ending}" for ending in (".json", ".html", ".svg")]
+    names = [tmp_path / f"run{ending}" for ending in (".json", ".html", ".svg", ".png")]
     talk(session, "s 3", *(f"save {name}" for name in names))
     assert th.load(names[0]).order == tuple(session.order)
     assert "<html" in names[1].read_text(encoding="utf-8")
-    assert names[2].read_text(encoding="utf-8").startswith("<svg")
+    drawn = names[2].read_text(encoding="utf-8")
+    assert drawn.startswith("<svg") and drawn.count('data-state="done"') == 3 and 'data-state="running"' in drawn
+    assert names[3].read_bytes().startswith(b"\x89PNG")
 
 
 def test_names_of_the_users_are_shown_as_they_are(talk: Talk) -> None:
@@ -636,7 +638,7 @@ def test_tab_offers_what_can_stand_there(model: Model, tmp_path: Path, monkeypat
     assert offers(session, "info st") == ["stops "]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    assert offers(session, "save ru") == ["runs/", "ru.json", "ru.html", "ru.svg"]
+    assert offers(session, "save ru") == ["runs/", "ru.json", "ru.html", "ru.svg", "ru.png"]
     prompt = Prompt(Names(None))
     assert prompt.completenames("st") == ["step", "step_out", "step_over", "stop", "stops"]
     assert prompt.complete_help("wat") == ["watch "]
