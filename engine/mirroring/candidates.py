@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 from .footprint import Mirrored, MirroredMemory
+
+
+class PeakAndTime(Protocol):
+    """What a choice comes to, as far as a goal is concerned."""
+
+    @property
+    def peak_bytes(self) -> int: ...
+
+    @property
+    def replay_ns(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +34,14 @@ class Goal:
     peak_bytes: int | None = None
     products: bool = True
 
-    def rank(self, found: Mirrored) -> tuple[float, float, float]:
+    def rank(self, found: PeakAndTime) -> tuple[float, float, float]:
         """The lower, the better: too much time, too high a peak, and then what is wanted least of."""
         late = max(0.0, found.replay_ns - self.replay_ns)
         if self.peak_bytes is None:
             return late, found.peak_bytes, found.replay_ns
         return late, max(0, found.peak_bytes - self.peak_bytes), found.replay_ns
 
-    def met(self, found: Mirrored) -> bool:
+    def met(self, found: PeakAndTime) -> bool:
         """Whether it takes no more time, and no more memory, than is allowed."""
         return found.replay_ns <= self.replay_ns and (self.peak_bytes is None or found.peak_bytes <= self.peak_bytes)
 
@@ -75,6 +86,10 @@ class Candidates:
     def kept(self) -> list[int]:
         """Those that nodes keep."""
         return [number for number, may in enumerate(self.may_drop) if may and self.memory.places[number]]
+
+    def lowest_peak_bytes(self) -> int:
+        """No choice has a lower peak: as if all that may be dropped were never there, and nothing replayed."""
+        return self.memory.without([number for number, may in enumerate(self.may_drop) if may])
 
     def with_makers(self, number: int, dropped: Collection[int] = (), stop_at_products: bool = False) -> set[int]:
         """A storage, with all that its replay needs, is not kept by a node, and can be replayed, too.

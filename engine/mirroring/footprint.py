@@ -97,6 +97,19 @@ class MirroredMemory:
         kept = sum(each.nbytes for number, each in enumerate(storages) if self.places[number] and number not in dropped)
         return kept + sum(storages[number].nbytes for number in self.newly_kept(dropped))
 
+    def without(self, numbers: Iterable[int]) -> int:
+        """The peak if these storages had never been: lower than any that dropping some of them comes to."""
+        gone: dict[int, int] = {}  # by the place that frees them
+        for number in numbers:
+            if self._freed_at[number] >= 0:
+                place = self._place_freed[number]
+                gone[place] = gone.get(place, 0) + self.storages[number].nbytes
+        highest, below = self._end, 0
+        for place in reversed(range(len(self._plain_peaks))):
+            below += gone.get(place, 0)
+            highest = max(highest, self._plain_peaks[place] - below)
+        return max(highest, self._levels[self.plain.starts[0]] - sum(gone.values()))
+
     def mirrored(self, dropped: Iterable[int]) -> Mirrored:
         """What the backward is like if these are dropped. O(tasks + what is dropped, with what its replays need)."""
         run = _Run(self, self.reached(dropped))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Literal
@@ -32,6 +32,7 @@ from .left_alone import WORTH_IT, fused_kernels, mostly_fused, not_worth_it
 from .plan import MirrorPlan, MirrorPrediction
 from .planned_mirror import PlannedMirror
 from .planners import SOLVERS
+from .progress_line import Progress, progress_shown
 from .runs import Extra, Runs
 from .wanted import Budget, Wanted, expect_seconds
 
@@ -51,7 +52,7 @@ def plan_mirror(
     seconds: float = 5.0,
     policy: str | Policy = "heap",
     repetitions: int = 3,
-    progress: Callable[[FoundDrops], object] | None = None,
+    progress: Progress | bool | None = None,
     model: nn.Module | None = None,
 ) -> PlannedMirror:
     """Plans which saved tensors a forward lets go of, to make them again in the backward: `with th.mirror(plan):`.
@@ -83,7 +84,8 @@ def plan_mirror(
         policy: in whose order the backward runs. "auto": the schedules are searched again for the mirrored backward,
             and `plan.policy` runs the best, if that is better than PyTorch's own.
         repetitions: how often forward and step are timed; the shortest times count.
-        progress: is told now and then what has been found.
+        progress: is told now and then what has been found. True: a line on stderr says so; None: only where that is a
+            terminal or a notebook's; False: nothing does.
         model: names modules and parameters after this module, where the forward calls parts of it and never itself;
             several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
             called.
@@ -100,19 +102,19 @@ def plan_mirror(
     expect_model(model)
     asked = Wanted.of(budget, overhead)
     expect_choice(solver, tuple(SOLVERS), "solver")
-    if progress is not None:
-        expect_callable(progress, 1, "progress", "a function that is told what has been found")
+    if progress is not None and not isinstance(progress, bool):
+        expect_callable(progress, 1, "progress", "a function that is told what has been found, True, False or None")
     expect_seconds(seconds)
     chosen = None if policy == "auto" else find_policy(policy)
     if chosen is not None and is_dynamic(chosen):
         raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")
-    with nothing_reduced(), nothing_sharded("th.plan_mirror"), AsFound() as world:
+    with nothing_reduced(), nothing_sharded("th.plan_mirror"), progress_shown(progress) as told, AsFound() as world:
         made = world.watch(make_loss)
         if isinstance(made, Tensor) and is_fake(made):
-            return _planned(FakeRuns(make_loss, world, model), asked, solver, float(seconds), chosen, progress)
+            return _planned(FakeRuns(make_loss, world, model), asked, solver, float(seconds), chosen, told)
         runs = Runs(make_loss, repetitions, world, model)
         try:
-            return _planned(runs, asked, solver, float(seconds), chosen, progress)
+            return _planned(runs, asked, solver, float(seconds), chosen, told)
         finally:
             runs.put_back()
 
@@ -120,7 +122,7 @@ def plan_mirror(
 keep_compiler_out(plan_mirror)
 
 
-_Progress = Callable[[FoundDrops], object] | None
+_Progress = Progress | None
 _AnyRuns = Runs | FakeRuns
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import exp, inf, log
 from time import perf_counter
+from typing import NamedTuple
 
 from ...inspector.graph.collector import collector_paused
 from .candidates import Candidates, FoundDrops, Goal
@@ -47,6 +48,12 @@ _TIME_PRICE = 5.0
 _FIRST_ROUND, _LONGER = 500, 1.3
 """Moves until the search starts again from the best, and by what factor each round is longer than the last: short
 rounds find what is near, long ones what is not."""
+
+_NEW_SHARE = 0.02
+"""Of a round's moves: where fewer lead to a choice that was not judged before, all that is near has been looked at."""
+
+_MOST_KNOWN = 100_000
+"""Choices that are known again: some 30 MB of a graph with a hundred storages that may be dropped."""
 
 _WARMEST, _COLDEST = 0.02, 0.0005
 """The temperatures of a round's start and end, in plain peaks: a choice worse by so much is taken with probability 1/e
@@ -153,14 +160,16 @@ def search(
 
     A move is of one storage, with what has to be replayed for it, or of all that are made in the same way (the layers
     of a stack); if it takes too much time, others are kept again. Where a peak is wanted, each choice that reaches it
-    has to take less time than the one before. Ctrl-C ends it with the best choice so far.
+    has to take less time than the one before. A choice is simulated once, however often moves lead to it. It ends early
+    where no choice at all could lower the peak, or a whole round finds next to none that is new. Ctrl-C ends it with
+    the best choice so far.
 
     Args:
         memory: the backward.
         goal: what is wanted.
         start: what to begin with if it is better than what `greedy` finds.
         seconds: how long at most.
-        evaluations: how many choices at most; what is found then depends on `seed` alone, given enough seconds.
+        evaluations: how many moves at most; what is found then depends on `seed` alone, given enough seconds.
         progress: is told what has been found, now and then.
         seed: of the random numbers.
     """
@@ -172,7 +181,7 @@ def search(
     interrupted = False
     try:
         with collector_paused():
-            while searching.moves and (evaluations is None or searching.tried < evaluations):
+            while not searching.done and (evaluations is None or searching.tried < evaluations):
                 searching.try_move()
                 if not searching.tried & 15:
                     now = perf_counter()
@@ -184,6 +193,15 @@ def search(
     except KeyboardInterrupt:
         interrupted = True
     return searching.found(perf_counter() - began, interrupted)
+
+
+class _Known(NamedTuple):
+    """What the search goes by of a choice that it has simulated."""
+
+    soft_peak: float
+    peak_bytes: int
+    replay_ns: float
+    peak_place: int
 
 
 class _Search:
@@ -207,25 +225,30 @@ class _Search:
             self._alike.setdefault(storages[number].kind, []).append(number)
         self._every_ns = sum(storages[number].replay_ns for number in self.moves)
         self.tried = 0
+        self._judged = 0  # choices that were simulated
+        self._known: dict[frozenset[int], _Known] = {}
         self._best = frozenset(memory.reached(start))
         self._best_is = memory.mirrored(self._best)
+        self.done = not self.moves or (not self._best and self._best_is.peak_bytes <= candidates.lowest_peak_bytes())
         self._round: float = _FIRST_ROUND
         self._new_round()
 
     def found(self, seconds: float, interrupted: bool = False) -> FoundDrops:
-        return FoundDrops(self._best, self._best_is, self.tried, seconds, interrupted)
+        return FoundDrops(self._best, self._best_is, self._judged, seconds, interrupted)
 
     def _new_round(self) -> None:
-        self._dropped, self._now = self._best, self._best_is
+        self._dropped = self._best
+        self._now = self._known[self._best] = self._judge(self._best_is)
+        self._judged_before = self._judged
         self._limit_ns = min(self._goal.replay_ns, self._every_ns)
         if self._goal.peak_bytes is not None and self._goal.met(self._best_is):
             self._limit_ns = self._best_is.replay_ns * _FASTER
-        self._energy = self._judge(self._now)
+        self._energy = self._energy_of(self._now)
         self._round_starts, self._round_ends = self.tried, self.tried + int(self._round)
         self._round *= _LONGER
 
-    def _judge(self, found: Mirrored) -> float:
-        """What a choice costs: its soft peak as a share of the plain one; time that is too much counts more."""
+    def _judge(self, found: Mirrored) -> _Known:
+        """What a choice costs but for its time: its soft peak as a share of the plain one."""
         plain = self._memory.plain_peak_bytes
         peak, width = found.peak_bytes, plain * _PEAK_WIDTH
         if self._goal.peak_bytes is not None and peak <= self._goal.peak_bytes:
@@ -233,24 +256,41 @@ class _Search:
         else:
             least = peak - _WIDTHS_COUNTED * width
             soft = peak + width * log(1 + sum(exp((level - peak) / width) for level in found.peaks if level > least))
-        late = max(0.0, found.replay_ns - self._limit_ns)
-        return soft / plain + (_TIME_PRICE * late / max(self._limit_ns, _LEAST_LIMIT * self._every_ns) if late else 0.0)
+        return _Known(soft / plain, peak, found.replay_ns, found.peak_place)
+
+    def _energy_of(self, known: _Known) -> float:
+        """With the price of time that is too much."""
+        late = known.replay_ns - self._limit_ns
+        if late <= 0:
+            return known.soft_peak
+        return known.soft_peak + _TIME_PRICE * late / max(self._limit_ns, _LEAST_LIMIT * self._every_ns)
 
     def try_move(self) -> None:
         if self.tried >= self._round_ends:
+            if self._judged - self._judged_before < _NEW_SHARE * (self._round_ends - self._round_starts):
+                self.done = True
+                return
             self._new_round()
         self.tried += 1
         dropped = frozenset(self._memory.reached(self._moved()))
         if dropped == self._dropped:
             return
-        found = self._memory.mirrored(dropped)
-        energy = self._judge(found)
+        found = None
+        known = self._known.get(dropped)
+        if known is None:
+            self._judged += 1
+            found = self._memory.mirrored(dropped)
+            known = self._judge(found)
+            if len(self._known) < _MOST_KNOWN:
+                self._known[dropped] = known
+        energy = self._energy_of(known)
         share = (self.tried - self._round_starts) / (self._round_ends - self._round_starts)
         warmth = _WARMEST * (_COLDEST / _WARMEST) ** share
         if energy > self._energy and self._draw.random() >= exp((self._energy - energy) / warmth):
             return
-        self._dropped, self._now, self._energy = dropped, found, energy
-        if self._goal.rank(found) < self._goal.rank(self._best_is):
+        self._dropped, self._now, self._energy = dropped, known, energy
+        if self._goal.rank(known) < self._goal.rank(self._best_is):
+            found = found or self._memory.mirrored(dropped)
             self._best, self._best_is = dropped, found
             if self._goal.peak_bytes is not None and self._goal.met(found):
                 self._new_round()

@@ -326,7 +326,7 @@ def mirror_study(
     for mirrored, budget in asked:
         tell(f"{found.name}: planning for {mirrored}")
         with bench.as_before():
-            plan = plan_mirror(make_loss, budget, seconds=seconds)
+            plan = plan_mirror(make_loss, budget, seconds=seconds, progress=False)
         measure(_Way(mirrored, nullcontext, plan))
     for number, round_ in enumerate(turns(ways, repetitions)):
         for way in round_:

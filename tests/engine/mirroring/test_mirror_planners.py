@@ -190,3 +190,39 @@ def test_the_same_seed_finds_the_same() -> None:
     _, memory = memory_of(attention())
     goal = Goal(8.0 * ELEMENTWISE_NS)
     assert searched(memory, goal).dropped == searched(memory, goal).dropped
+
+
+def test_a_choice_that_moves_lead_to_again_is_not_simulated_again() -> None:
+    _, memory = memory_of(rnn())
+    simulated = []
+    mirrored = memory.mirrored
+    memory.mirrored = lambda dropped: simulated.append(frozenset(dropped)) or mirrored(dropped)  # type: ignore[method-assign, func-returns-value]
+    found = search(memory, Goal(replay_ns=10 * ELEMENTWISE_NS, products=False), seconds=60, evaluations=1_500)
+    assert found.evaluations < 400
+    again = len(simulated) - len(set(simulated))
+    assert again < 30  # those with which the search begins, and better ones
+
+
+def test_the_search_ends_where_no_choice_could_lower_the_peak() -> None:
+    weights = torch.randn(400, 400, requires_grad=True)
+    x = torch.randn(4, 400)
+
+    def make_loss() -> Tensor:
+        return torch.tanh(x @ weights).sum()
+
+    _, memory = memory_of(make_loss)
+    candidates = Candidates(memory)
+    assert any(candidates.may_drop)
+    assert candidates.lowest_peak_bytes() <= memory.plain_peak_bytes
+    found = search(memory, Goal(), seconds=60)  # no limit on moves
+    assert found.evaluations < 100 and found.seconds < 60
+
+
+def test_no_choice_has_a_lower_peak_than_the_lowest() -> None:
+    for make_loss in (rnn(), lambda: torch.tanh(torch.randn(8, 8, requires_grad=True) @ torch.randn(8, 8)).exp().sum()):
+        _, memory = memory_of(make_loss)
+        candidates = Candidates(memory)
+        lowest = candidates.lowest_peak_bytes()
+        numbers = candidates.kept()[:8]
+        for chosen in chain.from_iterable(combinations(numbers, count) for count in range(len(numbers) + 1)):
+            assert memory.mirrored(chosen).peak_bytes >= lowest

@@ -1,0 +1,54 @@
+"""How far the search is, told in one line, where somebody sees it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from tapehead.engine.mirroring import progress_line
+from tapehead.engine.mirroring.candidates import FoundDrops
+from tapehead.engine.mirroring.footprint import Mirrored
+from tapehead.engine.mirroring.progress_line import progress_shown
+
+FOUND = FoundDrops(frozenset({1}), Mirrored(3 * 2**20, 0, 0.0, []), 1_234, 2.0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_line, "_AFTER_S", 0.0)
+
+
+def test_on_a_terminal_a_line_says_what_was_found_and_goes_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    with progress_shown(None) as told:
+        assert told is not None
+        told(FOUND)
+        assert "1,234 choices, lowest peak 3.0 MiB" in stream.getvalue()
+    assert "\n" not in stream.getvalue()
+    assert stream.getvalue().rpartition("s")[2].strip() == ""
+
+
+@pytest.mark.parametrize("asked", [None, False])
+def test_in_a_file_nothing_is_written(asked: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO() if asked is None else Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    with progress_shown(asked) as told:
+        assert told is None
+    assert stream.getvalue() == ""
+
+
+def test_who_asks_is_told_and_no_line_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    heard: list[FoundDrops] = []
+    with progress_shown(heard.append) as told:
+        assert told is not None
+        told(FOUND)
+    assert heard == [FOUND] and stream.getvalue() == ""
