@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.ranks import longest_ways
 from ...inspector.shown import Theme, drawn, text_of
+from ..queue.device_queues import devices_in_order
 from ..words.findings import ShownAsFindings, findings_rich, findings_text
 from ..words.phrases import counted
 from ..words.sizes import share_text
@@ -100,6 +101,20 @@ class Gantt:
         guessed = ", estimated" if self.estimated else ""
         devices = counted(len(self.rows), "device")
         return f"<Gantt of {counted(len(self.order), 'task')} on {devices} under {self.policy}: {self._span}{guessed}>"
+
+    @staticmethod
+    def of(graph: Graph, policy: str, order: Sequence[int], start_ns: Sequence[int], end_ns: Sequence[int]) -> Gantt:
+        """What was measured: by place in `order` when each task started, and when it ended."""
+        rows: dict[str, list[Bar]] = {name: [] for name in devices_in_order([str(each) for each in graph.devices])}
+        ended: dict[int, int] = {}
+        for task, start, end in zip(order, start_ns, end_ns, strict=True):
+            before = [edge.task for edge in graph.in_edges[task] if edge.task in ended]
+            after = max(before, key=ended.__getitem__, default=None)
+            ready = 0 if after is None else min(ended[after], start)
+            rows[str(graph.tasks[task].device)].append(Bar(task, ready, start, end, after))
+            ended[task] = end
+        done = {name: tuple(sorted(row, key=attrgetter("start_ns"))) for name, row in rows.items()}
+        return Gantt(graph, policy, tuple(order), done, False)
 
     @property
     def _span(self) -> str:
@@ -206,6 +221,18 @@ class Gantt:
         """The time in which a device stood still longest because of a queue's order; None if that is hardly any."""
         idle = max((idle for row in self.idle.values() for idle in row), key=attrgetter("waited_ns"), default=None)
         return None if idle is None or idle.waited_ns <= _HARDLY * self.makespan_ns else idle
+
+    @property
+    def starved_text(self) -> str:
+        """`stands still 6.42 ms: ToCopy waits 6.22 ms behind 96 tasks of cpu`, of the device of `starved`; "" if there
+        is no such time."""
+        idle = self.starved
+        if idle is None or idle.blocker is None:
+            return ""
+        blocker = self.graph.tasks[idle.blocker].short_name
+        passed, queue = counted(self.passed_by(idle.blocker), "task"), self.device_of[idle.blocker]
+        waits = f"{blocker} waits {time_text(idle.waited_ns)} behind {passed} of {queue}"
+        return f"stands still {time_text(idle.elapsed_ns)}: {waits}"
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -333,3 +333,23 @@ def test_on_cpu_and_cuda_heap_and_dfs_really_end_after_bfs() -> None:
     assert fastest["bfs"] < fastest["heap"] and fastest["bfs"] < fastest["dfs"]
     report = th.makespan(run.graph, policies=POLICIES, durations=run)
     assert report["bfs"].makespan_ns < min(report["heap"].makespan_ns, report["dfs"].makespan_ns)
+
+
+def test_a_device_that_stands_still_for_an_order_says_behind_what() -> None:
+    graph = two_devices()
+    assert makespan(graph, "bfs", None, {"far": "cuda:0"}).starved_text == ""
+    simulated = makespan(graph, "heap", None, {"far": "cuda:0"})
+    idle = simulated.starved
+    said = f"stands still {time_text(idle.elapsed_ns)}: ToCopy waits {time_text(idle.waited_ns)} behind "
+    assert simulated.starved_text == f"{said}{simulated.passed_by(idle.blocker)} tasks of cpu"
+
+
+def test_times_of_a_run_give_the_bars_of_the_simulation_from_which_they_are(accelerators: object) -> None:
+    _, make_loss = WORKLOADS["two_devices"].build(device=str(accelerators[0]))
+    graph = th.graph(make_loss())
+    simulated = makespan(graph, "heap")
+    bars = [simulated.bars[task] for task in simulated.order]
+    starts, ends = [bar.start_ns for bar in bars], [bar.end_ns for bar in bars]
+    measured = Gantt.of(graph, "heap", simulated.order, starts, ends)
+    assert measured.rows == simulated.rows
+    assert measured.starved == simulated.starved and measured.starved_text == simulated.starved_text != ""
