@@ -104,6 +104,7 @@ class Live:
             self.plan = self._planned()
             self.document = Document(self.graph, title, self.engine, mirrored)
             self.document.content["keeps_graph"] = retain_graph
+            self.document.content["queues"] = session.queues
             self.document.content["schedules"] = [self._own_schedule(), *(self._others() if self.is_small else ())]
             if self.is_small:  # before a task runs: then its factors are gone
                 with suppress(Exception):  # who asks for them is told why there are none

@@ -69,6 +69,7 @@ def run_document(
     content["keeps_graph"] = graph.is_tape  # whose nodes keep what they need
     if run.trace is not None:
         content["records"] = document.records(run.trace, range(len(run.trace)))
+        content["queues"] = "per device" if len(set(run.trace.columns.thread)) > 1 else "one"
     return document
 
 

@@ -95,6 +95,7 @@ export type Command =
   | { kind: "watch"; condition: string }
   | { kind: "edit"; how: "zero" | "scale" | "clip" | "restore"; value: number | null }
   | { kind: "check"; task: number }
+  | { kind: "step"; device: string }
   | { kind: "step_over" | "step_out" | "groups" | "predict" };
 
 /** What runs a live session: the kernel, or nobody in a saved page. */

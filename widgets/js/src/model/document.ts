@@ -12,6 +12,8 @@ export interface DeckDocument {
   /** What was run: the model's class, or a file's name. */
   title: string;
   engine: "direct" | "native";
+  /** Whether all devices share one ready queue, or each has its own; missing: one. */
+  queues?: "one" | "per device";
   /** Whether tasks keep their saved tensors when they have run: `retain_graph`, `create_graph`, a tape. */
   keeps_graph: boolean;
   /** Whether the forward's inputs were kept, without which derivatives can't be checked. */

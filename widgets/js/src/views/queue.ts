@@ -1,54 +1,55 @@
-/** The running task, why it was picked, and who is next, in the order in which they will run. */
+/** The ready queues: one, or one for each device. */
 
 import { el } from "../dom.ts";
+import { devicesWithQueues, deviceName } from "../model/queues.ts";
 import { waitingBytes } from "../model/waiting.ts";
 import { hasMoved, type Store } from "../store.ts";
 import { grouped, size } from "../text.ts";
-import type { MakeView } from "../view.ts";
-import { icon } from "./icons.ts";
+import type { MakeView, Stage } from "../view.ts";
 import { paced } from "./paced.ts";
-import { makeRunOn } from "./run_on.ts";
+import styles from "./queue.css";
 import { QueueHeight } from "./queue_height.ts";
-import { QueueList } from "./queue_list.ts";
-import { showRunning } from "./queue_running.ts";
+import { canSteer, OneOfSeveral, OneQueue } from "./queue_section.ts";
+import { makeRunOn } from "./run_on.ts";
+import { SideTabs } from "./side_tabs.ts";
+
+/** From so many devices on each has one line, but for the one that is open. */
+const MANY = 4;
+
+/** What is below the head. */
+interface Queues {
+  elements: HTMLElement[];
+  show(): void;
+  mark(): void;
+  /** The words in the head. */
+  readonly sum: string;
+  /** How high it wants to be; 0 where that is not known, or it takes what there is. */
+  readonly height: number;
+}
 
 export const makeQueue: MakeView = (stage, parent) => {
   const { store } = stage;
-  const devices = [...new Set(store.document.tasks.device)].map((device) => store.graph.text(device));
+  const devices = devicesWithQueues(store.replay);
+  const queues = devices.length ? several(stage, devices) : one(stage);
+  const title = devices.length ? "Ready queues" : "Ready queue";
   const sub = el("span", { class: "sub" });
-  const now = el("button", { class: "now", title: "Look at the running task" });
-  const reason = el("span");
-  const header = el("div", { class: "qh" }, ...["next, in this order", "waits", "runs"].map((title) => el("span", {}, title)));
+  const tabs = devices.length ? new SideTabs(parent, [title, "Task"]) : null;
   const runOnPlace = el("div");
   const runOn = makeRunOn(stage, runOnPlace);
-  const list = new QueueList(stage, now, devices.length > 1);
-  const view = el(
-    "section",
-    { class: "queue", "aria-label": "ready queue" },
-    el("div", { class: "head" }, el("h3", {}, "Ready queue"), sub),
-    runOnPlace,
-    now,
-    el("div", { class: "why" }, icon("why", 14), reason),
-    header,
-    list.element,
-  );
+  const head = el("div", { class: "head" }, el("h3", {}, title), ...(tabs ? [tabs.element] : []), sub);
+  const view = el("section", { class: "queue", "aria-label": title.toLowerCase() }, el("style", {}, styles), head, runOnPlace);
+  view.classList.toggle("several", devices.length > 0);
+  view.append(...queues.elements);
   parent.append(view);
-  now.addEventListener("click", () => store.update({ selected: null }));
-
   const height = new QueueHeight(stage, parent);
 
   const slow = paced(stage, (changed) => {
-    if (changed.has("hoveredTask")) list.mark(store.state.hoveredTask);
+    if (changed.has("hoveredTask")) queues.mark();
     if (!hasMoved(changed) && !changed.has("selected") && !changed.has("marks")) return;
-    const { state, replay } = store;
-    const ready = grouped(Math.max(0, replay.queueLengths[state.t] - 1));
-    sub.textContent = `${ready} ready · ${size(waitingBytes(replay)[state.t])} in the queue · ${devices.join(", ")}`;
-    sub.title = sub.textContent;
-    reason.textContent = replay.reason(state.t);
     view.classList.toggle("steerable", canSteer(store));
-    showRunning(now, store);
-    list.show();
-    height.fit(header.offsetTop + header.offsetHeight, changed.has("tab"));
+    queues.show();
+    sub.textContent = sub.title = queues.sum;
+    height.fit(queues.height, changed.has("tab"));
   });
   return {
     ...slow,
@@ -58,13 +59,59 @@ export const makeQueue: MakeView = (stage, parent) => {
     },
     dispose() {
       height.dispose();
+      tabs?.dispose();
       view.remove();
     },
   };
 };
 
-/** Whether any ready task may be run next, by hand. */
-function canSteer(store: Store): boolean {
-  const { state, document } = store;
-  return store.isLive && document.engine === "direct" && state.status === "stopped" && state.t === state.front;
+function one(stage: Stage): Queues {
+  const { store } = stage;
+  const section = new OneQueue(stage);
+  return {
+    elements: [section.element],
+    show: () => section.show(),
+    mark: () => section.mark(),
+    get sum() {
+      return `${readyWords(store)} · ${size(waitingBytes(store.replay)[store.state.t])} wait`;
+    },
+    get height() {
+      return section.height;
+    },
+  };
+}
+
+function readyWords({ replay, state }: Store): string {
+  return `${grouped(Math.max(0, replay.queueLengths[state.t] - 1))} ready`;
+}
+
+function several(stage: Stage, devices: readonly number[]): Queues {
+  const { store } = stage;
+  let opened: number | null = null;
+  const sections = devices.map((device) => {
+    const open = () => {
+      opened = opened === device ? null : device;
+      show();
+    };
+    return new OneOfSeveral(stage, device, deviceName(store.graph, device), open);
+  });
+  let sum = "";
+  const show = () => {
+    const queues = sections.map((section) => section.look());
+    const first = queues.find(({ running }) => running >= 0)?.device ?? devices[0];
+    sections.forEach((section, at) => {
+      const others = queues.filter((_, other) => other !== at);
+      section.show(queues[at], others, devices.length < MANY || (opened ?? first) === section.device);
+    });
+    sum = devices.length < MANY ? queues.map(({ name, count }) => `${name} ${grouped(count)}`).join(" · ") : readyWords(store);
+  };
+  return {
+    elements: sections.map(({ element }) => element),
+    show,
+    mark: () => sections.forEach((section) => section.mark()),
+    get sum() {
+      return sum;
+    },
+    height: 0,
+  };
 }

@@ -8,12 +8,13 @@ import { arrive, fly, type Place, placeIn, slide } from "./queue_motion.ts";
 import { QueueRow, ROW_HEIGHT } from "./queue_row.ts";
 import { grouped } from "../text.ts";
 
-/** So many rows are shown. */
-const MOST = 60;
 /** Changes that come faster don't slide, milliseconds: the reader scrubs, or holds a key. */
 const UNHURRIED = 100;
 /** Over more tasks than that nothing slides: too much has changed to be followed. */
 const NEAR = 3;
+
+/** A task, and its place in its queue. */
+export type Ready = readonly [task: number, index: number];
 
 export class QueueList {
   readonly element = el("ol", { class: "list", "aria-label": "ready tasks, in the order in which they run" });
@@ -26,7 +27,6 @@ export class QueueList {
   constructor(
     private readonly stage: Stage,
     private readonly target: HTMLElement,
-    private readonly withDevices: boolean,
   ) {
     this.store = stage.store;
     this.element.addEventListener("keydown", (event) => this.walk(event));
@@ -35,19 +35,20 @@ export class QueueList {
     this.element.addEventListener("pointerleave", () => this.hover(null));
   }
 
-  show(): void {
-    const { replay, state, running } = this.store;
-    const queue = replay.queue(state.t, MOST);
+  /** Shows these tasks; `more` are ready, too. */
+  show(queue: readonly Ready[], more: number): void {
+    const { state, running } = this.store;
     const moves = this.canMove();
     const hadFocus = this.focused !== undefined;
     const leaving = moves ? this.rows.get(running)?.element : undefined;
     const from: Place | undefined = leaving && placeIn(leaving, this.target.offsetParent);
-    this.removeAllBut(new Set(queue));
-    queue.forEach((task, index) => this.showRow(task, index, moves));
-    this.showEnd(Math.max(0, replay.queueLengths[state.t] - 1) - queue.length, queue.length);
+    this.removeAllBut(new Set(queue.map(([task]) => task)));
+    queue.forEach(([task, index], at) => this.showRow(task, index, at, moves));
+    this.showEnd(more, queue.length);
     if (leaving && from) fly(leaving, from, this.target);
-    if (hadFocus && !this.focused) this.refocus(queue[0]);
-    this.rove(queue[0]);
+    const first = queue[0]?.[0];
+    if (hadFocus && !this.focused) this.refocus(first);
+    this.rove(first);
     this.last = { t: state.t, tab: state.tab, at: performance.now() };
   }
 
@@ -76,17 +77,18 @@ export class QueueList {
     }
   }
 
-  private showRow(task: number, index: number, moves: boolean): void {
+  /** `at`: its place among the rows that are shown. */
+  private showRow(task: number, index: number, at: number, moves: boolean): void {
     let row = this.rows.get(task);
-    const before = row?.index;
-    if (!row) this.rows.set(task, (row = new QueueRow(this.store, task, this.withDevices)));
-    row.show(index, this.store.state.selected === task);
+    const before = row?.at;
+    if (!row) this.rows.set(task, (row = new QueueRow(this.store, task)));
+    row.show(index, at, this.store.state.selected === task);
     const { element } = row;
-    const there = this.element.children[index] ?? null;
+    const there = this.element.children[at] ?? null;
     if (there !== element) this.element.insertBefore(element, there);
-    if (!moves || index * ROW_HEIGHT > this.element.scrollTop + this.element.clientHeight) return;
+    if (!moves || at * ROW_HEIGHT > this.element.scrollTop + this.element.clientHeight) return;
     if (before === undefined) arrive(element);
-    else if (before !== index) slide(element, (before - index) * ROW_HEIGHT);
+    else if (before !== at) slide(element, (before - at) * ROW_HEIGHT);
   }
 
   private showEnd(more: number, shown: number): void {
@@ -114,8 +116,8 @@ export class QueueList {
     if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     event.stopPropagation();
-    const index = (this.focused?.index ?? -1) + step;
-    const next = [...this.rows.values()].find((row) => row.index === index);
+    const at = (this.focused?.at ?? -1) + step;
+    const next = [...this.rows.values()].find((row) => row.at === at);
     if (!next) return;
     next.focus();
     next.element.scrollIntoView({ block: "nearest" });

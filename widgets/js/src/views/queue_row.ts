@@ -2,16 +2,19 @@
 
 import { el } from "../dom.ts";
 import { replays } from "../model/mirroring.ts";
+import type { DeckGraph } from "../model/graph.ts";
 import type { Store } from "../store.ts";
 import { size } from "../text.ts";
 import { icon } from "./icons.ts";
 
 /** As in the style sheet, pixels. */
-export const ROW_HEIGHT = 28;
+export const ROW_HEIGHT = 24;
 
 export class QueueRow {
   readonly element: HTMLLIElement;
-  index = -1;
+  /** Its place among the rows that are shown. */
+  at = -1;
+  private index = -1;
   private readonly place = el("span", { class: "p" });
   private readonly key = el("span", { class: "k" });
   private readonly mark = el("span", { class: "bp", title: "breakpoint" }, icon("octagon", 10));
@@ -21,14 +24,9 @@ export class QueueRow {
   constructor(
     private readonly store: Store,
     private readonly task: number,
-    withDevice: boolean,
   ) {
-    const { graph, document } = store;
-    const leaf = graph.leaf[task] === 1;
-    const places = [leaf ? graph.name(task) : graph.place(task)];
-    if (withDevice) places.push(graph.text(document.tasks.device[task]));
-    const title = leaf ? graph.parameter(task) || "leaf" : graph.titles[task];
-    const where = places.filter(Boolean).join(" · ");
+    const { graph } = store;
+    const [title, where] = titled(graph, task);
     const name = el("span", { class: "n" }, title.slice(0, 200), el("i", {}, where.slice(0, 200)), this.again);
     const bytes = el("span", { class: "b" }, size(graph.bufferBytes[task]));
     this.button = el(
@@ -44,7 +42,8 @@ export class QueueRow {
     this.element = el("li", { "data-task": String(task) }, this.button, pop);
   }
 
-  show(index: number, selected: boolean): void {
+  show(index: number, at: number, selected: boolean): void {
+    this.at = at;
     const key = this.store.replay.nth(this.task);
     if (this.key.textContent !== key) this.key.textContent = key;
     if (this.index !== index) this.place.textContent = String(index + 1);
@@ -67,6 +66,13 @@ export class QueueRow {
   focus(): void {
     this.button.focus({ preventScroll: true });
   }
+}
+
+/** What to call a task in a row, and where it is: `Transpose` of `blocks.3.attn`, `weight` of `blocks.3.fc`. */
+export function titled(graph: DeckGraph, task: number): [title: string, where: string] {
+  const parameter = graph.leaf[task] ? graph.parameter(task) : "";
+  if (parameter) return [graph.titles[task], parameter.slice(0, Math.max(0, parameter.lastIndexOf(".")))];
+  return [graph.titles[task], graph.module(task)];
 }
 
 /** Shows the octagon of a task that has a breakpoint. */

@@ -5,12 +5,14 @@ import { replays } from "../model/mirroring.ts";
 import type { Store } from "../store.ts";
 import { count, size } from "../text.ts";
 import { glyph, icon } from "./icons.ts";
+import { titled } from "./queue_row.ts";
 
 /** The page cuts names to the width that there is; this only spares it the longest. */
 const LONGEST = 300;
 
-export function showRunning(block: HTMLElement, store: Store): void {
-  const { replay, running, graph } = store;
+/** `running`: the task; -1 at the end. */
+export function showRunning(block: HTMLElement, store: Store, running: number): void {
+  const { replay, graph } = store;
   const { unreal } = store;
   block.classList.toggle("fin", unreal === "failed" || (running < 0 && !unreal));
   block.classList.toggle("planned", unreal === "planned" || unreal === "simulated");
@@ -21,9 +23,8 @@ export function showRunning(block: HTMLElement, store: Store): void {
     block.replaceChildren(first(glyph(unreal ? "waiting" : "done"), said, ""), second(sum, ""));
     return;
   }
-  const leaf = graph.leaf[running] === 1;
-  const name = leaf ? graph.parameter(running) || "leaf" : graph.name(running);
-  const where = leaf ? graph.name(running) : graph.place(running);
+  const [title, where] = titled(graph, running);
+  const name = graph.leaf[running] ? `AccumulateGrad ${title}` : title;
   const standing = [unreal, replays(replay, running), where].filter(Boolean).join(" · ");
   block.replaceChildren(
     first(unreal === "failed" ? icon("warning", 14) : glyph("running"), name, replay.nth(running)),

@@ -1,0 +1,133 @@
+"""The ready queues on the page: one, with what runs then; and one for each device, with what each waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Locator, Page, expect
+
+import tapehead as th
+from tapehead.engine.orders.schedule import schedule
+from tapehead.engine.workloads.workloads import workload
+from tapehead.widgets.deck.document import Document, schedule_content
+
+from .posed import PosedDeck
+
+pytestmark = pytest.mark.e2e
+
+
+def on_two_devices() -> th.Graph:
+    """PR #4746's (**), read as if the far chain had been on a GPU."""
+    with th.capture():
+        loss = workload("two_devices").build(near_layers=4, far_layers=3)[1]()
+    graph = th.graph(loss)
+
+    def moved(task: th.Task) -> th.Task:
+        far = (task.parameter or graph.module(task) or "").startswith("far")
+        inputs = tuple(replace(meta, device=torch.device("cuda:0")) for meta in task.inputs) if far else task.inputs
+        return replace(task, inputs=inputs)
+
+    return replace(graph, tasks=tuple(map(moved, graph.tasks)), nodes=())
+
+
+def document_of(graph: th.Graph, queues: str, position: int) -> Document:
+    document = Document(graph, "two devices", "direct")
+    document.content["queues"] = queues
+    document.content["position"] = position
+    for policy in ("heap", "bfs"):
+        order = schedule(graph, policy, queues=queues)
+        document.content["schedules"].append(schedule_content(graph, th.POLICIES[policy], order))
+    return document
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1420, "height": 900})
+    yield page
+    page.close()
+
+
+def posed(page: Page, path: Path, queues: str, position: int = 12, live: bool = True) -> tuple[PosedDeck, th.Graph]:
+    graph = on_two_devices()
+    document = document_of(graph, queues, position)
+    return PosedDeck(page, path / "posed.html", document.packed(), document.metas, is_live=live), graph
+
+
+def queue_of(deck: PosedDeck, device: str) -> Locator:
+    return deck.root.locator(f".queue [data-device='{device}']")
+
+
+def test_a_device_without_work_says_until_when_and_who_holds_it_up(page: Page, tmp_path: Path) -> None:
+    deck, graph = posed(page, tmp_path, "per device")
+    order = schedule(graph, "heap", queues="per device")
+    first = next(place for place, task in enumerate(order) if str(graph.tasks[task].device) == "cuda:0")
+    far = queue_of(deck, "cuda:0")
+    expect(far.locator(".still")).to_have_text(
+        f"stands stilluntil {first + 1}th, {graph.tasks[order[first]].short_name}"
+    )
+    near = queue_of(deck, "cpu")
+    expect(near.locator(".now:not(.still)")).to_contain_text("13th")
+    expect(near.locator(".why")).to_have_text("ToCopy, which alone lets cuda:0 start, waits behind tasks created later")
+    copy = near.locator("li", has_text="ToCopy")
+    expect(copy.locator(".k")).to_have_text(f"{first}th")
+    expect(deck.root.locator(".queue .head .sub")).to_contain_text("cuda:0 0")
+
+
+def test_under_bfs_both_devices_have_work_at_once(page: Page, tmp_path: Path) -> None:
+    deck, graph = posed(page, tmp_path, "per device")
+    deck.key("2")
+    expect(deck.root).to_have_attribute("data-policy", "bfs")
+    order = schedule(graph, "bfs", queues="per device")
+    devices = [str(graph.tasks[task].device) for task in order[:12]]
+    expect(queue_of(deck, "cuda:0").locator(".sub")).to_contain_text(f"{devices.count('cuda:0')} of ")
+    assert "cuda:0" in devices
+
+
+def test_a_devices_own_queue_is_stepped_by_its_button_and_by_a_key_in_it(page: Page, tmp_path: Path) -> None:
+    deck, _ = posed(page, tmp_path, "per device")
+    asked = "() => window.sent.filter(each => each.kind === 'step')"
+    near, far = queue_of(deck, "cpu"), queue_of(deck, "cuda:0")
+    expect(far.get_by_role("button", name="step cuda:0")).to_be_disabled()
+    near.get_by_role("button", name="step cpu").click()
+    assert page.evaluate(asked) == [{"kind": "step", "device": "cpu"}]
+    near.locator("li .row").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(asked) == [{"kind": "step", "device": "cpu"}] * 2
+
+
+def test_in_a_saved_deck_the_button_shows_the_moment_after_its_next_task(page: Page, tmp_path: Path) -> None:
+    deck, _ = posed(page, tmp_path, "per device", live=False)
+    queue_of(deck, "cpu").get_by_role("button", name="step cpu").click()
+    expect(deck.root).to_have_attribute("data-t", "13")
+
+
+def test_where_there_is_no_room_for_both_tabs_show_the_queues_or_the_task(page: Page, tmp_path: Path) -> None:
+    page.set_viewport_size({"width": 1000, "height": 700})
+    deck, _ = posed(page, tmp_path, "per device")
+    inspector, queues = deck.root.locator(".insp"), queue_of(deck, "cpu")
+    expect(queues).to_be_visible()
+    expect(inspector).to_be_hidden()
+    deck.root.get_by_role("tab", name="Task").click()
+    expect(queues).to_be_hidden()
+    expect(inspector).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    expect(queues).to_be_visible()
+
+
+def test_one_queue_says_what_waits_what_runs_when_and_what_comes_then(page: Page, tmp_path: Path) -> None:
+    deck, graph = posed(page, tmp_path, "one", position=3)
+    order = schedule(graph, "heap")
+    assert deck.root.locator(".queue [data-device]").count() == 0
+    expect(deck.root.locator(".qh")).to_have_text("next, in this orderwaitsruns")
+    ready = deck.queue
+    later = deck.root.locator(".queue [data-later]")
+    assert later.count() == 7 - len(ready)
+    shown = [int(each) for each in later.evaluate_all("all => all.map(row => row.dataset.later)")]
+    assert shown == [task for task in order[4:] if task not in ready][: len(shown)]
+    expect(deck.root.locator(".then-head")).to_have_text("then, as predicted")
+    later.first.click()
+    expect(deck.inspector).to_contain_text(graph.tasks[shown[0]].short_name)

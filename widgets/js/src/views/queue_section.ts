@@ -1,0 +1,203 @@
+/** One ready queue: the running task, why it was picked, and who is next. Of several, that of one device. */
+
+import { el } from "../dom.ts";
+import { deviceQueue, type DeviceQueue, heldUp, shownRows } from "../model/queues.ts";
+import type { Store } from "../store.ts";
+import { grouped, size } from "../text.ts";
+import type { Stage } from "../view.ts";
+import { glyph, icon } from "./icons.ts";
+import { QueueList, type Ready } from "./queue_list.ts";
+import { ROW_HEIGHT, titled } from "./queue_row.ts";
+import { showRunning } from "./queue_running.ts";
+
+/** So many rows are shown of one queue; of each of several. */
+const MOST = 60;
+const MOST_EACH = 2;
+/** Where fewer wait, it is shown what comes then, up to so many rows in all. */
+const FEW = 4;
+const ROWS = 7;
+
+/** Its parts, with what one and each of several queues have in common. */
+class Parts {
+  readonly now = el("button", { class: "now", title: "Look at the running task" });
+  readonly header = el("div", { class: "qh" }, ...["next, in this order", "waits", "runs"].map((title) => el("span", {}, title)));
+  readonly list: QueueList;
+  private readonly reason = el("span");
+  readonly why = el("div", { class: "why" }, icon("why", 14), this.reason);
+
+  constructor(private readonly stage: Stage) {
+    this.list = new QueueList(stage, this.now);
+    this.now.addEventListener("click", () => stage.store.update({ selected: null }));
+  }
+
+  mark(): void {
+    this.list.mark(this.stage.store.state.hoveredTask);
+  }
+
+  say(reason: string): void {
+    this.why.hidden = !reason;
+    if (this.reason.textContent !== reason) this.reason.textContent = reason;
+  }
+}
+
+/** The queue of a graph that has one. */
+export class OneQueue {
+  readonly element = el("div", { class: "queue-of" });
+  private readonly parts: Parts;
+  private readonly then = el("div", { class: "then" });
+  private foreseen = "";
+
+  constructor(private readonly stage: Stage) {
+    const { now, why, header, list } = (this.parts = new Parts(stage));
+    this.element.append(now, why, header, list.element, this.then);
+    this.then.addEventListener("click", (event) => {
+      const row = (event.target as HTMLElement).closest<HTMLElement>("[data-later]");
+      if (row) stage.store.select(Number(row.dataset.later));
+    });
+  }
+
+  mark(): void {
+    this.parts.mark();
+  }
+
+  /** The height of all of it, pixels: rows that are cut off, too. */
+  get height(): number {
+    const { header, list } = this.parts;
+    const rows = list.element.children.length + this.then.children.length;
+    return header.offsetTop ? header.offsetTop + header.offsetHeight + rows * ROW_HEIGHT : 0;
+  }
+
+  show(): void {
+    const { store } = this.stage;
+    const { state, replay } = store;
+    const queue = replay.queue(state.t, MOST);
+    const ready = Math.max(0, replay.queueLengths[state.t] - 1);
+    showRunning(this.parts.now, store, store.running);
+    this.parts.say(replay.reason(state.t));
+    this.parts.list.show(queue.map((task, index): Ready => [task, index]), ready - queue.length);
+    this.foresee(ready < FEW ? ROWS - ready : 0);
+  }
+
+  /** The next tasks that are not ready yet. */
+  private foresee(count: number): void {
+    const { store } = this.stage;
+    const { state, replay } = store;
+    const { order } = replay.schedule;
+    const tasks: number[] = [];
+    for (let place = state.t + 1; place < order.length && tasks.length < count; place++) {
+      if (replay.readyAt[order[place]] > state.t) tasks.push(order[place]);
+    }
+    const key = [state.tab, state.selected, ...tasks].join();
+    if (key === this.foreseen) return;
+    this.foreseen = key;
+    this.then.replaceChildren(...(tasks.length ? [el("div", { class: "then-head" }, "then, as predicted")] : []));
+    for (const task of tasks) this.then.append(laterRow(store, task));
+  }
+}
+
+function laterRow(store: Store, task: number): HTMLElement {
+  const [title, where] = titled(store.graph, task);
+  const row = el(
+    "button",
+    { class: "row later", "data-later": String(task), title: `${title}\n${where}`.slice(0, 600) },
+    glyph("waiting", 12),
+    el("span", { class: "n" }, title.slice(0, 200), el("i", {}, where.slice(0, 200))),
+    el("span", { class: "b" }, size(store.graph.bufferBytes[task])),
+    el("span", { class: "k" }, store.replay.nth(task)),
+  );
+  row.setAttribute("aria-pressed", String(store.state.selected === task));
+  return row;
+}
+
+/** The queue of one device among several. */
+export class OneOfSeveral {
+  readonly element: HTMLElement;
+  private readonly parts: Parts;
+  private readonly still = el("div", { class: "now still" });
+  private readonly name = el("button", { class: "device" });
+  private readonly says = el("span", { class: "sub" });
+  private readonly step = el("button", { class: "ib" }, icon("step", 14));
+  private queue: DeviceQueue | null = null;
+
+  /** `opened` is called where the reader wants to see this one. */
+  constructor(
+    private readonly stage: Stage,
+    readonly device: number,
+    name: string,
+    opened: () => void,
+  ) {
+    const { now, why, header, list } = (this.parts = new Parts(stage));
+    this.name.textContent = name;
+    this.step.title = `Step ${name} (→ in its queue)`;
+    this.step.setAttribute("aria-label", `step ${name}`);
+    const head = el("div", { class: "queue-head" }, this.name, this.says, this.step);
+    this.element = el("div", { class: "queue-of", role: "group", "aria-label": `queue of ${name}`, "data-device": name });
+    this.element.append(head, now, this.still, why, header, list.element);
+    this.name.addEventListener("click", opened);
+    this.step.addEventListener("click", () => this.go());
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key !== "ArrowRight" || event.shiftKey || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      event.stopPropagation();
+      this.go();
+    });
+  }
+
+  mark(): void {
+    this.parts.mark();
+  }
+
+  /** As it is at the position. */
+  look(): DeviceQueue {
+    const { replay, state } = this.stage.store;
+    return (this.queue = deviceQueue(replay, this.device, state.t, MOST));
+  }
+
+  /** `others`: the queues of the other devices. `open`: with its rows, else one line. */
+  show(queue: DeviceQueue, others: readonly DeviceQueue[], open: boolean): void {
+    const { store } = this.stage;
+    const { replay, state } = store;
+    const { now, header, list } = this.parts;
+    const rests = queue.running < 0;
+    this.says.textContent = `${grouped(queue.ran)} of ${grouped(queue.all)} ran · ${grouped(queue.count)} ready`;
+    this.name.setAttribute("aria-expanded", String(open));
+    this.step.disabled = rests && !queue.count;
+    now.hidden = rests || !open;
+    this.still.hidden = !rests || !open;
+    list.element.hidden = !open;
+    if (!rests) showRunning(now, store, queue.running);
+    this.still.replaceChildren(...this.restWords(queue));
+    const held = heldUp(replay, state.t, queue, others);
+    this.parts.say(!open ? "" : rests ? held : held || replay.reason(state.t));
+    const rows = open ? shownRows(queue, others, MOST_EACH) : [];
+    header.hidden = !rows.length;
+    list.show(rows, queue.count - rows.length);
+  }
+
+  /** What a device without a running task is at. */
+  private restWords(queue: DeviceQueue): HTMLElement[] {
+    const { replay, graph } = this.stage.store;
+    const line = (text: string) => el("span", { class: "r2" }, text);
+    const title = (text: string) => el("span", { class: "r1" }, text);
+    if (queue.next < 0) return [title("has run all of its tasks")];
+    const next = `${replay.nth(queue.next)}, ${graph.titles[queue.next]}`;
+    return queue.count ? [title("its turn comes"), line(`with the ${next}`)] : [title("stands still"), line(`until ${next}`)];
+  }
+
+  /** Runs its next task; where that cannot be, shows the moment at which it has run. */
+  private go(): void {
+    const { store } = this.stage;
+    const { queue } = this;
+    if (!queue || this.step.disabled) return;
+    store.update({ playing: false });
+    if (canSteer(store)) return store.link?.ask({ kind: "step", device: queue.name });
+    const task = queue.running >= 0 ? queue.running : queue.next;
+    if (task >= 0) store.go(Math.min(store.replay.place[task] + 1, store.isLive ? store.state.front : store.replay.length));
+  }
+}
+
+/** Whether any ready task may be run next, by hand. */
+export function canSteer(store: Store): boolean {
+  const { state, document } = store;
+  return store.isLive && document.engine === "direct" && state.status === "stopped" && state.t === state.front;
+}
