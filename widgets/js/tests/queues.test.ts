@@ -20,9 +20,10 @@ function twoDevices(policy = "heap", order = [0, 1, 2, 3, 4, 5, 6, 7]): Replay {
     parameter: [-1, -1, -1, -1, -1, -1, -1, 9], device: [7, 7, 7, 7, 7, 7, 6, 6], takes: order.map(() => 0),
   };
   const edges = { task: [0, 0, 1, 2, 3, 5, 6], output: [0, 1, 0, 0, 0, 0, 0], next: [1, 5, 2, 3, 4, 6, 7], input: none.slice(1).map(() => 0) };
+  const devices = ["", "", "", "", "", "", "cuda:0", "cpu"];
   const schedules = [{ ...document.schedules[0], policy, order }];
   return new Replay(
-    new DeckGraph({ ...document, queues: "per device", texts, tasks, edges, roots: [[0, 0]], schedules }),
+    new DeckGraph({ ...document, ...{ devices }, queues: "per device", texts, tasks, edges, roots: [[0, 0]], schedules }),
     schedules[0],
   );
 }

@@ -34,7 +34,8 @@ export function devicesWithQueues({ graph }: Replay): number[] {
 }
 
 export function deviceName(graph: DeckGraph, device: number): string {
-  return graph.text(device);
+  const { devices } = graph.document as { devices?: readonly string[] };
+  return devices?.[device] ?? graph.text(device);
 }
 
 /** So many tasks are looked at for what a device waits for. */
