@@ -71,14 +71,16 @@ class Turn:
     [begin, summed): the gradients in its lists are summed. [summed, start): hooks of its tensors and its node; empty
     where the recording does not tell when tasks begin, and these are the previous task's. [start, ended): the task and
     the hooks after it. [ended, end): what it saved is freed, its outputs go to the next tasks. The rest are numbers of
-    storages, -1 for unknown ones.
+    storages, -1 for unknown ones, and when `start` and `ended` were.
     """
 
     visit: Visit
     begin: int
     summed: int
     start: int
+    start_ns: int
     ended: int = 0
+    ended_ns: int = 0
     end: int = 0
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
@@ -169,7 +171,8 @@ def _turns(measured: Measured) -> list[Turn]:
     over = None
     for (row, ns), (task, moment) in zip(recording.marks, measured.marks, strict=True):
         if moment is TaskMoment.ENDED:
-            running.pop(task).ended = row
+            turn = running.pop(task)
+            turn.ended, turn.ended_ns = row, ns
             ends.append(ns)
         elif moment is TaskMoment.OVER:
             over = row
@@ -177,7 +180,7 @@ def _turns(measured: Measured) -> list[Turn]:
             begins[moment] = row
         elif moment is TaskMoment.STARTED and task in visits:
             begin = begins.pop(TaskMoment.BEGUN, row)
-            turns.append(Turn(visits[task], begin, begins.pop(TaskMoment.SUMMED, begin), row))
+            turns.append(Turn(visits[task], begin, begins.pop(TaskMoment.SUMMED, begin), row, ns))
             running[task] = turns[-1]
     for place, turn in enumerate(turns):
         begun = bisect_left(recording.tasks, ends[place - 1] if place else 0, key=itemgetter(1))
@@ -277,6 +280,7 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         grads={renumbered[number]: task for number, task in kinds.grads.items() if number in renumbered},
         inputs=array("q", inputs),
         event_ns=event_ns,
+        task_ns=array("q", (ns - base_ns for turn in turns for ns in (turn.start_ns, turn.ended_ns))),
         blocks=blocks_of(measured.backward, measured.marks),
         accumulation=measured.accumulation,
         listed=tuple(listed),

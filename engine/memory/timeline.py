@@ -208,6 +208,7 @@ class Timeline:
         inputs: the storage in each input of each task's input buffer as it ran, by place and then by input; -1 where
             there was none or it is not known. Empty: not recorded.
         event_ns: when each event happened, nanoseconds since the start of the backward. Empty: not recorded.
+        task_ns: by place when the task started, and when it ended, on the same clock. Empty: not recorded.
         blocks: what the allocator took of the device for all this; None where it was not measured, as on the CPU.
         accumulation: how gradients are summed, and when they are let go.
         listed: what waits in lists of several gradients: (place, storage, task, input), from the end of the task at
@@ -235,6 +236,7 @@ class Timeline:
     accumulation: Accumulation = PYTORCHS
     listed: Sequence[Listed] = ()
     unsure_bytes: int = 0
+    task_ns: array[int] = field(default_factory=lambda: array("q"))
 
     def __repr__(self) -> str:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"
@@ -298,6 +300,20 @@ class Timeline:
     def forward_peak_bytes(self) -> int | None:
         """The highest level of the forward; None where it was not recorded."""
         return None if self.before else max(self.levels[: self.starts[0] + 1])
+
+    @cached_property
+    def forward_ns(self) -> array[int]:
+        """When each event of the forward happened, nanoseconds since its first. Empty: not recorded.
+
+        What tapehead does between forward and backward takes no time: a root's gradient is made as the forward ends.
+        """
+        clock = self.event_ns[: 0 if self.before else self.starts[0]]
+        own = [event for event in range(len(clock)) if self.events[event] >= 0]
+        own = [event for event in own if self.born_as[self.events[event]] != Category.BUFFER]
+        if not own:
+            return array("q")
+        end = clock[own[-1]]
+        return array("q", (min(ns, end) - clock[0] for ns in clock))
 
     @cached_property
     def task_peaks(self) -> array[int]:

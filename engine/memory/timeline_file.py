@@ -31,6 +31,7 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
       `operation_names`, `operation_source` and `sources`, which are as in the graph.
     - By keeper: `saved_storage`, `saved_task`, `saved_slot`, an index into `slots`.
     - By gradient: `grad_storage`, `grad_task`.
+    - `task_ns`: as there; missing where it was not recorded.
     - `accumulate`, `release`: missing where they are PyTorch's, which is "inplace" and "eager"; as in `Accumulation`.
     - By gradient in a list, missing where none is: `listed_place`, `listed_storage`, `listed_task`, `listed_input`.
     - `blocks`: null or missing, or an object: by place `requested`, `allocated`, `reserved`; and `peak_before`.
@@ -61,6 +62,8 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
     writer.column("grad_storage", timeline.grads)
     writer.column("grad_task", timeline.grads.values())
     write_accumulation(writer, timeline.accumulation)
+    if timeline.task_ns:
+        writer.column("task_ns", timeline.task_ns)
     if timeline.listed:
         for number, name in enumerate(_LISTED):
             writer.column(name, (each[number] for each in timeline.listed))
@@ -165,7 +168,12 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
         _blocks(section.section("blocks"), len(order)) if "blocks" in section else None,
         read_accumulation(section),
         _read_listed(section, graph, order, count) if _LISTED[0] in section else (),
+        task_ns=_read_task_ns(section, len(order)) if "task_ns" in section else array("q"),
     )
+
+
+def _read_task_ns(section: Section, tasks: int) -> array[int]:
+    return section.integers("task_ns", _MOST, low=-_MOST, length=2 * tasks, code="q")
 
 
 def _read_listed(section: Section, graph: Graph, order: Sequence[int], count: int) -> tuple[Listed, ...]:

@@ -58,7 +58,7 @@ class ShownDeck:
 
     def scrub(self, t: int) -> None:
         """Moves the slider, as dragging it does."""
-        self.root.locator(".scrub input[type=range]").fill(str(t))
+        self.root.get_by_role("slider", name="position in the run").fill(str(t))
 
     def search(self, words: str) -> Locator:
         """Types into the search field. Gives what is offered."""

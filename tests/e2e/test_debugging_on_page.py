@@ -217,7 +217,7 @@ def test_after_a_change_of_theme_at_rest_everything_has_its_colours(deck: PosedD
     deck.page.wait_for_timeout(700)
     deck.evaluate(CHANGE_THEME)
     deck.expect(theme="dark")
-    for canvas in (".scrub canvas", ".graph canvas", ".mini", ".memwrap > canvas", ".life canvas"):
+    for canvas in (".graph canvas", ".mini", ".time .still canvas", ".time .moving"):
         deck.settles(lambda shown, canvas=canvas: shown.evaluate(LIGHT_INK, canvas), [])
         deck.settles(lambda shown, canvas=canvas: shown.canvas_is_drawn(canvas), True)
 

@@ -18,7 +18,7 @@ from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.document import Document, packed, schedule_content
+from tapehead.widgets.deck.document import VERSION, Document, packed, schedule_content
 from tapehead.widgets.deck.page import save_page
 
 from .chromium import trouble_of
@@ -470,9 +470,10 @@ def test_a_deck_that_is_hidden_for_a_while_goes_on(gpt: ShownDeck) -> None:
         (b"no gzip", "This deck's data is damaged: it is not gzipped JSON. Save the page again."),
         (packed({"format": "tapehead.trace", "version": 1}), "This is not the data of a tapehead deck."),
         (packed({"format": "tapehead.deck", "version": 7}), "This deck was written by a newer tapehead (format 7,"),
-        (packed({"format": "tapehead.deck", "version": 1}), "tasks, edges or schedules are missing"),
+        (packed({"format": "tapehead.deck", "version": 1}), "This deck was written by an older tapehead (format 1,"),
+        (packed({"format": "tapehead.deck", "version": VERSION}), "tasks, edges or schedules are missing"),
     ],
-    ids=["damaged", "other", "newer", "empty"],
+    ids=["damaged", "other", "newer", "older", "empty"],
 )
 def test_data_that_cannot_be_shown_is_said_to_be_so(
     open_page: Callable[..., Page], tmp_path: Path, content: bytes, sentence: str

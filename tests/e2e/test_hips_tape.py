@@ -69,7 +69,7 @@ def test_the_programs_of_the_thread_step_in_the_deck_to_autograds_own_gradients(
     running = int(shown.data("running"))
     expect(shown.task(running)).to_contain_text(second)
     expect(shown.inspector).to_contain_text("programs_hips219.py")
-    said = shown.root.locator(".memory canvas[role=img]").get_attribute("aria-label") or ""
+    said = shown.root.locator(".time canvas[role=img]").get_attribute("aria-label") or ""
     assert said.startswith("memory by category over ") and "peak" in said
     expect(shown.root.get_by_text("predicted, an estimate: of a tape the arrays are counted")).to_be_visible()
     shown.press("back")
@@ -112,7 +112,7 @@ def test_a_measured_run_of_a_tape_is_a_page_with_its_memory(browser: Browser, tm
         shown.scrub(7)
         waiting = shown.root.locator(".lg [data-category=listed]")
         assert int(waiting.get_attribute("data-bytes") or 0) >= 3 * 64 * 64 * 8
-        assert shown.canvas_is_drawn(".memory canvas[role=img]")
+        assert shown.canvas_is_drawn(".time .still canvas")
         assert trouble == []
     finally:
         page.close()

@@ -120,14 +120,14 @@ def test_the_legend_reads_the_plans_curves_beside_what_was_measured(page: Page, 
     plan, run = played.plan, played.run
     assert run.timeline is not None
     plain, mirrored = (deck.root.locator(f".lg [data-curve={name}]") for name in ("plain", "mirrored"))
-    expect(plain).to_contain_text("without the plan")
-    expect(mirrored).to_contain_text("as planned")
+    expect(plain).to_have_attribute("title", "without the plan")
+    expect(mirrored).to_have_attribute("title", "as planned")
     for place in (0, run.timeline.peak_place, len(run.order) - 1):
         deck.scrub(place)
         expect(plain.locator("b")).to_have_text(size_text(plan.plain.task_peaks[place]))
         expect(mirrored.locator("b")).to_have_text(size_text(plan.timeline.task_peaks[place]))
-        expect(deck.root.locator(".lg .tot")).to_have_attribute("data-bytes", str(run.timeline.task_peaks[place]))
-    chart = deck.root.locator(".memwrap > canvas")
+        expect(deck.root.locator(".memory .tot")).to_have_attribute("data-bytes", str(run.timeline.task_peaks[place]))
+    chart = deck.root.locator(".time canvas[role=img]")
     words = f"without the plan {size_text(plan.plain_peak_bytes)}; as planned {size_text(plan.peak_bytes)}"
     expect(chart).to_have_attribute("aria-label", re.compile(re.escape(words)))
 
@@ -135,12 +135,13 @@ def test_the_legend_reads_the_plans_curves_beside_what_was_measured(page: Page, 
 def test_the_pointer_reads_the_curves_at_its_own_task(page: Page, played: Played) -> None:
     deck = ShownDeck(page)
     deck.scrub(0)
-    box = deck.root.locator(".memwrap > canvas").bounding_box()
+    box = deck.root.locator(".time").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    total = deck.root.locator(".lg .tot")
-    expect(total).to_contain_text(re.compile("^in the [0-9]+(st|nd|rd|th)"))
-    task = int(re.findall("in the ([0-9]+)", total.inner_text())[0])
+    total = deck.root.locator(".memory .tot")
+    said = re.compile("^while the ([0-9]+)(st|nd|rd|th) task runs")
+    expect(total).to_have_attribute("title", said)
+    task = int(said.match(total.get_attribute("title") or "")[1])  # type: ignore[index]
     assert 1 < task < len(played.run.order)
     level = played.plan.plain.task_peaks[task - 1]
     expect(deck.root.locator(".lg [data-curve=plain]")).to_have_attribute("data-bytes", str(level))

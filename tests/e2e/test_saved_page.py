@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,33 +67,32 @@ def test_it_plays_and_scrubs(page: Page) -> None:
     deck.focus()
     page.keyboard.press("ArrowRight")
     expect(deck).to_have_attribute("data-t", "1")
-    page.locator(".scrub input[type=range]").fill("54")
+    page.get_by_role("slider", name="position in the run").fill("54")
     expect(deck).to_have_attribute("data-t", "54")
     assert page.title() == f"{TITLE} · tapehead"
 
 
 def test_memory_and_lifetimes_follow_the_cursor(page: Page) -> None:
-    slider = page.locator(".scrub input[type=range]")
+    slider = page.get_by_role("slider", name="position in the run")
     buffers = page.locator(".lg [data-category=buffer]")
     slider.fill("53")
     peak = int(buffers.get_attribute("data-bytes") or 0)
     assert (slider.get_attribute("aria-valuetext") or "").startswith("will run 54th of 104, ")
     assert peak > 50 * 2**20
-    said = page.locator(".memory canvas[role=img]").get_attribute("aria-label") or ""
-    assert said.startswith("memory by category over 104 tasks: peak 51.0 MiB in the 54th: ")
+    said = page.locator(".time canvas[role=img]").get_attribute("aria-label") or ""
+    assert said.startswith("memory by category over 104 tasks: peak 51.0 MiB: the 54th task, ")
     slider.fill("1")
     assert buffers.evaluate(BYTES) < peak / 10
-    rows = page.locator(".lifetimes [data-storage]")
-    expect(rows).to_have_count(10)
-    page.locator(".lifetimes .head button").click()
-    expect(rows).to_have_count(40)
-    plot = page.locator(".lifetimes canvas")
-    box = plot.bounding_box()
-    assert box is not None
-    plot.hover(position={"x": box["width"] / 2, "y": 11})
-    expect(page.locator(".lg .tot")).to_contain_text("in the ")
-    expect(page.locator(".life .tip.on")).to_contain_text("made by: AddmmBackward0")
-    plot.click(position={"x": box["width"] / 2, "y": 11})
+    rows = page.locator(".lives li")
+    assert 3 <= rows.count() <= 12
+    first = rows.first.bounding_box()
+    box = page.locator(".time").bounding_box()
+    assert first is not None and box is not None
+    middle = {"x": box["width"] / 2, "y": first["y"] + first["height"] / 2 - box["y"]}
+    page.locator(".time").hover(position=middle)
+    expect(page.locator(".memory .tot")).to_have_attribute("title", re.compile("^while the [0-9]+.. task runs"))
+    expect(page.locator(".time .tip.on")).to_contain_text("made by: 50 × AddmmBackward0")
+    page.locator(".time").click(position=middle)
     at = int(page.locator(".deck").get_attribute("data-t") or 0)
     assert abs(at - 104 / 2) < 10, "a click shows the task that is under the pointer"
 

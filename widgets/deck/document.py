@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ...engine.memory.storage_words import MADE_IN_FORWARD, StorageWords
 from ...engine.memory.timeline import Category, Timeline
 from ...engine.orders.policies import CLASSIC
 from ...engine.queue.pending import Pending
@@ -31,13 +30,13 @@ from ...inspector.graph.facts import Operation, resolve_sources
 from ...inspector.graph.graph import Graph, TensorMeta
 from ...inspector.graph.source import Source
 from ...inspector.graph.words import dtype_name
+from .lifetimes import lifetime_rows
 from .mirror_content import FIRST_LET_GO, MirrorContent
 
 FORMAT = "tapehead.deck"
-VERSION = 1
+VERSION = 2
 
 NONE = -1
-_MOST_STORAGES = 60  # of which the page has the words; of the others it has the numbers
 _MOST_LINES = 4  # before and after a source line
 
 
@@ -72,6 +71,8 @@ class Document:
             "version": VERSION,
             "title": title,
             "engine": engine,
+            "devices": sorted(map(str, graph.devices)),
+            "phases": [{"name": "backward", "elapsed_ns": None}],
             "keeps_graph": False,
             "keeps_inputs": any(
                 isinstance(task.operation, Operation) and task.operation.inputs is not None for task in graph.tasks
@@ -145,7 +146,7 @@ class Document:
     def _tasks(self, graph: Graph) -> Json:
         text, tasks = self.text, graph.tasks
         resolve_sources(task.operation for task in tasks if isinstance(task.operation, Operation))
-        devices = {device: text(str(device)) for device in graph.devices}
+        devices = {device: number for number, device in enumerate(sorted(graph.devices, key=str))}
         return {
             "name": [text(task.name) for task in tasks],
             "kind": [text(task.kind.value) for task in tasks],
@@ -250,14 +251,19 @@ def schedule_content(
     by_hand: Sequence[int] = (),
     timeline: Timeline | None = None,
     note: str = "",
+    clock: Json | None = None,
 ) -> Json:
-    """One policy's order, and the memory that goes with it; without any, `note` says why."""
+    """One policy's order, and the memory that goes with it; without any, `note` says why.
+
+    `clock`: by place `start` and `duration`, nanoseconds since the first task's start, of as many as that is known of.
+    """
     return {
         "policy": policy_name(policy),
         "title": policy.title if isinstance(policy, Policy) else "a function of the user's chooses",
         "order": list(order),
         "keys": _keys(graph, policy, order),
         "by_hand": list(by_hand),
+        "clock": clock,
         "memory": None if timeline is None else memory_content(timeline),
         "memory_note": note,
     }
@@ -301,7 +307,7 @@ def saved_content(document: Document, timeline: Timeline) -> Json:
 
 
 def memory_content(timeline: Timeline) -> Json:
-    """A timeline's columns, the sentence at its peak, and the words for its largest storages."""
+    """A timeline's columns, the sentence at its peak, and rows of its storages, see `lifetime_rows`."""
     return {
         "device": timeline.device,
         "basis": timeline.basis,
@@ -313,7 +319,8 @@ def memory_content(timeline: Timeline) -> Json:
         "born_as": list(timeline.born_as),
         "changes": [number for change in _changes(timeline) for number in change],
         "peak": peak_words(timeline),
-        "largest": _largest(timeline),
+        "forward_ns": list(timeline.forward_ns),
+        "rows": lifetime_rows(timeline),
     }
 
 
@@ -337,34 +344,6 @@ def peak_words(timeline: Timeline) -> str:
         return first.kept_by.partition(";")[0]
     nbytes = sum(group.nbytes for group in groups if group.category is first.category)
     return f"{first.category.plural} hold {share_text(nbytes, timeline.peak_bytes)}"
-
-
-def _largest(timeline: Timeline) -> list[Json]:
-    """The storages with most bytes × time, in words. Time counts in events, since tasks without any show nothing."""
-    first, end = timeline.starts[0], len(timeline.events)
-    areas = [
-        nbytes * max(timeline.deaths.get(number, end) - max(birth, first), 0)
-        for number, (nbytes, birth) in enumerate(zip(timeline.nbytes, timeline.births, strict=True))
-    ]
-    largest = sorted(range(len(timeline)), key=lambda number: (-areas[number], number))[:_MOST_STORAGES]
-    words = StorageWords(timeline)
-    found = []
-    for storage in map(timeline.storage, largest):
-        if not areas[storage.number]:
-            break
-        name = words.name(storage)
-        if name == MADE_IN_FORWARD and storage.kept_by:  # nothing tells them apart but who keeps them
-            name = words.kept_by([storage], storage.category).partition(";")[0]
-        found.append(
-            {
-                "storage": storage.number,
-                "name": name,
-                "made_by": words.made_by([storage]),
-                "kept_by": words.kept_by([storage], storage.category),
-                "freed_by": words.freed_by([storage]),
-            }
-        )
-    return found
 
 
 def _meta(meta: TensorMeta) -> Json:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import add, sub
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,7 @@ Other = tuple[str, list[int], Timeline | None]
 _NOT_MEASURED = (
     "The memory of this run was not measured: th.profile(make_loss) and th.backward(..., memory=True) measure it."
 )
+_STEPPED = 1.05  # by how much the clocks of a trace and of a run may differ
 _NOT_PREDICTED = "What this policy would take is not known: only a run whose memory was measured tells."
 
 
@@ -65,6 +68,7 @@ def run_document(
     content["schedules"] = [mirrored.with_plan(each, run.accumulation) for each in schedules]
     if run.batches is not None:
         content["groups"] = with_batches(None, run.batches, graph)
+    content["phases"] = list(_phases(run, schedules[0]["clock"]))
     content["position"] = len(run.order)
     content["keeps_graph"] = graph.is_tape  # whose nodes keep what they need
     if run.trace is not None:
@@ -78,12 +82,42 @@ def _own_schedule(run: Run) -> Json:
     known = POLICIES.get(run.policy)
     policy = Policy(run.policy, known.title if known else "as the run had it", key=lambda task, arrival: (arrival,))
     order = [*run.order, *_left(run)]
-    own = schedule_content(run.graph, policy, order, by_hand=by_hand, timeline=run.timeline, note=_NOT_MEASURED)
+    own = schedule_content(
+        run.graph, policy, order, by_hand=by_hand, timeline=run.timeline, note=_NOT_MEASURED, clock=_clock(run)
+    )
     if run.batches:
         own["batches"] = run.batches.steps
     if run.policy not in CLASSIC and run.trace is not None:
         own["keys"] = _labels(run.trace)
     return own
+
+
+def _phases(run: Run, clock: Json | None) -> Iterator[Json]:
+    """What was recorded, by name, and how long it took: forward, backward."""
+    timeline = run.timeline
+    if timeline is not None and not timeline.before and timeline.starts[0]:
+        forward = timeline.forward_ns
+        yield {"name": "forward", "elapsed_ns": forward[-1] if forward else None}
+    ended = 0 if clock is None else max(map(add, clock["start"], clock["duration"]))
+    yield {"name": "backward", "elapsed_ns": ended or run.elapsed_ns or None}
+
+
+def _clock(run: Run) -> Json | None:
+    """When each task ran; None where that was not recorded."""
+    timeline, trace = run.timeline, run.trace
+    if timeline is not None and timeline.task_ns and timeline.order == run.order:
+        starts, ends = list(timeline.task_ns[::2]), list(timeline.task_ns[1::2])
+    elif trace is not None:
+        starts = [trace.columns.started_ns[task_id] for task_id in run.order]
+        ends = [trace.columns.ended_ns[task_id] for task_id in run.order]
+    else:
+        return None
+    durations = list(map(sub, ends, starts))
+    if not durations or min(starts) < 0 or min(durations) < 0:
+        return None
+    if max(ends) - starts[0] > _STEPPED * run.elapsed_ns:  # somebody has looked at it between its tasks
+        starts = list(accumulate(durations[:-1], initial=0))
+    return {"start": [start - starts[0] for start in starts], "duration": durations}
 
 
 def _left(run: Run) -> list[int]:

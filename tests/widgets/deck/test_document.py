@@ -124,7 +124,7 @@ def test_resnet50_is_small() -> None:
 
 def test_a_deck_names_the_tasks_of_its_storages_by_their_numbers() -> None:
     deck = deck_on(forward(Branches()))
-    largest = deck._live.document.content["schedules"][0]["memory"]["largest"]
+    largest = deck._live.document.content["schedules"][0]["memory"]["rows"]
     deck.close()
     words = " ".join(each["freed_by"] for each in largest)
     assert re.search(r"when \w+ \(.*\d+(st|nd|rd|th)[,)]", words) and "task " not in words and "#" not in words
@@ -160,6 +160,6 @@ def test_a_record_names_the_hooks_that_ran_and_a_storage_without_a_name_its_keep
     content = unpacked(deck._live.document.packed())
     hooks = {name for record in content["records"].values() for name in record.get("hooks", ())}
     assert hooks and all(name.startswith("tensor hook") and "double_it" in name for name in hooks)
-    names = [each["name"] for each in content["schedules"][0]["memory"]["largest"]]
+    names = [each["name"] for each in content["schedules"][0]["memory"]["rows"]]
     assert "made in the forward" not in names and any(name.startswith("saved by ") for name in names)
     deck.close()

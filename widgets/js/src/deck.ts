@@ -9,14 +9,13 @@ import { keepFocus } from "./views/keep_focus.ts";
 import { bindKeys } from "./views/keyboard.ts";
 import { makeAnnouncer } from "./views/announcer.ts";
 import { makeBar } from "./views/bar.ts";
-import { makeFooter } from "./views/footer.ts";
 import { makeGraph } from "./views/graph.ts";
 import { makeInspector } from "./views/inspector.ts";
-import { makeLifetimes } from "./views/lifetimes.ts";
-import { makeMemory } from "./views/memory.ts";
 import { makeQueue } from "./views/queue.ts";
-import { makeScrub } from "./views/scrub.ts";
+import { makeFullWindow } from "./views/full_window.ts";
+import { makeGrip } from "./views/grip.ts";
 import { followTheme, readColours } from "./views/theme.ts";
+import { makeTimeline } from "./views/timeline.ts";
 import { makeTip } from "./views/tip.ts";
 
 /** Builds the deck in `host`. Returns what takes it away, with all listeners and timers. */
@@ -75,11 +74,11 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   root.append(inner);
   inner.append(panels);
   const main = el("div", { class: "main", id: "main", role: "tabpanel", "aria-label": "the shown policy" });
-  views.push(makeBar(stage, panels), makeScrub(stage, panels));
+  views.push(makeBar(stage, panels));
   panels.append(main);
   views.push(makeGraph(stage, main), makeQueue(stage, main), makeInspector(stage, main));
-  views.push(makeMemory(stage, panels), makeLifetimes(stage, panels), makeFooter(stage, panels));
-  views.push(makeAnnouncer(stage, root));
+  views.push(makeGrip(stage, panels), makeTimeline(stage, panels));
+  views.push(makeAnnouncer(stage, root), makeFullWindow(stage, panels));
 
   const update = (changed: Changed) => {
     for (const view of views) if (view.update(changed)) redraw(view);

@@ -1,5 +1,6 @@
 /** The one state of a deck's page, shared by all of its views, and what changes it. */
 
+import { type AxisKind, WHOLE, type Zoom } from "./model/axis.ts";
 import type { Branch, Check, DeckDocument, Direction, Groups, Memory, Schedule, TaskRecord } from "./model/document.ts";
 import { find } from "./model/find.ts";
 import { DeckGraph } from "./model/graph.ts";
@@ -42,9 +43,8 @@ export interface State {
   /** The task whose check has not been answered. */
   checking: number | null;
   hoveredTask: number | null;
-  hoveredStorage: number | null;
-  /** The position under the pointer in memory or lifetimes. */
-  hoveredT: number | null;
+  /** The time under the pointer in the timeline, see model/axis.ts: below 0 in the forward. */
+  hoveredTime: number | null;
   query: string;
   /** By task whether it matches the query; null without one. */
   matches: Uint8Array | null;
@@ -52,8 +52,11 @@ export interface State {
   searching: boolean;
   /** Whether the memory's scale is that of the shown policy alone. */
   ownScale: boolean;
-  /** How many lifetimes are shown. */
-  rows: number;
+  /** What the timeline goes by, and the part of it that is seen. */
+  axis: AxisKind;
+  zoom: Zoom;
+  /** Whether the deck takes the whole window. */
+  isFull: boolean;
   /** The boxes that are open, see layout/tree.ts. */
   open: ReadonlySet<number>;
   /** "follow": the camera keeps the running task in view; "fit": all in view; "free": the reader has moved it. */
@@ -180,13 +183,14 @@ export class Store {
       checks: document.checks ?? {},
       checking: null,
       hoveredTask: null,
-      hoveredStorage: null,
-      hoveredT: null,
+      hoveredTime: null,
       query: "",
       matches: null,
       searching: false,
       ownScale: false,
-      rows: 10,
+      axis: "task",
+      zoom: WHOLE,
+      isFull: false,
       open: new Set(),
       camera: "follow",
       groups: "off",
@@ -459,7 +463,7 @@ export class Store {
   /** Shows another policy at the same position. */
   show(tab: number): void {
     if (tab < 0 || tab >= this.schedules.length || tab === this.state.tab) return;
-    this.update({ tab, selected: null, playing: false, hoveredStorage: null });
+    this.update({ tab, selected: null, playing: false });
     this.go(this.state.t);
   }
 

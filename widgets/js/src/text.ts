@@ -39,6 +39,17 @@ export function nth(place: number): string {
   return `${grouped(place)}${ending ?? "th"}`;
 }
 
+/** Three digits and their unit: `840 ns`, `25.1 µs`, `4.10 ms`, `1.25 s`. */
+export function nanoseconds(amount: number): string {
+  let [value, unit] = [amount, "ns"];
+  for (const larger of ["µs", "ms", "s"]) {
+    if (value < 999.5) break;
+    [value, unit] = [value / 1000, larger];
+  }
+  if (unit === "ns") return `${Math.round(value)} ns`;
+  return `${value >= 999.5 ? grouped(Math.round(value)) : value.toPrecision(3)} ${unit}`;
+}
+
 /** `5.2 ms`, `0.04 ms`, as engine/mirroring/planned_mirror.py writes them. */
 export function milliseconds(nanoseconds: number): string {
   const amount = nanoseconds / 1e6;

@@ -8,7 +8,8 @@ import { smallDocument } from "./small_document.ts";
 
 const memory: Memory = {
   device: "cpu", basis: "measured", estimates: [], before: 0, nbytes: [8], events: [0, ~0], starts: [0, 1, 1, 2, 2],
-  born_as: [0], changes: [1, 1, 0, 2], peak: "", largest: [{ storage: 0, name: "", made_by: "", kept_by: "", freed_by: "" }],
+  born_as: [0], changes: [1, 1, 0, 2], peak: "", forward_ns: [],
+  rows: [{ name: "", module: "", count: 1, nbytes: 8, storages: [0], made_by: "", kept_by: "", freed_by: "" }],
 };
 
 /** With something in each of its lists. */

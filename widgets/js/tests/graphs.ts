@@ -45,6 +45,8 @@ export function documentOf({ names, edges, calls = [], callOf = [], parameters =
     version: VERSION,
     title: "Sketch",
     engine: "direct",
+    devices: ["cpu"],
+    phases: [],
     keeps_graph: false,
     texts: [],
     metas: [{ shape: [4, 4], dtype: "float32", device: "cpu", bytes: 64 }],

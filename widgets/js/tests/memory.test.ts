@@ -1,10 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { placeAt, taskTicks, x } from "../src/charts/axis.ts";
-import { fitting, inUnit, type PolicyPeak, peakWords, spread } from "../src/charts/peaks.ts";
 import { byteTicks } from "../src/charts/stack.ts";
 import { CATEGORIES, type Memory } from "../src/model/document.ts";
 import { MemoryLevels } from "../src/model/memory.ts";
+import { peakWords } from "../src/views/memory_legend.ts";
 
 const [SAVED, BUFFER, GRADIENT] = [0, 1, 2];
 
@@ -21,7 +20,8 @@ function small(): Memory {
     born_as: [SAVED, BUFFER, BUFFER],
     changes: [3, 1, 1, GRADIENT],
     peak: "",
-    largest: [],
+    forward_ns: [],
+    rows: [],
   };
 }
 
@@ -73,11 +73,11 @@ test("a backward that starts with its peak has it before its first task", () => 
   const alone = { nbytes: [10], born_as: [SAVED], events: [~0], starts: [0, 0, 1], changes: [] };
   const levels = new MemoryLevels({ ...small(), ...alone });
   assert.deepEqual(levels.peak, { event: 0, place: -1, time: 0, bytes: 10 });
-  assert.equal(peakWords(10, -1, 2, "")[0], "peak 10 B before the first task");
+  assert.equal(peakWords(levels, () => "").join(""), "peak 10 B: before the first task");
 });
 
 test("few moments are drawn one by one", () => {
-  const { count, times, levels } = new MemoryLevels(small()).steps(1000);
+  const { count, times, levels } = new MemoryLevels(small()).steps((time) => Math.floor(500 * time));
   assert.deepEqual([...times.slice(0, count)], [0, 0.25, 0.5, 0.75, 1.25, 1.5]);
   assert.deepEqual([...levels[BUFFER].slice(0, count)], [0, 20, 25, 20, 0, 0]);
   assert.deepEqual([...levels[GRADIENT].slice(0, count)], [0, 0, 0, 0, 20, 20]);
@@ -87,7 +87,7 @@ test("of many moments each column keeps its highest, its lowest and its last", (
   const memory = large(5000, 8);
   const decoded = new MemoryLevels(memory);
   const columns = 300;
-  const { count, times, levels } = decoded.steps(columns);
+  const { count, times, levels } = decoded.steps((time) => Math.floor(time * (columns / decoded.places)));
   assert.ok(count <= 3 * columns + 3 && count > columns);
   const columnOf = (time: number) => Math.floor(time * (columns / decoded.places));
   const extremes = (found: Iterable<[number, number]>) => {
@@ -129,38 +129,4 @@ test("sizes stand at round binary steps, five at most", () => {
     assert.ok(ticks.every((tick, at) => tick === at * ticks[1] && tick <= most));
     assert.ok(Number.isInteger(Math.log2(ticks[1])), `${ticks}`);
   }
-});
-
-test("numbers of tasks have room, and pixels find their tasks", () => {
-  const axis = { left: 216, right: 1000, places: 144 };
-  assert.deepEqual(taskTicks(axis), [1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130, 140]);
-  assert.deepEqual(taskTicks({ ...axis, places: 400 }), [1, 50, 100, 150, 200, 250, 300, 350, 400]);
-  assert.deepEqual(taskTicks({ ...axis, places: 25 }), [1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24]);
-  assert.deepEqual(taskTicks({ ...axis, places: 3 }), [1, 2, 3]);
-  for (const place of [0, 1, 70, 143]) assert.equal(placeAt(axis, x(axis, place + 0.5)), place);
-  assert.equal(placeAt(axis, 0), 0);
-  assert.equal(placeAt(axis, 1000), 144);
-});
-
-test("names in the gutter keep their order and their distance, and stay inside", () => {
-  assert.deepEqual(spread([20, 20, 100, 152], 20, 152), [20, 35, 100, 152]);
-  assert.deepEqual(spread([140, 150, 152], 20, 152), [122, 137, 152]);
-  assert.deepEqual(spread([-40, 20], 20, 152), [20, 35]);
-});
-
-test("of very many policies the shown one is named in any case", () => {
-  const peaks: PolicyPeak[] = Array.from({ length: 14 }, (_, at) => ({
-    title: String(at), bytes: 100 - at, dash: [], shown: at === 13, y: 20 + at,
-  }));
-  const { named, left } = fitting(peaks, 20, 152);
-  assert.equal(named.length + left, 14);
-  assert.ok(named.length <= 8 && named.some((peak) => peak.shown));
-  assert.deepEqual(named.map((peak) => peak.y), named.map((peak) => peak.y).toSorted((one, other) => one - other));
-});
-
-test("peaks are in the unit of the largest", () => {
-  const all = [51 * 2 ** 20, 3 * 2 ** 20, 100, 0];
-  assert.deepEqual(all.map((bytes) => inUnit(bytes, all)), ["51.0", "3.0", "<0.1", "0.0"]);
-  assert.equal(inUnit(40, [40, 8]), "40");
-  assert.equal(inUnit(113.3 * 2 ** 20, [113.3 * 2 ** 20]), "113");
 });

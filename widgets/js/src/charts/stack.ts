@@ -1,124 +1,112 @@
-/** The picture of memory that does not move: the stack by category, every policy's outline, scale and grid. */
+/** Memory from the forward's first byte: the stack by category, other policies' levels, a plan's curves, the scale. */
 
-import { el } from "../dom.ts";
+import type { Axis } from "../model/axis.ts";
+import type { Bands } from "../model/bands.ts";
+import { type CurveLevels } from "../model/curves.ts";
 import { CATEGORIES } from "../model/document.ts";
-import type { CurveLevels } from "../model/curves.ts";
 import type { MemoryLevels, Steps } from "../model/memory.ts";
 import { size } from "../text.ts";
 import type { Colours } from "../view.ts";
-import type { TimeAxis } from "./axis.ts";
-import { fit, mixed, smallType } from "./surface.ts";
-
-/** Around the plot: room for the peak's sentence above, for the task numbers below. */
-export const ABOVE = 20;
-export const BELOW = 22;
-
-/** How much of its colour is left of what has not run yet. */
-export const FAINT = 0.36;
+import { FAINT, type Picture } from "./picture.ts";
+import { mixed, smallType } from "./surface.ts";
 
 const LINE = 1.2;
 /** What is planned is a soft band, wide enough to be seen on both sides of what was measured. */
 const BAND = 5;
 /** How much ink is in the area below the level without the plan, as far as no stack covers it. */
-export const VEIL = 0.14;
+const VEIL = 0.14;
 /** Free space above the highest level, as a share of it. */
-const HEADROOM = 1.02;
+const HEADROOM = 1.05;
 const MOST_TICKS = 4.2;
+/** A tick has so many pixels at least. */
+const LEAST_TICK = 18;
+/** Other policies' levels are drawn if their peaks differ by so much. */
+const DIFFERENT = 0.01;
 
-export interface StackPicture {
-  axis: TimeAxis;
-  width: number;
-  height: number;
+/** What is drawn. */
+export interface Stack {
   shown: MemoryLevels;
-  /** The other policies, with the pattern of each one's line. */
+  /** That which has the forward; null where nobody recorded it. */
+  forward: MemoryLevels | null;
+  /** Other policies, with the pattern of each one's line. */
   others: { levels: MemoryLevels; dash: readonly number[] }[];
   /** What a plan for mirroring predicts. */
   curves: CurveLevels[];
+  /** Whether the scale is that of the shown policy alone. */
+  ownScale: boolean;
+}
+
+/** The same as paths. */
+export interface StackPaths {
   /** The level at the top of the scale. */
   most: number;
-  colours: Colours;
+  areas: [colour: keyof Colours, path: Path2D][];
+  outlines: Path2D[];
+  others: { dash: readonly number[]; path: Path2D }[];
+  curves: { name: CurveLevels["curve"]["name"]; path: Path2D; area: Path2D }[];
 }
 
-/** The drawn chart: what has run looks like `solid`, what is to come like the chart itself in `host`. */
-export interface DrawnStack {
-  solid: HTMLCanvasElement;
-  dispose(): void;
+/** Whether another policy's level is worth a line of its own. */
+export function differs(shown: MemoryLevels, other: MemoryLevels): boolean {
+  return Math.abs(other.peak.bytes - shown.peak.bytes) >= DIFFERENT * shown.peak.bytes;
 }
 
-/** A level's height in the plot, CSS pixels from the panel's top. */
-export function heightOf(picture: StackPicture, level: number): number {
-  const bottom = picture.height - BELOW;
-  return bottom - ((bottom - ABOVE) * level) / top(picture);
-}
-
-function top(picture: StackPicture): number {
-  return Math.max(picture.most, 1) * HEADROOM;
+/** A level's height in the plot, CSS pixels from the timeline's top. */
+export function heightOf({ chart }: Bands, most: number, level: number): number {
+  return chart.bottom - ((chart.bottom - chart.top) * level) / (Math.max(most, 1) * HEADROOM);
 }
 
 /** Levels in steps of a power of two, 0 included, at most five of them. */
-export function byteTicks(most: number): number[] {
+export function byteTicks(most: number, room = Infinity): number[] {
   let step = 2 ** Math.floor(Math.log2(most / 3));
-  while (most / step > MOST_TICKS) step *= 2;
+  while (most / step > Math.min(MOST_TICKS, Math.max(1.9, room / LEAST_TICK))) step *= 2;
   const found = [];
   for (let level = 0; level <= most; level += step) found.push(level);
   return found;
 }
 
-/** Draws the chart into `host`, at once. */
-export function drawStack(host: HTMLElement, picture: StackPicture): DrawnStack {
-  const { axis, shown, colours } = picture;
-  const columns = Math.max(1, Math.round((axis.right - axis.left) * devicePixelRatio));
-  const steps = shown.steps(columns);
-  const areas: [string, Path2D][] = [];
-  stacked(steps).forEach((edge, category) => {
-    // Each area reaches down to the axis, and the ones below cover it.
-    if (shown.used[category]) areas.unshift([colours[CATEGORIES[category].key], areaPath(picture, steps, edge)]);
-  });
-  const lines: [string, readonly number[], Path2D][] = picture.others.map(({ levels, dash }) => {
-    const other = levels.steps(columns);
-    return [colours.ink2, dash, linePath(picture, other, total(other))];
-  });
-  lines.push([colours.ink, [], linePath(picture, steps, total(steps))]);
-  const curves = picture.curves.map((levels) => {
-    const { times, levels: heights } = levels.steps(columns);
-    const moments = { count: times.length, times };
-    const path = linePath(picture, moments, heights);
-    return { name: levels.curve.name, path, area: areaPath(picture, moments, heights) };
-  });
-
-  const paint = (canvas: HTMLCanvasElement, isSolid: boolean) => {
-    const context = fit(canvas, picture.width, picture.height);
-    if (isSolid) {
-      context.fillStyle = colours.panel; // a ground that hides what it is drawn over
-      context.fillRect(0, 0, picture.width, picture.height);
-    }
-    drawGrid(context, picture);
-    context.save();
-    context.beginPath();
-    context.rect(axis.left, ABOVE, axis.right - axis.left, picture.height - BELOW - ABOVE + LINE);
-    context.clip();
-    for (const { area } of curves.filter(({ name }) => name === "plain")) {
-      context.fillStyle = mixed(colours.ink3, colours.panel, VEIL);
-      context.fill(area);
-    }
-    for (const [colour, path] of areas) {
-      context.fillStyle = isSolid ? colour : mixed(colour, colours.panel, FAINT);
-      context.fill(path);
-    }
-    context.lineJoin = "round";
-    for (const { name, path } of curves) drawCurve(context, colours, name, path);
-    context.lineWidth = LINE;
-    for (const [colour, dash, path] of lines) {
-      context.strokeStyle = colour;
-      context.setLineDash(dash);
-      context.stroke(path);
-    }
-    context.restore();
-    drawScale(context, picture);
-    return canvas;
+export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
+  const { shown, forward, curves } = stack;
+  const others = stack.others.filter(({ levels }) => differs(shown, levels));
+  const highest = [shown.peak.bytes, ...curves.map(({ peak }) => peak), forward ? forwardPeak(forward) : 0];
+  const most = Math.max(...highest, ...(stack.ownScale ? [] : others.map(({ levels }) => levels.peak.bytes)));
+  const y = (level: number) => heightOf(bands, most, level);
+  const columnOf = (time: number) => {
+    const x = axis.x(time);
+    return x < axis.left ? -1 : Math.round(Math.min(x, axis.right + 1) * devicePixelRatio);
   };
-  const faint = host.appendChild(paint(el("canvas"), false));
-  return { solid: paint(el("canvas"), true), dispose: () => faint.remove() };
+  const plot = new Plot(axis, y);
+  const parts = [shown.steps(columnOf)];
+  if (axis.forward && forward) parts.unshift(forward.forwardSteps(columnOf));
+  const areas: StackPaths["areas"] = [];
+  const outlines: Path2D[] = [];
+  for (const steps of parts) {
+    const edges = stacked(steps);
+    // Each area reaches down to the axis, and the ones below cover it.
+    for (let category = CATEGORIES.length - 1; category >= 0; category--) {
+      if (!steps.levels[category].some((level) => level > 0)) continue;
+      areas.push([CATEGORIES[category].key, plot.area(steps, edges[category])]);
+    }
+    outlines.push(plot.line(steps, edges[edges.length - 1]));
+  }
+  return {
+    most,
+    areas,
+    outlines,
+    others: others.map(({ levels, dash }) => {
+      const steps = levels.steps(columnOf);
+      return { dash, path: plot.line(steps, stacked(steps)[CATEGORIES.length - 1]) };
+    }),
+    curves: curves.map((levels) => {
+      const { times, levels: heights } = levels.steps(columnOf);
+      const steps = { count: times.length, times };
+      return { name: levels.curve.name, path: plot.line(steps, heights), area: plot.area(steps, heights) };
+    }),
+  };
+}
+
+function forwardPeak(levels: MemoryLevels): number {
+  return levels.levels.subarray(0, levels.forwardEvents + 1).reduce((most, level) => Math.max(most, level), 0);
 }
 
 /** From levels by category to the heights of their upper edges. */
@@ -126,17 +114,79 @@ function stacked(steps: Steps): Float64Array[] {
   const edges: Float64Array[] = [];
   for (const levels of steps.levels) {
     const below = edges.at(-1);
-    edges.push(levels.map((level, at) => level + (below ? below[at] : 0)));
+    edges.push(below ? levels.map((level, at) => level + below[at]) : levels);
   }
   return edges;
 }
 
-function total(steps: Steps): Float64Array {
-  return stacked(steps).at(-1)!;
+type Moments = { count: number; times: ArrayLike<number> };
+
+/** Levels as steps in the plot, each phase by itself. */
+class Plot {
+  constructor(
+    private readonly axis: Axis,
+    private readonly y: (level: number) => number,
+  ) {}
+
+  private ends({ times }: Moments): [number, number] {
+    const phase = times[0] < 0 ? this.axis.forward! : this.axis.backward;
+    return [phase.left, phase.right];
+  }
+
+  line(steps: Moments, levels: ArrayLike<number>): Path2D {
+    const path = new Path2D();
+    const [left, right] = this.ends(steps);
+    let y = this.y(levels[0]);
+    path.moveTo(left, y);
+    for (let at = 0; at < steps.count; at++) {
+      const x = this.axis.x(steps.times[at]);
+      path.lineTo(x, y);
+      y = this.y(levels[at]);
+      path.lineTo(x, y);
+    }
+    path.lineTo(right, y);
+    return path;
+  }
+
+  area(steps: Moments, levels: ArrayLike<number>): Path2D {
+    const path = this.line(steps, levels);
+    const [left, right] = this.ends(steps);
+    path.lineTo(right, this.y(0));
+    path.lineTo(left, this.y(0));
+    path.closePath();
+    return path;
+  }
+}
+
+export function drawStack(context: CanvasRenderingContext2D, picture: Picture, paths: StackPaths, isSolid: boolean): void {
+  const { colours, bands } = picture;
+  drawGrid(context, picture, paths);
+  for (const { name, area } of paths.curves) {
+    if (name !== "plain") continue;
+    context.fillStyle = mixed(colours.ink3, colours.panel, VEIL);
+    context.fill(area);
+  }
+  for (const [colour, path] of paths.areas) {
+    context.fillStyle = isSolid ? colours[colour] : mixed(colours[colour], colours.panel, FAINT);
+    context.fill(path);
+  }
+  context.lineJoin = "round";
+  for (const { name, path } of paths.curves) drawCurve(context, colours, name, path);
+  context.lineWidth = LINE;
+  context.strokeStyle = colours.ink2;
+  for (const { dash, path } of paths.others) {
+    context.setLineDash([...dash]);
+    context.stroke(path);
+  }
+  context.setLineDash([]);
+  context.strokeStyle = colours.ink;
+  for (const path of paths.outlines) context.stroke(path);
+  context.fillStyle = colours.line2;
+  context.fillRect(picture.axis.left, bands.chart.bottom, picture.axis.right - picture.axis.left, 1);
 }
 
 /** The level without the plan is a thin line over a veil, that which is planned a band. */
-export function drawCurve(
+function drawCurve(
   context: CanvasRenderingContext2D,
   colours: Colours,
   name: CurveLevels["curve"]["name"],
@@ -156,71 +206,38 @@ export function drawCurve(
   context.stroke(path);
 }
 
-function linePath(picture: StackPicture, steps: { count: number; times: ArrayLike<number> }, levels: ArrayLike<number>): Path2D {
-  const path = new Path2D();
-  const { left, right, places } = picture.axis;
-  const across = (right - left) / Math.max(places, 1);
-  let y = heightOf(picture, levels[0]);
-  path.moveTo(left, y);
-  for (let at = 0; at < steps.count; at++) {
-    const x = left + steps.times[at] * across;
-    path.lineTo(x, y);
-    y = heightOf(picture, levels[at]);
-    path.lineTo(x, y);
+function ticksOf({ bands: { chart } }: Picture, { most }: StackPaths): number[] {
+  return byteTicks(Math.max(most, 1) * HEADROOM, chart.bottom - chart.top).slice(1);
+}
+
+function drawGrid(context: CanvasRenderingContext2D, picture: Picture, paths: StackPaths): void {
+  const { axis, colours, bands } = picture;
+  context.fillStyle = colours.line;
+  for (const level of ticksOf(picture, paths)) {
+    context.fillRect(axis.left, Math.round(heightOf(bands, paths.most, level)), axis.right - axis.left, 1);
   }
-  path.lineTo(right, y);
-  return path;
 }
 
-function areaPath(
-  picture: StackPicture,
-  steps: { count: number; times: ArrayLike<number> },
-  levels: ArrayLike<number>,
-): Path2D {
-  const path = linePath(picture, steps, levels);
-  const { left, right } = picture.axis;
-  path.lineTo(right, heightOf(picture, 0));
-  path.lineTo(left, heightOf(picture, 0));
-  path.closePath();
-  return path;
-}
-
-function drawGrid(context: CanvasRenderingContext2D, picture: StackPicture): void {
-  const { left, right } = picture.axis;
-  context.beginPath();
-  for (const level of byteTicks(top(picture))) {
-    const y = Math.round(heightOf(picture, level)) + 0.5;
-    context.moveTo(left, y);
-    context.lineTo(right, y);
-  }
-  context.lineWidth = 1;
-  context.strokeStyle = picture.colours.line;
-  context.stroke();
-}
-
-/** The axis and the sizes in binary units, each on a patch that keeps it readable on the stack. */
-function drawScale(context: CanvasRenderingContext2D, picture: StackPicture): void {
-  const { left, right } = picture.axis;
-  const bottom = picture.height - BELOW + 0.5;
-  context.lineWidth = 1;
-  context.strokeStyle = picture.colours.line2;
-  context.beginPath();
-  context.moveTo(left, bottom);
-  context.lineTo(right, bottom);
-  context.stroke();
+/** The sizes in binary units, in the right gutter. */
+export function drawScale(context: CanvasRenderingContext2D, picture: Picture, paths: StackPaths): void {
   context.font = smallType(400);
   context.textAlign = "left";
-  context.textBaseline = "middle";
-  for (const level of byteTicks(top(picture)).slice(1)) {
-    const text = size(level).replace(".0 ", " ");
-    const y = heightOf(picture, level);
-    context.globalAlpha = 0.82;
-    context.fillStyle = picture.colours.panel;
-    context.beginPath();
-    context.roundRect(left + 3, y - 8, context.measureText(text).width + 6, 15, 3);
-    context.fill();
-    context.globalAlpha = 1;
-    context.fillStyle = picture.colours.ink2;
-    context.fillText(text, left + 6, y + 0.5);
+  context.fillStyle = picture.colours.ink3;
+  for (const level of ticksOf(picture, paths)) {
+    const y = heightOf(picture.bands, paths.most, level);
+    context.fillText(size(level).replace(".0 ", " "), picture.axis.right + 8, y + 0.5);
   }
+}
+
+/** The ring at the peak. */
+export function drawRing(context: CanvasRenderingContext2D, { axis, bands, colours }: Picture, { most }: StackPaths, peak: { time: number; bytes: number }): void {
+  const x = axis.x(peak.time);
+  if (x < axis.left - 1 || x > axis.right + 1) return;
+  context.fillStyle = colours.panel;
+  context.strokeStyle = colours.ink;
+  context.lineWidth = 1.6;
+  context.beginPath();
+  context.arc(x, heightOf(bands, most, peak.bytes), 3.4, 0, 2 * Math.PI);
+  context.fill();
+  context.stroke();
 }

@@ -1,17 +1,17 @@
 /** Whether what was read is a deck's document in itself: each index leads somewhere, so that the views can trust it. */
 
-import { CATEGORIES, type Curve, type DeckDocument, FORMAT, type Memory, NONE, type Schedule, VERSION } from "./document.ts";
+import { CATEGORIES, type Clock, type Curve, type DeckDocument, FORMAT, type Memory, NONE, type Schedule, VERSION } from "./document.ts";
 
 /** A document that cannot be shown, with the reason as a sentence. */
 export class DocumentError extends Error {}
 
 /** What a column's numbers are indices of; "number" for those that are none. With "?", NONE stands for nothing. */
-type Refers = "task" | "text" | "form" | "meta" | "call" | "line" | "number";
+type Refers = "task" | "device" | "text" | "form" | "meta" | "call" | "line" | "number";
 type Columns = Record<string, Refers | `${Refers}?`>;
 
 const TABLES = {
   tasks: {
-    name: "text", kind: "text", call: "call?", line: "line?", operation: "text?", parameter: "text?", device: "text",
+    name: "text", kind: "text", call: "call?", line: "line?", operation: "text?", parameter: "text?", device: "device",
     takes: "form",
   },
   edges: { task: "task", output: "number", next: "task", input: "number" },
@@ -25,6 +25,8 @@ const REPLAYS = {
   task: "task", storage: "number", count: "number", bytes: "number", ns: "number", kept: "number", kept_bytes: "number",
 } as const satisfies Columns;
 
+const PHASES = ["forward", "backward", "optimizer"];
+
 type Counts = Record<Refers, number>;
 
 /** Throws DocumentError. */
@@ -34,10 +36,14 @@ export function checkDocument(content: unknown): DeckDocument {
     throw new DocumentError("This is not the data of a tapehead deck.");
   }
   if (typeof found.version !== "number" || found.version > VERSION) {
-    const versions = `format ${String(found.version)}, this page reads up to ${VERSION}`;
+    const versions = `format ${String(found.version)}, this page reads ${VERSION}`;
     throw new DocumentError(
       `This deck was written by a newer tapehead (${versions}). Update tapehead, or save the page again.`,
     );
+  }
+  if (found.version < VERSION) {
+    const versions = `format ${found.version}, this page reads ${VERSION}`;
+    throw new DocumentError(`This deck was written by an older tapehead (${versions}). Save the page again.`);
   }
   if (!found.tasks?.name?.length || !found.edges || !found.schedules?.length) {
     throw damaged("tasks, edges or schedules are missing");
@@ -55,6 +61,7 @@ function checkAll(document: DeckDocument): void {
   const { texts, metas, forms, lines, calls, tasks } = document;
   const counts: Counts = {
     task: tasks.name.length,
+    device: document.devices.length,
     text: texts.length,
     form: forms.length,
     meta: metas.length,
@@ -63,6 +70,8 @@ function checkAll(document: DeckDocument): void {
     number: Infinity,
   };
   if (texts.some((text) => typeof text !== "string")) throw damaged("a text is none");
+  if (document.devices.some((device) => typeof device !== "string")) throw damaged("a device has no name");
+  if (document.phases.some(({ name }) => !PHASES.includes(name))) throw damaged("a phase has no name");
   if (lines.some(({ short, code }) => typeof short !== "string" || !Array.isArray(code))) {
     throw damaged("a line of code is none");
   }
@@ -125,8 +134,18 @@ function checkSchedule(schedule: Schedule, counts: Counts): void {
   if (typeof policy !== "string" || typeof title !== "string") throw damaged("a schedule has no name");
   if (typeof keys !== "string" && keys.length !== counts.task) throw damaged(`${policy} has no key for each task`);
   if (memory) checkMemory(memory, counts);
+  if (schedule.clock) checkClock(schedule.clock, order.length, counts);
   if (schedule.replays) checkTable("replays", schedule.replays, REPLAYS, counts);
   for (const curve of schedule.curves ?? []) checkCurve(curve, order.length, counts);
+}
+
+function checkClock({ start, duration, ready = [], still = [] }: Clock, length: number, counts: Counts): void {
+  if (start.length !== duration.length || start.length > length) throw damaged("its clock is not of its order");
+  for (const column of [start, duration, ready]) checkIndices(column, "number", counts);
+  for (const { device, from, to, text } of still) {
+    checkIndices([device], "device", counts);
+    if (!(from <= to) || typeof text !== "string") throw damaged("a device stands still at no time");
+  }
 }
 
 function checkCurve({ starts, levels }: Curve, length: number, counts: Counts): void {
@@ -136,12 +155,16 @@ function checkCurve({ starts, levels }: Curve, length: number, counts: Counts): 
   if (starts.some((start, place) => place > 0 && start < starts[place - 1])) throw damaged("a curve has no order");
 }
 
-function checkMemory({ nbytes, events, starts, born_as, changes, largest }: Memory, counts: Counts): void {
+function checkMemory(memory: Memory, counts: Counts): void {
+  const { nbytes, events, starts, born_as, changes, forward_ns, rows } = memory;
   const storages = { ...counts, number: nbytes.length };
   const categories = { ...counts, number: CATEGORIES.length };
   if (born_as.length !== nbytes.length || changes.length % 4 || !starts.length) throw damaged("its memory has gaps");
   checkIndices(events.map((event) => (event < 0 ? ~event : event)), "number", storages);
-  checkIndices(largest.map(({ storage }) => storage), "number", storages);
+  for (const row of rows) checkIndices(row.storages, "number", storages);
+  if (rows.some((row) => !row.storages.length)) throw damaged("a lifetime is of no storage");
+  checkIndices(forward_ns, "number", counts);
+  if (forward_ns.length && forward_ns.length !== starts[0]) throw damaged("its forward has no clock");
   checkIndices(changes.filter((_, at) => at % 4 === 2), "number", storages);
   checkIndices(changes.filter((_, at) => at % 4 === 3), "number", categories);
   checkIndices(born_as, "number", categories);

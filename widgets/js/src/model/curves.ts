@@ -24,12 +24,11 @@ export class CurveLevels {
     this.peak = levels.reduce((most, level) => Math.max(most, level), 0);
   }
 
-  /** The level over time, from each time on. Of each of so many columns the highest, the lowest and the last are left. */
-  steps(columns: number): { times: number[]; levels: number[] } {
-    const { levels, starts } = this.curve;
-    const perTask = columns / Math.max(starts.length - 1, 1);
+  /** The level over the backward, from each time on. Of each column the highest, the lowest and the last are left. */
+  steps(column: (time: number) => number): { times: number[]; levels: number[] } {
+    const { levels } = this.curve;
     const found = { times: [0], levels: [levels[0]] };
-    const columnOf = (event: number) => Math.floor(this.times[event] * perTask);
+    const columnOf = (event: number) => column(Math.max(0, this.times[event]));
     for (let first = 0; first < this.times.length; ) {
       let end = first;
       while (end < this.times.length && columnOf(end) === columnOf(first)) end++;
@@ -39,7 +38,7 @@ export class CurveLevels {
         if (levels[event + 1] < levels[low + 1]) low = event;
       }
       for (const event of new Set([Math.min(low, high), Math.max(low, high), end - 1])) {
-        found.times.push(this.times[event]);
+        found.times.push(Math.max(0, this.times[event]));
         found.levels.push(levels[event + 1]);
       }
       first = end;

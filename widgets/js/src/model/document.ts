@@ -1,7 +1,7 @@
 /** What the page is given: one backward as columns. widgets/deck/document.py writes it and says what each field means. */
 
 export const FORMAT = "tapehead.deck";
-export const VERSION = 1;
+export const VERSION = 2;
 
 /** -1 in a column of indices. */
 export const NONE = -1;
@@ -14,6 +14,10 @@ export interface DeckDocument {
   engine: "direct" | "native";
   /** Whether all devices share one ready queue, or each has its own; missing: one. */
   queues?: "one" | "per device";
+  /** Where tasks run: "cpu", "cuda:0". */
+  devices: string[];
+  /** What was recorded, in this order. */
+  phases: Phase[];
   /** Whether tasks keep their saved tensors when they have run: `retain_graph`, `create_graph`, a tape. */
   keeps_graph: boolean;
   /** Whether the forward's inputs were kept, without which derivatives can't be checked. */
@@ -37,7 +41,7 @@ export interface DeckDocument {
     operation: number[];
     /** Text: the parameter's name, or NONE. */
     parameter: number[];
-    /** Text: where it runs. */
+    /** Where it runs: an index of `devices`. */
     device: number[];
     /** Form. */
     takes: number[];
@@ -77,6 +81,22 @@ export interface DeckDocument {
   /** Of a session that went back, and of checks of tasks, by task id. */
   branches?: Branch[];
   checks?: Record<string, Check>;
+}
+
+/** A part of a training step; `elapsed_ns` is null where that is not known. */
+export interface Phase {
+  name: "forward" | "backward" | "optimizer";
+  elapsed_ns: number | null;
+}
+
+/** When tasks ran, by place: nanoseconds since the first one's start, of as many places as that is known of. */
+export interface Clock {
+  start: number[];
+  duration: number[];
+  /** When each was ready. Missing: when the last task before it in the graph had ended. */
+  ready?: number[];
+  /** Why a device stood still, for stretches in which another order would have had it work. */
+  still?: { device: number; from: number; to: number; text: string }[];
 }
 
 /** Of the backward, of its forward, or what really ran as one. */
@@ -132,6 +152,8 @@ export interface Schedule {
   by_hand: number[];
   /** Tasks that ran in one step, each time with the one that was picked first; missing: each ran alone. */
   batches?: number[][];
+  /** null or missing: not recorded. */
+  clock?: Clock | null;
   /** null: not known (yet); `memory_note` says why. */
   memory: Memory | null;
   memory_note: string;
@@ -177,8 +199,25 @@ export interface Memory {
   changes: number[];
   /** The sentence at the peak, without its bytes: "48 weight gradients wait for TBackward0". */
   peak: string;
-  /** Those with most bytes × time, in words. */
-  largest: { storage: number; name: string; made_by: string; kept_by: string; freed_by: string }[];
+  /** When the forward's events happened, nanoseconds since its first; empty where that is not known. */
+  forward_ns: number[];
+  /** Those with most bytes × time, see widgets/deck/lifetimes.py. */
+  rows: LifetimeRow[];
+}
+
+/** Storages that equal layers made alike. */
+export interface LifetimeRow {
+  name: string;
+  /** "blocks.*.attn" */
+  module: string;
+  count: number;
+  /** The bytes of each. */
+  nbytes: number;
+  /** All, in order of birth; of more than four the first born and the last freed. */
+  storages: number[];
+  made_by: string;
+  kept_by: string;
+  freed_by: string;
 }
 
 export interface TaskRecord {
@@ -210,13 +249,13 @@ export interface Gradient {
 
 /** The categories of memory by their number in engine/memory/timeline.py. */
 export const CATEGORIES = [
-  { key: "saved", title: "saved activations", short: "saved" },
-  { key: "buffer", title: "input buffers", short: "buffers" },
-  { key: "pgrad", title: "parameter gradients", short: "grads" },
-  { key: "other", title: "forward values", short: "forward" },
-  { key: "held", title: "held gradients", short: "held" },
-  { key: "work", title: "workspace", short: "workspace" },
-  { key: "unknown", title: "not attributed", short: "unknown" },
-  { key: "listed", title: "gradients in lists", short: "in lists" },
-  { key: "consumed", title: "consumed buffers", short: "consumed" },
+  { key: "saved", title: "saved activations", name: "activations", short: "saved" },
+  { key: "buffer", title: "input buffers", name: "input buffers", short: "buffers" },
+  { key: "pgrad", title: "parameter gradients", name: "gradients", short: "grads" },
+  { key: "other", title: "forward values", name: "forward values", short: "forward" },
+  { key: "held", title: "held gradients", name: "held", short: "held" },
+  { key: "work", title: "workspace", name: "workspace", short: "work" },
+  { key: "unknown", title: "not attributed", name: "not attributed", short: "unknown" },
+  { key: "listed", title: "gradients in lists", name: "in lists", short: "in lists" },
+  { key: "consumed", title: "consumed buffers", name: "consumed", short: "used up" },
 ] as const;

@@ -2,7 +2,7 @@
  * Memory decoded: what the columns of engine/memory/timeline.py mean at every moment of the backward.
  *
  * Time counts in tasks: the task at place k takes the time from k to k + 1, and event s of its n (the first is 1)
- * happens at k + s / (n + 1). What the forward did is at 0, what follows the last task at the end. A task's numbers
+ * happens at k + s / (n + 1). The forward takes the time from -1 to 0, what follows the last task is at the end. A task's numbers
  * agree with Timeline.task_peaks and Timeline.category_levels: tests/widgets/deck/test_deck_memory.py compares them.
  */
 
@@ -46,6 +46,7 @@ export class MemoryLevels {
   private readonly nbytes: Float64Array;
   private readonly changes: Int32Array;
   private fates: { births: Int32Array; deaths: Int32Array } | null = null;
+  private forwardBytes: Float64Array[] | null = null;
   private stored: Map<number, number[]> | null = null;
 
   constructor(readonly memory: Memory) {
@@ -119,19 +120,54 @@ export class MemoryLevels {
     return count;
   }
 
+  /** How many events of the forward were recorded. */
+  get forwardEvents(): number {
+    return this.memory.before ? 0 : this.memory.starts[0];
+  }
+
+  /** How many of them have happened at a time in the forward. */
+  forwardEvent(time: number): number {
+    const count = this.forwardEvents;
+    return Math.max(0, Math.min(count, Math.floor((time + 1) * (count + 1) + 1e-6)));
+  }
+
+  /** By number of events of the forward that have happened the bytes by category. */
+  get forwardLevels(): Float64Array[] {
+    if (!this.forwardBytes) {
+      const walk = new Walk(this.memory, this.events, this.nbytes, this.changes);
+      this.forwardBytes = [walk.bytes.slice()];
+      while (walk.event < this.forwardEvents) {
+        walk.next();
+        this.forwardBytes.push(walk.bytes.slice());
+      }
+    }
+    return this.forwardBytes;
+  }
+
   /**
-   * The stack over time. Where more than two moments fall into one of so many columns, what is left of them is the
-   * highest, the lowest and the last: the picture has the same pixels and a few thousand points.
+   * The stack over the backward. Where more than two moments fall into one column, what is left of them is the highest,
+   * the lowest and the last: the picture has the same pixels and a few thousand points.
    */
-  steps(columns: number): Steps {
+  steps(columnOf: (time: number) => number): Steps {
     const { starts } = this.memory;
     const walk = new Walk(this.memory, this.events, this.nbytes, this.changes);
     walk.goTo(starts[0]);
     walk.changeUpTo(-1);
-    const most = Math.min(3 * columns + 4, this.events.length + this.changes.length / CHANGE + 4);
-    const points = new Columns(most, columns / Math.max(this.places, 1));
+    const points = new Columns(columnOf);
     points.add(0, this.levels[walk.event], walk.bytes);
     while (walk.advance()) points.add(this.timeOfMove(walk), this.levels[walk.event], walk.bytes);
+    return points.finish();
+  }
+
+  /** The same over the forward, from its first byte. */
+  forwardSteps(columnOf: (time: number) => number): Steps {
+    const walk = new Walk(this.memory, this.events, this.nbytes, this.changes);
+    const points = new Columns(columnOf);
+    points.add(-1, this.levels[0], walk.bytes);
+    while (walk.event < this.forwardEvents) {
+      walk.next();
+      points.add(this.times[walk.event - 1], this.levels[walk.event], walk.bytes);
+    }
     return points.finish();
   }
 
@@ -164,10 +200,10 @@ export class MemoryLevels {
     return this.fates;
   }
 
-  /** When a storage was born; null: in the forward, or before. */
+  /** When a storage was born; null: before all that was recorded. */
   born(storage: number): number | null {
     const birth = this.lives.births[storage];
-    return birth < this.memory.starts[0] ? null : this.times[birth];
+    return birth < 0 || (birth < this.memory.starts[0] && !this.forwardEvents) ? null : this.times[birth];
   }
 
   /** When a storage was freed; null: it is alive at the end. */
@@ -186,7 +222,7 @@ export class MemoryLevels {
     };
   }
 
-  /** What a storage was for, over its life in the backward. */
+  /** What a storage was for, over its life; from the start of the backward if nothing tells when it was born. */
   segments(storage: number): Segment[] {
     const end = this.died(storage) ?? this.places;
     let from = this.born(storage) ?? 0;
@@ -306,26 +342,17 @@ class Walk {
 
 /** Collects moments, and keeps of each column the highest, the lowest and the last. */
 class Columns {
-  private readonly found: Steps;
-  private column = -1;
+  private readonly found: Moment[] = [];
+  private column = NaN;
   private count = 0;
   private readonly highest: Moment = newMoment();
   private readonly lowest: Moment = newMoment();
   private readonly last: Moment = newMoment();
 
-  constructor(
-    most: number,
-    private readonly perTask: number,
-  ) {
-    this.found = {
-      count: 0,
-      times: new Float64Array(most),
-      levels: CATEGORIES.map(() => new Float64Array(most)),
-    };
-  }
+  constructor(private readonly columnOf: (time: number) => number) {}
 
   add(time: number, level: number, bytes: Float64Array): void {
-    const column = Math.floor(time * this.perTask);
+    const column = this.columnOf(time);
     const isNew = column !== this.column;
     if (isNew) {
       this.flush();
@@ -338,25 +365,25 @@ class Columns {
   }
 
   private flush(): void {
-    if (this.column < 0) return;
+    if (Number.isNaN(this.column)) return;
     const [first, second] = [this.highest, this.lowest].sort((one, other) => one.number - other.number);
     this.push(first);
     if (second.number > first.number) this.push(second);
     if (this.last.number > second.number) this.push(this.last);
   }
 
-  private push(moment: Moment): void {
-    const { found } = this;
-    const at = found.count++;
-    found.times[at] = moment.time;
-    for (let category = 0; category < CATEGORIES.length; category++) {
-      found.levels[category][at] = moment.bytes[category];
-    }
+  private push({ number, time, level, bytes }: Moment): void {
+    this.found.push({ number, time, level, bytes: bytes.slice() });
   }
 
   finish(): Steps {
     this.flush();
-    return this.found;
+    const { found } = this;
+    return {
+      count: found.length,
+      times: Float64Array.from(found, ({ time }) => time),
+      levels: CATEGORIES.map((_, category) => Float64Array.from(found, ({ bytes }) => bytes[category])),
+    };
   }
 }
 
@@ -382,6 +409,7 @@ function set(moment: Moment, number: number, time: number, level: number, bytes:
 /** By event its time. */
 export function timesOf(starts: readonly number[], count: number): Float64Array {
   const times = new Float64Array(count);
+  for (let event = 0; event < starts[0]; event++) times[event] = (event + 1) / (starts[0] + 1) - 1;
   for (let place = 0; place + 1 < starts.length; place++) {
     const first = starts[place];
     const share = 1 / (starts[place + 1] - first + 1);

@@ -2,6 +2,7 @@
 
 import { el } from "../dom.ts";
 import type { MakeView } from "../view.ts";
+import { toggleHelp } from "./help.ts";
 import { icon, type IconName, mark } from "./icons.ts";
 import { makePolicyTabs } from "./policy_tabs.ts";
 import { makeSearch } from "./search.ts";
@@ -23,7 +24,8 @@ export const makeBar: MakeView = (stage, parent) => {
   views.push(makePolicyTabs(stage, lower));
   lower.append(aside);
   bar.append(lower);
-  views.push(makeSearch(stage, aside), makeThemeButton(stage, aside), makeTrouble(stage, parent));
+  views.push(makeSearch(stage, aside), makeHelpButton(stage, aside), makeThemeButton(stage, aside));
+  views.push(makeFullButton(stage, aside), makeTrouble(stage, parent));
   return {
     update(changed) {
       for (const view of views) view.update(changed);
@@ -52,6 +54,31 @@ const makeThemeButton: MakeView = ({ store }, parent) => {
       button.replaceChildren(icon(theme === null ? "follow_page" : names[theme]));
       button.title = `Theme: ${said} (T)`;
       button.setAttribute("aria-label", `theme: ${said}`);
+    },
+    dispose: () => button.remove(),
+  };
+};
+
+/** The keys are behind it. */
+const makeHelpButton: MakeView = (stage, parent) => {
+  const button = el("button", { class: "ib keys", title: "Keys (?)", "aria-label": "all keys" }, "?");
+  button.addEventListener("click", () => toggleHelp(stage));
+  parent.append(button);
+  return { update() {}, dispose: () => button.remove() };
+};
+
+const makeFullButton: MakeView = ({ store }, parent) => {
+  const button = el("button", { class: "ib full" });
+  button.addEventListener("click", () => store.update({ isFull: !store.state.isFull }));
+  parent.append(button);
+  return {
+    update(changed) {
+      if (!changed.has("isFull")) return;
+      const { isFull } = store.state;
+      button.replaceChildren(icon(isFull ? "unfull" : "full"));
+      button.title = isFull ? "Back to its place (W, Esc)" : "Full window (W)";
+      button.setAttribute("aria-label", "full window");
+      button.setAttribute("aria-pressed", String(isFull));
     },
     dispose: () => button.remove(),
   };

@@ -29,7 +29,7 @@ export function toggleHelp({ root }: Stage): void {
     event.stopPropagation();
     close();
   });
-  const opener = root.querySelector(".foot button"); // closes it, too, by its own click
+  const opener = root.querySelector(".bar .keys"); // closes it, too, by its own click
   help.addEventListener("focusout", ({ relatedTarget }) => {
     if (relatedTarget && relatedTarget !== opener && !help.contains(relatedTarget as Node)) help.remove();
   });

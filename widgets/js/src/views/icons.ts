@@ -24,6 +24,8 @@ const ICONS = {
   moon: { lines: "M13 9.6A5.4 5.4 0 0 1 6.4 3a5.4 5.4 0 1 0 6.6 6.6z", fills: "" },
   follow_page: { lines: "M13.5 8a5.5 5.5 0 1 1-11 0 5.5 5.5 0 0 1 11 0z", fills: "M8 2.5a5.5 5.5 0 0 1 0 11z" },
   fit: { lines: "M2.8 6V2.8H6M10 2.8h3.2V6M13.2 10v3.2H10M6 13.2H2.8V10", fills: "" },
+  full: { lines: "M9.5 2.5h4v4M6.5 13.5h-4v-4M13.2 2.8 9.5 6.5M2.8 13.2l3.7-3.7", fills: "" },
+  unfull: { lines: "M13.5 6.5h-4v-4M2.5 9.5h4v4M9.8 6.2l3.7-3.7M6.2 9.8l-3.7 3.7", fills: "" },
   follow: { lines: "M8 1.8v2.4M8 11.8v2.4M1.8 8h2.4M11.8 8h2.4", fills: "M10 8a2 2 0 1 1-4 0 2 2 0 0 1 4 0z" },
   search: { lines: "M11.2 7a4.2 4.2 0 1 1-8.4 0 4.2 4.2 0 0 1 8.4 0zM10.3 10.3l3.2 3.2", fills: "" },
   why: { lines: "M3.5 2.5v5.2a2 2 0 0 0 2 2h6.8M9.6 6.9l2.7 2.8-2.7 2.8", fills: "" },

@@ -1,6 +1,8 @@
 /** The deck's keys. They work while the focus is in the deck, and JupyterLab doesn't see them. */
 
 import type { Box, Tree } from "../layout/tree.ts";
+import { WHOLE } from "../model/axis.ts";
+import { timesOf } from "../model/clock.ts";
 import { levelsOfMemory } from "../model/memory.ts";
 import type { Store } from "../store.ts";
 import type { Stage } from "../view.ts";
@@ -14,6 +16,9 @@ const FAR = 10;
 
 /** How long a tip stays that answers a key, milliseconds. */
 const SAID = 2000;
+
+/** One press of + or −. */
+const ZOOM = 1.5;
 
 type Action = (stage: Stage, shift: boolean) => unknown;
 
@@ -33,11 +38,20 @@ const ACTIONS: Record<string, Action> = {
   p: ({ store }) => goToPeak(store),
   y: ({ store }) => store.update({ ownScale: !store.state.ownScale }),
   t: ({ store }) => nextTheme(store),
+  c: (stage) => changeAxis(stage),
+  w: ({ store }) => store.update({ isFull: !store.state.isFull }),
+  "+": (stage) => zoomTimeline(stage, ZOOM),
+  "=": (stage) => zoomTimeline(stage, ZOOM),
+  "-": (stage) => zoomTimeline(stage, 1 / ZOOM),
+  "0": ({ store }) => store.update({ zoom: WHOLE }),
   "[": (stage) => fold(stage, false),
   "]": (stage) => fold(stage, true),
   "/": ({ root }) => goToSearch(root),
   "?": (stage) => toggleHelp(stage),
-  Escape: ({ store }) => (store.state.query ? store.find("") : store.update({ selected: null })),
+  Escape: ({ store }) => {
+    if (store.state.query) store.find("");
+    else store.update(store.state.isFull ? { isFull: false } : { selected: null });
+  },
 };
 
 /** Binds the keys to the deck's element. Returns what ends that. */
@@ -80,6 +94,19 @@ function goToSearch(root: HTMLElement): void {
   const input = root.querySelector<HTMLInputElement>(".field input");
   input?.focus({ preventScroll: true }); // to select alone gives no focus in every browser
   input?.select();
+}
+
+function changeAxis({ store, root, tip }: Stage): void {
+  if (store.state.axis === "task" && !timesOf(store.document, store.replay)) {
+    say(root, tip, "when its tasks ran was not recorded");
+    return;
+  }
+  store.update({ axis: store.state.axis === "task" ? "clock" : "task", zoom: WHOLE });
+}
+
+/** About the playhead, which the timeline knows where to find. */
+function zoomTimeline({ root }: Stage, factor: number): void {
+  root.querySelector(".time")?.dispatchEvent(new CustomEvent("zoomby", { detail: factor }));
 }
 
 function goToPeak(store: Store): void {

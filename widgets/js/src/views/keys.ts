@@ -1,4 +1,4 @@
-/** The deck's keys in words, for the footer and the help. */
+/** The deck's keys in words, for the help. */
 
 import { el } from "../dom.ts";
 
@@ -18,7 +18,10 @@ export const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["G", "follow"],
   ["M", "groups"],
   ["P", "to the peak"],
-  ["Y", "scale"],
+  ["Y", "scale of memory"],
+  ["C", "axis: tasks, clock"],
+  ["+ − 0", "zoom the timeline, show all"],
+  ["W", "full window, Esc leaves"],
   ["/", "find"],
   ["T", "theme"],
   ["Esc", "search no more, deselect"],

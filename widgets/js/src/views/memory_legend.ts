@@ -7,15 +7,18 @@ import type { MemoryLevels } from "../model/memory.ts";
 import { count, nth, size } from "../text.ts";
 
 const LONGEST_REASON = 90;
-/** More are set closer to each other. */
-const MOST_ROWS = 6;
+/** Height of a row, and of one where there is less room for them. */
+const ROW = 14;
+const TIGHT_ROW = 12;
 
 export interface Legend {
+  /** The level, and the rows that make it. */
+  readonly total: HTMLElement;
   readonly element: HTMLElement;
-  /** Shows these categories, as short as there is room for. */
-  build(categories: readonly number[], curves: readonly CurveLevels[], isShort: boolean): void;
-  /** Shows the bytes of a place, at its highest level. */
-  read(levels: MemoryLevels, place: number, isHovered: boolean): void;
+  /** Shows these categories in so many pixels; by short names where there is no room for others. */
+  build(categories: readonly number[], curves: readonly CurveLevels[], height: number, isShort: boolean): void;
+  /** Shows the bytes at a time: of a task at its highest level. */
+  read(levels: MemoryLevels, forward: MemoryLevels | null, time: number): void;
 }
 
 interface Row {
@@ -26,37 +29,38 @@ interface Row {
 
 export function makeLegend(): Legend {
   const element = el("div", { class: "lg" });
-  const what = el("span");
-  const sum = el("b");
-  const total = el("div", { class: "tot" }, el("span"), what, sum);
+  const total = el("b", { class: "tot" });
   let rows: Row[] = [];
   let curveRows: { levels: CurveLevels; element: HTMLElement; bytes: HTMLElement }[] = [];
-  let short = false;
   let built = "";
   return {
+    total,
     element,
-    build(categories, curves, isShort) {
+    build(categories, curves, height, isShort) {
+      const all = categories.length + curves.length;
+      element.style.height = `${Math.max(0, height)}px`;
+      element.classList.toggle("tight", all * ROW > height);
+      element.classList.toggle("full", all * TIGHT_ROW > height);
       const wanted = JSON.stringify([categories, isShort]);
       if (wanted === built && curves.length === curveRows.length && curves.every((each, at) => each === curveRows[at].levels)) return;
       built = wanted;
-      short = isShort;
-      rows = categories.map((category) => rowOf(category, short));
-      curveRows = curves.map((levels) => curveRow(levels, short));
-      element.replaceChildren(...rows.map((row) => row.element), total, ...curveRows.map((row) => row.element));
-      element.classList.toggle("tight", rows.length + curveRows.length > MOST_ROWS);
+      rows = categories.map((category) => rowOf(category, isShort));
+      curveRows = curves.map((levels) => curveRow(levels, isShort));
+      element.replaceChildren(...rows.map((row) => row.element), ...curveRows.map((row) => row.element));
     },
-    read(levels, place, isHovered) {
+    read(levels, forward, time) {
+      const at = momentOf(levels, forward, time);
       for (const { category, element: row, bytes } of rows) {
-        const amount = levels.categoryLevels[category][place];
+        const amount = at.bytes[category];
         row.classList.toggle("zero", !amount);
         row.dataset.bytes = String(amount);
         bytes.textContent = amount ? size(amount) : "0";
       }
-      what.textContent = whatIsRead(levels, place, isHovered, short);
-      sum.textContent = size(levels.taskLevels[place]);
-      total.dataset.bytes = String(levels.taskLevels[place]);
+      total.textContent = size(at.level);
+      total.title = at.words;
+      total.dataset.bytes = String(at.level);
       for (const row of curveRows) {
-        const amount = row.levels.taskLevels[place];
+        const amount = row.levels.taskLevels[Math.max(0, Math.floor(time))];
         row.bytes.textContent = size(amount);
         row.element.dataset.bytes = String(amount);
       }
@@ -64,27 +68,39 @@ export function makeLegend(): Legend {
   };
 }
 
+interface Moment {
+  bytes: ArrayLike<number>;
+  level: number;
+  words: string;
+}
+
+/** What is alive at a time. */
+export function momentOf(levels: MemoryLevels, forward: MemoryLevels | null, time: number): Moment {
+  if (time < 0 && forward) {
+    const event = forward.forwardEvent(time);
+    return { bytes: forward.forwardLevels[event], level: forward.levels[event], words: "in the forward" };
+  }
+  const place = Math.max(0, Math.min(levels.places, Math.floor(time)));
+  const bytes = levels.categoryLevels.map((column) => column[place]);
+  const words = place >= levels.places ? "at the end" : `while the ${nth(place + 1)} task runs, at most`;
+  return { bytes, level: levels.taskLevels[place], words };
+}
+
 /** A plan's curve: its line, and its level at the cursor. */
 function curveRow(levels: CurveLevels, isShort: boolean): { levels: CurveLevels; element: HTMLElement; bytes: HTMLElement } {
   const { name } = levels.curve;
-  const { title, short } = CURVES[name];
+  const { title, name: usual, short } = CURVES[name];
   const bytes = el("b");
   const sample = el("span", { class: `cv ${name}`, "aria-hidden": "true" });
-  return { levels, bytes, element: el("div", { "data-curve": name }, sample, el("span", {}, isShort ? short : title), bytes) };
+  return { levels, bytes, element: el("div", { "data-curve": name, title }, sample, el("span", {}, isShort ? short : usual), bytes) };
 }
 
 function rowOf(category: number, isShort: boolean): Row {
-  const { key, title, short } = CATEGORIES[category];
+  const { key, title, name, short } = CATEGORIES[category];
   const bytes = el("b");
   const swatch = el("span", { class: "sw", style: `background: var(--${key})` });
-  const element = el("div", { "data-category": key }, swatch, el("span", {}, isShort ? short : title), bytes);
+  const element = el("div", { "data-category": key, title }, swatch, el("span", {}, isShort ? short : name), bytes);
   return { category, element, bytes };
-}
-
-function whatIsRead(levels: MemoryLevels, place: number, isHovered: boolean, isShort: boolean): string {
-  if (place >= levels.places) return "at the end";
-  if (isHovered) return `in the ${nth(place + 1)}`;
-  return isShort ? "at most" : "this task, at most";
 }
 
 /** What the numbers rest on, and why they may be off. */
@@ -104,6 +120,14 @@ export function basisWords(levels: MemoryLevels, isPlanned = false): { said: str
 function shortened(reason: string): string {
   const [first] = reason.replace(/^not known from a dry run: /, "misses ").split(/;|: \d|, the first/);
   return first.length > LONGEST_REASON ? `${first.slice(0, LONGEST_REASON).replace(/\s+\S*$/, "")}…` : first;
+}
+
+/** The peak in words: what stands first, and the sentence after it. */
+export function peakWords({ peak, places, memory }: MemoryLevels, titleOf: (place: number) => string): [string, string] {
+  const { place, bytes } = peak;
+  const during = place >= places ? "after the last task" : `the ${nth(place + 1)} task, ${titleOf(place)}`;
+  const when = place < 0 ? "before the first task" : during;
+  return [`peak ${size(bytes)}`, `: ${when}${memory.peak ? `; ${memory.peak}` : ""}`];
 }
 
 /** The whole chart in one sentence, for those who don't see it. */

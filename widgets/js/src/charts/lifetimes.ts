@@ -1,0 +1,84 @@
+/** Lifetimes: a row for storages that equal layers made alike, with up to four thin bars, or one with all of them. */
+
+import type { Axis } from "../model/axis.ts";
+import { HEADING, ROW } from "../model/bands.ts";
+import { CATEGORIES, type LifetimeRow } from "../model/document.ts";
+import type { MemoryLevels, Segment } from "../model/memory.ts";
+import { FAINT, type Picture } from "./picture.ts";
+import { mixed } from "./surface.ts";
+
+export interface LifetimeBar {
+  storage: number;
+  segments: Segment[];
+  /** Whether something tells when it was born, and whether it is alive at the end. */
+  isBorn: boolean;
+  stays: boolean;
+}
+
+export interface LifetimeBars {
+  row: LifetimeRow;
+  /** One for each storage, or one for all. */
+  bars: LifetimeBar[];
+}
+
+const THIN = 2.4;
+const PITCH = 3.1;
+const THICK = 7;
+/** A bar is at least so wide: a storage of one task among many thousands is still seen. */
+const LEAST_BAR = 1.5;
+
+/** What is drawn of a row: its storages, or from the first's birth to the last one's death. */
+export function barsOf(levels: MemoryLevels, row: LifetimeRow): LifetimeBars {
+  const bars = row.storages.map((storage) => barOf(levels, storage));
+  if (row.count === bars.length) return { row, bars };
+  const [first, last] = [bars[0], bars[bars.length - 1]];
+  const { from } = first.segments[0];
+  const { category } = first.segments[first.segments.length - 1]; // a .grad was an input buffer for a moment
+  const { to } = last.segments[last.segments.length - 1];
+  return { row, bars: [{ ...first, stays: last.stays, segments: [{ category, from, to: Math.max(from, to) }] }] };
+}
+
+function barOf(levels: MemoryLevels, storage: number): LifetimeBar {
+  const [isBorn, stays] = [levels.born(storage) !== null, levels.died(storage) === null];
+  return { storage, segments: levels.segments(storage), isBorn, stays };
+}
+
+/** Where a row begins, pixels from the timeline's top. */
+export function rowTop({ bands }: Pick<Picture, "bands">, row: number): number {
+  return bands.lifetimes.top + HEADING + row * ROW;
+}
+
+export function drawLifetimes(context: CanvasRenderingContext2D, picture: Picture, isSolid: boolean): void {
+  const { axis, bands, colours, lifetimes } = picture;
+  lifetimes.slice(0, bands.lifetimes.rows).forEach(({ bars }, number) => {
+    const top = rowTop(picture, number);
+    const height = bars.length > 1 ? THIN : THICK;
+    bars.forEach((bar, index) => {
+      const at = bars.length > 1 ? top + 0.8 + index * PITCH : top + (ROW - THICK) / 2;
+      for (const segment of bar.segments) {
+        const colour = colours[CATEGORIES[segment.category].key];
+        context.fillStyle = isSolid ? colour : mixed(colour, colours.panel, FAINT);
+        const [from, to] = ends(axis, segment);
+        context.fillRect(from, at, to - from, height);
+      }
+      context.fillStyle = colours.ink2;
+      const end = ends(axis, bar.segments[bar.segments.length - 1])[1];
+      if (!bar.stays) context.fillRect(end - 0.5, at - 0.5, 1, height + 1);
+      if (!bar.isBorn) arrow(context, axis.backward.left, at, height);
+    });
+  });
+}
+
+function ends(axis: Axis, { from, to }: Segment): [number, number] {
+  const start = axis.x(from);
+  return [start, Math.max(start + LEAST_BAR, to >= axis.places ? axis.right : axis.x(to))];
+}
+
+/** It was there before: when it was made is not known. */
+function arrow(context: CanvasRenderingContext2D, left: number, top: number, height: number): void {
+  context.beginPath();
+  context.moveTo(left, top - 0.5);
+  context.lineTo(left, top + height + 0.5);
+  context.lineTo(left + 3, top + height / 2);
+  context.fill();
+}

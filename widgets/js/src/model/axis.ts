@@ -1,0 +1,258 @@
+/**
+ * The one axis of what happens in time: where a task, a moment in it, and the forward's events are, in pixels.
+ *
+ * A time counts in tasks: the one at place k takes from k to k + 1, and from -1 to 0 is the forward. On the task axis
+ * all of them are equally wide, on the clock axis as long as they took.
+ */
+
+import type { Phase } from "./document.ts";
+import type { Times } from "./clock.ts";
+import { nanoseconds, nth } from "../text.ts";
+
+export type AxisKind = "task" | "clock";
+
+/** The part of the whole axis that is seen, in shares of it. */
+export interface Zoom {
+  readonly from: number;
+  readonly to: number;
+}
+
+export const WHOLE: Zoom = { from: 0, to: 1 };
+
+/** A phase's pixels; also those that are out of sight. */
+export interface PlacedPhase extends Phase {
+  left: number;
+  right: number;
+}
+
+export interface Tick {
+  x: number;
+  text: string;
+}
+
+export interface AxisOf {
+  kind: AxisKind;
+  /** The plot, CSS pixels from the panel's left edge. */
+  left: number;
+  right: number;
+  places: number;
+  phases: readonly Phase[];
+  /** null: the task axis is all there is. */
+  times: Times | null;
+  /** By event of the forward its nanoseconds; empty where they are not known. */
+  forward: readonly number[];
+  zoom: Zoom;
+}
+
+/** Between two phases, pixels. */
+const GAP = 3;
+/** Of the task axis. */
+const SHARES = { forward: 0.2, optimizer: 0.05 };
+/** Of the clock axis, of what is too short to be seen. */
+const LEAST = { forward: 0.02, optimizer: 0.035 };
+/** Between two ticks, pixels. */
+const TASK_TICK = 52;
+const CLOCK_TICK = 70;
+/** So many pixels wide a task can be made. */
+const WIDEST_TASK = 80;
+
+export class Axis {
+  readonly kind: AxisKind;
+  readonly left: number;
+  readonly right: number;
+  readonly places: number;
+  readonly phases: readonly PlacedPhase[];
+  readonly forward: PlacedPhase | undefined;
+  readonly backward: PlacedPhase;
+  private readonly times: Times | null;
+  private readonly events: readonly number[];
+
+  constructor(of: AxisOf) {
+    this.kind = of.times ? of.kind : "task";
+    this.left = of.left;
+    this.right = Math.max(of.right, of.left + 1);
+    this.places = of.places;
+    this.times = this.kind === "clock" ? of.times : null;
+    this.events = of.forward;
+    this.phases = this.placed(of.phases, of.zoom);
+    this.forward = this.phases.find(({ name }) => name === "forward");
+    this.backward = this.phases.find(({ name }) => name === "backward")!;
+  }
+
+  private placed(phases: readonly Phase[], { from, to }: Zoom): PlacedPhase[] {
+    const known: readonly Phase[] = phases.some(({ name }) => name === "backward")
+      ? phases
+      : [...phases, { name: "backward", elapsed_ns: null }];
+    const scale = (this.right - this.left) / (to - from);
+    const shares = this.shares(known);
+    const room = scale - GAP * (known.length - 1);
+    let at = this.left - from * scale;
+    return known.map((phase, number) => {
+      const left = at;
+      at += shares[number] * room + GAP;
+      return { ...phase, left, right: at - GAP };
+    });
+  }
+
+  /** What share of the axis each phase has. */
+  private shares(phases: readonly Phase[]): number[] {
+    const { times } = this;
+    const asked = phases.map(({ name, elapsed_ns }) => {
+      if (name === "backward") return null;
+      const fixed = SHARES[name];
+      if (!times) return fixed;
+      const all = phases.reduce((sum, each) => sum + (each.name === "backward" ? times.total : (each.elapsed_ns ?? 0)), 0);
+      return elapsed_ns ? Math.max(LEAST[name], elapsed_ns / all) : fixed;
+    });
+    const taken = asked.reduce((sum: number, share) => sum + (share ?? 0), 0);
+    return asked.map((share) => share ?? 1 - taken);
+  }
+
+  /** The pixel of a time. */
+  x(time: number): number {
+    const { backward } = this;
+    if (time < 0) return this.forwardX(time);
+    if (time >= this.places) return backward.right;
+    const place = Math.floor(time);
+    return this.at(this.times ? this.nsOf(place, time - place) / this.times.total : time / this.places);
+  }
+
+  /** Where the task at a place ends: on the clock axis the next one may begin later. */
+  end(place: number): number {
+    return this.times && place < this.places ? this.at(this.times.end[place] / this.times.total) : this.x(place + 1);
+  }
+
+  private at(share: number): number {
+    const { left, right } = this.backward;
+    return left + (right - left) * share;
+  }
+
+  private nsOf(place: number, share: number): number {
+    const { start, end } = this.times!;
+    return start[place] + share * (end[place] - start[place]);
+  }
+
+  /** The forward's pixel: its events are equally far from each other, or as far as the clock says. */
+  private forwardX(time: number): number {
+    const { forward, events } = this;
+    if (!forward) return this.backward.left;
+    const width = forward.right - forward.left;
+    const last = events.at(-1);
+    if (!this.times || !last) return forward.left + width * (Math.max(-1, time) + 1);
+    const event = (time + 1) * (events.length + 1) - 1;
+    const before = Math.floor(event);
+    const from = events[Math.max(0, before)] ?? last;
+    const to = events[before + 1] ?? last;
+    return forward.left + (width * (from + (event - before) * (to - from))) / last;
+  }
+
+  /** The time at a pixel. In the gap between two phases it is the end of the first. */
+  timeAt(pixel: number): number {
+    const { forward, backward, places } = this;
+    if (forward && pixel < backward.left) return this.forwardTime(pixel);
+    if (pixel >= backward.right) return places;
+    const share = Math.max(0, (pixel - backward.left) / (backward.right - backward.left));
+    if (!this.times) return share * places;
+    const ns = share * this.times.total;
+    const place = lastUpTo(this.times.start, ns);
+    const [start, end] = [this.times.start[place], this.times.end[place]];
+    return place + (end > start ? Math.min(0.999, (ns - start) / (end - start)) : 0);
+  }
+
+  private forwardTime(pixel: number): number {
+    const { left, right } = this.forward!;
+    const share = Math.max(0, Math.min(1, (pixel - left) / (right - left)));
+    const last = this.events.at(-1);
+    if (!this.times || !last) return Math.min(-1e-9, share - 1);
+    const event = lastUpTo(this.events, share * last);
+    return Math.min(-1e-9, (event + 1) / (this.events.length + 1) - 1);
+  }
+
+  /** The place of the task at a pixel: the first one's left of the backward, `places` right of it. */
+  placeAt(pixel: number): number {
+    return Math.max(0, Math.floor(this.timeAt(pixel)));
+  }
+
+  /** Nanoseconds since the start of the backward; null on the task axis. */
+  ns(time: number): number | null {
+    if (!this.times || time < 0) return null;
+    const place = Math.floor(time);
+    return place >= this.places ? this.times.total : this.nsOf(place, time - place);
+  }
+
+  /** Numbers of tasks, or times, that have room. */
+  ticks(): Tick[] {
+    const found = this.times ? this.clockTicks(this.times.total) : this.taskTicks();
+    return found.filter(({ x }) => x >= this.left && x <= this.right);
+  }
+
+  private taskTicks(): Tick[] {
+    const perTask = (this.backward.right - this.backward.left) / Math.max(this.places, 1);
+    const step = roundStep(TASK_TICK / perTask);
+    const first = Math.max(1, Math.ceil(this.timeAt(this.left) / step));
+    const found: Tick[] = [];
+    for (let number = first * step; number <= this.places; number += step) {
+      const x = this.x(number - 0.5);
+      if (x > this.right) break;
+      if (number === step && x - this.backward.left < TASK_TICK / 2) continue;
+      found.push({ x, text: nth(number) });
+    }
+    return found;
+  }
+
+  private clockTicks(total: number): Tick[] {
+    const width = this.backward.right - this.backward.left;
+    const step = roundStep((CLOCK_TICK / width) * total);
+    const first = Math.max(0, Math.ceil((((this.left - this.backward.left) / width) * total) / step));
+    const found: Tick[] = [];
+    for (let number = first; number * step <= total; number++) {
+      const x = this.at((number * step) / total);
+      if (x > this.right) break;
+      found.push({ x, text: number ? nanoseconds(number * step).replace(/\.0+ /, " ") : "0" });
+    }
+    return found;
+  }
+}
+
+/** The least of 1, 2, 5, 10, 20, ... that is no less than this. */
+function roundStep(least: number): number {
+  const power = 10 ** Math.max(0, Math.floor(Math.log10(Math.max(least, 1))));
+  return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= least) ?? 10 * power;
+}
+
+/** The index of the last entry that is no greater, of entries that go up; 0 where none is. */
+function lastUpTo(entries: ArrayLike<number>, limit: number): number {
+  let [low, high] = [0, entries.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (entries[middle] <= limit) low = middle + 1;
+    else high = middle;
+  }
+  return Math.max(0, low - 1);
+}
+
+/** Zoomed by a factor about a share of what is seen. `most`: how many times the whole axis may be enlarged. */
+export function zoomed({ from, to }: Zoom, factor: number, about: number, most: number): Zoom {
+  const width = Math.min(1, Math.max(1 / most, (to - from) / factor));
+  if (width === 1) return WHOLE;
+  const start = from + about * (to - from - width);
+  return shifted({ from: start, to: start + width }, 0);
+}
+
+/** Moved by so many shares of the whole axis, within it. */
+export function shifted({ from, to }: Zoom, by: number): Zoom {
+  const start = Math.max(0, Math.min(1 - (to - from), from + by));
+  return { from: start, to: start + (to - from) };
+}
+
+/** How many times an axis of so many tasks may be enlarged. */
+export function mostZoom(places: number, width: number): number {
+  return Math.max(1, (places * WIDEST_TASK) / Math.max(width, 1));
+}
+
+/** What shows a phase alone. */
+export function zoomOf(axis: Axis, phase: PlacedPhase): Zoom {
+  const [first, last] = [axis.phases[0], axis.phases[axis.phases.length - 1]];
+  const width = last.right - first.left;
+  return { from: (phase.left - first.left) / width, to: (phase.right - first.left) / width };
+}

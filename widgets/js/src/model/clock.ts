@@ -1,0 +1,38 @@
+/** When tasks ran, for the clock axis: as recorded, or one after the other with what each of them took. */
+
+import type { Clock, DeckDocument } from "./document.ts";
+import type { Replay } from "./replay.ts";
+
+export interface Times {
+  /** By place, nanoseconds since the start of the backward. */
+  start: Float64Array;
+  end: Float64Array;
+  /** When the last one ended. */
+  total: number;
+  still: NonNullable<Clock["still"]>;
+}
+
+/** The times of a schedule; tasks that have not run are taken to last as long as others on average. null: none is known. */
+export function timesOf(document: DeckDocument, replay: Replay): Times | null {
+  const { order, clock } = replay.schedule;
+  const lasting = durations(document);
+  if (!lasting.size && !clock?.start.length) return null;
+  const sum = [...lasting.values()].reduce((total, each) => total + each, 0);
+  const mean = lasting.size ? sum / lasting.size : 0;
+  const times = { start: new Float64Array(order.length), end: new Float64Array(order.length), total: 0 };
+  order.forEach((task, place) => {
+    const isKnown = clock && place < clock.start.length;
+    times.start[place] = isKnown ? clock.start[place] : times.total;
+    times.end[place] = times.start[place] + (isKnown ? clock.duration[place] : (lasting.get(task) ?? mean));
+    times.total = Math.max(times.total, times.end[place]);
+  });
+  return times.total ? { ...times, still: clock?.still ?? [] } : null;
+}
+
+/** By task the nanoseconds that it took: in the session's own run, or as its record says. */
+function durations({ schedules: [{ order, clock }], records }: DeckDocument): Map<number, number> {
+  const found = new Map<number, number>();
+  for (const [task, { elapsed_ns }] of Object.entries(records)) if (elapsed_ns !== null) found.set(Number(task), elapsed_ns);
+  clock?.duration.forEach((duration, place) => found.set(order[place], duration));
+  return found;
+}

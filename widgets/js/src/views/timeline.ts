@@ -1,0 +1,254 @@
+/**
+ * The timeline: phases, what each device does, memory from the forward's first byte, and lifetimes, on one axis, with one
+ * cursor and one playhead. It is the deck's slider, too.
+ */
+
+import { barsOf, type LifetimeBars } from "../charts/lifetimes.ts";
+import { paint, type Picture } from "../charts/picture.ts";
+import { drawCursor, drawMarks, drawPlayhead, drawRuler, drawRunning } from "../charts/ruler.ts";
+import { drawRing, type Stack, stackPaths } from "../charts/stack.ts";
+import { fit } from "../charts/surface.ts";
+import { el } from "../dom.ts";
+import { Axis } from "../model/axis.ts";
+import { type Bands, bandsOf } from "../model/bands.ts";
+import { type Times, timesOf } from "../model/clock.ts";
+import { curvesOf, levelsOfCurve } from "../model/curves.ts";
+import { CATEGORIES } from "../model/document.ts";
+import { type Lane, lanesOf } from "../model/lanes.ts";
+import { levelsOfMemory, type MemoryLevels } from "../model/memory.ts";
+import { type Replay, whatAndWhere } from "../model/replay.ts";
+import { when } from "../model/when.ts";
+import { hasMoved, type Store } from "../store.ts";
+import { count } from "../text.ts";
+import type { Colours, MakeView, Stage } from "../view.ts";
+import { dashes } from "./dashes.ts";
+import { makeLegend } from "./memory_legend.ts";
+import { makePredict } from "./predict.ts";
+import { TimelineLabels } from "./timeline_labels.ts";
+import { bindTimeline } from "./timeline_pointer.ts";
+
+/** What the picture is made of; it is drawn anew when one of these is another. */
+interface Subject {
+  replay: Replay;
+  times: Times | null;
+  memories: unknown[];
+  axis: Store["state"]["axis"];
+  zoom: Store["state"]["zoom"];
+  ownScale: boolean;
+  areOpen: boolean | null;
+  colours: Colours;
+  width: number;
+  height: number;
+  ratio: number;
+}
+
+/** Below this width of the left gutter the legend's names are short. */
+const WIDE_LEGEND = 170;
+
+/** A narrower deck shows no lifetimes until it is asked to. */
+const NARROW = 560;
+
+/** After these it looks different, besides moves. */
+const DRAWN_AFTER = ["hoveredTime", "marks", "matches", "axis", "zoom", "ownScale", "isFull"] as const;
+
+export const makeTimeline: MakeView = (stage, parent) => {
+  const { store } = stage;
+  const still = el("div", { class: "still", "aria-hidden": "true" });
+  const canvas = el("canvas", { class: "moving", role: "img" });
+  const slider = el("input", { type: "range", class: "position", min: "0", step: "1", "aria-label": "position in the run" });
+  const legend = makeLegend();
+  const labels = new TimelineLabels(stage, legend, () => {
+    areOpen = !picture?.bands.lifetimes.rows;
+    stage.redraw(view);
+  });
+  const element = el("section", { class: "time", "aria-label": "timeline" }, still, slider, canvas, ...labels.elements);
+  parent.append(element);
+  const predict = makePredict(stage, labels.note);
+
+  let areOpen: boolean | null = null;
+  let subject: Subject | null = null;
+  let picture: Picture | null = null;
+  let solid: HTMLCanvasElement | null = null;
+  let clocked: { replay: Replay; revision: number; times: Times | null; lanes: Lane[] } | null = null;
+  slider.addEventListener("input", () => {
+    store.update({ playing: false });
+    store.go(Number(slider.value));
+  });
+  const unbind = bindTimeline(element, slider, stage, () => picture);
+
+  const clock = () => {
+    const { replay, state, document } = store;
+    if (clocked?.replay !== replay || clocked.revision !== state.revision) {
+      const times = timesOf(document, replay);
+      clocked = { replay, revision: state.revision, times, lanes: lanesOf(replay, times) };
+    }
+    return clocked;
+  };
+  const rebuild = (wanted: Subject) => {
+    subject = wanted;
+    const { lanes, times } = clock();
+    picture = pictureOf(stage, wanted, lanes, times, margins(element));
+    const stack = stackOf(store);
+    const { memory, chart } = picture.bands;
+    const categories = stack ? usedCategories(store, stack) : [];
+    legend.build(categories, stack?.curves ?? [], memory.bottom - chart.top, picture.axis.left < WIDE_LEGEND);
+    still.replaceChildren(paint(el("canvas"), picture, false));
+    solid = paint(el("canvas"), picture, true);
+    labels.place(picture, stack);
+    read();
+  };
+  const read = () => {
+    const stack = stackOf(store);
+    if (stack) legend.read(stack.shown, stack.forward, store.state.hoveredTime ?? store.state.t);
+  };
+  const view: ReturnType<MakeView> = {
+    update(changed) {
+      predict.update(changed);
+      if (changed.has("tab") || changed.has("revision")) slider.max = String(store.replay.length);
+      if (hasMoved(changed)) {
+        slider.value = String(store.state.t);
+        slider.setAttribute("aria-valuetext", positionWords(store));
+      }
+      if (hasMoved(changed) || changed.has("hoveredTime")) read();
+      labels.update(changed);
+      return hasMoved(changed) || DRAWN_AFTER.some((name) => changed.has(name));
+    },
+    draw() {
+      const wanted = subjectOf(stage, element, clock().times, areOpen);
+      if (!wanted.width || !wanted.height) return false;
+      if (!isSame(subject, wanted)) {
+        rebuild(wanted);
+        canvas.setAttribute("aria-label", labels.words);
+      }
+      drawMoving(fit(canvas, wanted.width, wanted.height), store, picture!, solid!);
+      return false;
+    },
+    dispose() {
+      unbind();
+      element.remove();
+    },
+  };
+  return view;
+};
+
+/** `runs 53rd of 244, TBackward0, blocks.1.f2`. */
+function positionWords(store: Store): string {
+  const { running, graph, replay, unreal, state } = store;
+  if (running < 0) return `${unreal ? `${unreal}, ` : ""}the end, after ${count(replay.length, "task")}`;
+  const stands = when(replay, running, state.t, store.ran, unreal).join("");
+  return `${stands}, ${whatAndWhere(graph, running)}`;
+}
+
+function subjectOf({ store, colours }: Stage, element: HTMLElement, times: Times | null, areOpen: boolean | null): Subject {
+  const { axis, zoom, ownScale } = store.state;
+  return {
+    replay: store.replay,
+    times: axis === "clock" ? times : null,
+    memories: [...store.schedules.map((each) => each.memory), store.replay.schedule.curves],
+    axis,
+    zoom,
+    ownScale,
+    areOpen,
+    colours,
+    width: element.clientWidth,
+    height: element.clientHeight,
+    ratio: devicePixelRatio,
+  };
+}
+
+function isSame(one: Subject | null, other: Subject): boolean {
+  if (!one || one.memories.length !== other.memories.length) return false;
+  const { memories, ...rest } = other;
+  const isEqual = (Object.keys(rest) as (keyof typeof rest)[]).every((key) => one[key] === other[key]);
+  return isEqual && memories.every((memory, index) => memory === one.memories[index]);
+}
+
+/** The gutters that the style sheet has for this width. */
+function margins(element: HTMLElement): { left: number; right: number } {
+  const style = getComputedStyle(element);
+  const gutter = (name: string) => Number.parseFloat(style.getPropertyValue(name)) || 0;
+  return { left: gutter("--gl"), right: gutter("--gr") };
+}
+
+function pictureOf(
+  { store, colours }: Stage,
+  { zoom, width, height, areOpen }: Subject,
+  lanes: Lane[],
+  times: Times | null,
+  gutters: { left: number; right: number },
+): Picture {
+  const { document, replay, state, memory } = store;
+  const forward = forwardOf(store);
+  const axis = new Axis({
+    kind: state.axis,
+    left: gutters.left,
+    right: width - gutters.right,
+    places: replay.length,
+    phases: document.phases,
+    times,
+    forward: forward?.memory.forward_ns ?? [],
+    zoom,
+  });
+  const levels = memory && levelsOfMemory(memory);
+  const bands: Bands = bandsOf(height, lanes.length, memory?.rows.length ?? 0, areOpen ?? (width < NARROW ? false : null));
+  const rows = memory?.rows.slice(0, bands.lifetimes.rows) ?? [];
+  const lifetimes: LifetimeBars[] = levels ? rows.map((row) => barsOf(levels, row)) : [];
+  const stack = stackOf(store);
+  const paths = stack && stackPaths(axis, bands, stack);
+  const births = forward?.memory.events.slice(0, forward.forwardEvents).filter((event) => event >= 0).length ?? 0;
+  return { axis, bands, width, height, colours, times, lanes, stack: paths, lifetimes, forward: births };
+}
+
+/** The memory that begins with the forward: it is the same for all orders of the backward. */
+function forwardOf(store: Store): MemoryLevels | null {
+  const found = [store.memory, ...store.schedules.map(({ memory }) => memory)].find(
+    (memory) => memory && levelsOfMemory(memory).forwardEvents,
+  );
+  return found ? levelsOfMemory(found) : null;
+}
+
+function stackOf(store: Store): Stack | null {
+  const { memory, schedules, state } = store;
+  if (!memory) return null;
+  const patterns = dashes(schedules.map((each) => each.policy));
+  const others = schedules.flatMap((each, tab) =>
+    each.memory && tab !== state.tab ? [{ levels: levelsOfMemory(each.memory), dash: patterns[tab] }] : [],
+  );
+  const curves = curvesOf(store.replay.schedule).map(levelsOfCurve);
+  return { shown: levelsOfMemory(memory), forward: forwardOf(store), others, curves, ownScale: state.ownScale };
+}
+
+/** The categories that have bytes under any policy. */
+function usedCategories(store: Store, { forward }: Stack): number[] {
+  const all = store.schedules.flatMap(({ memory }) => (memory ? [levelsOfMemory(memory)] : []));
+  const before = forward?.forwardLevels ?? [];
+  const isUsed = (category: number) =>
+    all.some((levels) => levels.used[category]) || before.some((bytes) => bytes[category] > 0);
+  return CATEGORIES.flatMap((_, category) => (isUsed(category) ? [category] : []));
+}
+
+/** What changes from frame to frame, over the still picture. */
+function drawMoving(context: CanvasRenderingContext2D, store: Store, picture: Picture, solid: HTMLCanvasElement): void {
+  const { axis, height, stack } = picture;
+  const { t, hoveredTime } = store.state;
+  const ran = Math.min(hasRun(store), axis.places);
+  drawSolid(context, solid, ran ? Math.min(axis.x(ran), axis.right) : axis.backward.left - 1, height);
+  drawRunning(context, picture, store);
+  if (stack && store.memory) drawRing(context, picture, stack, levelsOfMemory(store.memory).peak);
+  drawMarks(context, picture, store);
+  drawPlayhead(context, picture, Math.min(t, axis.places));
+  drawRuler(context, picture, Math.min(t, axis.places));
+  if (hoveredTime !== null) drawCursor(context, picture, hoveredTime);
+}
+
+/** Up to which time things have run: a live session's front, or a branch's; where it is played, up to the position. */
+function hasRun(store: Store): number {
+  return store.isLive || store.branch ? store.reached : store.ran;
+}
+
+/** What has run, up to a pixel: the forward has in any case. */
+function drawSolid(context: CanvasRenderingContext2D, solid: HTMLCanvasElement, until: number, height: number): void {
+  const across = Math.min(solid.width, Math.round(until * devicePixelRatio));
+  if (across < 1 || !solid.height) return;
+  context.drawImage(solid, 0, 0, across, solid.height, 0, 0, across / devicePixelRatio, height);
+}

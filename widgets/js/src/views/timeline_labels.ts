@@ -1,0 +1,240 @@
+/** What the timeline says in words: phases, devices, the peak's sentence, the names of lifetimes. */
+
+import { type LifetimeBars, rowTop } from "../charts/lifetimes.ts";
+import type { Picture } from "../charts/picture.ts";
+import { differs, type Stack } from "../charts/stack.ts";
+import { smallType } from "../charts/surface.ts";
+import { el } from "../dom.ts";
+import { WHOLE, type PlacedPhase } from "../model/axis.ts";
+import type { Lane } from "../model/lanes.ts";
+import { levelsOfMemory, type MemoryLevels } from "../model/memory.ts";
+import type { Changed } from "../store.ts";
+import { grouped, nanoseconds, nth, size } from "../text.ts";
+import type { Stage } from "../view.ts";
+import { basisWords, chartWords, type Legend, peakWords } from "./memory_legend.ts";
+
+/** Beside a name in a phase's bar, pixels. */
+const PADDING = 12;
+/** From the ring of the peak to its sentence. */
+const BESIDE = 9;
+/** The sentence has so much room at least. */
+const LEAST_SENTENCE = 260;
+/** Width of a right gutter that has no room for spaces. */
+const NARROW = 80;
+
+const measured = document.createElement("canvas").getContext("2d")!;
+
+export class TimelineLabels {
+  /** The memory's chart in one sentence. */
+  words = "";
+  readonly elements: HTMLElement[];
+  /** Where the chart would be: why there is none. */
+  readonly note: HTMLElement;
+  private readonly reason = el("p");
+  private readonly phases = el("div", { class: "phases" });
+  private readonly lanes = el("div", { class: "lanes" });
+  private readonly peak = el("p", { class: "peak" });
+  private readonly lives = el("ul", { class: "lives", "aria-label": "lifetimes of storages, most bytes × time first" });
+  private readonly more = el("span", { class: "more" });
+  private readonly memory: HTMLElement;
+  private readonly lifetimes: HTMLButtonElement;
+  private readonly axes: Record<"task" | "clock", HTMLButtonElement>;
+  private readonly whole: HTMLButtonElement;
+  private readonly scale: HTMLButtonElement;
+  private readonly held = el("span", { class: "held" });
+  private readonly unit = el("span", { class: "unit" });
+  private readonly foot: HTMLElement;
+  private readonly lifetimesHeading: HTMLElement;
+
+  constructor(
+    private readonly stage: Stage,
+    legend: Legend,
+    toggleLifetimes: () => void,
+  ) {
+    const { store } = stage;
+    const button = (text: string, title: string, act: () => void) => {
+      const made = el("button", { class: "sm", title }, text);
+      made.addEventListener("click", act);
+      return made;
+    };
+    this.axes = {
+      task: button("task", "Tasks are equally wide (C)", () => store.update({ axis: "task", zoom: WHOLE })),
+      clock: button("clock", "Tasks are as wide as they took (C)", () => store.update({ axis: "clock", zoom: WHOLE })),
+    };
+    this.whole = button("whole", "Show all of the timeline (0)", () => store.update({ zoom: WHOLE }));
+    this.scale = button("", "Scale of memory: to the highest of all policies, or to this one (Y)", () =>
+      store.update({ ownScale: !store.state.ownScale }),
+    );
+    this.scale.classList.add("scale");
+    this.lifetimes = el("button", { class: "fold", title: "Lifetimes: show, hide" }, "Lifetimes");
+    this.lifetimes.addEventListener("click", toggleLifetimes);
+    const heading = el("h3", {}, "Memory");
+    this.memory = el("div", { class: "memory" }, heading, legend.total, legend.element);
+    const axes = el("div", { class: "tabs axes", role: "group", "aria-label": "axis" }, this.axes.task, this.axes.clock);
+    const top = el("div", { class: "top" }, el("h3", {}, "Timeline"), this.whole, axes);
+    this.note = el("div", { class: "note" }, this.reason);
+    this.foot = el("div", { class: "unit-row" }, this.unit, this.held);
+    this.lifetimesHeading = el("div", { class: "heading" }, el("h3", {}, this.lifetimes), this.more);
+    this.elements = [
+      top, this.phases, this.lanes, this.memory, this.peak, this.note, this.scale, this.lifetimesHeading, this.lives,
+      this.foot,
+    ];
+  }
+
+  update(changed: Changed): void {
+    const { state } = this.stage.store;
+    if (changed.has("axis") || changed.has("revision")) {
+      for (const [kind, button] of Object.entries(this.axes)) button.setAttribute("aria-pressed", String(state.axis === kind));
+    }
+    if (changed.has("zoom")) this.whole.hidden = state.zoom === WHOLE;
+    if (changed.has("history")) this.showHistory();
+  }
+
+  /** Puts all where the picture has its rows. */
+  place(picture: Picture, stack: Stack | null): void {
+    const { axis, bands, lanes, times } = picture;
+    const { store } = this.stage;
+    measured.font = smallType(400);
+    this.phases.replaceChildren(...axis.phases.flatMap((phase) => phaseOf(phase, axis.left, axis.right)));
+    this.lanes.replaceChildren(...lanes.flatMap((lane, number) => this.laneOf(picture, lane, number)));
+    this.axes.clock.disabled = !times;
+    this.axes.clock.title = times ? "Tasks are as wide as they took (C)" : "When its tasks ran was not recorded";
+    this.unit.textContent = axis.kind === "clock" ? "clock" : "task";
+    at(this.memory, bands.memory.top);
+    at(this.lifetimesHeading, bands.lifetimes.top);
+    at(this.foot, bands.ruler);
+    this.showPeak(picture, stack);
+    this.showLifetimes(picture);
+    at(this.scale, bands.memory.top + 1);
+    this.scale.hidden = !stack?.others.some(({ levels }) => differs(stack.shown, levels));
+    this.scale.textContent = store.state.ownScale ? "this policy" : "all policies";
+    this.scale.setAttribute("aria-pressed", String(store.state.ownScale));
+  }
+
+  private laneOf(picture: Picture, lane: Lane, number: number): HTMLElement[] {
+    const { bands, axis, times } = picture;
+    const { top } = bands.lanes[number];
+    const queue = bands.hasQueues ? [el("span", {}, `queue, longest ${grouped(lane.longest)}`)] : [];
+    const made = [el("div", { class: "lane", "data-device": lane.name }, el("b", {}, lane.name), ...queue)];
+    if (lane.busy !== null) {
+      made.push(el("div", { class: "busy", "data-busy": lane.name }, `busy ${Math.round(100 * lane.busy)} %`));
+    }
+    if (axis.kind === "clock" && times) {
+      const { left, right } = axis.backward;
+      const x = (ns: number) => left + ((right - left) * ns) / times.total;
+      for (const { device, from, to, text } of times.still) {
+        if (device !== lane.device) continue;
+        const said = el("div", { class: "stands", title: text }, el("span", {}, text));
+        within(said, Math.max(axis.left, x(from)), Math.min(axis.right, x(to)));
+        made.push(said);
+      }
+    }
+    for (const each of made) at(each, top);
+    return made;
+  }
+
+  /** The rule of the peak, what the numbers rest on; or why there are none. */
+  private showPeak({ axis, bands, stack: paths }: Picture, stack: Stack | null): void {
+    const { store } = this.stage;
+    const { peak, note } = this;
+    const { schedule } = store.replay;
+    peak.hidden = !stack;
+    this.reason.textContent = stack ? "" : sentence(schedule.memory_note || "The memory of this order is not known");
+    if (!stack || !paths) {
+      at(note, bands.chart.top);
+      note.style.height = `${bands.lifetimes.top - bands.chart.top}px`;
+      within(note, axis.left, axis.right);
+      this.words = this.reason.textContent;
+      return;
+    }
+    peak.style.width = ""; // as wide as it is
+    const [first, second] = peakWords(stack.shown, (place) => store.graph.titles[schedule.order[place]]);
+    const { said, reasons } = basisWords(stack.shown, schedule.curves !== undefined);
+    peak.replaceChildren(el("b", {}, first), second, el("span", { class: "sub" }, ` · ${said}`));
+    peak.title = [first + second, said, reasons].filter(Boolean).join("\n");
+    at(peak, bands.memory.top + 1);
+    const wide = Math.min(axis.right - axis.left, Math.max(LEAST_SENTENCE, peak.scrollWidth + 2));
+    const ring = Math.max(axis.left, Math.min(axis.right, axis.x(stack.shown.peak.time)));
+    within(peak, Math.max(axis.left, Math.min(ring + BESIDE, axis.right - wide)), axis.right);
+    this.words = chartWords(stack.shown, first + second, stack.curves);
+  }
+
+  private showLifetimes(picture: Picture): void {
+    const { bands, lifetimes, axis, width } = picture;
+    const { memory } = this.stage.store;
+    const levels = memory && levelsOfMemory(memory);
+    const shown = lifetimes.reduce((sum, { row }) => sum + row.count, 0);
+    const others = (levels?.storages ?? 0) - shown;
+    this.lifetimesHeading.hidden = !levels;
+    this.lifetimes.setAttribute("aria-expanded", String(bands.lifetimes.rows > 0));
+    this.more.textContent = others > 0 && shown ? `+${grouped(others)} more` : "";
+    this.lives.replaceChildren(
+      ...lifetimes.map((each, number) => {
+        const item = lifeOf(each, levels!, axis.left, width - axis.right);
+        at(item, rowTop(picture, number));
+        return item;
+      }),
+    );
+  }
+
+  /** What going back costs. */
+  private showHistory(): void {
+    const { history } = this.stage.store.state;
+    this.held.hidden = !history;
+    this.unit.hidden = history !== null;
+    if (!history) return;
+    const { bytes, gradient_bytes: gradients, saved_bytes: saved, reach } = history;
+    this.held.textContent = `history holds ${size(bytes)}`;
+    const back = reach ? `the ${nth(reach + 1)} task` : "the start";
+    this.held.title = `To go back, as far as ${back}, it keeps\ngradients: ${size(gradients)}\nsaved tensors: ${size(saved)}`;
+  }
+}
+
+function at(element: HTMLElement, top: number): void {
+  element.style.top = `${top}px`;
+}
+
+function within(element: HTMLElement, left: number, right: number): void {
+  element.style.left = `${left}px`;
+  element.style.width = `${Math.max(0, right - left)}px`;
+}
+
+/** A phase's bar with as much of its name and time as there is room for. */
+function phaseOf({ name, elapsed_ns, left, right }: PlacedPhase, from: number, to: number): HTMLElement[] {
+  const [start, end] = [Math.max(left, from), Math.min(right, to)];
+  if (end - start < 1) return [];
+  const time = elapsed_ns ? nanoseconds(elapsed_ns) : "";
+  const room = end - start - PADDING;
+  const fits = (text: string) => measured.measureText(text).width <= room;
+  const made = el("div", { class: "phase", "data-phase": name, title: `${name} ${time}\nDouble click: zoom to it, or back` });
+  made.append(el("b", { class: fits(name) ? "" : "sr" }, name));
+  if (time) made.append(el("span", { class: fits(`${name}  ${time}`) ? "" : "sr" }, ` ${time}`));
+  within(made, start, end);
+  return [made];
+}
+
+function lifeOf({ row, bars }: LifetimeBars, levels: MemoryLevels, left: number, right: number): HTMLElement {
+  const times = right < NARROW ? "×" : " × ";
+  const many = row.count > 1 ? `${grouped(row.count)}${times}${size(row.nbytes)}` : size(row.nbytes);
+  const lives = row.storages.map((storage) => levels.life(storage));
+  const born = Math.min(...lives.map((life) => life.born));
+  const freed = lives.map((life) => life.freed);
+  const last = freed.includes(null) ? null : Math.max(...(freed as number[]));
+  const from = born < 0 ? "born in the forward" : `born in the ${nth(born + 1)} task`;
+  const to = last === null ? "alive at the end" : `freed in the ${nth(last + 1)} task`;
+  const item = el(
+    "li",
+    { "data-count": String(row.count), "data-bytes": String(row.nbytes), "data-storage": String(bars[0].storage) },
+    el("span", { class: "name" }, el("span", { class: "n" }, row.name), " ", el("span", { class: "m" }, row.module)),
+    el("span", { class: "many" }, many),
+    el("span", { class: "sr" }, `, ${from}, ${to}`),
+  );
+  item.style.setProperty("--left", `${left}px`);
+  item.style.setProperty("--right", `${right}px`);
+  return item;
+}
+
+function sentence(text: string): string {
+  const first = `${text[0].toUpperCase()}${text.slice(1)}`;
+  return /[.!?…]$/.test(first) ? first : `${first}.`;
+}
