@@ -52,6 +52,12 @@ rounds find what is near, long ones what is not."""
 _NEW_SHARE = 0.02
 """Of a round's moves: where fewer lead to a choice that was not judged before, all that is near has been looked at."""
 
+_BARREN_ROUNDS = 3
+"""So many rounds in a row that better nothing end the search: the last alone is longer than the first two."""
+
+_LOWER = 0.0005
+"""Of the plain peak: by so much less a round betters it."""
+
 _MOST_KNOWN = 100_000
 """Choices that are known again: some 30 MB of a graph with a hundred storages that may be dropped."""
 
@@ -161,8 +167,8 @@ def search(
     A move is of one storage, with what has to be replayed for it, or of all that are made in the same way (the layers
     of a stack); if it takes too much time, others are kept again. Where a peak is wanted, each choice that reaches it
     has to take less time than the one before. A choice is simulated once, however often moves lead to it. It ends early
-    where no choice at all could lower the peak, or a whole round finds next to none that is new. Ctrl-C ends it with
-    the best choice so far.
+    where no choice at all could lower the peak, where a whole round finds next to none that is new, or several rounds
+    in a row none that is better. Ctrl-C ends it with the best choice so far.
 
     Args:
         memory: the backward.
@@ -230,6 +236,8 @@ class _Search:
         self._best = frozenset(memory.reached(start))
         self._best_is = memory.mirrored(self._best)
         self.done = not self.moves or (not self._best and self._best_is.peak_bytes <= candidates.lowest_peak_bytes())
+        self._barren = 0
+        self._worth_it = self._best_is.peak_bytes  # as a round last bettered it
         self._round: float = _FIRST_ROUND
         self._new_round()
 
@@ -246,6 +254,16 @@ class _Search:
         self._energy = self._energy_of(self._now)
         self._round_starts, self._round_ends = self.tried, self.tried + int(self._round)
         self._round *= _LONGER
+
+    def _is_exhausted(self) -> bool:
+        """After a round. Where a peak is wanted, long rounds still find choices that take less time."""
+        best = self._best_is.peak_bytes
+        if self._worth_it - best > _LOWER * self._memory.plain_peak_bytes or self._goal.peak_bytes is not None:
+            self._barren, self._worth_it = 0, best
+        else:
+            self._barren += 1
+        new = self._judged - self._judged_before
+        return self._barren >= _BARREN_ROUNDS or new < _NEW_SHARE * (self._round_ends - self._round_starts)
 
     def _judge(self, found: Mirrored) -> _Known:
         """What a choice costs but for its time: its soft peak as a share of the plain one."""
@@ -267,7 +285,7 @@ class _Search:
 
     def try_move(self) -> None:
         if self.tried >= self._round_ends:
-            if self._judged - self._judged_before < _NEW_SHARE * (self._round_ends - self._round_starts):
+            if self._is_exhausted():
                 self.done = True
                 return
             self._new_round()

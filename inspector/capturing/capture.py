@@ -227,10 +227,11 @@ class _OperationWatcher(TorchFunctionMode):
             calls.facts, function, start, end, calls.current, capture_traceback(), kept and kept.close()
         )
         mark_result(result, operation)
+        newest = calls.last_result
         calls.last_result = ref(result) if isinstance(result, Tensor) else None
         if operation.writes_in_place and args and isinstance(args[0], Tensor):
             mark(nodes_of([args[0], base_of(args[0])]), operation)
-        mark_foreign(args, start)
+        mark_foreign(args, start, newest and newest())
         if self._observer is not None:
             self._observer(operation, result, args)
         return result

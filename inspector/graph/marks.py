@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import NoneType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -19,6 +20,8 @@ HOOKING = ("register_hook", "retain_grad")
 
 
 _HOLDERS = (tuple, list, Mapping)
+_PLAIN = frozenset({NoneType, bool, int, float, str})
+"""Types of most arguments that are no tensors: to see that they are no mappings, either, takes half a microsecond."""
 
 
 class HookNote(NamedTuple):
@@ -32,6 +35,8 @@ def tensors_of(value: object, depth: int = 3) -> Iterator[Tensor]:
     """The tensors in a value: a tensor, or tuples, lists and mappings of them."""
     if isinstance(value, Tensor):
         yield value
+    elif type(value) in _PLAIN:
+        return
     elif depth and isinstance(value, tuple | list):
         for each in value:
             yield from tensors_of(each, depth - 1)
@@ -69,9 +74,14 @@ def unmarked_nodes(result: object) -> list[Node]:
     return [node for node in nodes_of(result) if _MARK not in notes_on(node)]
 
 
-def mark_foreign(arguments: Sequence[object], start: int) -> None:
-    """Marks what an operation was given, but its thread can't have made: nodes numbered like the operation's own."""
+def mark_foreign(arguments: Sequence[object], start: int, newest: object = None) -> None:
+    """Marks what an operation was given, but its thread can't have made: nodes numbered like the operation's own.
+
+    The thread's `newest` result it has made: looking at its number takes as long as much else of a capture.
+    """
     for argument in arguments:
+        if argument is newest or type(argument) in _PLAIN:
+            continue
         if isinstance(argument, Tensor):
             node = argument.grad_fn
             if node is not None and number_of(node) >= start:

@@ -25,11 +25,13 @@ UNNUMBERED = 2**64 - 1
 def number_of(node: Node) -> int:
     """The node's own sequence number, also while it is pinned to another."""
     with _pins_lock:  # else a pin could close between the two looks
-        for pin in _pins:
-            own = pin.own_number(node)
-            if own is not None:
-                return own
-        return current_number(node)
+        if _pins:
+            for pin in _pins:
+                own = pin.own_number(node)
+                if own is not None:
+                    return own
+        number: int = node._sequence_nr()
+        return number
 
 
 def numbers_of(nodes: Iterable[Node]) -> dict[Node, int]:

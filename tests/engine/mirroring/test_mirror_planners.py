@@ -226,3 +226,12 @@ def test_no_choice_has_a_lower_peak_than_the_lowest() -> None:
         numbers = candidates.kept()[:8]
         for chosen in chain.from_iterable(combinations(numbers, count) for count in range(len(numbers) + 1)):
             assert memory.mirrored(chosen).peak_bytes >= lowest
+
+
+def test_the_blocks_of_gpt2_are_searched_until_rounds_find_nothing_better() -> None:
+    _, make_loss = th.workload("gpt2").build(vocabulary=64, context=64, width=64, batch=8, heads=4, layers=3)
+    program, memory = memory_of(make_loss)
+    goal = Goal(replay_ns=sum(each.replay_ns for each in memory.storages) / 20)
+    found = search(memory, goal, seconds=120, evaluations=8_000)
+    assert found.mirrored.peak_bytes < 0.9 * memory.plain_peak_bytes and program.saved
+    assert found.evaluations <= 4_000
