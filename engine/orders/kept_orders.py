@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.latest import Latest, LongKey
 from ...inspector.torch_internals.hooks import hooks_registered
-from ...inspector.torch_internals.nodes import input_metadata, leaf_of
+from ...inspector.torch_internals.nodes import have_grad, input_metadata
 from ...inspector.torch_internals.sequence_numbers import UNNUMBERED
 from ..queue.policy import Policy
 
@@ -77,8 +77,7 @@ def seen(policy: Policy, keep_graph: bool, nodes: Sequence[Node], numbers: Seque
     facts: list[Hashable] = [policy.name, keep_graph, tuple(map(type, nodes))]
     facts.append(tuple([first - number if number < UNNUMBERED else -1 for number in numbers]))
     if policy.plan is not None:  # then gradients that are there already decide, too
-        leaves = (leaf_of(node) for node, number in zip(nodes, numbers, strict=True) if number == UNNUMBERED)
-        facts.append(tuple([leaf.grad is None for leaf in leaves]))
+        facts.append(have_grad([node for node, number in zip(nodes, numbers, strict=True) if number == UNNUMBERED]))
     if policy.choose is not None:  # then hooks decide, too
         facts.append(hooks_registered())
     return LongKey(*facts)

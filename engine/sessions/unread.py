@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from heapq import heappop, heappush
 
 import torch
@@ -25,6 +25,7 @@ from ...inspector.torch_internals.sequence_numbers import (
     UNNUMBERED,
     Pin,
     current_number,
+    current_numbers,
     empty_queue,
     no_pins,
     pins_open,
@@ -90,9 +91,11 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
     gradients = root_gradients(call.outputs, call.grad_tensors)
     if current_number(roots[0][0]) == UNNUMBERED:  # a leaf
         return None
-    start, elapsed_ns = _Start(policy, call.keep_graph), 0
+    reading, elapsed_ns = ExitStack(), 0
+    start = _Start(policy, call.keep_graph, reading.close)
     try:
-        with _one_queue():
+        with reading, _one_queue():
+            reading.enter_context(collector_paused())  # torch is about to make an object of each node
             started_ns = time.perf_counter_ns()
             backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
             elapsed_ns = time.perf_counter_ns() - started_ns - start.took_ns
@@ -139,11 +142,17 @@ class _Start:
         pin: holds the nodes in that order; None where it is the engine's own.
         freed: the first node that a backward has freed, if it may be the first to complain.
         took_ns: how long this took.
+
+    Args:
+        policy: whose order is wanted.
+        keep_graph: whether what nodes saved is kept.
+        done: called at its end.
     """
 
-    def __init__(self, policy: Policy, keep_graph: bool) -> None:
+    def __init__(self, policy: Policy, keep_graph: bool, done: Callable[[], None]) -> None:
         self._policy = policy
         self._keep_graph = keep_graph
+        self._done = done
         self.key: Hashable | None = None
         self.ordered: Sequence[Node] = ()
         self.kept: KeptOrder | None = None
@@ -153,12 +162,18 @@ class _Start:
 
     def begin(self, nodes: list[Node]) -> None:
         """`nodes`: all of them, in the engine's own order."""
+        try:
+            self._find(nodes)
+        finally:
+            self._done()
+
+    def _find(self, nodes: list[Node]) -> None:
         began_ns = time.perf_counter_ns()
         self.ordered = nodes
-        with collector_paused(), no_pins() as alone:
+        with no_pins() as alone:
             if not alone:
                 raise _NotKept
-            numbers = list(map(current_number, nodes))
+            numbers = current_numbers(nodes)
             self.key = seen(self._policy, self._keep_graph, nodes, numbers)
             self.kept = kept_order(self.key, nodes)
             if self.kept is None:

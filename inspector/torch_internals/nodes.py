@@ -44,6 +44,11 @@ def leaf_of(node: Node) -> Tensor:
     return leaf
 
 
+def have_grad(leaves: Iterable[Node]) -> tuple[bool, ...]:
+    """Of each of these AccumulateGrad whether its leaf has a .grad."""
+    return tuple([node.variable.grad is not None for node in leaves])  # type: ignore[attr-defined]
+
+
 def function_of(node: BackwardCFunction) -> type[Function]:
     """The custom Function whose backward the node runs."""
     function: type[Function] = node._forward_cls  # type: ignore[attr-defined]

@@ -48,6 +48,11 @@ def current_number(node: Node) -> int:
     return number
 
 
+def current_numbers(nodes: Iterable[Node]) -> list[int]:
+    """`current_number` of each."""
+    return [node._sequence_nr() for node in nodes]
+
+
 _pins: list[Pin] = []
 _pins_lock = threading.RLock()
 _TOP = 2**63  # above each pinned number
@@ -100,7 +105,7 @@ class Pin:
                 self._own = [number_of(node) for node in self._nodes]
                 self._numbers = self._chosen()
             else:
-                self._own = self._own or [node._sequence_nr() for node in self._nodes]
+                self._own = self._own or current_numbers(self._nodes)
                 self._numbers = list(range(len(self._nodes) * _ROOM, 0, -_ROOM))
             _pins.append(self)
             _set_numbers(self._nodes, self._numbers)
