@@ -50,6 +50,11 @@ class _Arrivals:
     def __contains__(self, task_id: int) -> bool:
         return task_id in self._arrivals
 
+    @property
+    def arrived(self) -> int:
+        """How many tasks have got ready so far."""
+        return self._arrived
+
     def _arrive(self, task_id: int) -> int:
         arrival = self._arrivals[task_id] = self._arrived
         self._arrived += 1

@@ -7,12 +7,15 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from ...inspector.graph.graph import Edge, Graph, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.spent import is_spent
+from ...inspector.torch_internals.retained import noting
 from ...inspector.torch_internals.saved import free_saved, hides_saved, packed_by_user, saved_variables
 from ..queue.device_queues import AnyQueue
+from ..queue.ready_queue import KeyedQueue
 from .accumulate import accumulate
 from .graph_task import GraphTask
 from .hook_watch import HookWatch
@@ -35,7 +38,9 @@ class BareNotes(Protocol):
 
     def gave(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None: ...
 
-    def arrive(self, task_id: int, label: str) -> None: ...
+    def arrive(self, task_id: int, label: str | None) -> None: ...
+
+    def knows_labels(self, arrived: int) -> bool: ...
 
     def failed(self, task_id: int) -> None: ...
 
@@ -100,9 +105,13 @@ class BareTasks:
         queue, order, buffers, missing = loop.queue, loop.order, loop.buffers.by_task, loop.buffers.missing
         graph, nodes, leaves, takes_of = self._graph, self._graph.nodes, self._leaves, self._takes
         edges, frees, graph_task, record = graph.out_edges, not self._keep_graph, self._graph_task, loop.bare_record()
+        asks = record is not None and not (type(queue) is KeyedQueue and record.knows_labels(queue.arrived))
+        handles, told = RemovableHandle.next_id, noting.asked
         while queue:
             task_id = queue.choose()
-            if task_id in apart or loop.stop_asked or watch.registered():
+            if task_id in apart or loop.stop_asked:
+                return
+            if (handles != RemovableHandle.next_id or told != noting.asked) and watch.registered():
                 return
             node, leaf = nodes[task_id], leaves[task_id]
             saved = saved_variables(node) if frees and not leaf else ()
@@ -147,7 +156,7 @@ class BareTasks:
                     if not missing[next_task]:
                         queue.push(next_task)
                         if record is not None:
-                            record.arrive(next_task, queue.label(next_task))
+                            record.arrive(next_task, queue.label(next_task) if asks else None)
                 outputs.clear()
             except BaseException as error:
                 if record is not None:

@@ -33,10 +33,12 @@ class Looks(NamedTuple):
 
 
 class NewLabels(NamedTuple):
-    """The labels of the last arrivals; `full` is called where there are many."""
+    """The labels of the last arrivals, None for one that follows from the task and its place among them, if they do
+    (`Recorder.knows_labels`); `full` is called where there are many."""
 
-    texts: list[str]
+    texts: list[str | None]
     full: Callable[[], None]
+    known: Callable[[int], bool]
 
 
 class BareRecord:
@@ -63,7 +65,7 @@ class BareRecord:
         self.failed = failed
         self._looks, self._doubtful, self._statistics = looks, looks.doubtful, looks.statistics
         self.looks_at_all = looks.statistics is not None
-        self._labels, self._full = labels
+        self._labels, self._full, self.knows_labels = labels
         self._edges = edges
         self._thread = thread
         self._base_ns = base_ns
@@ -97,7 +99,8 @@ class BareRecord:
         if self._statistics is not None:
             self._statistics.gave(task_id, outputs, unusual)
 
-    def arrive(self, task_id: int, label: str) -> None:
+    def arrive(self, task_id: int, label: str | None) -> None:
+        """`label`: None where the recorder knows it, see `Recorder.knows_labels`."""
         self._arrivals.append(task_id)
         self._labels.append(label)
         if len(self._labels) >= MOST_NEW:

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_internals.modes import dispatch_mode_is_on
+from ..memory.layouts import is_dense
 from .statistics import Level, form_of, measure, numbers_at_once
 from .statistics_table import StatisticsTable
 from .trace_columns import NONE, Columns
 
 
+class _Measured(NamedTuple):
+    """A gradient that has been measured, as it lay in memory then."""
+
+    start: int
+    version: int
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+    numbers: Sequence[float]
+
+    def is_all_of(self, other: Tensor) -> bool:
+        """Whether the other tensor has just these elements, maybe in another order, and none has been written to."""
+        return (
+            other._version == self.version
+            and other.dtype is self.dtype
+            and other.numel() == self.shape.numel()
+            and not other.is_neg()
+            and is_dense(other.shape, other.stride())
+            and is_dense(self.shape, self.strides)
+        )
+
+
 class BareStatistics:
     """Measures what tasks take and give, while one thread runs them without hooks.
 
-    What a task gives is what the next one takes, where nothing else goes there: both have one row then.
+    What a task gives is what the next one takes, where nothing else goes there: both have one row then. What it gives
+    on as it is, or as a view of all elements, has the numbers of what it took.
 
     Args:
         graph: the graph that is run.
@@ -34,44 +60,72 @@ class BareStatistics:
         for root in graph.roots:
             coming[root.task] += 1
         self._takes_one = [count == 1 == len(task.inputs) for count, task in zip(coming, graph.tasks, strict=True)]
-        self._rows: dict[int, int] = {}  # by task that waits: of its one gradient
+        self._rows: dict[int, tuple[int, Sequence[float] | None]] = {}  # by task that waits: of its one gradient
+        self._taken: list[_Measured] = []  # by the task that runs, which holds it
         self._forms: dict[tuple[torch.Size, torch.dtype], int] = {}
         self._at_once = False
 
     def begin(self) -> None:
         """Nothing is known of what waits."""
         self._rows.clear()
+        self._taken.clear()
         # Else each measurement needs a context of its own, see `measure`.
         self._at_once = not torch.is_grad_enabled() and not dispatch_mode_is_on()
 
     def took(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
-        row = self._rows.pop(task_id, None)
-        self._columns.input_row[task_id] = self._measured(gradients) if row is None else row
+        self._taken.clear()
+        known = self._rows.pop(task_id, None)
+        if known is None:
+            row, all_numbers = self._measured(gradients)
+        else:
+            row, numbers = known
+            all_numbers = [numbers]
+        self._columns.input_row[task_id] = row
+        with suppress(RuntimeError):  # one without memory of its own, or that counts no writes
+            for gradient, numbers in zip(gradients, all_numbers, strict=True):
+                if gradient is not None and numbers is not None:
+                    shape, strides = gradient.shape, gradient.stride()
+                    version, start = gradient._version, gradient.data_ptr()
+                    self._taken.append(_Measured(start, version, gradient.dtype, shape, strides, numbers))
 
     def gave(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
         """`unusual`: the edges on which something else goes than was given."""
-        row = self._columns.output_row[task_id] = self._measured(outputs)
+        row, all_numbers = self._measured(outputs)
+        self._columns.output_row[task_id] = row
         output = 0
         for edge in self._edges[task_id]:
             while output < edge.output:
                 row += outputs[output] is not None
                 output += 1
             if self._takes_one[edge.next_task] and edge not in unusual:
-                self._rows[edge.next_task] = row
+                self._rows[edge.next_task] = row, all_numbers[output]
 
-    def _measured(self, gradients: Sequence[Tensor | None]) -> int:
-        """Where the gradients' statistics begin in the table."""
+    def _measured(self, gradients: Sequence[Tensor | None]) -> tuple[int, list[Sequence[float] | None]]:
+        """Where the gradients' statistics begin in the table; and of each its numbers, where they are known."""
         first, table, level = len(self._table), self._table, self._level
+        found: list[Sequence[float] | None] = []
         for gradient in gradients:
-            if gradient is None:
-                continue
-            numbers = numbers_at_once(gradient, level) if self._at_once else None
-            if numbers is None:
-                table.add([measure(gradient, level)])
-                continue
-            shape_and_dtype = gradient.shape, gradient.dtype
-            form = self._forms.get(shape_and_dtype)
-            if form is None:
-                form = self._forms[shape_and_dtype] = table.form_number(form_of(gradient))
-            table.add_numbers(form, numbers)
-        return NONE if len(table) == first else first
+            numbers = None
+            if gradient is not None:
+                numbers = (self._known(gradient) or numbers_at_once(gradient, level)) if self._at_once else None
+                if numbers is None:
+                    table.add([measure(gradient, level)])
+                else:
+                    shape_and_dtype = gradient.shape, gradient.dtype
+                    form = self._forms.get(shape_and_dtype)
+                    if form is None:
+                        form = self._forms[shape_and_dtype] = table.form_number(form_of(gradient))
+                    table.add_numbers(form, numbers)
+            found.append(numbers)
+        return NONE if len(table) == first else first, found
+
+    def _known(self, gradient: Tensor) -> Sequence[float] | None:
+        """The numbers of what the task took, if this is it, or a view of it."""
+        if not self._taken or type(gradient) is not Tensor or gradient.layout is not torch.strided:
+            return None
+        with suppress(RuntimeError):
+            start = gradient.data_ptr()
+            for taken in self._taken:
+                if taken.start == start and taken.is_all_of(gradient):
+                    return taken.numbers
+        return None

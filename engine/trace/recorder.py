@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.torch_internals.modes import function_mode_is_on, unobserved
-from ..queue.policy import Choice, Key, Policy, policy_name
+from ..queue.policy import Choice, Key, Policy, arrival_label, creation_label, policy_name
 from ..queue.ready_queue import sort_key
 from ..tasks.task_hooks import Hook
 from .bare_record import MOST_NEW, BareRecord, Looks, NewLabels
@@ -26,6 +26,14 @@ from .statistics_table import StatisticsTable
 from .trace import Trace, usual_outputs
 from .trace_columns import AS_IN_GRAPH, NONE, EditRow, Forms, Label, PolicyTerm, empty_columns
 
+_LabelKey = tuple[str, str | None]
+
+_FOLLOWING: dict[object, Callable[[Task], _LabelKey]] = {
+    arrival_label: lambda task: ("@", "arrival"),
+    creation_label: lambda task: ("leaf", None) if task.is_leaf else ("#", "task"),
+}
+"""By how a queue words its labels, what `_label_key` makes of such a label."""
+
 
 class _Reign:
     """What a policy says while it picks. Only of a dynamic one the keys are kept: asked again they would differ."""
@@ -35,6 +43,7 @@ class _Reign:
         self._policy = policy
         self._keys: list[Key] | None = [] if isinstance(policy, Policy) and policy.dynamic else None
         self.keeps_keys = self._keys is not None
+        self.label_of = _FOLLOWING.get(policy.label) if isinstance(policy, Policy) else _FOLLOWING[arrival_label]
 
     def arrive(self, task: Task, arrival: int, key: Key | None) -> None:
         if self._keys is not None and isinstance(self._policy, Policy):
@@ -91,8 +100,8 @@ class Recorder:
         self._threads: dict[int, int] = {}
         self._base_ns: int | None = None
         self._reigns = [_Reign(0, policy)]
-        self._new_labels: list[str] = []  # of the last arrivals, not yet in the column
-        self._labels: dict[tuple[str, str | None], int] = {}
+        self._new_labels: list[str | None] = []  # of the last arrivals, not yet in the column
+        self._labels: dict[_LabelKey, int] = {}
         self._forms: dict[Forms | None, int] = {None: AS_IN_GRAPH}
         self._hooks: dict[Hook, int] = {}
         self._edits: list[EditRow] = []
@@ -104,6 +113,7 @@ class Recorder:
     def switch(self, policy: Policy | Choice, taken: int | None = None) -> None:
         """From now on this policy picks. `taken` is the task which the engine had taken before and not yet started."""
         with self._lock:
+            self._take_labels()
             columns = self._columns
             reign = _Reign(len(columns.order) + (taken is not None), policy)
             if reign.begins == self._reigns[-1].begins:
@@ -150,6 +160,11 @@ class Recorder:
         """Whether `bare` would take down all that is wanted."""
         return not (self._reigns[-1].keeps_keys or function_mode_is_on())
 
+    def knows_labels(self, arrived: int) -> bool:
+        """Whether labels need not be given to `bare` for a queue in which so many tasks have arrived: they follow from
+        the tasks and the order in which they arrive, and are worded when somebody reads them."""
+        return self._reigns[-1].label_of is not None and arrived == len(self._columns.arrivals)
+
     def bare(self) -> BareRecord:
         """What takes down tasks of this thread that run without hooks, in place of `arrive`, `start` and `end`; where
         it `can_be_bare`."""
@@ -160,7 +175,7 @@ class Recorder:
             number = self._threads.setdefault(thread, len(self._threads))
             measured = BareStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
             looks = Looks(self._took, self._gave, self.doubtful, measured)
-            labels = NewLabels(self._new_labels, self._take_labels_alone)
+            labels = NewLabels(self._new_labels, self._take_labels_alone, self.knows_labels)
             failed = partial(self._running.__setitem__, thread)
             self._bare[thread] = BareRecord(
                 self._out_edges, self._columns, number, self._base_ns, looks, labels, failed
@@ -273,9 +288,13 @@ class Recorder:
     def _take_labels(self) -> None:
         columns = self._columns
         new = self._new_labels[:]
+        follows, tasks, labels = self._reigns[-1].label_of, self._tasks, self._labels
         for arrival, label in enumerate(new, len(columns.label)):
-            key = _label_key(label, columns.arrivals[arrival], arrival)
-            columns.label.append(self._labels.setdefault(key, len(self._labels)))
+            task_id = columns.arrivals[arrival]
+            key = ("", None) if follows is None else follows(tasks[task_id])
+            if label is not None and label != Label(*key).of(task_id, arrival):
+                key = _label_key(label, task_id, arrival)
+            columns.label.append(labels.setdefault(key, len(labels)))
         del self._new_labels[: len(new)]  # more may have come, of tasks that run bare
 
     def _are_as_taken(self, outputs: Sequence[Tensor | None], task_id: int) -> bool:
@@ -309,7 +328,7 @@ class Recorder:
             return form_of(gradient), NONE
 
 
-def _label_key(label: str, task_id: int, arrival: int) -> tuple[str, str | None]:
+def _label_key(label: str, task_id: int, arrival: int) -> _LabelKey:
     if not label[-1:].isdigit():
         return label, None
     for name, number in (("task", str(task_id)), ("arrival", str(arrival))):

@@ -108,10 +108,7 @@ class Trace:
 
     def label(self, arrival: int) -> str:
         """The key of the arrival of this number, as people read it, under the policy that picked then."""
-        label = self.labels[self.columns.label[arrival]]
-        if label.number is None:
-            return label.text
-        return f"{label.text}{arrival if label.number == 'arrival' else self.columns.arrivals[arrival]}"
+        return self.labels[self.columns.label[arrival]].of(self.columns.arrivals[arrival], arrival)
 
     def queue(self, place: int) -> list[tuple[int, str]]:
         """The ready tasks before the task of this place was picked, each with its label, in the order in which the

@@ -98,6 +98,12 @@ class Label(NamedTuple):
     text: str
     number: str | None  # "task", "arrival" or None
 
+    def of(self, task_id: int, arrival: int) -> str:
+        """The label of this task, which was the arrival of this number."""
+        if self.number is None:
+            return self.text
+        return f"{self.text}{arrival if self.number == 'arrival' else task_id}"
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyTerm:

@@ -15,6 +15,7 @@ from tapehead.engine.sessions.direct_backward import DirectBackward
 from tapehead.engine.tasks import task_runner
 from tapehead.engine.tasks.bare_tasks import BareTasks
 from tapehead.engine.tasks.hook_watch import HookWatch
+from tapehead.engine.trace import bare_statistics
 
 from ..backward_programs import random_policy, random_program
 
@@ -56,6 +57,17 @@ def with_complex_numbers() -> Made:
     return (torch.complex(x, x * 2) * torch.tensor(1j)).abs().sum(), [x]
 
 
+def with_gradients_that_are_given_on() -> Made:
+    """As they are, as views of all elements or of some, written to, and conjugated."""
+    x = torch.randn(6, 4, requires_grad=True)
+    y = x.t() + x.reshape(4, 6)
+    z = (y.reshape(2, 12) + y.reshape(2, 12)).permute(1, 0) * 1
+    z[3:] = 2.0
+    w = z.flatten().unfold(0, 6, 3).sum(1)
+    parts = torch.complex(w, w * 3).conj().imag
+    return parts.expand(3, -1).sum() + z.t().flip(0).mean() + x.diagonal().sum(), [x]
+
+
 PROGRAMS: dict[str, Callable[[], Made]] = {
     made.__name__: made
     for made in (
@@ -65,6 +77,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         with_a_leaf_of_another_dtype,
         with_half_a_graph,
         with_complex_numbers,
+        with_gradients_that_are_given_on,
     )
 }
 
@@ -141,6 +154,34 @@ def test_random_programs_are_recorded_as_single_tasks_are(seed: int, policy: str
 def test_unusual_gradients_are_recorded_as_single_tasks_are(name: str, how: dict[str, bool]) -> None:
     entered = name != "with_a_leaf_of_another_dtype"  # what its task takes is not what the graph says
     hold_against_single_tasks(PROGRAMS[name], entered, **how)
+
+
+def test_a_gradient_that_is_given_on_is_measured_once() -> None:
+    def make() -> Made:
+        x = torch.randn(6, 4, requires_grad=True)
+        return ((x.t() + x.view(4, 6).exp()) * torch.randn(4, 6)).sum(), [x]
+
+    with mock.patch.object(bare_statistics, "numbers_at_once", wraps=bare_statistics.numbers_at_once) as measured:
+        run, _, _ = in_one_loop(make, True, trace="cheap")
+    assert run.trace is not None
+    rows = sum(each is not None for record in run.trace for each in (*record.inputs, *record.outputs))
+    assert measured.call_count == 5 < rows  # sum's two, mul's, exp's, and what comes to x
+
+
+def test_gradients_that_count_no_writes_are_measured() -> None:
+    def make() -> Made:
+        x = torch.randn(6, 4, requires_grad=True)
+        return (x.t().exp() + x.t()).sum(), [x]
+
+    def measured(together: bool) -> str:
+        torch.manual_seed(0)
+        loss, _ = make()
+        plain = DirectBackward.is_plain if together else property(lambda self: False)
+        with torch.inference_mode(), mock.patch.object(DirectBackward, "is_plain", plain):
+            run = th.backward(loss, engine="direct", trace="cheap")
+        return repr([(record.inputs, record.outputs) for record in run.trace or ()])
+
+    assert measured(True) == measured(False)
 
 
 def test_what_raises_is_the_task_that_has_not_ended() -> None:
