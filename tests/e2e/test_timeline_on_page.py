@@ -1,0 +1,416 @@
+"""The timeline of a saved page: one axis for phases, devices, memory and lifetimes; the deck's grid around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page, expect
+
+import tapehead as th
+from tapehead.engine.trace.run import Run
+from tapehead.engine.workloads.workloads import workload
+from tapehead.inspector.graph.words import nth
+from tapehead.widgets.deck.page import save_page
+from tapehead.widgets.deck.run_document import run_document
+
+from .chromium import trouble_of
+from .shown import ShownDeck
+
+pytestmark = pytest.mark.e2e
+
+STILL = "stands still 1.20 ms: ToCopy waits behind 96 tasks of cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    run: Run
+    path: Path
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    torch.manual_seed(0)
+    run = th.profile(workload("gpt2").build(layers=3)[1], trace="cheap")
+    return Played(run, run.save_html(tmp_path_factory.mktemp("timeline") / "run.html"))
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As if a part of it had run on another device, which stood still at first."""
+    run = th.profile(workload("two_devices").build()[1])
+    document = run_document(run)
+    content = document.content
+    content["devices"] = ["cpu", "cuda:0"]
+    order = content["schedules"][0]["order"]
+    later = {task for task in order[len(order) // 2 :] if run.graph.module(run.graph.tasks[task])}
+    content["tasks"]["device"] = [int(task in later) for task in range(len(run.graph))]
+    clock = content["schedules"][0]["clock"]
+    clock["still"] = [{"device": 1, "from": 0, "to": clock["start"][len(order) // 2], "text": STILL}]
+    return save_page(document.packed(), tmp_path_factory.mktemp("two") / "two.html", "two")
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """Nothing may go wrong on it."""
+    page = browser.new_page(viewport={"width": 1420, "height": 900})
+    trouble = trouble_of(page)
+    yield page
+    page.close()
+    assert trouble == []
+
+
+def opened(page: Page, path: Path, width: int = 1420, height: int = 900) -> ShownDeck:
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto(path.as_uri())
+    deck = ShownDeck(page)
+    deck.settles(lambda deck: deck.canvas_is_drawn(".time .still canvas"), True)
+    return deck
+
+
+def box(deck: ShownDeck, selector: str) -> dict[str, float]:
+    found = deck.root.locator(selector).first.bounding_box()
+    assert found is not None, selector
+    return dict(found)
+
+
+def hover(deck: ShownDeck, phase: str, share: float) -> None:
+    """Over this share of a phase, in the middle of the timeline."""
+    bar, time = box(deck, f"[data-phase={phase}]"), box(deck, ".time")
+    deck.root.page.mouse.move(bar["x"] + share * bar["width"], time["y"] + time["height"] / 2)
+
+
+def widths(deck: ShownDeck) -> dict[str, float]:
+    found: dict[str, float] = deck.evaluate(
+        "deck => Object.fromEntries([...deck.querySelectorAll('[data-phase]')]"
+        ".map(each => [each.dataset.phase, each.getBoundingClientRect().width]))"
+    )
+    return found
+
+
+def test_phases_and_devices_are_text_and_the_page_opens_at_the_backwards_first_task(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    deck.expect(t=0, running=played.run.order[0])
+    expect(deck.root.locator("[data-phase=forward]")).to_have_text(re.compile(r"^forward [\d.]+ (µs|ms|s)$"))
+    expect(deck.root.locator("[data-phase=backward]")).to_have_text(re.compile(r"^backward [\d.]+ (µs|ms|s)$"))
+    expect(deck.root.locator("[data-phase]")).to_have_count(2)  # no optimizer was recorded
+    longest = played.run.longest_queue - 1
+    expect(deck.root.locator("[data-device=cpu]")).to_have_text(f"cpuqueue, longest {longest}")
+    expect(deck.root.locator("[data-busy=cpu]")).to_have_text(re.compile(r"^busy \d+ %$"))
+    found = widths(deck)
+    assert found["forward"] / sum(found.values()) == pytest.approx(0.2, abs=0.01)
+
+
+def test_memory_is_read_from_the_forwards_first_byte(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    timeline = played.run.timeline
+    assert timeline is not None
+    total = deck.root.locator(".memory .tot")
+    expect(total).to_have_attribute("data-bytes", str(timeline.task_peaks[0]))
+    forward = [str(level) for level in timeline.levels[: timeline.starts[0] + 1]]
+    for share in (0.01, 0.3, 0.6, 0.99):
+        hover(deck, "forward", share)
+        expect(total).to_have_attribute("title", "in the forward")
+        event = min(int(share * len(forward)), len(forward) - 1)
+        assert total.get_attribute("data-bytes") in forward[max(0, event - 2) : event + 3]
+        expect(deck.root.locator(".time .tip.on")).to_have_text(re.compile(r"^forward: .* alive$"))
+    hover(deck, "backward", 0.5)
+    words = re.compile(r"^while the (\d+)(st|nd|rd|th) task runs, at most$")
+    expect(total).to_have_attribute("title", words)
+    place = int(words.match(total.get_attribute("title") or "")[1]) - 1  # type: ignore[index]
+    expect(total).to_have_attribute("data-bytes", str(timeline.task_peaks[place]))
+    task = played.run.graph.tasks[played.run.order[place]]
+    expect(deck.root.locator(".time .tip.on")).to_contain_text(f"{nth(place + 1)} {task.name}")
+
+
+def test_a_drag_scrubs_and_a_click_in_the_forward_goes_to_the_first_task(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    hover(deck, "backward", 0.25)
+    page.mouse.down()
+    hover(deck, "backward", 0.5)
+    half = len(played.run.order) // 2
+    deck.settles(lambda deck: abs(int(deck.data("t")) - half) <= 1, True)
+    page.mouse.up()
+    hover(deck, "backward", 0.9)
+    assert abs(int(deck.data("t")) - half) <= 1
+    hover(deck, "forward", 0.5)
+    page.mouse.down()
+    page.mouse.up()
+    deck.expect(t=0)
+    hover(deck, "backward", 0.999)
+    page.mouse.down()
+    page.mouse.up()
+    deck.expect(t=len(played.run.order) - 1)
+
+
+def test_it_is_the_slider_and_arrow_keys_step(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    slider = deck.root.get_by_role("slider", name="position in the run")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    deck.expect(t=2)
+    count = len(played.run.order)
+    expect(slider).to_have_attribute("aria-valuetext", re.compile(f"^runs 3rd of {count}, "))
+    page.keyboard.press("End")
+    expect(slider).to_have_attribute("aria-valuetext", f"the end, after {count} tasks")
+
+
+def test_the_clock_axis_shows_phases_in_proportion(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    timeline = played.run.timeline
+    assert timeline is not None
+    deck.key("c")
+    clock = deck.root.get_by_role("group", name="axis").get_by_role("button", name="clock")
+    expect(clock).to_have_attribute("aria-pressed", "true")
+    forward = timeline.forward_ns[-1]
+    backward = timeline.task_ns[-1] - timeline.task_ns[0]
+    deck.settles(lambda deck: abs(widths(deck)["forward"] / widths(deck)["backward"] - forward / backward) < 0.02, True)
+    gap = timeline.event_ns[timeline.starts[0]] - timeline.event_ns[0] - forward
+    assert gap > 0, "what tapehead does between them is not drawn"
+    deck.key("c")
+    expect(clock).to_have_attribute("aria-pressed", "false")
+
+
+def test_without_times_there_is_no_clock_axis(page: Page, tmp_path: Path) -> None:
+    run = th.backward(workload("linear50").build(width=8, uses=4)[1]())
+    deck = opened_without_memory(page, run.save_html(tmp_path / "run.html"))
+    expect(deck.root.get_by_role("button", name="clock")).to_be_disabled()
+    deck.key("c")
+    expect(deck.root.locator(".tip.on")).to_contain_text("was not recorded")
+    expect(deck.root.locator("[data-phase]")).to_have_count(1)
+    expect(deck.root.locator(".time .note")).to_contain_text("The memory of this run was not measured")
+
+
+def opened_without_memory(page: Page, path: Path) -> ShownDeck:
+    page.goto(path.as_uri())
+    return ShownDeck(page)
+
+
+def test_the_wheel_zooms_about_the_pointer_and_shift_pans(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    whole = deck.root.get_by_role("button", name="whole")
+    expect(whole).to_be_hidden()
+    before = widths(deck)["backward"]
+    hover(deck, "backward", 0.5)
+    total = deck.root.locator(".memory .tot")
+    expect(total).to_have_attribute("title", re.compile("^while"))
+    pointed = total.get_attribute("title")
+    page.mouse.wheel(0, -240)
+    expect(whole).to_be_visible()
+    deck.settles(lambda deck: "forward" in widths(deck), False)
+    assert widths(deck)["backward"] >= before * 0.99, "it fills the plot"
+    page.mouse.move(*[value + 1 for value in centre(deck)])
+    page.mouse.move(*centre(deck))
+    assert whole.is_visible()
+    page.keyboard.down("Shift")
+    page.mouse.wheel(0, -100_000)
+    page.keyboard.up("Shift")
+    deck.settles(lambda deck: "forward" in widths(deck), True)
+    deck.key("0")
+    expect(whole).to_be_hidden()
+    deck.key("+")
+    expect(whole).to_be_visible()
+    deck.key("-")
+    expect(whole).to_be_hidden()
+    hover(deck, "backward", 0.5)
+    expect(total).to_have_attribute("title", pointed or "")
+
+
+def centre(deck: ShownDeck) -> tuple[float, float]:
+    time = box(deck, ".time")
+    return time["x"] + time["width"] / 2, time["y"] + time["height"] / 2
+
+
+def test_a_double_click_on_a_phase_zooms_to_it_and_back(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    before = widths(deck)
+    deck.root.locator("[data-phase=forward]").dblclick()
+    deck.settles(lambda deck: widths(deck).get("forward", 0) > 0.95 * sum(before.values()), True)
+    deck.root.locator("[data-phase=forward]").dblclick()
+    deck.settles(widths, before)
+
+
+def test_equal_layers_are_one_lifetime_and_the_heading_folds_them(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    rows = deck.root.locator(".lives li")
+    counts = rows.evaluate_all("rows => rows.map(row => Number(row.dataset.count))")
+    assert 3 <= len(counts) <= 12 and 3 in counts, "three layers"
+    expect(rows.filter(has_text="3 ×").first).to_contain_text("h.*.")
+    heading = deck.root.get_by_role("button", name="Lifetimes")
+    expect(heading).to_have_attribute("aria-expanded", "true")
+    heading.click()
+    expect(rows).to_have_count(0)
+    expect(heading).to_have_attribute("aria-expanded", "false")
+    heading.click()
+    expect(rows).to_have_count(len(counts))
+    row = rows.first.bounding_box()
+    assert row is not None
+    page.mouse.move(row["x"] + 40, row["y"] + row["height"] / 2)
+    expect(deck.root.locator(".time .tip.on")).to_contain_text("made by: ")
+
+
+def test_each_device_has_a_lane_and_says_why_it_stands_still(page: Page, on_two: Path) -> None:
+    deck = opened(page, on_two)
+    assert deck.root.locator("[data-device]").evaluate_all("all => all.map(each => each.dataset.device)") == [
+        "cpu",
+        "cuda:0",
+    ]
+    expect(deck.root.get_by_text(STILL)).to_have_count(0)
+    deck.key("c")
+    expect(deck.root.get_by_text(STILL)).to_be_visible()
+
+
+def test_the_grip_shares_the_height_and_remembers_how(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    grip = deck.root.get_by_role("separator")
+    first = box(deck, ".time")["height"]
+    now = int(grip.get_attribute("aria-valuenow") or 0)
+    assert now == pytest.approx(box(deck, ".main")["height"], abs=1)
+    grip.focus()
+    page.keyboard.press("ArrowUp")
+    deck.settles(lambda deck: box(deck, ".time")["height"], first + 24)
+    expect(grip).to_have_attribute("aria-valuenow", str(now - 24))
+    deck.expect(t=0)
+    for _ in range(40):
+        page.keyboard.press("ArrowDown")
+    deck.settles(lambda deck: box(deck, ".time")["height"], 230)
+    page.reload()
+    deck = ShownDeck(page)
+    deck.settles(lambda deck: box(deck, ".time")["height"], 230)
+    grip = deck.root.get_by_role("separator")
+    grip.focus()
+    page.keyboard.press("Home")
+    deck.settles(lambda deck: box(deck, ".time")["height"], first)
+    edge = box(deck, ".grip")
+    page.mouse.move(edge["x"] + 300, edge["y"] + 4)
+    page.mouse.down()
+    page.mouse.move(edge["x"] + 300, edge["y"] - 10_000)
+    page.mouse.up()
+    deck.settles(lambda deck: box(deck, ".main")["height"], 190)
+    grip.dblclick()
+    deck.settles(lambda deck: box(deck, ".time")["height"], first)
+
+
+def test_the_full_window_holds_the_focus_and_gives_the_graph_most(page: Page, played: Played) -> None:
+    deck = opened(page, played.path, 1420, 1004)
+    graph, time = (box(deck, name)["height"] for name in (".main", ".time"))
+    deck.key("w")
+    frame = box(deck, ".frame")
+    assert (frame["x"], frame["y"], frame["width"], frame["height"]) == (0, 0, 1420, 1004)
+    more = 1004 - 704
+    assert box(deck, ".main")["height"] - graph == pytest.approx(0.7 * more, abs=6)
+    assert box(deck, ".time")["height"] - time == pytest.approx(0.3 * more, abs=6)
+    assert page.evaluate("getComputedStyle(document.documentElement).overflow") == "hidden"
+    inside = "deck => deck.contains(deck.getRootNode().activeElement)"
+    for key in ("Tab", "Shift+Tab"):
+        for _ in range(60):
+            page.keyboard.press(key)
+            assert deck.evaluate(inside)
+    page.keyboard.press("Escape")
+    deck.settles(lambda deck: box(deck, ".frame")["height"], 704)
+    button = deck.root.get_by_role("button", name="full window")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    button.click()
+    deck.settles(lambda deck: box(deck, ".frame")["height"], 704)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "frame"), [(1420, 900, 704), (1216, 720, 704), (1000, 700, 684), (916, 700, 684)]
+)
+def test_from_900_pixels_on_the_deck_is_one_screen(
+    page: Page, on_two: Path, width: int, height: int, frame: int
+) -> None:
+    deck = opened(page, on_two, width, height)
+    assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), "no scroll bar"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert box(deck, ".frame")["height"] == frame
+    queue, task = box(deck, ".queue"), box(deck, ".insp")
+    assert (queue["y"] == task["y"]) == (width >= 1216), "side by side, or one above the other"
+    assert task["height"] >= 120
+    assert box(deck, ".graph")["height"] >= 190 and box(deck, ".time")["height"] >= 230
+    bar = box(deck, ".bar")
+    assert bar["height"] <= 46, "one row"
+
+
+def test_below_900_pixels_the_timeline_stays_in_view(page: Page, played: Played) -> None:
+    deck = opened(page, played.path, 700, 600)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for top in (0, 100, 10_000):
+        page.evaluate("top => scrollTo(0, top)", top)
+        time = box(deck, ".time")
+        assert time["height"] == 240 and time["y"] + time["height"] <= 601
+    assert box(deck, ".queue")["y"] == box(deck, ".insp")["y"]
+
+
+@pytest.mark.parametrize("width", [1420, 1000, 700, 400])
+@pytest.mark.parametrize("axis", ["task", "clock"])
+def test_no_label_of_the_timeline_is_cut(page: Page, played: Played, width: int, axis: str) -> None:
+    deck = opened(page, played.path, width, 900)
+    if axis == "clock":
+        deck.key("c")
+    page.wait_for_timeout(100)
+    names = ".lane b, .lane span, .busy, .phase, .time h3, .axes button, .tot, .lives .many, .more, .unit"
+    names += ", .lg div > span:nth-child(2), .lg b"
+    assert deck.evaluate(CUT, names) == []
+
+
+CUT = """(deck, names) => [...deck.querySelectorAll(names)].filter(each => {
+    const { width } = each.getBoundingClientRect();
+    return width > 1 && !each.matches('.sr') && each.scrollWidth > each.clientWidth + 1 && each.clientWidth;
+}).map(each => `${each.className} ${each.textContent}: ${each.scrollWidth} > ${each.clientWidth}`)"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("axis", ["task", "clock"])
+def test_texts_of_the_timeline_have_contrast(page: Page, on_two: Path, scheme: Any, axis: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    deck = opened(page, on_two)
+    if axis == "clock":
+        deck.key("c")
+        expect(deck.root.get_by_text(STILL)).to_be_visible()
+    found = deck.evaluate(CONTRASTS)
+    assert len(found) > 20
+    assert [each for each in found if each[1] < 4.5] == []
+
+
+# The text of each element in the timeline, and its contrast to the ground that is painted below it.
+CONTRASTS = """deck => {
+    const channels = colour => colour.match(/[0-9.]+/g).map(Number);
+    const light = colour => {
+        const [red, green, blue] = channels(colour).slice(0, 3).map(value => value / 255)
+            .map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    };
+    const ground = element => {
+        for (let at = element; at; at = at.parentElement) {
+            const { backgroundColor } = getComputedStyle(at);
+            const [,,, alpha = 1] = channels(backgroundColor);
+            if (alpha === 1) return backgroundColor;
+        }
+    };
+    return [...deck.querySelectorAll('.time *')].filter(each =>
+        [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim()) && each.getClientRects().length &&
+        !each.closest('.tip, .sr, :disabled')
+    ).map(each => {
+        const [one, other] = [light(getComputedStyle(each).color), light(ground(each))].sort((a, b) => b - a);
+        return [each.textContent, (one + 0.05) / (other + 0.05)];
+    });
+}"""
+
+
+def test_with_less_motion_it_works_as_well(page: Page, played: Played) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    deck = opened(page, played.path)
+    deck.key("ArrowRight")
+    deck.expect(t=1)
+    assert deck.evaluate(
+        "deck => [...deck.querySelectorAll('.time, .time *, .grip')].every("
+        "each => getComputedStyle(each).transitionDuration === '0s')"
+    )
