@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...inspector.capturing.forward_program import ForwardProgram
 from ...inspector.graph.graph import Fold, Graph
-from ...inspector.shown import GraphTheme, Theme, drawn, saved_page, text_of
+from ...inspector.shown import GraphTheme, drawn, saved_page, text_of
 from ..memory.timeline import Timeline
 from ..prediction.simulation import difference
 from ..words.estimates import estimate_sentence
@@ -206,7 +206,7 @@ class PlannedMirror(MirrorPlan):
         path.write_text(self.to_svg(fold=fold, theme=theme), encoding="utf-8")
         return path
 
-    def figure(self, theme: Theme = "light") -> go.Figure:
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""
         return drawn("levels as a figure", {"without": self.plain, "mirrored": self.timeline}, theme)
 

@@ -12,7 +12,7 @@ from ...inspector.arguments import expect, expect_callable
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Outputs
-from ...inspector.shown import Theme, drawn
+from ...inspector.shown import GraphTheme, drawn
 from ..memory.footprint import Footprints
 from ..memory.timeline import Timeline
 from ..prediction.leaf_states import for_graph
@@ -144,7 +144,7 @@ class OrderPlan(ShownAsTable):
         best = self.best
         return f"<OrderPlan of {len(self.graph):,} tasks: {best.policy}, {size_text(best.peak_bytes)}>"
 
-    def figure(self, theme: Theme = "light") -> go.Figure:
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
         return drawn("levels as a figure", {row.policy: self.timeline(row.policy) for row in self.rows}, theme)
 

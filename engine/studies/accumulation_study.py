@@ -15,7 +15,7 @@ from torch import nn
 
 from ...inspector.arguments import expect, expect_callable, expect_number
 from ...inspector.graph.words import dtype_name
-from ...inspector.shown import Theme, drawn, saved_page
+from ...inspector.shown import GraphTheme, drawn, saved_page
 from ..hips.levels import hips_levels, hips_time
 from ..measuring.step_levels import StepLevels, allocated_levels, levels_of
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
@@ -177,7 +177,7 @@ class AccumulationStudy(ShownAsTable):
     def __repr__(self) -> str:
         return f"<AccumulationStudy of {self.title}: {len(self.rows)} rows>"
 
-    def figure(self, theme: Theme = "light") -> go.Figure:
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the backward for each row, above that of the gradient by hand. Needs plotly."""
         return drawn("accumulation as a figure", self, theme)
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...inspector.graph.graph import Graph, Task
-from ...inspector.shown import Theme, drawn, saved_page
+from ...inspector.shown import GraphTheme, drawn, saved_page
 from ..memory.not_counted import NotCounted
 from ..memory.timeline import Timeline
 from ..mirroring.plan import MirrorPlan
@@ -277,7 +277,7 @@ class Comparison(ShownAsTable):
         name = row.policy.rpartition(MIRRORED)[0]
         return next((other for other in self.rows if row.plan is not None and other.policy == name), None)
 
-    def mirrored_figure(self, policy: str, theme: Theme = "light") -> go.Figure:
+    def mirrored_figure(self, policy: str, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the tasks of a mirrored row and of the one without, each measured and predicted.
 
         Needs plotly.
@@ -287,11 +287,11 @@ class Comparison(ShownAsTable):
         """
         return drawn("mirrored comparison as a figure", self, self[policy], theme)
 
-    def figure(self, theme: Theme = "light") -> go.Figure:
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
         return drawn("levels as a figure", self.timelines, theme)
 
-    def lifetimes_figure(self, policy: str, theme: Theme = "light", *, clock: bool = False) -> go.Figure:
+    def lifetimes_figure(self, policy: str, theme: GraphTheme = "auto", *, clock: bool = False) -> go.Figure:
         """One bar per storage, the largest by bytes × time first. Needs plotly.
 
         Args:

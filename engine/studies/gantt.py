@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.ranks import longest_ways
-from ...inspector.shown import Theme, drawn, text_of
+from ...inspector.shown import GraphTheme, drawn, text_of
 from ..queue.device_queues import devices_in_order
 from ..words.findings import ShownAsFindings, findings_rich, findings_text
 from ..words.phrases import counted
@@ -274,7 +274,7 @@ class Gantt:
     def _repr_html_(self) -> str:
         return text_of("findings as HTML", self.cells, [f"{self.policy}: {self._span}", *self.sentences], _RIGHT)
 
-    def figure(self, theme: Theme = "light") -> go.Figure:
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """A bar for each task, a row for each device, over time. Needs plotly."""
         return drawn("devices over time as a figure", [self], theme)
 
@@ -379,7 +379,7 @@ class MakespanReport(ShownAsFindings):
         """The headings of columns of numbers."""
         return self.cells[0][1:]
 
-    def figure(self, theme: Theme = "light") -> go.Figure:
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The policies below each other, over one axis of time. Needs plotly."""
         return drawn("devices over time as a figure", self.rows, theme, self.lower_bound_ns)
 

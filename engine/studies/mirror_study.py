@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from ...inspector.shown import Theme, drawn, saved_page
+from ...inspector.shown import GraphTheme, drawn, saved_page
 from ...inspector.torch_internals.compiled import activation_memory_budget
 from ..measuring.step_levels import allocated_levels
 from ..mirroring.mirror import mirror
@@ -251,7 +251,7 @@ class MirrorStudy(ShownAsTable):
     def __repr__(self) -> str:
         return f"<MirrorStudy of {self.title}: {len(self.rows)} rows>"
 
-    def figure(self, theme: Theme = "light") -> go.Figure:
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """Each way as a point: its time against its peak, both over those without anything. Needs plotly."""
         return drawn("mirroring as a figure", self, theme)
 

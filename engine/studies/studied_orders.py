@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ...inspector.shown import Theme, drawn, saved_page
+from ...inspector.shown import GraphTheme, drawn, saved_page
 from ..programs.timing import Spread
 from ..words.machine import Machine
 from ..words.phrases import joined
@@ -367,7 +367,7 @@ class OrderStudy(ShownAsTable):
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return path
 
-    def figure(self, theme: Theme = "light") -> go.Figure:
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """Peak and time of each order against the reference, per workload. Needs plotly."""
         return drawn("orders as a figure", self, theme)
 

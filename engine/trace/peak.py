@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...inspector.arguments import expect
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.source import Source
-from ...inspector.shown import Theme, drawn, text_of
+from ...inspector.shown import GraphTheme, drawn, text_of
 from ..memory.not_counted import NotCounted
 from ..memory.storage_words import StorageWords
 from ..memory.timeline import Category, Storage, Timeline
@@ -129,7 +129,7 @@ class PeakReport:
             for storage in group.storages
         ]
 
-    def figure(self, theme: Theme = "light") -> go.Figure:
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """A treemap of the peak, by category, module and source line. Needs plotly."""
         return drawn("peak as a figure", self, theme)
 

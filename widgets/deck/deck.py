@@ -513,8 +513,7 @@ class Deck(Played):
                 self.set_trait(name, value())
             except Exception as error:
                 raised.append(error)
-        if news.others is not None:
-            self._still.update(self.moment, repr(self))
+        self._still.update(self.moment(), repr(self))
         if raised:
             raise raised[0]
 

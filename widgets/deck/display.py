@@ -69,6 +69,11 @@ def is_held(widget: Widget) -> bool:
     return any(widget in _children(other) for other in list(ipywidgets_widget._instances.values()))
 
 
+def is_laid_out_by(layout: Widget) -> bool:
+    """Whether some widget has this layout."""
+    return any(getattr(other, "layout", None) is layout for other in list(ipywidgets_widget._instances.values()))
+
+
 def names_of(widget: Widget) -> list[str]:
     """The user's variables that hold the widget: themselves, in a list or dict, or in another widget.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import uuid
 from dataclasses import replace
 from typing import Any
@@ -12,9 +14,39 @@ import traitlets
 from IPython.display import display
 
 from ...inspector.graph.graph import Graph
-from .display import is_held, names_of
+from .display import is_held, is_laid_out_by, names_of
 from .page import CODE
 from .still import Moment, Still
+
+_PAGE = CODE.read_text(encoding="utf-8")
+
+# A page never forgets a module that it has imported, and anywidget imports that of each widget anew: run again and
+# again, a cell would fill the page's memory. So that module is small, and shares one of the deck's code. Nor does
+# JupyterLab forget the models of closed widgets: what is large goes out of them, twice: they keep what was before.
+_LOADER = """
+const modules = (globalThis.tapeheadModules ??= new Map());
+function shared(model) {
+  const version = "VERSION";
+  if (!modules.has(version)) {
+    const address = URL.createObjectURL(new Blob([model.get("_code")], { type: "text/javascript" }));
+    const loading = import(address).finally(() => URL.revokeObjectURL(address));
+    loading.catch(() => modules.delete(version));
+    modules.set(version, loading);
+  }
+  return modules.get(version);
+}
+export default {
+  async initialize(given) {
+    const end = await (await shared(given.model)).default.initialize(given);
+    return () => {
+      end();
+      const { model } = given;
+      for (const value of [null, ""]) for (const name of ["_code", "_document"]) model.set(name, value);
+    };
+  },
+  async render(given) { return (await shared(given.model)).default.render(given); },
+};
+""".replace("VERSION", hashlib.sha256(_PAGE.encode()).hexdigest()[:16])
 
 
 def _packed(_: bytes, widget: Played) -> bytes:
@@ -32,7 +64,8 @@ class Played(anywidget.AnyWidget):
     """
 
     # As text: of a path anywidget makes an object that refers to each widget there ever was.
-    _esm = CODE.read_text(encoding="utf-8")
+    _esm = _LOADER
+    _code = traitlets.Unicode(_PAGE).tag(sync=True)
     _id = traitlets.Unicode().tag(sync=True)
     # A page that is loaded anew asks for everything: it gets what is so today.
     _document = traitlets.Bytes().tag(sync=True, to_json=_packed)
@@ -75,7 +108,17 @@ class Played(anywidget.AnyWidget):
     def _hear(self, _: ipywidgets.Widget, message: Any, buffers: object) -> None:
         """A message of the page. May be called in any thread."""
         if message == {"kind": "unseen"} and not names_of(self):
+            self._still.let_go()
             self.close_unseen()
+
+    def close(self) -> None:
+        """Takes the widget from the page, and leaves a picture of its last state."""
+        if hasattr(self, "_still") and not sys.is_finalizing():
+            self._still.end()
+        layout = None if self.comm is None else self.layout
+        super().close()
+        if layout is not None and not is_laid_out_by(layout):  # ipywidgets leaves it, and its model on the page
+            layout.close()
 
     def close_unseen(self) -> None:
         """Its last view is gone, and nobody can get at it any more."""

@@ -10,7 +10,7 @@ from ...engine.memory.timeline import Timeline
 from ...engine.queue.pending import queue_lengths
 from ...engine.words.estimates import estimate_sentence
 from ...engine.words.sizes import share_text, size_text
-from ...inspector.shown import Theme
+from ...inspector.shown import GraphTheme
 from ..pages.report_html import table_html
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Prediction:
     def _repr_html_(self) -> str:
         return table_html(self)
 
-    def figure(self, theme: Theme = "light") -> go.Figure:
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""
         from ..pages.memory_figures import memory_figure
 

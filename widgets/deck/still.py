@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from threading import Lock, Timer
 
+from IPython import get_ipython
 from IPython.display import display, update_display
 
 from ...engine.memory.timeline import Timeline
@@ -17,6 +20,7 @@ from ...inspector.drawing.svg import Drawing, draw_graph, escaped
 from ...inspector.drawing.svg_style import style_sheet
 from ...inspector.drawing.text_width import shorten, text_width
 from ...inspector.graph.graph import Fold, Graph
+from ..pages.png import bundle_of
 from ..pages.theme import DARK, FONT, LIGHT, variables
 from . import still_memory
 from .document import peak_words
@@ -33,6 +37,7 @@ _MOST_HEIGHT = 1000.0  # of the graph at full scale: about a screen
 _MOST_BYTES = 200_000
 _LONGEST_BASIS = 560.0  # pixels
 _MOST_DRAWN = 10_000  # tasks: laying out more would hold the cell up
+_STANDS_S = 1.0  # without news, after which a deck is drawn as it stands: to draw each step would hold it up
 
 _MARK = (
     '<g class="th-mark"><circle cx="5.5" cy="8" r="3.2"/><circle cx="14.5" cy="8" r="3.2"/>'
@@ -77,31 +82,82 @@ class Moment:
 
 
 class Still:
-    """The picture of one deck, and the output in which it is shown. The live page hides that: it knows it by `id`."""
+    """The picture of one deck, and the output in which it is shown. The live page hides that: it knows it by `id`.
+
+    It follows the deck: what a notebook keeps is its last state. It is drawn again when a cell ends, when the deck has
+    stood for a second, and when it closes.
+    """
 
     def __init__(self, deck_id: str, title: str, graph: Graph) -> None:
         self.id = f"tapehead-still-{deck_id}"
         self._title = title
         self._graph = graph
         self._is_shown = False
-        self._has_memory = False
+        self._shown: Moment | None = None
+        self._wanted: tuple[Moment, str] | None = None
+        self._timer: Timer | None = None
+        self._drawing = Lock()
 
     def show(self, moment: Moment, text: str) -> None:
         """Displays it, below the deck. `text` stands for the deck where not even a picture can be shown."""
+        if not self._is_shown and (shell := get_ipython()) is not None:
+            shell.events.register("post_run_cell", self._draw_now)
         self._is_shown = True
-        display(self._bundle(moment, text), raw=True, display_id=self.id)
+        self._shown = moment
+        data, metadata = bundle_of(self.svg(moment), text)
+        display(data, metadata=metadata, raw=True, display_id=self.id)
 
-    def update(self, now: Callable[[], Moment], text: str) -> None:
-        """Draws the picture that was shown again, once the memory is known that was not before.
+    def update(self, moment: Moment, text: str) -> None:
+        """The deck stands there now. Draws nothing yet, unless its memory is known that was not before."""
+        if not self._is_shown or self._shown is None:
+            return
+        last = self._shown if self._wanted is None else self._wanted[0]
+        had_memory = bool(last.timelines)
+        if had_memory and not moment.timelines:  # it was let go with the session
+            moment = replace(moment, timelines=last.timelines)
+        if moment == last:
+            return
+        self._wanted = (moment, text)
+        if moment.timelines and not had_memory:
+            self._draw_now()
+            return
+        self._rest()
+        self._timer = Timer(_STANDS_S, self._draw_now)
+        self._timer.name, self._timer.daemon = "tapehead still", True
+        self._timer.start()
+
+    def end(self) -> None:
+        """Draws the last state, and follows no more."""
+        self._rest()
+        self._draw_now()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Follows no more: the deck is closed, or its output is gone."""
+        self._rest()
+        if self._is_shown and (shell := get_ipython()) is not None:
+            with suppress(ValueError):  # somebody has taken all callbacks away
+                shell.events.unregister("post_run_cell", self._draw_now)
+        self._is_shown = False
+        self._shown = self._wanted = None
+
+    def _rest(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _draw_now(self, *_: object) -> None:
+        """Draws the picture that was shown again, if it is another one.
 
         It is sent as coming from the cell that runs now, hence without the context, which may be an earlier one's.
         """
-        if self._is_shown and not self._has_memory and (moment := now()).timelines:
-            Context().run(update_display, self._bundle(moment, text), raw=True, display_id=self.id)
-
-    def _bundle(self, moment: Moment, text: str) -> dict[str, str]:
-        self._has_memory = bool(moment.timelines)
-        return {"image/svg+xml": self.svg(moment), "text/plain": text}
+        with self._drawing:
+            wanted, self._wanted = self._wanted, None
+            if wanted is None:
+                return
+            self._shown, text = wanted
+            data, metadata = bundle_of(self.svg(self._shown), text)
+            Context().run(update_display, data, metadata=metadata, raw=True, display_id=self.id)
 
     def svg(self, moment: Moment) -> str:
         """Header, graph and memory, one below the other."""

@@ -10,11 +10,12 @@ import plotly.graph_objects as go
 
 from ...engine.studies.accumulation_study import BY_HAND, FUSED, AccumulationStudy, StudiedRule
 from ...engine.words.sizes import size_text, unit_name, unit_of
-from ...inspector.shown import Theme
+from ...inspector.shown import GraphTheme
 from .drawing import Drawing, escaped
 from .figure_page import studies_page
 from .glossary import COLUMNS
 from .report_html import cells_html
+from .shown_figure import ShownFigure
 from .theme import Colours, colours_of, figure_style, hover_label
 
 _HEIGHT = 360
@@ -51,9 +52,9 @@ def study_html(study: AccumulationStudy) -> str:
     return cells_html(study.cells, study.sentences, ("peak", "over by hand", "predicted", "time"), bars)
 
 
-def study_figure(study: AccumulationStudy, theme: Theme = "light") -> go.Figure:
+def study_figure(study: AccumulationStudy, theme: GraphTheme = "auto") -> go.Figure:
     """See `study_drawing`."""
-    return go.Figure(study_drawing(study, colours_of(theme)))
+    return ShownFigure(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: AccumulationStudy, colours: Colours) -> Drawing:

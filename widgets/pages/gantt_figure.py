@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 
 from ...engine.studies.gantt import Bar, Gantt, Idle, time_text, time_unit
 from ...engine.words.phrases import counted
-from ...inspector.shown import Theme
+from ...inspector.shown import GraphTheme
 from .drawing import Drawing, cut, escaped, wrapped
+from .shown_figure import ShownFigure
 from .theme import Colours, colours_of, figure_style, hover_label
 
 _MOST_BARS = 1200  # of a row: about as many as a screen has pixels there
@@ -23,9 +24,9 @@ _EXPLAINED = (_STILL, _READY)  # in the legend, once
 _WAITS = -0.43  # of a row: where what waits in its queue is drawn
 
 
-def gantt_figure(rows: Sequence[Gantt], theme: Theme = "light", lower_bound_ns: int | None = None) -> go.Figure:
+def gantt_figure(rows: Sequence[Gantt], theme: GraphTheme = "auto", lower_bound_ns: int | None = None) -> go.Figure:
     """The policies below each other, over one axis of time; see `gantt_drawing`."""
-    return go.Figure(gantt_drawing(rows, colours_of(theme), lower_bound_ns))
+    return ShownFigure(gantt_drawing(rows, colours_of(theme), lower_bound_ns))
 
 
 def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int | None = None) -> Drawing:

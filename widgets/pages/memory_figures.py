@@ -16,8 +16,9 @@ from ...engine.memory.timeline import Category, Storage, Timeline
 from ...engine.trace.peak import PeakGroup, PeakReport
 from ...engine.words.phrases import module_title
 from ...engine.words.sizes import share_text, size_text, unit_name, unit_of
-from ...inspector.shown import Theme
+from ...inspector.shown import GraphTheme
 from .drawing import LINE, Drawing, cut, escaped, wrapped
+from .shown_figure import ShownFigure
 from .theme import CATEGORY_COLOURS, Colours, colours_of, figure_style, hover_label
 
 _MOST_POINTS = 1500  # of one line: more than pixels across a screen's plot
@@ -32,17 +33,17 @@ _ROW = 21  # pixels of one bar
 _LABEL = 30  # characters of a bar's name
 
 
-def memory_figure(timelines: Mapping[str, Timeline], theme: Theme = "light") -> go.Figure:
+def memory_figure(timelines: Mapping[str, Timeline], theme: GraphTheme = "auto") -> go.Figure:
     """The level over the tasks, one line per policy."""
     return _figure(memory_drawing(timelines, colours_of(theme)))
 
 
-def category_figure(timeline: Timeline, theme: Theme = "light") -> go.Figure:
+def category_figure(timeline: Timeline, theme: GraphTheme = "auto") -> go.Figure:
     """The level over the tasks, stacked by category."""
     return _figure(category_drawing(timeline, colours_of(theme)))
 
 
-def lifetimes_figure(timeline: Timeline, theme: Theme = "light", *, clock: bool = False) -> go.Figure:
+def lifetimes_figure(timeline: Timeline, theme: GraphTheme = "auto", *, clock: bool = False) -> go.Figure:
     """One bar per storage, the largest by bytes × time first.
 
     Raises:
@@ -51,7 +52,7 @@ def lifetimes_figure(timeline: Timeline, theme: Theme = "light", *, clock: bool 
     return _figure(lifetimes_drawing(timeline, colours_of(theme), clock=clock))
 
 
-def peak_figure(report: PeakReport, theme: Theme = "light") -> go.Figure:
+def peak_figure(report: PeakReport, theme: GraphTheme = "auto") -> go.Figure:
     """A treemap of the peak: category, module, source line."""
     return _figure(peak_drawing(report, colours_of(theme)))
 
@@ -349,7 +350,7 @@ def _stays(group: PeakGroup) -> str:
 
 
 def _figure(drawing: Drawing) -> go.Figure:
-    return go.Figure(drawing)
+    return ShownFigure(drawing)
 
 
 def _layout(colours: Colours, height: int) -> dict[str, Any]:

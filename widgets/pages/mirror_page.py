@@ -19,10 +19,11 @@ from ...engine.studies.mirror_study import (
     StudiedWay,
 )
 from ...engine.words.sizes import size_text
-from ...inspector.shown import Theme
+from ...inspector.shown import GraphTheme
 from .drawing import Drawing, escaped
 from .figure_page import studies_page
 from .report_html import cells_html
+from .shown_figure import ShownFigure
 from .theme import Colours, colours_of, figure_style
 
 _HEIGHT = 320
@@ -72,9 +73,9 @@ def study_html(study: MirrorStudy) -> str:
     return cells_html(study.cells, study.sentences, _RIGHT, bars)
 
 
-def study_figure(study: MirrorStudy, theme: Theme = "light") -> go.Figure:
+def study_figure(study: MirrorStudy, theme: GraphTheme = "auto") -> go.Figure:
     """See `study_drawing`."""
-    return go.Figure(study_drawing(study, colours_of(theme)))
+    return ShownFigure(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:

@@ -10,9 +10,10 @@ import plotly.graph_objects as go
 from ...engine.mirroring.modules import RIGHT, module_cells, module_sentences
 from ...engine.studies.comparison import Comparison, Row
 from ...engine.words.sizes import size_text, unit_name, unit_of
-from ...inspector.shown import Theme
+from ...inspector.shown import GraphTheme
 from .drawing import Drawing, escaped
 from .report_html import cells_html
+from .shown_figure import ShownFigure
 from .theme import LATER, Colours, colours_of, figure_style, hover_label
 
 _HEIGHT = 300
@@ -20,9 +21,9 @@ _MOST_POINTS = 1500  # of one line
 _MEASURED, _PREDICTED = {"width": 3}, {"width": 1.2, "dash": "2px,3px"}
 
 
-def mirrored_figure(comparison: Comparison, row: Row, theme: Theme) -> go.Figure:
+def mirrored_figure(comparison: Comparison, row: Row, theme: GraphTheme) -> go.Figure:
     """See `Comparison.mirrored_figure`."""
-    return go.Figure(mirrored_drawing(comparison, row, colours_of(theme)))
+    return ShownFigure(mirrored_drawing(comparison, row, colours_of(theme)))
 
 
 def mirrored_html(comparison: Comparison, drawings: dict[str, Drawing]) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ...engine.studies.studied_orders import Block, Cell, OrderStudy, StudiedWorkload, ratio_text
-from ...inspector.shown import Theme
+from ...inspector.shown import GraphTheme
 from .drawing import Drawing, cut, escaped
 from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
 from .report_html import STYLE
+from .shown_figure import ShownFigure
 from .theme import LATER, Colours, colours_of, figure_style, hover_label
 
 _COLOURS = ("ink", "accent", "saved", "pgrad", "held", "work", "buffer", "other")  # of policies in order
@@ -92,7 +93,7 @@ def _cell(cell: Cell) -> str:
     )
 
 
-def study_figure(study: OrderStudy, theme: Theme = "light") -> go.Figure:
+def study_figure(study: OrderStudy, theme: GraphTheme = "auto") -> go.Figure:
     """Peak and time of each policy against the reference's, per workload.
 
     Raises:
@@ -100,7 +101,7 @@ def study_figure(study: OrderStudy, theme: Theme = "light") -> go.Figure:
     """
     if not study.others or not study.rows:
         raise ValueError("a figure of a study needs a workload and two policies: it shows one against the other")
-    return go.Figure(study_drawing(study, colours_of(theme)))
+    return ShownFigure(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: OrderStudy, colours: Colours) -> Drawing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,6 +54,25 @@ def png_of(svg: str, *, theme: Theme = "light", scale: float = 2.0) -> bytes:
         sans_serif_family="DejaVu Sans",
         skip_system_fonts=_OTHER_SIGNS.search(svg) is None,
     )
+
+
+Bundle = tuple[dict[str, str], dict[str, dict[str, float]]]
+
+_NOTEBOOKS_SCALE = 1.5  # sharp on most screens; at 2 a notebook would be a third larger
+_SIZE = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)"')
+
+
+def bundle_of(svg: str, text: str) -> Bundle:
+    """A picture as an output of a notebook: by MIME type, and what is said of that.
+
+    An untrusted notebook shows no SVG, some of its readers none at all: there is PNG beside it where it can be drawn.
+    """
+    data = {"image/svg+xml": svg, "text/plain": text}
+    if not can_draw_png():
+        return data, {}
+    size = _SIZE.search(svg)
+    data["image/png"] = b64encode(png_of(svg, scale=_NOTEBOOKS_SCALE)).decode("ascii")
+    return data, {"image/png": {"width": float(size[1]), "height": float(size[2])}} if size else {}
 
 
 def _of_theme(svg: str, theme: Theme) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.memory.timeline import Category
-from ...inspector.shown import Theme
+from ...inspector.shown import GraphTheme
 
 Colours = Mapping[str, str]
 
@@ -73,9 +73,47 @@ DARK = _with_text(
 )
 
 
-def colours_of(theme: Theme) -> Colours:
-    """Those of a figure that is drawn for one theme."""
-    return {"light": LIGHT, "dark": DARK}[theme]
+# For a figure on whatever page it is shown. Nothing is behind it; words are grey, 4.3 to 1 against white and against
+# JupyterLab's black; where the page's theme is known, each of these colours becomes that theme's own (`follow_page`).
+AUTO: Colours = {
+    **LIGHT,
+    "panel": "rgba(0,0,0,0)",
+    "line": "rgba(128,134,146,0.25)",
+    "line2": "rgba(128,134,146,0.6)",
+    "ink": "#767b84",
+    "ink2": "#767b85",
+    "ink3": "#767b86",
+}
+_FOLLOW = ("ink", "ink2", "ink3", "accent", "saved", "buffer", "pgrad", "work", "other", "held", "listed", "consumed")
+_PAGES = (
+    ('body:is([data-jp-theme-light="true"],.vscode-light)', LIGHT),
+    ('body:is([data-jp-theme-light="false"],.vscode-dark)', DARK),
+)
+
+
+def colours_of(theme: GraphTheme) -> Colours:
+    """Those of a figure that is drawn for one theme, or, "auto", for any."""
+    return {"auto": AUTO, "light": LIGHT, "dark": DARK}[theme]
+
+
+def follow_page() -> str:
+    """A style sheet that gives figures of plotly's in the colours `AUTO` those of the page around them, at any time."""
+    rules = []
+    for page, colours in _PAGES:
+        for name in _FOLLOW:
+            red, green, blue = (int(AUTO[name][at : at + 2], 16) for at in (1, 3, 5))
+            for what in ("fill", "stroke"):
+                where = f'.js-plotly-plot [style*="{what}: rgb({red}, {green}, {blue})"]'
+                rules.append(f"{page} {where}{{{what}:{colours[name]}!important}}")
+    return "\n".join(rules)
+
+
+def in_light(svg: str) -> str:
+    """A drawing in the colours `AUTO` in those of the light theme."""
+    for name, colour in AUTO.items():
+        if name not in ("line", "line2") and colour != LIGHT[name]:
+            svg = svg.replace(colour, LIGHT[name])
+    return svg
 
 
 # For a page that follows its reader's theme: its script puts the colour in. No text has such a character in it.
@@ -109,7 +147,8 @@ def figure_style(colours: Colours) -> dict[str, Any]:
 
 
 def hover_label(colours: Colours) -> dict[str, Any]:
-    """How what is said under the pointer looks."""
+    """How what is said under the pointer looks. It lies over other things, so it always has a background."""
+    colours = LIGHT if colours is AUTO else colours
     return {
         "bgcolor": colours["panel"],
         "bordercolor": colours["line2"],

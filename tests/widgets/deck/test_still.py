@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from tapehead.widgets.deck.still import Moment, Still
 
 pytestmark = pytest.mark.heavy
 
+SIDES = ("width", "height")
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert(1)</script>\"'& 🦩" + "long" * 3000
 
@@ -185,10 +187,10 @@ def test_the_picture_is_drawn_once_more_when_its_memory_is_known(shell: Interact
     watched = Watched(linear50)
     with capture_output() as captured:
         watched.still.show(watched.now(), "text")
-        watched.still.update(watched.now, "text")
+        watched.still.update(watched.now(), "text")
         watched.timelines = timelines_of(linear50, "heap")
         for _ in range(2):
-            watched.still.update(watched.now, "text")
+            watched.still.update(watched.now(), "text")
     assert ['class="th-level"' in svg for svg in svgs(captured.outputs)] == [False, True]
 
 
@@ -213,3 +215,68 @@ def test_a_recorded_run_shows_what_was_measured(shell: InteractiveShell) -> None
     assert any(text.startswith("Memory") and "measured" in text for text in said)
     assert "104 tasks, all have run under bfs" in said
     recording.close()
+
+
+def opened(shell: InteractiveShell) -> Deck:
+    """A deck on a ready model, as a cell makes it."""
+    model, make_loss = WORKLOADS["linear50"].build()
+    with th.capture(model):
+        return Deck(debug(make_loss()))
+
+
+def said_last(outputs: list[Any]) -> list[str]:
+    return words(svgs(outputs)[-1])
+
+
+def test_what_is_kept_has_png_beside_svg_and_text(shell: InteractiveShell) -> None:
+    with opened(shell) as deck, capture_output() as captured:
+        deck._ipython_display_()
+    picture = next(output for output in captured.outputs if "image/svg+xml" in output.data)
+    assert set(picture.data) == {"image/svg+xml", "image/png", "text/plain"}
+    assert b64decode(picture.data["image/png"]).startswith(b"\x89PNG")
+    width, height = (float(ElementTree.fromstring(picture.data["image/svg+xml"]).get(each)) for each in SIDES)
+    assert picture.metadata["image/png"] == {"width": width, "height": height}
+
+
+def test_without_resvg_there_is_svg_alone(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapehead.widgets.pages.png.can_draw_png", lambda: False)
+    with opened(shell) as deck, capture_output() as captured:
+        deck._ipython_display_()
+    assert set(captured.outputs[-1].data) == {"image/svg+xml", "text/plain"}
+
+
+def test_when_a_cell_ends_the_picture_is_the_decks_state(shell: InteractiveShell) -> None:
+    with opened(shell) as deck, capture_output() as captured:
+        deck._ipython_display_()
+        deck.step(count=5)
+        assert len(svgs(captured.outputs)) == 1, "to draw each step would hold it up"
+        shell.events.trigger("post_run_cell", None)
+        assert "5 of 104 tasks have run under heap" in said_last(captured.outputs)
+        shell.events.trigger("post_run_cell", None)
+        assert len(svgs(captured.outputs)) == 2, "nothing has changed"
+
+
+def test_a_deck_that_stands_is_drawn_and_one_that_is_closed_leaves_its_last_state(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[Any] = []
+
+    class Held(still_module.Timer):
+        def start(self) -> None:
+            timers.append(self)
+
+    monkeypatch.setattr(still_module, "Timer", Held)
+    with capture_output() as captured:
+        deck = opened(shell)
+        deck._ipython_display_()
+        deck.step()
+        deck.step()
+        waiting = [timer for timer in timers if not timer.finished.is_set()]
+        assert len(waiting) == 1, "each step puts it off"
+        waiting[0].function()
+        assert "2 of 104 tasks have run under heap" in said_last(captured.outputs)
+        deck.run()
+        deck.close()
+    assert "104 tasks, all have run under heap" in said_last(captured.outputs)
+    assert 'class="th-level"' in svgs(captured.outputs)[-1], "though the session has let its memory go"
+    assert not [each for each in shell.events.callbacks["post_run_cell"] if "draw" in str(each)]

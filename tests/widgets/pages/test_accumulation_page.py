@@ -49,7 +49,7 @@ def test_the_axis_is_logarithmic_and_its_ticks_are_in_one_unit(study: Accumulati
 
 def test_the_figure_has_the_colours_of_a_theme_and_the_page_those_of_its_reader(study: AccumulationStudy) -> None:
     figure = study_figure(study, "dark")
-    assert figure.layout.paper_bgcolor != study.figure().layout.paper_bgcolor == LIGHT["panel"]
+    assert figure.layout.paper_bgcolor != study_figure(study, "light").layout.paper_bgcolor == LIGHT["panel"]
     assert study_drawing(study, LATER)["layout"]["paper_bgcolor"] == "\x01panel"
 
 

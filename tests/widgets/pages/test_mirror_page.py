@@ -54,7 +54,11 @@ def test_names_keep_apart_in_the_order_of_their_points_however_near_these_are(st
 
 
 def test_the_figure_has_the_colours_of_a_theme_and_the_page_those_of_its_reader(study: MirrorStudy) -> None:
-    assert study_figure(study, "dark").layout.paper_bgcolor != study.figure().layout.paper_bgcolor == LIGHT["panel"]
+    assert (
+        study_figure(study, "dark").layout.paper_bgcolor
+        != study_figure(study, "light").layout.paper_bgcolor
+        == LIGHT["panel"]
+    )
     assert study_drawing(study, LATER)["layout"]["paper_bgcolor"] == "\x01panel"
 
 
