@@ -122,7 +122,7 @@ def test_lifetimes_are_the_largest_by_bytes_and_time(linear50: Comparison) -> No
     assert [2**20 * total[row] for row in range(30)] == expected
     assert f"+{len(timeline) - 30} more storages" in drawing["layout"]["xaxis"]["title"]["text"]
     told = next(trace for trace in drawing["data"] if trace["type"] == "bar")["customdata"][0]
-    for words in ("made by AddmmBackward0 in the backward at workload_models.py:", "kept: ", "freed when task "):
+    for words in ("made by AddmmBackward0 in the backward at workload_models.py:", "kept: ", "freed when "):
         assert words in told
 
 
