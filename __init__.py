@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from .engine.sessions.agreement import wait_for_ranks
     from .engine.sessions.native_session import NativeSession
     from .engine.sessions.stepper import Stepper
+    from .engine.steps.fits import Fit, fits
+    from .engine.steps.phases import PhasePeak
+    from .engine.steps.remedies import Remedy
     from .engine.stops.stopped import Stop
     from .engine.studies.accumulation_study import accumulation_study
     from .engine.studies.compare import compare
@@ -79,6 +82,7 @@ _MODULE_OF = {
     "Difference": "engine.finding.difference",
     "Edge": "inspector.graph.graph",
     "Fallback": "engine.trace.batches",
+    "Fit": "engine.steps.fits",
     "Graph": "inspector.graph.graph",
     "GroupRules": "engine.batching.groups",
     "Groups": "engine.batching.groups",
@@ -91,10 +95,12 @@ _MODULE_OF = {
     "OrderCheck": "engine.orders.order_check",
     "OrderPlan": "engine.orders.plan",
     "PeakReport": "engine.trace.peak",
+    "PhasePeak": "engine.steps.phases",
     "PlannedMirror": "engine.mirroring.planned_mirror",
     "PlannedOrder": "engine.orders.planning",
     "Policy": "engine.queue.policy",
     "PolicyError": "engine.queue.ready_queue",
+    "Remedy": "engine.steps.remedies",
     "Run": "engine.trace.run",
     "Statistics": "engine.trace.statistics",
     "Stepper": "engine.sessions.stepper",
@@ -121,6 +127,7 @@ _MODULE_OF = {
     "dry_run": "engine.prediction.dry_run",
     "find_nan": "engine.finding.find_nan",
     "find_unused": "engine.finding.find_unused",
+    "fits": "engine.steps.fits",
     "graph": "inspector.capturing.walk",
     "groups": "engine.batching.group_search",
     "hips_levels": "engine.hips.levels",
@@ -190,6 +197,7 @@ __all__ = [
     "Difference",
     "Edge",
     "Fallback",
+    "Fit",
     "Graph",
     "GroupRules",
     "Groups",
@@ -202,10 +210,12 @@ __all__ = [
     "OrderCheck",
     "OrderPlan",
     "PeakReport",
+    "PhasePeak",
     "PlannedMirror",
     "PlannedOrder",
     "Policy",
     "PolicyError",
+    "Remedy",
     "Run",
     "Statistics",
     "Stepper",
@@ -232,6 +242,7 @@ __all__ = [
     "dry_run",
     "find_nan",
     "find_unused",
+    "fits",
     "graph",
     "groups",
     "hips_levels",

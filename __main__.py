@@ -1,7 +1,8 @@
-"""The command line: `tapehead demo`, `compare`, `advise`, `bench`, `workloads`, `graph`, `view`, `diff`, `debug`.
+"""The command line: `tapehead demo`, `compare`, `advise`, `fits`, `bench`, `workloads`, `graph`, `debug` and others.
 
-Bad input is one sentence and exit code 2. Code 1: a user's script raised, gradients of a demo are wrong, two runs
-differ, or a workload could not be measured. Code 130: a study was interrupted, and what it had measured is printed.
+Bad input is one sentence and exit code 2. Code 1: a user's script raised, a step does not fit, gradients of a demo are
+wrong, two runs differ, or a workload could not be measured. Code 130: a study was interrupted, and what it had measured
+is printed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from .commands.answers import Parser, refuse
 from .commands.bench import add_bench
 from .commands.debug import add_debug
+from .commands.fits import add_fits
 from .commands.look import add_demo, add_diff, add_graph, add_view, add_workloads
 from .commands.measure import add_advise, add_compare
 
@@ -19,6 +21,7 @@ COMMANDS = (
     add_demo,
     add_compare,
     add_advise,
+    add_fits,
     add_bench,
     add_workloads,
     add_graph,

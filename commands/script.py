@@ -129,6 +129,22 @@ def make_loss_of(target: str) -> Iterator[Callable[[], Tensor]]:
         yield make_loss
 
 
+@contextmanager
+def made_by(target: str) -> Iterator[object]:
+    """What `SCRIPT.py:FUNCTION` returns, while the script's folder is on sys.path.
+
+    Raises:
+        ValueError: the target names no script or no function.
+        UserError: the script raised, or the function.
+    """
+    with _users_function(target) as function:
+        try:
+            made = function()
+        except (Exception, SystemExit) as error:
+            raise UserError(error) from error
+        yield made
+
+
 def backward_of(target: str) -> None:
     """Makes the loss of `SCRIPT.py:FUNCTION`, and runs its backward.
 

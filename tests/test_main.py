@@ -329,7 +329,7 @@ def test_compare_prints_the_table_and_the_peak_and_writes_the_page(
     printed = capsys.readouterr().out
     peaks = {line.split()[0]: line.split()[1:3] for line in printed.splitlines() if "MiB" in line and "exact" in line}
     assert peaks == {"bfs": ["51.0", "MiB"], "dfs": ["3.0", "MiB"], "heap": ["3.0", "MiB"]}
-    assert "The peak is 51.0 MiB, in task" in printed
+    assert "The peak is 51.0 MiB, in TBackward0 (linear, workload_models.py:" in printed
     assert "gradients of linear.weight wait for" in printed
     page = tmp_path / "new" / "linear50-compare.html"
     assert str(page) in printed.replace("\n", "")
@@ -472,8 +472,8 @@ def test_debug_opens_a_prompt_on_the_loss_of_a_function(
     monkeypatch.setattr(sys, "stdin", io.StringIO("c\nwhere\nc\n"))
     assert main(["debug", "--break", "second.bias", f"{script}:loss_and_model"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("backward 1:\nbreakpoint 1 (second.bias), before task ")
-    assert "(second.bias, net.py:12)" in printed
+    assert printed.startswith("backward 1:\nbreakpoint 1 (second.bias), before AccumulateGrad ")
+    assert "(second.bias, 3rd, net.py:12)" in printed
     assert sys.path == path_before and torch._C._len_torch_function_stack() == 0
 
 

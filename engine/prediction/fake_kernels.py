@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...inspector.torch_internals.operators import FakeOperations, Operator
+from ...inspector.torch_internals.tensors import storage_of
 from ..memory.layouts import layout_of, scratch_of_copy
-from .kernel_runs import NOT_LISTED, kernel_run, name_of
+from .kernel_runs import NOT_LISTED, KernelRun, LaidOut, kernel_run, name_of
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -66,7 +67,7 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
         results = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         if results and all(each.device != self._device for each in results):
             return result
-        found = kernel_run(operator, args, kwargs, results)
+        found = self.kernel_run(operator, args, kwargs, results)
         if isinstance(found, str):
             self.unknown[found, name_of(operator)] = None
         elif found is not None:
@@ -74,6 +75,12 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
             laid_out = iter(found.outputs)
             return tree_map_only(Tensor, lambda fake: _laid_out(fake, next(laid_out, None)), result)
         return result
+
+    def kernel_run(
+        self, operator: Operator, args: Any, kwargs: Any, results: Sequence[Tensor]
+    ) -> KernelRun | str | None:
+        """What is known of the operator's kernel, as `kernel_run` says it."""
+        return kernel_run(operator, args, kwargs, results)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_place = _IN_PLACE.get(operator)
@@ -95,11 +102,17 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
         self.events += (~number for number in reversed(range(first, len(self.nbytes))))
 
 
-def _laid_out(fake: Tensor, layout: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Tensor:
-    """The result of an operation, with the strides that its kernel gives it."""
-    if layout is None or layout[1] == fake.stride():
+def _laid_out(fake: Tensor, layout: LaidOut | None) -> Tensor:
+    """The result of an operation, with the strides and the storage that its kernel gives it."""
+    if layout is None:
         return fake
-    return torch.empty_strided(*layout, dtype=fake.dtype, device=fake.device)
+    storage = storage_of(fake)
+    if storage is None or storage.nbytes < layout.nbytes:
+        whole = torch.empty(layout.nbytes // fake.element_size(), dtype=fake.dtype, device=fake.device)
+        return whole.as_strided(layout.shape, layout.strides)
+    if layout.strides == fake.stride():
+        return fake
+    return torch.empty_strided(layout.shape, layout.strides, dtype=fake.dtype, device=fake.device)
 
 
 def _of_product(result: Tensor, *arguments: Any) -> list[int]:

@@ -21,7 +21,6 @@ from ...inspector.torch_internals.allocators import (
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.operators import Operator, is_pointwise, schema_name
 from ...inspector.torch_internals.tensors import View, on_storage, storage_of
-from ..memory.layouts import layout_of
 
 MOST_BYTES = 2**31
 """What the arguments and results of an operator that is run alone may come to. It needs no more than half of the memory
@@ -90,6 +89,14 @@ RUN_ALONE = frozenset(
         *("leaky_relu_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward"),
         *("log_sigmoid_backward", "softplus_backward", "softshrink_backward", "hardshrink_backward"),
         *("rrelu_with_noise_backward", "_prelu_kernel_backward", "mish_backward", "gelu_backward"),
+        # What forwards alone call.
+        *("nll_loss_forward", "nll_loss2d_forward", "_scaled_dot_product_flash_attention_for_cpu", "native_batch_norm"),
+        *("_native_batch_norm_legit", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
+        *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d"),
+        *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
+        *("upsample_bicubic2d", "upsample_trilinear3d", "grid_sampler_2d", "grid_sampler_3d", "_embedding_bag"),
+        *("reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "replication_pad3d"),
+        *("glu", "huber_loss", "smooth_l1_loss", "binary_cross_entropy", "log_sigmoid_forward", "topk", "sort"),
         # Fourier transforms.
         *("_fft_c2c", "_fft_c2r", "_fft_r2c"),
     )
@@ -99,16 +106,25 @@ outside of a tensor, from what they get. Not so oneDNN's recurrent layers, whose
 workspace is made up."""
 
 
+class LaidOut(NamedTuple):
+    """How a kernel laid out what it returned: shape, strides, and the bytes of its storage, which may be more than it
+    needs: that of a `mse_loss` has room for all elements before the mean."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    nbytes: int
+
+
 class KernelRun(NamedTuple):
     """What a kernel did.
 
     Attributes:
         workspace_bytes: how much more it had at once than it returned.
-        outputs: of each tensor that it returned shape and strides; None: it is one that the kernel was given.
+        outputs: of each tensor that it returned how it is laid out; None: it is one that the kernel was given.
     """
 
     workspace_bytes: int
-    outputs: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...]
+    outputs: tuple[LaidOut | None, ...]
 
 
 NOT_LISTED = "not among those that are run alone"
@@ -125,7 +141,11 @@ _found: dict[object, KernelRun | str] = {}
 
 
 def kernel_run(
-    operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+    operator: Operator,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    results: Sequence[Tensor],
+    most_bytes: int = MOST_BYTES,
 ) -> KernelRun | str | None:
     """What the operator's kernel does with tensors like these; None: nothing besides; or why that is not known.
 
@@ -136,6 +156,7 @@ def kernel_run(
     Args:
         args, kwargs: what it is called with; the tensors may be fake.
         results: the fake tensors that it returns.
+        most_bytes: of arguments and results; more are too large.
     """
     name = name_of(operator)
     if operator.is_view or operator.namespace == "prim" or name in PASSIVE:
@@ -157,7 +178,7 @@ def kernel_run(
     key = operator, _key((args, kwargs), tiny), _settings()
     found = _found.get(key)
     if found is None:
-        if not tiny and not fits_alone(tensors):
+        if not tiny and not fits_alone(tensors, most_bytes):
             return TOO_LARGE
         if not one_recording.acquire(blocking=False):
             return WATCHED
@@ -188,8 +209,8 @@ def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: 
         finally:
             rows = stop_allocation_events().rows
         given = {storage.address for each in _tensors_in((args, kwargs)) if (storage := storage_of(each)) is not None}
-        outputs: list[tuple[tuple[int, ...], tuple[int, ...]] | None] = []
-        returned = 0
+        outputs: list[LaidOut | None] = []
+        returned: dict[int, int] = {}  # by address
         for each in _tensors_in(result):
             storage = storage_of(each)
             if storage is None:
@@ -197,11 +218,10 @@ def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: 
             if storage.address in given:
                 outputs.append(None)
                 continue
-            given.add(storage.address)
-            returned += storage.nbytes
-            outputs.append((tuple(each.shape), each.stride()))
-            if storage.nbytes != layout_of(each).nbytes:
-                return REFUSED  # its storage is larger, or another output is on it, too
+            if storage.address in returned:
+                return REFUSED  # another output is on it, too
+            returned[storage.address] = storage.nbytes
+            outputs.append(LaidOut(tuple(each.shape), each.stride(), storage.nbytes))
     level = highest = 0
     alive: dict[int, int] = {}
     for _, address, nbytes in rows:
@@ -211,7 +231,7 @@ def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: 
             continue  # was there before
         level += nbytes
         highest = max(highest, level)
-    if level != returned:
+    if level != sum(returned.values()):
         return REFUSED  # it keeps something for its next call
     return KernelRun(highest - level, () if tiny else tuple(outputs))
 
@@ -229,9 +249,9 @@ def _tensors_in(values: object) -> list[Tensor]:
     return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
 
 
-def fits_alone(tensors: Sequence[Tensor]) -> bool:
+def fits_alone(tensors: Sequence[Tensor], most_bytes: int = MOST_BYTES) -> bool:
     """Whether there is memory for all that an operator takes and gives, to run it alone."""
-    return sum(map(_nbytes, tensors)) <= min(MOST_BYTES, _free_bytes() // 2)
+    return sum(map(_nbytes, tensors)) <= min(most_bytes, _free_bytes() // 2)
 
 
 def _nbytes(tensor: Tensor) -> int:

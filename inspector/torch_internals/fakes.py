@@ -18,7 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 
 def fake_mode(**options: Any) -> FakeTensorMode:
@@ -27,6 +31,10 @@ def fake_mode(**options: Any) -> FakeTensorMode:
         return FakeTensorMode(**options)
     _call_undisabled()
     return _mode_class()(**options)
+
+
+NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
+"""What fakes raise where a program asks for a number (`.item()`), or makes as many elements as numbers say."""
 
 
 def on_fakes(operator: Any) -> Callable[..., Any]:

@@ -80,6 +80,9 @@ class FakeOperations(TorchDispatchMode):
         given: by address the storages of real tensors that operations got: somebody kept them.
     """
 
+    grad = False
+    """Whether operations may be of a graph, and are seen by the user's modes: where programs run, no single kernels."""
+
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
@@ -97,8 +100,11 @@ class FakeOperations(TorchDispatchMode):
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(_unlogged())
-            stack.enter_context(plain_sizes())
-            stack.enter_context(unobserved())
+            if self.grad:
+                stack.enter_context(torch.enable_grad())
+            else:
+                stack.enter_context(plain_sizes())
+                stack.enter_context(unobserved())
             stack.enter_context(self._mode)
             super().__enter__()  # type: ignore[no-untyped-call]
             stack.push(super().__exit__)
@@ -157,9 +163,17 @@ class FakeOperations(TorchDispatchMode):
             self._outside[storage.address] = tensor  # kept, else the address could become another's
         return tensor
 
+    def alive(self) -> list[int]:
+        """The numbers of the storages that are alive."""
+        return list(self._numbers.values())
+
+    def is_noted(self, device: torch.device) -> bool:
+        """Whether storages there are noted."""
+        return device == self._device
+
     def _note(self, tensor: Tensor) -> None:
         storage = storage_of(tensor)
-        if storage is None or not storage.nbytes or tensor.device != self._device or id(tensor) in self._watched:
+        if storage is None or not storage.nbytes or id(tensor) in self._watched or not self.is_noted(tensor.device):
             return
         address = storage.address
         if address in self._outside:

@@ -48,6 +48,13 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "dry_run": lambda: {"graph": th.graph(make_loss())},
     "find_nan": lambda: {"make_loss": make_loss},
     "find_unused": lambda: {"make_loss": make_loss, "model": MODEL},
+    "fits": lambda: {
+        "make_model": lambda: nn.Linear(3, 1),
+        "make_batch": lambda size=1: torch.ones(size, 3),
+        "make_optimizer": lambda parameters: torch.optim.SGD(parameters, 0.1),
+        "memory": "1MB",
+        "loss_of": lambda model, batch: model(batch).sum(),
+    },
     "graph": lambda: {"outputs": make_loss()},
     "groups": lambda: {"of": make_loss()},
     "install": dict,
@@ -93,7 +100,7 @@ NONE = (
     "backward.grad_tensors backward.retain_graph backward.inputs "
     "backward.engine backward.trace backward.batch capture.module capture.observer compare.mirroring compare.progress "
     "compare.model find_nan.model plan_mirror.model profile.model record_forward.model mirrored.model "
-    "mirrored.budget mirrored.overhead "
+    "fits.loss_of fits.batch_size mirrored.budget mirrored.overhead "
     "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.queues debug.mirroring "
     "diff.tolerance graph.names groups.rules install.trace install.on_run makespan.durations makespan.device_of "
     "makespan.policies "

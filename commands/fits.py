@@ -1,0 +1,53 @@
+"""`tapehead fits`: whether a training step fits into so much memory, before anything of it is allocated."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from .answers import Commands, refuse
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_fits(commands: Commands) -> None:
+    """Adds `tapehead fits`."""
+    fits = commands.add_parser("fits", help="say whether a training step fits into memory, before any is allocated")
+    fits.add_argument(
+        "target",
+        metavar="SCRIPT.py:FUNCTION",
+        help="a function without arguments; it returns (make_model, make_batch, make_optimizer[, loss_of]) or a dict",
+    )
+    fits.add_argument("--memory", required=True, metavar="SIZE", help="what there is: 24GB (10^9) or 24GiB (2^30)")
+    fits.add_argument("--batch-size", type=int, metavar="N", help="of the batch that is meant (make_batch's default)")
+    fits.set_defaults(command=_fits)
+
+
+def _fits(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.steps.fits import fits
+    from ..engine.steps.recipe import recipe_of
+    from ..widgets.terminal.user_traceback import users_traceback
+    from .script import UserError, made_by
+
+    try:
+        with made_by(options.target) as made:
+            parts = recipe_of(made)
+            try:
+                fit = fits(**parts, memory=options.memory, batch_size=options.batch_size)  # type: ignore[arg-type]
+                sentences = fit.sentences
+            except (TypeError, ValueError, NotImplementedError):
+                raise
+            except Exception as error:
+                raise UserError(error) from error
+    except UserError as error:
+        print(users_traceback(error.error), end="", file=sys.stderr)
+        print(f"tapehead: {options.target} raised {type(error.error).__name__}", file=sys.stderr)
+        return 1
+    except (TypeError, ValueError, NotImplementedError) as error:
+        return refuse(error)
+    console.print(fit.table)
+    for sentence in sentences:
+        console.print(f"\n{sentence}", markup=False)
+    return 0 if fit.fits else 1

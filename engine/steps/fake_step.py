@@ -1,0 +1,384 @@
+"""A whole training step on tensors without bytes: two are run, since an optimizer makes its state in the first."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from ...inspector.arguments import a_kind
+from ...inspector.graph.source import innermost_user_line
+from ...inspector.torch_internals.fakes import NEEDS_NUMBERS
+from ...inspector.torch_internals.operators import Operator
+from ...inspector.torch_internals.tensors import View, computes_itself, is_fake, storage_of
+from ..prediction.fake_kernels import FakeKernels
+from ..prediction.kernel_runs import TOO_LARGE, KernelRun, kernel_run, name_of
+from ..programs.make_loss import same_random_numbers
+from ..words.phrases import joined
+from .phases import (
+    ACTIVATIONS,
+    BACKWARD,
+    BATCH,
+    BUFFERS,
+    FORWARD,
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    STATE,
+    PhasePeak,
+    phase_peaks,
+)
+from .recipe import Recipe
+
+_CPU = torch.device("cpu")
+
+Change = Callable[[nn.Module, Optimizer], object]
+
+_GRAIN = {"cuda": 512}
+"""What an allocator rounds its blocks up to, in bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+
+_MOST_BYTES = 2**30
+_MOST_BYTES_WHERE_SLOW = 2**26
+_SLOW = "conv", "mkldnn", "slow_conv", "scaled_dot_product", "grid_sampler", "mm", "addmm", "bmm", "baddbmm"
+"""What an operator that is run alone may come to, and one that does much with each byte: larger ones are told from
+smaller batches."""
+
+_TAKE_NOTHING = frozenset(
+    (
+        *("_local_scalar_dense", "_record_function_enter_new", "_record_function_exit", "lift_fresh", "set_data"),
+        *("uniform_", "normal_", "randn", "rand", "randint", "randperm", "bernoulli_", "random_", "exponential_"),
+        *("randn_like", "rand_like", "randint_like", "bernoulli", "native_dropout", "native_dropout_backward"),
+        *("eye", "linspace", "one_hot", "multinomial", "isnan", "isinf", "nonzero_static", "trunc_normal_"),
+    )
+)
+"""Operators whose kernels allocate what they return and nothing else, and which are not run alone: they draw numbers,
+or are none."""
+_MANY_AT_ONCE = ("_foreach_", "_fused_")  # an optimizer's, on lists of tensors: one kernel after the other, in place
+
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
+_READ_BY_BLAS = (torch.float32, torch.float64)
+"""What products in these take is known from the layouts of their matrices: see `FakeKernels`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspaces:
+    """What each kernel of two steps took for itself, by its place among the calls; None where that is not known.
+
+    Attributes:
+        size: of the batch.
+        nbytes: by call.
+    """
+
+    size: int
+    nbytes: Sequence[int | None]
+
+
+class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
+    """Fake operations under which a program trains. Storages of all devices are noted.
+
+    Args:
+        learned: of two smaller batches what kernels took; larger ones are on a line with these.
+        size: of the batch; None: not known.
+
+    Attributes:
+        workspaces: what each kernel takes, as in `Workspaces`.
+    """
+
+    grad = True
+
+    def __init__(self, learned: Sequence[Workspaces] = (), size: int | None = None) -> None:
+        super().__init__(_CPU)
+        self.workspaces: list[int | None] = []
+        self._learned, self._size = learned, size
+        self._elsewhere: dict[int, torch.device] = {}  # by storage that is not on the CPU
+
+    def is_noted(self, device: torch.device) -> bool:
+        return True
+
+    def sizes_on(self, device: torch.device) -> list[int]:
+        """Of each storage the bytes that it takes of this device's memory; 0 if it is on another one."""
+        grain = _GRAIN.get(device.type, 1)
+        return [
+            -(-nbytes // grain) * grain if self._elsewhere.get(number, _CPU) == device else 0
+            for number, nbytes in enumerate(self.nbytes)
+        ]
+
+    def _note(self, tensor: Tensor) -> None:
+        first = len(self.nbytes)
+        super()._note(tensor)
+        if tensor.device != _CPU:
+            self._elsewhere.update((number, tensor.device) for number in range(first, len(self.nbytes)))
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten.lift_fresh.default:  # a number of torch.tensor(0.0): fakes know some of them
+            result = operator(*args)
+            self._note(result)
+            return result
+        result = super().__torch_dispatch__(operator, types, args, kwargs)
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor):
+                expect_built(each.device)
+        return result
+
+    def kernel_run(
+        self, operator: Operator, args: Any, kwargs: Any, results: Sequence[Tensor]
+    ) -> KernelRun | str | None:
+        name = name_of(operator)
+        found: KernelRun | str | None = None
+        if name in _PRODUCTS and results[0].dtype in _READ_BY_BLAS and results[0].device == _CPU:
+            pass
+        elif name not in _TAKE_NOTHING and not name.startswith(_MANY_AT_ONCE):
+            most = _MOST_BYTES_WHERE_SLOW if name.lstrip("_").startswith(_SLOW) else _MOST_BYTES
+            found = kernel_run(operator, args, kwargs, results, most)
+        if found is TOO_LARGE:
+            found = self._from_smaller()
+        known = not isinstance(found, str)
+        self.workspaces.append((found.workspace_bytes if isinstance(found, KernelRun) else 0) if known else None)
+        return found
+
+    def _from_smaller(self) -> KernelRun | str:
+        """What two smaller batches tell of the operator that is called now."""
+        if len(self._learned) < 2 or self._size is None:
+            return TOO_LARGE
+        call = len(self.workspaces)
+        (small, first), (large, second) = (
+            (each.size, each.nbytes[call] if call < len(each.nbytes) else None) for each in self._learned
+        )
+        if first is None or second is None:
+            return TOO_LARGE
+        return KernelRun(max(0, first + (second - first) * (self._size - small) // (large - small)), ())
+
+
+def expect_built(device: torch.device) -> None:
+    """Refuses fakes of an accelerator that this build of torch is not for: their first backward ends the process.
+
+    Raises:
+        NotImplementedError: it is none that it was built for.
+    """
+    if device.type == "cuda" and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        raise NotImplementedError(_ELSEWHERE.format(device))
+
+
+_NOT_BUILT = "PyTorch is not linked with support for"
+_ELSEWHERE = (
+    "the model or its batch is put on {}, for which this torch was not built: a backward would end the process. Make "
+    "them on the CPU for th.fits; their bytes are the same"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeStep:
+    """What a steady step takes: the second one.
+
+    Attributes:
+        phases: the peaks of forward, backward and optimizer.
+        device: whose memory.
+        too_large: whether kernels were too large to be run alone, and nothing told of them.
+        estimates: why the figures are estimates; empty if nothing is known to be missing.
+        workspaces: what kernels took.
+        flops: additions and multiplications of both steps; 0 unless they were counted.
+    """
+
+    phases: tuple[PhasePeak, ...]
+    device: torch.device
+    too_large: bool
+    estimates: tuple[str, ...]
+    workspaces: Sequence[int | None]
+    flops: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest of the three."""
+        return max(each.nbytes for each in self.phases)
+
+
+def fake_step(
+    recipe: Recipe,
+    *,
+    learned: Sequence[Workspaces] = (),
+    micro_batches: int = 1,
+    change: Change | None = None,
+    count: bool = False,
+) -> FakeStep:
+    """Runs two steps on fake tensors; nothing of the model is allocated.
+
+    Args:
+        recipe: what to train with.
+        learned: see `FakeTraining`.
+        micro_batches: how many forwards and backwards a step has.
+        change: is given model and optimizer before the first step, and may change them.
+        count: counts the arithmetic of products, convolutions and attention (torch.utils.flop_counter), which keeps
+            some tensors for longer: then `flops` alone is right.
+
+    Raises:
+        NotImplementedError: the program asks for a number, or for a shape that depends on numbers; it trains on a
+            device that this torch was not built for, with an optimizer that wants a closure, or with tensors that
+            compute by themselves (DTensor).
+        TypeError, ValueError: what the functions of the recipe give is none of what they are to give.
+        Exception: what the program raises.
+    """
+    fakes = FakeTraining(learned, recipe.size)
+    counter = FlopCounterMode(display=False) if count else None
+    with same_random_numbers(), fakes, counter or nullcontext():
+        try:
+            step = _Trained(recipe, fakes, change).steps(micro_batches)
+            return step if counter is None else replace(step, flops=counter.get_total_flops())
+        except NEEDS_NUMBERS as error:
+            raise NotImplementedError(_sentence(error)) from error
+        except RuntimeError as error:
+            if _NOT_BUILT not in str(error):
+                raise
+            raise NotImplementedError(_ELSEWHERE.format("an accelerator")) from error
+
+
+class _Trained:
+    """A model and its optimizer on fakes, while these are open."""
+
+    def __init__(self, recipe: Recipe, fakes: FakeTraining, change: Change | None) -> None:
+        made = recipe.make_model
+        model = stand_in(made) if isinstance(made, nn.Module) else made()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"make_model() returned {a_kind(model)}; expected a torch.nn.Module")
+        parameters = [each for each in model.parameters() if each.requires_grad]
+        if not parameters:
+            raise ValueError(
+                "make_model() gave a model without parameters that require gradients: expected one to train"
+            )
+        optimizer = recipe.make_optimizer(parameters)
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"make_optimizer(...) returned {a_kind(optimizer)}; expected a torch.optim.Optimizer")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise NotImplementedError("LBFGS runs forward and backward itself, as often as it likes: not predicted")
+        if change is not None:
+            change(model, optimizer)
+        self._recipe, self._fakes, self._model, self._optimizer = recipe, fakes, model, optimizer
+        self._loss: Tensor | None = None
+        self._kinds: dict[int, str] = {}
+        self._starts: list[tuple[str, int]] = []
+
+    def steps(self, micro_batches: int) -> FakeStep:
+        fakes = self._fakes
+        batches = [self._recipe.batch() for _ in range(micro_batches)]
+        if not any(isinstance(each, Tensor) for each in tree_leaves(batches)):
+            raise TypeError(f"make_batch() returned {a_kind(batches[0])} without a tensor in it; expected a batch")
+        for _ in range(2):
+            fakes.workspaces.clear()
+            self._starts.clear()
+            self._step(batches)
+        self._name(BATCH, tree_leaves(batches))
+        self._name(BUFFERS, self._model.buffers())
+        self._name(PARAMETERS, self._model.parameters())
+        self._name(STATE, tree_leaves(list(self._optimizer.state.values())))
+        device = next((each.device for each in self._model.parameters()), _CPU)
+        sizes = fakes.sizes_on(device)
+        phases = phase_peaks(fakes.events, sizes, self._starts, self._kinds)
+        too_large = any(why is TOO_LARGE for why, _ in fakes.unknown)
+        return FakeStep(phases, device, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
+
+    def _step(self, batches: Sequence[Any]) -> None:
+        fakes = self._fakes
+        self._optimizer.zero_grad()
+        for batch in batches:
+            self._enter(FORWARD)
+            first = len(fakes.nbytes)
+            self._loss = self._recipe.loss_of(self._model, batch)  # as in a loop, the one before is alive until then
+            _expect_loss(self._loss)
+            self._kinds.update((each, ACTIVATIONS) for each in fakes.alive() if each >= first)
+            self._enter(BACKWARD)
+            self._loss.backward()  # type: ignore[no-untyped-call]
+        self._name(GRADIENTS, (each.grad for each in self._model.parameters()))
+        self._enter(OPTIMIZER)
+        self._optimizer.step()
+
+    def _enter(self, phase: str) -> None:
+        self._starts.append((phase, len(self._fakes.events)))
+
+    def _name(self, kind: str, values: Iterable[object]) -> None:
+        """The storages of these tensors are of this category."""
+        numbers = (self._fakes.number(each) for each in values if isinstance(each, Tensor))
+        self._kinds.update((number, kind) for number in numbers if number >= 0)
+
+
+def stand_in(model: nn.Module) -> nn.Module:
+    """A copy of a model on fake tensors, which are open; the model is left alone, and nothing of it allocated again.
+
+    Raises:
+        NotImplementedError: a tensor of it computes by itself.
+    """
+    wholes: dict[int, Tensor] = {}
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+            memo[id(tensor)] = _alike(tensor, f"{type(module).__name__}.{name}", wholes)
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                memo[id(value)] = _alike(value, f"{type(module).__name__}.{name}", wholes)
+    return copy.deepcopy(model, memo)
+
+
+def _alike(tensor: Tensor, name: str, wholes: dict[int, Tensor]) -> Tensor:
+    storage = storage_of(tensor)
+    if storage is None or (computes_itself(tensor) and not is_fake(tensor)):
+        raise NotImplementedError(
+            f"{name} is {a_kind(tensor)}, which computes by itself: give a function that makes it"
+        )
+    view = View.of(tensor)
+    whole = wholes.get(storage.address)
+    if whole is None or whole.dtype is not tensor.dtype:
+        size = -(-storage.nbytes // tensor.element_size())
+        whole = wholes[storage.address] = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
+    made = whole.as_strided(view.shape, view.strides, view.offset).detach()
+    if isinstance(tensor, Parameter):
+        return Parameter(made, tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def _expect_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"loss_of(model, batch) returned {a_kind(loss)}; expected the loss, a tensor")
+    if loss.numel() != 1:
+        raise ValueError(f"loss_of(model, batch) returned a tensor of shape {tuple(loss.shape)}; expected one element")
+
+
+def _reasons(fakes: FakeTraining) -> Iterable[str]:
+    """Why it is not all known."""
+    names: dict[str, list[str]] = {}
+    for why, name in fakes.unknown:
+        names.setdefault(why, []).append(name)
+    for why, found in names.items():
+        yield f"what {joined(found[:3])}{' and others' * (len(found) > 3)} takes for itself is not known: {why}"
+
+
+def _sentence(error: Exception) -> str:
+    """What the program wants that fakes do not have, and where."""
+    line = innermost_user_line(frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename))
+    where = "" if line is None else f"{line.short}: "
+    operator = str(error).removeprefix("aten.").partition(".")[0]
+    what = (
+        "a number of a tensor, as .item() does"
+        if "scalar_dense" in operator
+        else f"as many elements as {operator} finds"
+    )
+    return (
+        f"{where}the program asks for {what}, and fake tensors have no numbers. Give th.fits a version without it, or "
+        "measure a step that fits with th.profile"
+    )
+
+
+def _is_ours(filename: str) -> bool:
+    return any(Path(filename).is_relative_to(folder) for folder in _OURS)
+
+
+_OURS = Path(__file__).parents[1], Path(__file__).parents[2] / "inspector"

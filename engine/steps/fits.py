@@ -1,0 +1,233 @@
+"""`th.fits`: whether a training step fits into so much memory, before anything of it is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ...inspector.arguments import SIZES, bytes_of, expect_number
+from ...inspector.torch_internals.compiled import keep_compiler_out
+from ..words.estimates import estimate_sentence
+from ..words.sizes import both_units, share_text, size_text
+from ..words.tables import ShownAsTable
+from .fake_step import FakeStep, Workspaces, fake_step
+from .phases import CATEGORIES, PhasePeak
+from .recipe import LossOf, MakeBatch, MakeModel, MakeOptimizer, Recipe
+from .remedies import Remedy, remedies_for
+
+_LARGEST_TRIED = 2**20
+_MOST_TRIED = 12
+
+
+@dataclass(frozen=True)
+class Fit(ShownAsTable):
+    """Whether a training step fits, and into what: what `th.fits` gives. In a notebook, and printed, it is a table.
+
+    Attributes:
+        memory: the bytes that there are.
+        batch_size: of the batch that was asked for; None: `make_batch()` takes no size.
+        phases: the peaks of forward, backward and optimizer in a steady step, each with its categories in bytes.
+        estimates: why the figures are estimates; empty if nothing is known to be missing.
+    """
+
+    memory: int
+    batch_size: int | None
+    phases: tuple[PhasePeak, ...]
+    estimates: tuple[str, ...]
+    _recipe: Recipe = field(repr=False)
+    _tried: _Tried = field(repr=False)
+
+    @property
+    def highest(self) -> PhasePeak:
+        """The phase with the highest peak."""
+        return max(self.phases, key=lambda each: each.nbytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is alive at once in a steady step: parameters, buffers, optimizer state, gradients, the batch,
+        and what forward, backward and optimizer make."""
+        return self.highest.nbytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is within the memory."""
+        return self.peak_bytes <= self.memory
+
+    @property
+    def parts(self) -> dict[str, Mapping[str, int]]:
+        """By phase the bytes of each category at its peak."""
+        return {each.phase: each.parts for each in self.phases}
+
+    @cached_property
+    def largest_batch(self) -> int | None:
+        """The largest batch that fits, tried, with the next one, which does not; 0: not even one of a single element.
+
+        None where `make_batch` takes no size, or 2²⁰ still fit. It runs some five more steps on fakes, once.
+        """
+        return self._tried.largest(self.memory) if self._recipe.takes_size else None
+
+    @cached_property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """What would take less, each tried on fakes, lowest price first: a fused optimizer, a mirror plan (where
+        operations are small enough to be timed here), accumulation, checkpoints.
+
+        They are looked for once, when they are asked for.
+        """
+        step = self._tried.step(self.batch_size)
+        return remedies_for(self._recipe, step, self._tried.known, self.memory)
+
+    @property
+    def cells(self) -> list[list[str]]:
+        used = [each for each in CATEGORIES if any(each in phase.parts for phase in self.phases)]
+        rows = [["", *(phase.phase for phase in self.phases)]]
+        rows += [[each, *(size_text(phase.parts.get(each, 0)) for phase in self.phases)] for each in used]
+        return [*rows, ["in all", *(size_text(phase.nbytes) for phase in self.phases)]]
+
+    words = ("",)
+
+    @property
+    def sentences(self) -> list[str]:
+        return [each for each in (self._verdict(), self._batches(), *map(str, self._said_remedies())) if each]
+
+    def _verdict(self) -> str:
+        largest = max(self.highest.parts.items(), key=lambda part: part[1])
+        of = "" if self.batch_size is None else f" with a batch of {self.batch_size:,}"
+        verdict = (
+            f"It fits{of}: {size_text(self.peak_bytes)} of {both_units(self.memory)}"
+            if self.fits
+            else f"It does not fit{of}: {size_text(self.peak_bytes)}, and there are {both_units(self.memory)}"
+        )
+        share = share_text(largest[1], self.peak_bytes)
+        where = f"at its highest in the {self.highest.phase}, where {share} is {largest[0]}"
+        return f"{verdict}, {where}. {estimate_sentence(self.estimates)}".rstrip()
+
+    def _batches(self) -> str:
+        if not self._recipe.takes_size:
+            return ""
+        largest = self.largest_batch
+        if largest is None:
+            return f"A batch of {_LARGEST_TRIED:,} fits, too."
+        return f"The largest batch that fits: {largest:,}." if largest else "Not even a batch of 1 fits."
+
+    def _said_remedies(self) -> tuple[Remedy, ...]:
+        return () if self.fits else self.remedies
+
+
+class _Tried:
+    """Steps on fakes with batches of several sizes, each run once."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._steps: dict[int | None, FakeStep] = {}
+        self._learned: tuple[Workspaces, ...] | None = None
+
+    def step(self, size: int | None) -> FakeStep:
+        """A step with a batch of this size. What kernels too large to run alone take is told by smaller batches."""
+        if size not in self._steps:
+            found = fake_step(self._recipe.sized(size), learned=self._learned or ())
+            if found.too_large and self._learned is None and size is not None and size > 2:
+                found = fake_step(self._recipe.sized(size), learned=self.learned())
+            self._steps[size] = found
+        return self._steps[size]
+
+    @property
+    def known(self) -> tuple[Workspaces, ...]:
+        """What smaller batches told, as far as they were run."""
+        return self._learned or ()
+
+    def learned(self) -> tuple[Workspaces, ...]:
+        """What kernels take with the two smallest batches that work."""
+        if self._learned is None:
+            self._learned = ()
+            for small in (1, 2):
+                try:
+                    self._learned = tuple(self._workspaces(size) for size in (small, small + 1))
+                except NotImplementedError:
+                    raise
+                except Exception:  # a batch norm takes no batch of one, for example
+                    continue
+                break
+        return self._learned
+
+    def _workspaces(self, size: int) -> Workspaces:
+        return Workspaces(size, self.step(size).workspaces)
+
+    def largest(self, memory: int) -> int | None:
+        """The largest size that fits; 0 if none does, None if all that are tried do."""
+        small, *_ = [each.size for each in self.learned()] or [1]
+        fitting, not_fitting = 0, None
+        known = {size: self.step(size).peak_bytes for size in (small, small + 1)}
+        for _ in range(_MOST_TRIED):
+            fitting = max((size for size, peak in known.items() if peak <= memory), default=0)
+            not_fitting = min((size for size, peak in known.items() if peak > memory), default=None)
+            if fitting >= _LARGEST_TRIED:
+                return None
+            if not_fitting is not None and not_fitting <= max(fitting + 1, small):
+                break
+            size = _guess(known, memory, fitting, not_fitting)
+            known[size] = self.step(size).peak_bytes
+        return fitting
+
+
+def _guess(known: Mapping[int, int], memory: int, fitting: int, not_fitting: int | None) -> int:
+    """The size at which a line through the two that are nearest meets the memory; always one that is not known."""
+    near = sorted(known, key=lambda size: abs(known[size] - memory))[:2]
+    (first, low), (second, high) = ((size, known[size]) for size in sorted(near))
+    slope = (high - low) / (second - first)
+    guess = _LARGEST_TRIED if slope <= 0 else int(first + (memory - low) / slope)
+    if guess in known:
+        guess += 1 if known[guess] <= memory else -1
+    highest = _LARGEST_TRIED if not_fitting is None else not_fitting - 1
+    return min(max(guess, fitting + 1), highest)
+
+
+def fits(
+    make_model: MakeModel,
+    make_batch: MakeBatch,
+    make_optimizer: MakeOptimizer,
+    memory: int | str,
+    loss_of: LossOf | None = None,
+    *,
+    batch_size: int | None = None,
+) -> Fit:
+    """Says whether a training step fits into so much memory: forward, backward and optimizer are run on fake tensors.
+
+    Nothing of the model is allocated, and no number computed. Two steps are run, as an optimizer makes its state in the
+    first; the second one's peak counts, with all that is alive in it. What kernels take for themselves is found by
+    running each distinct one once, alone, on real tensors of its shapes on the CPU; those that are too large for this
+    are told from two smaller batches. Afterwards generators of random numbers are as they were.
+
+    Args:
+        make_model: makes the model, or is one, which is copied onto fakes and left alone.
+        make_batch: `make_batch(size)`, or `make_batch()`; where the size has a default, that is the size asked for.
+        make_optimizer: makes the optimizer of a list of parameters, `lambda p: torch.optim.Adam(p, 1e-3)`.
+        memory: the bytes that there are, as a number or as "24GB" (10⁹) or "24GiB" (2³⁰).
+        loss_of: the loss of model and batch. None: the model's output, or its `.loss`; a batch that is a dict is given
+            as `model(**batch)`, a tuple as `model(*batch)`.
+        batch_size: of the batch that is asked for. None: the default of `make_batch`, else 1.
+
+    Returns:
+        What is said of it: `fits`, `peak_bytes`, `parts`, `largest_batch`, `remedies`.
+
+    Raises:
+        TypeError, ValueError: an argument is none, or a function gives something else than it should.
+        NotImplementedError: the program asks for a number of a tensor (`.item()`) or for as many elements as numbers
+            say (boolean masks); it runs on a device that this torch was not built for, or trains with LBFGS.
+        Exception: what the program raises.
+    """
+    wanted = "a number of bytes above 0"
+    if isinstance(memory, str):
+        limit = bytes_of(memory, "memory", wanted)
+    else:
+        expect_number(memory, int, "memory", f"{wanted}, or a size {SIZES}")
+        limit = int(memory)
+    if limit <= 0:
+        raise ValueError(f"memory is {memory!r}; expected {wanted}, or a size {SIZES}")
+    recipe = Recipe.of(make_model, make_batch, make_optimizer, loss_of, batch_size)
+    tried = _Tried(recipe)
+    step = tried.step(recipe.size)
+    return Fit(limit, recipe.size, step.phases, step.estimates, recipe, tried)
+
+
+keep_compiler_out(fits)

@@ -1,0 +1,182 @@
+"""What would take less memory, tried on fakes, with what it costs."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from ...inspector.torch_internals.fakes import fake_mode
+from ..mirroring.plan_mirror import plan_mirror
+from ..programs.make_loss import same_random_numbers
+from ..words.sizes import percent_text, share_text, size_text
+from .fake_step import FakeStep, Workspaces, fake_step, stand_in
+from .phases import OPTIMIZER
+from .recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One way to take less.
+
+    Attributes:
+        name: "fused", "mirror", "accumulation" or "checkpoints".
+        how: what to write.
+        peak_bytes: of a steady step with it.
+        saved_bytes: how much less that is.
+        fits: whether it is within the memory.
+        price: what it costs, in words.
+    """
+
+    name: str
+    how: str
+    peak_bytes: int
+    saved_bytes: int
+    fits: bool
+    price: str
+
+    def __str__(self) -> str:
+        verdict = "would fit" if self.fits else "not enough alone"
+        saved = share_text(self.saved_bytes, self.peak_bytes + self.saved_bytes)
+        return f"{self.how}: {size_text(self.peak_bytes)}, {saved} less, {verdict}. Price: {self.price}."
+
+
+def remedies_for(recipe: Recipe, plain: FakeStep, learned: Sequence[Workspaces], memory: int) -> tuple[Remedy, ...]:
+    """All that take less than the step as it is; those that would fit first, of these the cheapest.
+
+    Args:
+        recipe: what to train with.
+        plain: the step as it is.
+        learned: see `FakeTraining`.
+        memory: the bytes that there are.
+    """
+    flops = fake_step(recipe, count=True).flops
+    found = [
+        Remedy(name, how, peak, plain.peak_bytes - peak, peak <= memory, price)
+        for name, how, peak, price in (
+            *_fused(recipe, learned),
+            *_mirrored(recipe, plain, flops),
+            *_accumulated(recipe, learned, memory),
+            *_checkpointed(recipe, learned, flops),
+        )
+        if peak < plain.peak_bytes
+    ]
+    return tuple(sorted(found, key=lambda each: not each.fits))
+
+
+Found = tuple[str, str, int, str]
+
+
+def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
+    """The optimizer's fused kernel, which makes no copies of what it reads."""
+    kinds: list[type[Optimizer]] = []
+
+    def fuse(model: nn.Module, optimizer: Optimizer) -> None:
+        if "fused" in optimizer.defaults and not any(group.get("fused") for group in optimizer.param_groups):
+            kinds.append(type(optimizer))
+        for group in optimizer.param_groups:
+            group.update(foreach=False, fused=True)
+
+    try:
+        step = fake_step(recipe, learned=learned, change=fuse)
+    except (RuntimeError, TypeError):  # an optimizer without one
+        return
+    if kinds:
+        yield "fused", f"torch.optim.{kinds[0].__name__}(..., fused=True)", step.peak_bytes, "none, it is faster mostly"
+
+
+def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> Iterator[Found]:
+    """The batch in parts, whose gradients are added up: the fewest parts that fit, else the most."""
+    size = recipe.size or _default_size(recipe)
+    if size is None or size < 2:
+        return
+    parts = 2
+    while parts <= size:
+        peak = fake_step(recipe.sized(-(-size // parts)), learned=learned, micro_batches=2).peak_bytes
+        if peak <= memory or 2 * parts > size:
+            yield (
+                "accumulation",
+                f"{parts} batches of {-(-size // parts)} before each optimizer.step()",
+                peak,
+                f"{parts} times as many kernels, each on a part; batch norm sees the parts",
+            )
+            return
+        parts *= 2
+
+
+def _default_size(recipe: Recipe) -> int | None:
+    """The size that `make_batch()` has where none is said."""
+    if not recipe.takes_size:
+        return None
+    first = next(iter(inspect.signature(recipe.make_batch).parameters.values()))
+    return first.default if isinstance(first.default, int) else None
+
+
+def _checkpointed(recipe: Recipe, learned: Sequence[Workspaces], plain_flops: int) -> Iterator[Found]:
+    """Checkpoints around the layers of which there are most."""
+    kinds: list[str] = []
+
+    def wrap(model: nn.Module, optimizer: Optimizer) -> None:
+        for each in repeated_layers(model):
+            kinds.append(type(each).__name__)
+            each.forward = partial(checkpoint, each.forward, use_reentrant=False)
+
+    peak = fake_step(recipe, learned=learned, change=wrap).peak_bytes
+    count = len(kinds)
+    if count:
+        more_flops = fake_step(recipe, change=wrap, count=True).flops
+        how = f"torch.utils.checkpoint.checkpoint(..., use_reentrant=False) around each of {count} {kinds[0]}"
+        more = f", {percent_text(more_flops / plain_flops - 1)} more arithmetic" if plain_flops else ""
+        yield "checkpoints", how, peak, f"the forward of these runs twice{more}"
+
+
+def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
+    """A plan for mirroring, made on fakes of the CPU: each operation is run alone on real tensors, to be timed."""
+    if plain.device.type != "cpu" or not 0 < flops <= _MOST_FLOPS:
+        return
+    with same_random_numbers(), fake_mode(allow_non_fake_inputs=True):
+        made = recipe.make_model
+        model = stand_in(made) if isinstance(made, nn.Module) else made()
+        batch = recipe.batch()
+        try:
+            plan = plan_mirror(lambda: recipe.loss_of(model, batch), overhead=_OVERHEAD, seconds=_SECONDS, model=model)
+        except (NotImplementedError, RuntimeError, ValueError):  # of what it can't be planned, e.g. under checkpoints
+            return
+    saved = plan.plain_peak_bytes - plan.peak_bytes
+    peak = max(each.nbytes - (0 if each.phase == OPTIMIZER else saved) for each in plain.phases)
+    predicted = plan.predicted
+    if plan.dropped and predicted is not None:
+        extra = (predicted.replay_seconds + predicted.recording_seconds) / predicted.plain_seconds
+        yield (
+            "mirror",
+            f"with th.mirror(th.plan_mirror(make_loss, overhead={_OVERHEAD})) around the forward",
+            peak,
+            f"{percent_text(extra)} of forward and backward, as planned",
+        )
+
+
+_OVERHEAD = 0.1
+_SECONDS = 1.0
+_MOST_FLOPS = 2 * 10**11
+"""Of two steps: more would take minutes to be timed, operation by operation."""
+
+
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that a model is mostly made of: of those of one class that stand side by side the ones with the most
+    parameters, two at least, and none of them within another."""
+    best: list[nn.Module] = []
+    most = 0
+    for module in model.modules():
+        children = [each for each in module.children() if any(True for _ in each.children())]
+        for kind, count in Counter(map(type, children)).items():
+            layers = [each for each in children if type(each) is kind]
+            weight = sum(parameter.numel() for each in layers for parameter in each.parameters())
+            if count > 1 and weight > most:
+                best, most = layers, weight
+    return best

@@ -1,0 +1,372 @@
+"""Whether a step fits: fakes against what the allocator is seen to do, step by step, and what makes it smaller."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+import tapehead as th
+from tapehead.__main__ import main
+from tapehead.engine.measuring.allocator import CpuAllocator
+from tapehead.engine.steps.remedies import repeated_layers
+
+pytestmark = pytest.mark.heavy
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(self.first(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+        x = x + self.out(attended)
+        made: Tensor = x + self.mlp(self.second(x))
+        return made
+
+
+class Gpt(nn.Module):
+    def __init__(self, width: int = 64, layers: int = 3, words: int = 500, length: int = 32) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(layers))
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def tokens(size: int = 4) -> tuple[Tensor, Tensor]:
+    return torch.randint(0, 500, (size, 32)), torch.randint(0, 500, (size, 32))
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 8))
+
+
+def pairs(size: int = 64) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, 32), torch.randint(0, 8, (size,))
+
+
+class ResBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+        self.norm_one, self.norm_two = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = functional.relu(x + self.norm_two(self.two(functional.relu(self.norm_one(self.one(x))))))
+        return made
+
+
+def resnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), ResBlock(16), nn.MaxPool2d(2), ResBlock(16), ResBlock(16),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 8),
+    )  # fmt: skip
+
+
+def pictures(size: int = 4) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, 3, 16, 16), torch.randint(0, 8, (size,))
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+        self.up, self.out = nn.ConvTranspose2d(16, 8, 2, stride=2), nn.Conv2d(16, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        high = functional.gelu(self.down(x))
+        low = functional.interpolate(
+            functional.gelu(self.deep(functional.avg_pool2d(high, 2))), scale_factor=1, mode="nearest"
+        )
+        return functional.mse_loss(self.out(torch.cat([high, self.up(low)], 1)), x)
+
+
+def images(size: int = 2) -> Tensor:
+    return torch.randn(size, 3, 32, 32)
+
+
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Any]] = {
+    "perceptron": (perceptron, pairs, cross_entropy),
+    "gpt": (Gpt, tokens, None),
+    "resnet": (resnet, pictures, cross_entropy),
+    "unet": (UNet, images, None),
+}
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+    "sgd": lambda parameters: SGD(parameters, 0.1),
+    "momentum": lambda parameters: SGD(parameters, 0.1, momentum=0.9),
+    "adam": lambda parameters: Adam(parameters, foreach=False),
+    "adam, foreach": lambda parameters: Adam(parameters, foreach=True),
+    "adamw, fused": lambda parameters: AdamW(parameters, fused=True),
+}
+
+
+def measured(make_model: Any, make_batch: Any, make_optimizer: Any, loss_of: Any) -> dict[str, int]:
+    """The highest level of each phase of the second step, by the allocator's events."""
+    allocator = CpuAllocator()
+    allocator.start()
+    try:
+        model = make_model()
+        batch = make_batch()
+        optimizer = make_optimizer(list(model.parameters()))
+        for _ in range(2):
+            optimizer.zero_grad()
+            allocator.mark()
+            loss = loss_of(model, batch) if loss_of else model(*batch if isinstance(batch, tuple) else (batch,))
+            allocator.mark()
+            loss.backward()
+            allocator.mark()
+            optimizer.step()
+    finally:
+        recording = allocator.stop()
+    levels = [0]
+    alive: dict[int, int] = {}
+    for _, address, nbytes in recording.rows:
+        known = nbytes if nbytes > 0 else -alive.pop(address, 0)
+        if nbytes > 0:
+            alive[address] = nbytes
+        levels.append(levels[-1] + known)
+    starts = [row for row, _ in recording.marks[3:]]
+    ends = [*starts[1:], len(recording.rows)]
+    phases = zip(("forward", "backward", "optimizer"), starts, ends, strict=True)
+    return {phase: max(levels[start : end + 1]) for phase, start, end in phases}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_each_phase_has_what_the_allocator_was_seen_to_give(name: str, optimizer: str) -> None:
+    make_model, make_batch, loss_of = MODELS[name]
+    fit = th.fits(make_model, make_batch, OPTIMIZERS[optimizer], "1GiB", loss_of)
+    found = {each.phase: each.nbytes for each in fit.phases}
+    wanted = measured(make_model, make_batch, OPTIMIZERS[optimizer], loss_of)
+    assert fit.estimates == ()
+    assert found == pytest.approx(wanted, rel=0.001)
+    assert fit.peak_bytes == pytest.approx(max(wanted.values()), rel=0.0005)
+    for phase in fit.phases:
+        assert sum(phase.parts.values()) == phase.nbytes
+
+
+def test_categories_are_what_walking_finds() -> None:
+    fit = th.fits(perceptron, pairs, OPTIMIZERS["adam"], "1GiB", cross_entropy)
+    model = perceptron()
+    weights = sum(each.numel() * 4 for each in model.parameters())
+    optimizer = fit.parts["optimizer"]
+    assert optimizer["parameters"] == optimizer["gradients"] == weights
+    assert optimizer["optimizer state"] == 2 * weights + 4 * len(list(model.parameters()))  # and a step count for each
+    assert optimizer["batch"] == 64 * 32 * 4 + 64 * 8
+    assert fit.parts["backward"]["activations"] > 64 * 256 * 4
+
+
+def test_nothing_is_allocated_and_the_generators_are_as_they_were() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+
+    def huge() -> nn.Module:
+        torch.manual_seed(5)
+        return nn.Sequential(*(nn.Linear(100_000, 100_000) for _ in range(3)))  # 112 GiB
+
+    fit = th.fits(huge, lambda size=1: torch.randn(size, 100_000), OPTIMIZERS["adam"], "80GB", lambda m, b: m(b).sum())
+    assert not fit.fits and fit.peak_bytes > 4 * 3 * 4 * 10**10
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_real_model_is_left_alone_and_counts_as_one_that_is_made() -> None:
+    model = Gpt()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    of_real = th.fits(model, tokens, OPTIMIZERS["adam"], "1GiB")
+    of_made = th.fits(Gpt, tokens, OPTIMIZERS["adam"], "1GiB")
+    assert of_real.peak_bytes == of_made.peak_bytes
+    assert all(each.grad is None and type(each) is nn.Parameter for each in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    fit = th.fits(Gpt, tokens, OPTIMIZERS["adam"], "12MiB")
+    largest = fit.largest_batch
+    assert largest is not None and largest > 4
+    for size, fitting in ((largest, True), (largest + 1, False)):
+        assert th.fits(Gpt, tokens, OPTIMIZERS["adam"], "12MiB", batch_size=size).fits is fitting
+    assert th.fits(Gpt, tokens, OPTIMIZERS["adam"], "1MiB").largest_batch == 0
+    assert th.fits(Gpt, lambda: tokens(4), OPTIMIZERS["adam"], "1MiB").largest_batch is None
+
+
+def test_what_large_kernels_take_is_told_by_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = th.fits(UNet, images, OPTIMIZERS["sgd"], "1GiB", batch_size=6)
+    from tapehead.engine.steps import fake_step
+
+    monkeypatch.setattr(fake_step, "_MOST_BYTES_WHERE_SLOW", 700_000)  # what convolutions of a batch of 2 stay below
+    told = th.fits(UNet, images, OPTIMIZERS["sgd"], "1GiB", batch_size=6)
+    assert exact.estimates == told.estimates == ()
+    assert told.peak_bytes == pytest.approx(exact.peak_bytes, rel=0.005)
+
+
+def test_remedies_take_as_much_as_they_say() -> None:
+    fit = th.fits(Gpt, lambda size=8: tokens(size), OPTIMIZERS["adam, foreach"], "6MiB")
+    assert not fit.fits
+    found = {each.name: each for each in fit.remedies}
+    assert {"accumulation", "checkpoints"} <= set(found)
+
+    class Checkpointed(Gpt):
+        def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+            for block in self.blocks:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # type: ignore[assignment]
+            return functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+    wanted = measured(Checkpointed, lambda: tokens(8), OPTIMIZERS["adam, foreach"], None)
+    assert found["checkpoints"].peak_bytes == pytest.approx(max(wanted.values()), rel=0.005)
+    assert "runs twice" in found["checkpoints"].price and "arithmetic" in found["checkpoints"].price
+    for each in fit.remedies:
+        assert each.saved_bytes == fit.peak_bytes - each.peak_bytes > 0
+        assert each.fits == (each.peak_bytes <= fit.memory)
+        assert each.how in str(fit)
+
+
+def test_a_fused_optimizer_is_a_remedy_where_the_optimizer_is_the_peak() -> None:
+    fit = th.fits(perceptron, lambda size=2: pairs(size), OPTIMIZERS["adam, foreach"], "1MiB", cross_entropy)
+    assert fit.highest.phase == "optimizer"
+    fused = next(each for each in fit.remedies if each.name == "fused")
+    wanted = th.fits(perceptron, lambda size=2: pairs(size), lambda p: Adam(p, fused=True), "1MiB", cross_entropy)
+    assert fused.peak_bytes == wanted.peak_bytes
+    assert "torch.optim.Adam(..., fused=True)" in fused.how
+
+
+def test_the_layers_a_model_is_made_of() -> None:
+    assert [type(each) for each in repeated_layers(Gpt())] == [Block] * 3
+    assert repeated_layers(perceptron()) == []
+
+
+def test_batches_and_outputs_of_all_kinds() -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            out = self.layer(x).squeeze(-1)
+            return {"loss": functional.mse_loss(out, labels), "logits": out} if labels is not None else out
+
+    sgd = OPTIMIZERS["sgd"]
+    as_dict = th.fits(WithLoss, lambda n: {"x": torch.randn(n, 4), "labels": torch.randn(n)}, sgd, "1MB")
+    as_tuple = th.fits(WithLoss, lambda n: (torch.randn(n, 4), torch.randn(n)), sgd, "1MB")
+    assert as_dict.batch_size == as_tuple.batch_size == 1
+    assert as_dict.peak_bytes == as_tuple.peak_bytes
+    with pytest.raises(ValueError, match=r"returned a tensor of shape \(3,\).*loss_of=lambda model, batch"):
+        th.fits(WithLoss, lambda: torch.randn(3, 4), sgd, "1MB")
+
+
+def test_what_has_no_answer_on_fakes_is_named_with_its_line() -> None:
+    def with_item(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = cross_entropy(model, batch)
+        return loss * (1 if loss.item() > 0 else 2)
+
+    def with_mask(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        out = model(batch[0])
+        return out[out > 0].sum()  # type: ignore[no-any-return]
+
+    with pytest.raises(NotImplementedError, match=r"test_fits\.py:\d+: the program asks for a number.*\.item\(\)"):
+        th.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", with_item)
+    with pytest.raises(NotImplementedError, match=r"test_fits\.py:\d+: the program asks for as many elements"):
+        th.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", with_mask)
+    with pytest.raises(NotImplementedError, match="LBFGS"):
+        th.fits(perceptron, pairs, torch.optim.LBFGS, "1GB", cross_entropy)
+    if not torch.backends.cuda.is_built():
+        with pytest.raises(NotImplementedError, match="for which this torch was not built"):
+            th.fits(lambda: perceptron().to("cuda"), pairs, OPTIMIZERS["sgd"], "1GB", cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"memory": "24"}, "memory is '24'"),
+        ({"memory": 0}, "memory is 0; expected a number of bytes above 0"),
+        ({"make_batch": lambda a, b: None}, "make_batch wants more than the size"),
+        ({"make_batch": lambda: torch.ones(1, 32), "batch_size": 3}, "takes no size"),
+        ({"make_model": lambda: 3}, r"make_model\(\) returned an int"),
+        ({"make_optimizer": lambda parameters: None}, r"make_optimizer\(...\) returned None"),
+        ({"loss_of": lambda model, batch: 1.0}, r"loss_of\(model, batch\) returned a float"),
+        ({"batch_size": 0}, "batch_size is 0; expected 1 or more"),
+    ],
+)
+def test_wrong_arguments_get_a_sentence(arguments: dict[str, Any], message: str) -> None:
+    given = {
+        "make_model": perceptron,
+        "make_batch": pairs,
+        "make_optimizer": OPTIMIZERS["sgd"],
+        "memory": "1GB",
+        "loss_of": cross_entropy,
+    }
+    with pytest.raises((TypeError, ValueError), match=message):
+        th.fits(**{**given, **arguments})
+
+
+def test_an_error_of_the_program_leaves_nothing_behind() -> None:
+    class Raising(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyError("of the user's")
+
+    with pytest.raises(KeyError, match="of the user's"):
+        th.fits(lambda: Raising(3, 3), lambda: torch.ones(1, 3), OPTIMIZERS["sgd"], "1GB")
+    assert torch.is_grad_enabled()
+    assert type(torch.empty(2)) is Tensor
+    gc.collect()
+
+
+SETUP = """
+import torch
+from torch import nn
+
+def setup():
+    return (
+        lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)),
+        lambda size=16: torch.randn(size, 8),
+        lambda parameters: torch.optim.Adam(parameters),
+        lambda model, batch: model(batch).sum(),
+    )
+
+def wrong():
+    return 5
+"""
+
+
+def test_the_command_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SETUP)
+    assert main(["fits", f"{script}:setup", "--memory", "1MB"]) == 0
+    said = capsys.readouterr().out
+    assert "It fits with a batch" not in said and "It fits: " in said and "The largest batch that fits: " in said
+    assert main(["fits", f"{script}:setup", "--memory", "10kB", "--batch-size", "32"]) == 1
+    assert "It does not fit with a batch of 32" in capsys.readouterr().out
+    assert main(["fits", f"{script}:wrong", "--memory", "1MB"]) == 2
+    assert "setup() returned an int" in capsys.readouterr().err
