@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test full lint lab bench bench-quick conformance models upstream
+.PHONY: help demo check test full lint lab tours bench bench-quick conformance models upstream
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict on the packages, and how rooms ma
 
 lab: $(VENV)/notebook.stamp ## open JupyterLab on notebooks/
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
+
+tours: export OMP_NUM_THREADS = 1
+tours: $(VENV)/notebook.stamp ## run the notebooks, and store what they show
+	$(BIN)/python notebooks/store.py
 
 bench: $(VENV)/dev.stamp ## measure, and print a table
 	$(BIN)/python tests/benchmarks

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import nbformat
 import pytest
@@ -189,6 +191,39 @@ def test_a_tour_is_committed_with_its_outputs_and_small(path: Path) -> None:
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
     assert "widgets" not in notebook.metadata
     assert path.stat().st_size < MOST_BYTES
+
+
+def store_module() -> ModuleType:
+    """notebooks/store.py, which is in no package."""
+    spec = spec_from_file_location("store", NOTEBOOKS[0].parent / "store.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def stored(path: Path) -> NotebookNode:
+    """A tour that says of which code its outputs are."""
+    notebook = nbformat.read(path, as_version=4)
+    if "tapehead" not in notebook.metadata:
+        pytest.skip("stored before tours said of which code they are; python notebooks/store.py")
+    return notebook
+
+
+@each_tour
+def test_what_is_stored_of_a_tour_is_of_todays_code(path: Path) -> None:
+    notebook = stored(path)
+    assert notebook.metadata["tapehead"]["code"] == store_module().code_hash(notebook), "python notebooks/store.py"
+
+
+@each_tour
+def test_each_deck_and_figure_of_a_tour_has_a_picture_that_any_reader_shows(path: Path) -> None:
+    for outputs in outputs_of(stored(path)):
+        for place, output in enumerate(outputs):
+            if DECK in output.get("data", {}):
+                assert "image/png" in outputs[place + 1].data
+            if FIGURE in output.get("data", {}):
+                assert "image/png" in output.data
 
 
 @each_tour
