@@ -28,10 +28,13 @@ from ...inspector.capturing.capture import capture
 from ...inspector.torch_internals.engine import redirect_backward
 from ...inspector.torch_internals.ranks import world
 from ...inspector.torch_internals.sequence_numbers import pins_open
+from .debuggee import Debuggee
+from .end_commands import EndCommands
 from .prompt import GROUPS, Prompt
 from .prompt_names import Names, users_frame
 from .prompt_stops import Session, read_break, read_watch
 from .prompt_terminal import say
+from .run_commands import RunCommands
 
 
 def ended_well(error: BaseException) -> bool:
@@ -43,17 +46,44 @@ class Quit(SystemExit):
     """The user has had enough: the script ends as with `sys.exit()`."""
 
 
+class InScript(Debuggee):
+    """One backward after the other of a script: each is headed by what it is, once."""
+
+    def __init__(self) -> None:
+        super().__init__(Names(None))
+        self.heading = ""
+        self.runs_on = False
+
+    def greet(self) -> None:
+        self._head()
+        super().greet()
+
+    def show_stop(self, stop: Stop | None) -> None:
+        if stop is None and not self.session.left:
+            if not self.runs_on:
+                say(f"all {len(self.session.order)} tasks have run; continue goes on with the script", style="dim")
+            return
+        self._head()
+        super().show_stop(stop)
+
+    def _head(self) -> None:
+        if self.heading:
+            say(f"{self.heading}:")
+            self.heading = ""
+
+
 class ScriptPrompt(Prompt):
     """The prompt over one backward after the other of a script that runs."""
 
-    def __init__(self, commands: Sequence[str]) -> None:
-        super().__init__(Names(None), commands)
+    at: InScript
+
+    def __init__(self, first: Sequence[str]) -> None:
+        super().__init__(InScript(), first)
         self.groups = {**GROUPS, "end": ("save", "close", "detach", "quit", "help")}
         self.detached = False
         self.has_quit = False
-        self._heading = ""
         self._closed = False
-        self._runs_on = False
+        self._continue, self._close = RunCommands(self.at).do_continue, EndCommands(self.at).do_close
 
     def ask_for(self, places: Sequence[str], conditions: Sequence[str]) -> None:
         """Breakpoints and watchpoints from the first backward on: of each that has what they name.
@@ -62,9 +92,9 @@ class ScriptPrompt(Prompt):
             ValueError: one can't be read.
         """
         for text in places:
-            self.stops.ask_for_later("break", text, read_break(text, self._test))
+            self.at.stops.ask_for_later("break", text, read_break(text, self.at.test))
         for text in conditions:
-            self.stops.ask_for_later("watch", text, read_watch(text, self._watch_test))
+            self.at.stops.ask_for_later("watch", text, read_watch(text, self.at.watch_test))
 
     def debug(self, session: Session, what: str, names: Names) -> None:
         """Opens before the first task; where there are breakpoints or watchpoints, when one of them stops the backward.
@@ -72,25 +102,24 @@ class ScriptPrompt(Prompt):
         Raises:
             Quit: the user has had enough.
         """
-        self.names, self._heading, self._closed = names, what, False
+        self.at.names, self.at.heading, self._closed = names, what, False
         try:
-            self.enter(session)
-            self._debug()
+            self.at.enter(session)
+            self._debug(session)
         finally:
-            self.names = Names(None)  # the frame would hold its variables after its end
+            self.at.names = Names(None)  # the frame would hold its variables after its end
 
-    def _debug(self) -> None:
-        session = self.session
-        if not self.stops.wait:
-            self.greet()
+    def _debug(self, session: Session) -> None:
+        if not self.at.stops.wait:
+            self.at.greet()
             self.talk()
         elif (stop := session.stop_here()) is not None:
-            self.show_stop(stop)
+            self.at.show_stop(stop)
             self.talk()
         elif not self.run_on():
             self.talk()
-        if self.error is not None:
-            raise self.error
+        if self.at.error is not None:
+            raise self.at.error
         if self.has_quit:
             raise Quit
         if self.detached:
@@ -99,31 +128,14 @@ class ScriptPrompt(Prompt):
         if session.left and not self._closed:
             session.run()
 
-    def greet(self) -> None:
-        self._head()
-        super().greet()
-
-    def show_stop(self, stop: Stop | None) -> None:
-        if stop is None and not self.session.left:
-            if not self._runs_on:
-                say(f"all {len(self.session.order)} tasks have run; continue goes on with the script", style="dim")
-            return
-        self._head()
-        super().show_stop(stop)
-
-    def _head(self) -> None:
-        if self._heading:
-            say(f"{self._heading}:")
-            self._heading = ""
-
     def run_on(self) -> bool:
         """Runs to a stop, or to the end of the backward. Whether it got there."""
-        self._runs_on = True
+        self.at.runs_on = True
         try:
-            super().do_continue("")
+            self._continue("")
         finally:
-            self._runs_on = False
-        return self.error is None and not self.session.left and self.session.stopped is None
+            self.at.runs_on = False
+        return self.at.error is None and not self.at.session.left and self.at.session.stopped is None
 
     def do_continue(self, arg: str) -> bool:
         """continue  (c, cont, run): run to the next breakpoint or watchpoint, or on to the script's next backward
@@ -132,13 +144,13 @@ class ScriptPrompt(Prompt):
         Ctrl-C stops before the next task; a second one raises KeyboardInterrupt in the script. What a task has raised
         is raised in the script.
         """
-        if self.session.over is None and self.session.left:
+        if self.at.session.over is None and self.at.session.left:
             return self.run_on()
         return True
 
     def do_close(self, arg: str) -> bool:
         """close: end this backward here; the tasks that are left do not run, and the script goes on"""
-        self._closed = super().do_close(arg)
+        self._closed = self._close(arg)
         return self._closed
 
     def do_detach(self, arg: str) -> bool:
@@ -217,7 +229,7 @@ class EveryBackward:
     @property
     def in_vain(self) -> bool:
         """Whether the user waited for breakpoints or watchpoints, and no backward had what any of them names."""
-        return self.prompt.stops.in_vain and not self.prompt.detached and not self.prompt.has_quit
+        return self.prompt.at.stops.in_vain and not self.prompt.detached and not self.prompt.has_quit
 
     def _never(self) -> Iterator[str]:
         """What the user may have waited for."""
@@ -226,7 +238,7 @@ class EveryBackward:
         elif self._count <= self._skip:
             yield f"the script called .backward() {self._count} times, so --skip {self._skip} left none to debug"
         else:
-            yield from self.prompt.stops.never_met()
+            yield from self.prompt.at.stops.never_met()
 
     def _backward(
         self,
@@ -296,7 +308,7 @@ class EveryBackward:
 
     def _session_of(self, call: BackwardCall, engine: Engine) -> Session:
         level: Level | None = "cheap"
-        if self.prompt.stops.only_watch:  # most backwards are then looked at by nobody
+        if self.prompt.at.stops.only_watch:  # most backwards are then looked at by nobody
             level = "off" if engine == "direct" else None
         return debug(
             call,

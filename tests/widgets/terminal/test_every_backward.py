@@ -161,7 +161,7 @@ def test_each_backward_opens_with_modules_lines_and_variables_of_its_own_step(de
     wheres = [each for each in said if each.startswith("where\n")]
     assert len(wheres) == 3
     for each in wheres:
-        assert "(blocks.0.down.bias, net.py:13)" in each and "in blocks.0 (Block)\n" in each
+        assert "(blocks.0.down.bias, 20th, net.py:13)" in each and "in blocks.0 (Block)\n" in each
         assert "in blocks.0.down (Linear)\n" in each  # the first call of it: the capture was renewed
     assert [each for each in said if each.startswith("p step")] == [f"p step\n{step}\n" for step in range(3)]
 
@@ -434,7 +434,7 @@ def test_a_function_can_be_debugged_as_well(debug: Debug, tmp_path: Path) -> Non
     )
     target = tmp_path / "model.py"
     found = debug("--break", "weight", f"{target}:make", typed="where\nc\n")
-    assert found.returncode == 0 and "(weight, model.py:4)" in found.stdout
+    assert found.returncode == 0 and "(weight, 5th, model.py:4)" in found.stdout
     found = debug("-c", "c", "-c", "c", f"{target}:raises")
     assert found.returncode == 1
     assert found.stderr.count("File ") == 1 and "line 7, in <lambda>" in found.stderr
@@ -556,7 +556,7 @@ def test_at_a_terminal_ctrl_d_ends_the_script_and_a_second_ctrl_c_interrupts_it(
     terminal.type("\x03")
     terminal.read_to("READY")
     terminal.type("\x03")
-    assert "the session is over: KeyboardInterrupt in task" in terminal.read_to(PROMPT)
+    assert "the session is over: KeyboardInterrupt in MulBackward0 (2nd, " in terminal.read_to(PROMPT)
     terminal.type("c\n")
     assert "INTERRUPTED" in terminal.read_to(PROMPT)
     terminal.type("\x04")
