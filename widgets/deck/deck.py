@@ -33,6 +33,7 @@ from ...engine.trace.trace import Trace
 from ...inspector.graph.graph import Graph, Task
 from .display import forget
 from .document import Json, packed, title_of
+from .hearing import command_of, stop_change_of
 from .live import Live
 from .news import News
 from .page import save_page
@@ -581,67 +582,20 @@ class Deck(Played):
 
     def _hear(self, widget: ipywidgets.Widget, message: Any, buffers: object) -> None:
         """A message of the page. Only queues what it asks for: this may run in any thread."""
-        live = self._live
         match message:
             case {"kind": "hello", "revision": int(revision)}:
                 self._greet(revision)
                 return
             case {"kind": "stop"}:
-                live.stop()
+                self._live.stop()
                 return
-            case {"kind": "step", "device": str(device)}:
-                command: Callable[[], object] = partial(live.step, 1, None, device)
-            case {"kind": "step", "count": int(count)}:
-                command = partial(live.step, count)
-            case {"kind": "step", "task": int(task)}:
-                command = partial(live.step, 1, task)
-            case {"kind": "run"}:
-                command = live.run
-            case {"kind": "run_to", "task": int(task)}:
-                command = partial(live.run_to, task)
-            case {"kind": "policy", "policy": str(policy)}:
-                command = partial(live.switch, policy)
-            case {"kind": "inspect", "task": int(task)}:
-                command = partial(live.inspect, task)
-            case {"kind": "groups"}:
-                command = live.find_groups
-            case {"kind": "predict"}:
-                command = live.predict
-            case {"kind": "step_over"}:
-                command = live.step_over
-            case {"kind": "step_out"}:
-                command = partial(live.step_over, out=1)
-            case {"kind": "rewind", "position": int(position)}:
-                command = partial(live.rewind, position)
-            case {"kind": "branch", "number": int(number)}:
-                command = partial(live.goto, None, number)
-            case {"kind": "edit", "how": str(how), "value": value}:
-                command = partial(live.edit_as_told, how, value)
-            case {"kind": "check", "task": int(task)}:
-                command = partial(live.check, task)
-            case {"kind": "break" | "watch" | "enable" | "delete"}:
-                self._hear_of_stops(message)
-                return
-            case _:
-                super()._hear(widget, message, buffers)
-                return
-        self._try(command)
-        self.send({"kind": "heard"})
-
-    def _hear_of_stops(self, message: Any) -> None:
-        live, stops = self._live, self._live.session.stops
-        match message:
-            case {"kind": "break", "where": str(where)}:
-                change: Callable[[], object] = partial(live.break_where, where)
-            case {"kind": "watch", "condition": str(condition)}:
-                change = partial(live.watch_for, condition)
-            case {"kind": "enable", "number": int(number), "on": bool(on)}:
-                change = partial(stops.enable if on else stops.disable, number)
-            case {"kind": "delete", "number": int(number)}:
-                change = partial(stops.delete, number)
-            case _:
-                return
-        self._try_now(change)
+        if (command := command_of(message, self._live)) is not None:
+            self._try(command)
+        elif (change := stop_change_of(message, self._live)) is not None:
+            self._try_now(change)
+        else:
+            super()._hear(widget, message, buffers)
+            return
         self.send({"kind": "heard"})
 
 
