@@ -1,4 +1,4 @@
-"""Runs the tours and stores what they show: `python notebooks/store.py [01_first_look ...]`, without a name all of them.
+"""Runs the tours and stores what they show: `python notebooks/store.py [01_first_look ...]`; without names: all.
 
 What is stored says of which code it is, and a test asks whether that is today's.
 """
