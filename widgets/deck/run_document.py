@@ -16,8 +16,11 @@ from ...engine.orders.schedule import schedule
 from ...engine.orders.simulate import simulate
 from ...engine.queue.pending import Pending
 from ...engine.queue.policy import Policy
+from ...engine.studies.gantt import Gantt
+from ...engine.studies.makespan import makespan
 from ...engine.trace.run import Run
 from ...engine.trace.trace import Trace
+from .device_clock import clock_content, still_content
 from .document import Document, Json, saved_content, schedule_content, title_of
 from .group_content import with_batches
 from .mirror_content import MirrorContent
@@ -73,7 +76,7 @@ def run_document(
     content["keeps_graph"] = graph.is_tape  # whose nodes keep what they need
     if run.trace is not None:
         content["records"] = document.records(run.trace, range(len(run.trace)))
-        content["queues"] = "per device" if len(set(run.trace.columns.thread)) > 1 else "one"
+        content["queues"] = "per device" if _side_by_side(run) else "one"
     return document
 
 
@@ -117,7 +120,17 @@ def _clock(run: Run) -> Json | None:
         return None
     if max(ends) - starts[0] > _STEPPED * run.elapsed_ns:  # somebody has looked at it between its tasks
         starts = list(accumulate(durations[:-1], initial=0))
-    return {"start": [start - starts[0] for start in starts], "duration": durations}
+    starts = [start - starts[0] for start in starts]
+    clock: Json = {"start": starts, "duration": durations}
+    if _side_by_side(run):
+        ends = list(map(add, starts, durations))
+        clock["still"] = still_content(Gantt.of(run.graph, run.policy, run.order, starts, ends))
+    return clock
+
+
+def _side_by_side(run: Run) -> bool:
+    """Whether its devices had a queue and a thread each."""
+    return run.trace is not None and len(set(run.trace.columns.thread)) > 1
 
 
 def _left(run: Run) -> list[int]:
@@ -145,10 +158,17 @@ def _labels(trace: Trace) -> list[str]:
 
 
 def _others(run: Run, others: Iterable[Other]) -> list[Json]:
-    return [
-        schedule_content(run.graph, POLICIES[name], order, timeline=timeline, note=_NOT_PREDICTED)
-        for name, order, timeline in others
-    ]
+    found = []
+    for name, order, timeline in others:
+        clock = clock_content(makespan(run.graph, name, run)) if _simulates(run, name) else None
+        policy = POLICIES[name]
+        found.append(schedule_content(run.graph, policy, order, timeline=timeline, note=_NOT_PREDICTED, clock=clock))
+    return found
+
+
+def _simulates(run: Run, policy: str) -> bool:
+    """Whether what its devices would do under another policy is simulated, with the times that tasks took in it."""
+    return _side_by_side(run) and len(run.order) == len(run.graph) and POLICIES[policy].plan is None
 
 
 def _predicted(run: Run, order: Sequence[int], footprints: Footprints) -> Timeline:
@@ -163,5 +183,8 @@ def other_policies(run: Run) -> Iterator[Other]:
     footprints = run.footprints
     for name in TABS:
         if name != run.policy and (footprints is not None or POLICIES[name].plan is None):
-            order = schedule(run.graph, name, needed, footprints=footprints)
+            if _simulates(run, name):
+                order = list(makespan(run.graph, name, run).order)
+            else:
+                order = schedule(run.graph, name, needed, footprints=footprints)
             yield name, order, None if footprints is None else _predicted(run, order, footprints)

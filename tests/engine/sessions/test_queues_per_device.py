@@ -15,6 +15,7 @@ import tapehead as th
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.studies.makespan import makespan
 from tapehead.engine.workloads.workload_models_pr4746 import TwoDevices
+from tapehead.widgets.deck.run_document import run_document
 
 from ..comparing import assert_equal, engine_order
 
@@ -257,3 +258,21 @@ def test_a_wrong_device_or_number_of_queues_is_told_in_a_sentence() -> None:
             session.step(device=3)
         with pytest.raises(ValueError, match="give one of the two"):
             session.step(session.current, device="cpu")
+
+
+def test_the_page_of_a_run_says_why_a_device_stood_still_and_what_other_policies_would_do(
+    accelerators: Devices,
+) -> None:
+    loss = two_chains(accelerators[0], far_last=False)
+    run = th.backward(loss, queues="per device", trace="off")
+    content = run_document(run).content
+    own, *others = content["schedules"]
+    assert content["queues"] == "per device"
+    (still,) = own["clock"]["still"]
+    assert content["devices"][still["device"]] == str(accelerators[0])
+    assert re.fullmatch(r"stands still .*: ToCopy waits .* behind \d+ tasks of cpu", still["text"])
+    bfs = next(each for each in others if each["policy"] == "bfs")
+    assert bfs["order"] == list(makespan(run.graph, "bfs", run).order)
+    assert len(bfs["clock"]["start"]) == len(run.graph)
+    with th.debug(two_chains(accelerators[0], far_last=False), trace="off") as session:
+        assert run_document(session.run()).content["queues"] == "one", "which ran in one thread, one after the other"

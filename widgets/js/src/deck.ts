@@ -1,6 +1,7 @@
 /** Puts a deck on the screen: one store, its views, and the frames in which they are drawn. */
 
 import styles from "./deck.css";
+import queueStyles from "./views/queue.css";
 import { type Changed, hasMoved, type Store } from "./store.ts";
 import { el } from "./dom.ts";
 import { playerOf } from "./player.ts";
@@ -21,7 +22,7 @@ import { makeTip } from "./views/tip.ts";
 /** Builds the deck in `host`. Returns what takes it away, with all listeners and timers. */
 export function mountDeck(host: HTMLElement, store: Store): () => void {
   const shadow = host.shadowRoot ?? host.attachShadow({ mode: "open" });
-  const style = el("style", {}, styles);
+  const style = el("style", {}, queueStyles, styles); // the second changes the first by width and colours
   const root = el("div", { class: "deck", tabindex: "-1", role: "region", "aria-label": "tapehead deck" });
   // JupyterLab must leave the deck's keys and its context menu alone.
   host.dataset.lmSuppressShortcuts = "true";

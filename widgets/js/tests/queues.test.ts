@@ -2,8 +2,9 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
+import { timesOf } from "../src/model/clock.ts";
 import { DeckGraph } from "../src/model/graph.ts";
-import { deviceQueue, devicesWithQueues, heldUp, shownRows } from "../src/model/queues.ts";
+import { deviceBusy, deviceQueue, devicesWithQueues, heldUp, shownRows } from "../src/model/queues.ts";
 import { Replay } from "../src/model/replay.ts";
 import { smallDocument } from "./small_document.ts";
 
@@ -13,17 +14,17 @@ import { smallDocument } from "./small_document.ts";
  */
 function twoDevices(policy = "heap", order = [0, 1, 2, 3, 4, 5, 6, 7]): Replay {
   const document = smallDocument();
-  const texts = ["Sum", "Mm", "Relu", "ToCopy", "cpp", "accumulate_grad", "cuda:0", "cpu", "AccumulateGrad", "far.weight"];
+  const texts = ["Sum", "Mm", "Relu", "ToCopy", "cpp", "accumulate_grad", "", "", "AccumulateGrad", "far.weight"];
   const none = order.map(() => -1);
   const tasks = {
     name: [0, 1, 2, 2, 2, 3, 1, 8], kind: [4, 4, 4, 4, 4, 4, 4, 5], call: none, line: none, operation: none,
-    parameter: [-1, -1, -1, -1, -1, -1, -1, 9], device: [7, 7, 7, 7, 7, 7, 6, 6], takes: order.map(() => 0),
+    parameter: [-1, -1, -1, -1, -1, -1, -1, 9], device: [0, 0, 0, 0, 0, 0, 1, 1], takes: order.map(() => 0),
   };
   const edges = { task: [0, 0, 1, 2, 3, 5, 6], output: [0, 1, 0, 0, 0, 0, 0], next: [1, 5, 2, 3, 4, 6, 7], input: none.slice(1).map(() => 0) };
-  const devices = ["", "", "", "", "", "", "cuda:0", "cpu"];
+  const devices = ["cpu", "cuda:0"];
   const schedules = [{ ...document.schedules[0], policy, order }];
   return new Replay(
-    new DeckGraph({ ...document, ...{ devices }, queues: "per device", texts, tasks, edges, roots: [[0, 0]], schedules }),
+    new DeckGraph({ ...document, devices, queues: "per device", texts, tasks, edges, roots: [[0, 0]], schedules }),
     schedules[0],
   );
 }
@@ -70,6 +71,25 @@ test("of many rows two are shown, and those that another device waits for, with 
   const [cpu, cuda] = queues(twoDevices(), 1);
   const long = { ...cpu, ready: [2, 3, 4, 5] };
   assert.deepEqual(shownRows(long, [cuda], 2), [[2, 0], [3, 1], [5, 3]]);
+});
+
+test("where no clock tells, devices work side by side: each as soon as it is free, and what it waits for has ended", () => {
+  const replay = twoDevices("bfs", [0, 5, 6, 1, 7, 2, 3, 4]);
+  const { document } = replay.graph;
+  for (let task = 0; task < 8; task++) document.records[task] = { inputs: [], outputs: [], elapsed_ns: 10 };
+  const times = timesOf(document, replay)!;
+  assert.deepEqual([...times.start], [0, 10, 20, 20, 30, 30, 40, 50]);
+  assert.deepEqual([times.total, times.isWhole], [60, true]);
+  const cuda = document.devices.indexOf("cuda:0");
+  document.records[6].elapsed_ns = 25;
+  assert.deepEqual(deviceBusy(replay, cuda, 3, timesOf(document, replay)!), { task: 6, left: 25 });
+  assert.deepEqual(deviceBusy(replay, cuda, 6, timesOf(document, replay)!), { task: 7, left: 15 });
+  assert.equal(deviceBusy(replay, cuda, 2, timesOf(document, replay)!), null);
+  document.records[6].elapsed_ns = 10;
+  document.queues = "one";
+  assert.deepEqual([...timesOf(document, replay)!.start], [0, 10, 20, 30, 40, 50, 60, 70]);
+  delete document.records[4];
+  assert.equal(timesOf(document, replay)!.isWhole, false);
 });
 
 test("at the end no device has any task left", () => {

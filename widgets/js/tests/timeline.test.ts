@@ -20,7 +20,7 @@ const OPTIMIZER: Phase = { name: "optimizer", elapsed_ns: 10 };
 
 /** Four tasks in 100 ns, with a pause before the last one; a forward of three events. */
 const times = {
-  start: Float64Array.of(0, 10, 40, 80), end: Float64Array.of(10, 40, 50, 100), total: 100, still: [],
+  start: Float64Array.of(0, 10, 40, 80), end: Float64Array.of(10, 40, 50, 100), total: 100, isWhole: true, still: [],
 };
 
 function axis(more: Partial<AxisOf> = {}): Axis {

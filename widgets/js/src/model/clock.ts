@@ -9,6 +9,8 @@ export interface Times {
   end: Float64Array;
   /** When the last one ended. */
   total: number;
+  /** Whether all of it is known; else tasks are reckoned with of which no time is. */
+  isWhole: boolean;
   still: NonNullable<Clock["still"]>;
 }
 
@@ -20,13 +22,32 @@ export function timesOf(document: DeckDocument, replay: Replay): Times | null {
   const sum = [...lasting.values()].reduce((total, each) => total + each, 0);
   const mean = lasting.size ? sum / lasting.size : 0;
   const times = { start: new Float64Array(order.length), end: new Float64Array(order.length), total: 0 };
+  const begins = document.queues === "per device" ? sideBySide(replay, times) : () => times.total;
   order.forEach((task, place) => {
     const isKnown = clock && place < clock.start.length;
-    times.start[place] = isKnown ? clock.start[place] : times.total;
+    times.start[place] = isKnown ? clock.start[place] : begins(place);
     times.end[place] = times.start[place] + (isKnown ? clock.duration[place] : (lasting.get(task) ?? mean));
     times.total = Math.max(times.total, times.end[place]);
   });
-  return times.total ? { ...times, still: clock?.still ?? [] } : null;
+  const isWhole = order.every((task) => lasting.has(task));
+  return times.total ? { ...times, isWhole, still: clock?.still ?? [] } : null;
+}
+
+/** When the task of a place can begin at the earliest: its device is free then, and what it waits for has ended. */
+function sideBySide({ graph, place, schedule }: Replay, { end }: Pick<Times, "end">): (at: number) => number {
+  const { tasks, edges } = graph.document;
+  const free = new Map<number, number>();
+  let known = 0;
+  return (at) => {
+    for (; known < at; known++) free.set(tasks.device[schedule.order[known]], end[known]);
+    const task = schedule.order[at];
+    let begins = free.get(tasks.device[task]) ?? 0;
+    for (let edge = graph.inEdges.starts[task]; edge < graph.inEdges.starts[task + 1]; edge++) {
+      const before = place[edges.task[graph.inEdges.values[edge]]];
+      if (before < at) begins = Math.max(begins, end[before]);
+    }
+    return begins;
+  };
 }
 
 /** By task the nanoseconds that it took: in the session's own run, or as its record says. */

@@ -1,5 +1,6 @@
 /** The ready queues of a schedule: one, or one for each device. */
 
+import type { Times } from "./clock.ts";
 import type { DeckGraph } from "./graph.ts";
 import { NEVER, type Replay } from "./replay.ts";
 
@@ -34,8 +35,7 @@ export function devicesWithQueues({ graph }: Replay): number[] {
 }
 
 export function deviceName(graph: DeckGraph, device: number): string {
-  const { devices } = graph.document as { devices?: readonly string[] };
-  return devices?.[device] ?? graph.text(device);
+  return graph.document.devices[device];
 }
 
 /** So many tasks are looked at for what a device waits for. */
@@ -60,6 +60,15 @@ export function deviceQueue(replay: Replay, device: number, t: number, most: num
   const next = following.length ? schedule.order[following[0]] : -1;
   const waitsFor = !count && running < 0 && next >= 0 ? holding(replay, next, t) : [];
   return { device, name: deviceName(graph, device), ready, count, running, next, waitsFor, ran, all: places.length };
+}
+
+/** The task that a device has begun before the one at `t` starts, and not ended; `left`: nanoseconds. null: there is none. */
+export function deviceBusy(replay: Replay, device: number, t: number, times: Times): { task: number; left: number } | null {
+  const { places } = placesOf(replay, device);
+  const last = places[firstFrom(places, t) - 1];
+  if (last === undefined || t >= replay.length) return null;
+  const left = times.end[last] - times.start[t];
+  return left > 0 ? { task: replay.schedule.order[last], left } : null;
 }
 
 /** The places of a device's tasks, and by position how many of them are ready, the running one included. */

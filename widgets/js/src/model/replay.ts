@@ -120,11 +120,10 @@ export class Replay {
     return [whatAndWhere(this.graph, task), this.nth(task)].filter(Boolean).join(", ");
   }
 
-  /** Why the task at this position was picked, as a sentence. */
-  reason(t: number): string {
+  /** Why the task at this position was picked, as a sentence; `count`: out of how many. */
+  reason(t: number, count = this.queueLengths[t]): string {
     const task = this.running(t);
     if (task < 0) return "the queue is empty";
-    const count = this.queueLengths[t];
     const { graph, schedule } = this;
     const batch = this.batches.get(task);
     const others = batch ? batch.length - 1 : 0;

@@ -1,15 +1,17 @@
 /** The ready queues: one, or one for each device. */
 
 import { el } from "../dom.ts";
+import { timesOf } from "../model/clock.ts";
+import { lanesOf } from "../model/lanes.ts";
 import { devicesWithQueues, deviceName } from "../model/queues.ts";
+import type { Replay } from "../model/replay.ts";
 import { waitingBytes } from "../model/waiting.ts";
 import { hasMoved, type Store } from "../store.ts";
 import { grouped, size } from "../text.ts";
 import type { MakeView, Stage } from "../view.ts";
 import { paced } from "./paced.ts";
-import styles from "./queue.css";
 import { QueueHeight } from "./queue_height.ts";
-import { canSteer, OneOfSeveral, OneQueue } from "./queue_section.ts";
+import { canSteer, type LaneClock, OneOfSeveral, OneQueue } from "./queue_section.ts";
 import { makeRunOn } from "./run_on.ts";
 import { SideTabs } from "./side_tabs.ts";
 
@@ -37,7 +39,7 @@ export const makeQueue: MakeView = (stage, parent) => {
   const runOnPlace = el("div");
   const runOn = makeRunOn(stage, runOnPlace);
   const head = el("div", { class: "head" }, el("h3", {}, title), ...(tabs ? [tabs.element] : []), sub);
-  const view = el("section", { class: "queue", "aria-label": title.toLowerCase() }, el("style", {}, styles), head, runOnPlace);
+  const view = el("section", { class: "queue", "aria-label": title.toLowerCase() }, head, runOnPlace);
   view.classList.toggle("several", devices.length > 0);
   view.append(...queues.elements);
   parent.append(view);
@@ -96,12 +98,24 @@ function several(stage: Stage, devices: readonly number[]): Queues {
     return new OneOfSeveral(stage, device, deviceName(store.graph, device), open);
   });
   let sum = "";
+  let known: { replay: Replay; revision: number; clocks: Map<number, LaneClock> } | null = null;
+  const clocks = () => {
+    const { document, replay, state } = store;
+    if (known?.replay !== replay || known.revision !== state.revision) {
+      const times = timesOf(document, replay);
+      const lanes = times?.isWhole ? lanesOf(replay, times) : [];
+      const found = lanes.map(({ device, busy }): [number, LaneClock] => [device, { times: times!, busy: busy ?? 0 }]);
+      known = { replay, revision: state.revision, clocks: new Map(found) };
+    }
+    return known.clocks;
+  };
   const show = () => {
     const queues = sections.map((section) => section.look());
     const first = queues.find(({ running }) => running >= 0)?.device ?? devices[0];
     sections.forEach((section, at) => {
       const others = queues.filter((_, other) => other !== at);
-      section.show(queues[at], others, devices.length < MANY || (opened ?? first) === section.device);
+      const open = devices.length < MANY || (opened ?? first) === section.device;
+      section.show(queues[at], others, open, clocks().get(section.device) ?? null);
     });
     sum = devices.length < MANY ? queues.map(({ name, count }) => `${name} ${grouped(count)}`).join(" · ") : readyWords(store);
   };

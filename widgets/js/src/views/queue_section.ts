@@ -1,9 +1,10 @@
 /** One ready queue: the running task, why it was picked, and who is next. Of several, that of one device. */
 
 import { el } from "../dom.ts";
-import { deviceQueue, type DeviceQueue, heldUp, shownRows } from "../model/queues.ts";
+import { deviceBusy, deviceQueue, type DeviceQueue, heldUp, shownRows } from "../model/queues.ts";
+import type { Times } from "../model/clock.ts";
 import type { Store } from "../store.ts";
-import { grouped, size } from "../text.ts";
+import { grouped, nanoseconds, size } from "../text.ts";
 import type { Stage } from "../view.ts";
 import { glyph, icon } from "./icons.ts";
 import { QueueList, type Ready } from "./queue_list.ts";
@@ -109,6 +110,12 @@ function laterRow(store: Store, task: number): HTMLElement {
   return row;
 }
 
+/** When tasks run, and the share of it in which a device is at work. */
+export interface LaneClock {
+  times: Times;
+  busy: number;
+}
+
 /** The queue of one device among several. */
 export class OneOfSeveral {
   readonly element: HTMLElement;
@@ -118,6 +125,7 @@ export class OneOfSeveral {
   private readonly says = el("span", { class: "sub" });
   private readonly step = el("button", { class: "ib" }, icon("step", 14));
   private queue: DeviceQueue | null = null;
+  private clock: LaneClock | null = null;
 
   /** `opened` is called where the reader wants to see this one. */
   constructor(
@@ -153,22 +161,23 @@ export class OneOfSeveral {
     return (this.queue = deviceQueue(replay, this.device, state.t, MOST));
   }
 
-  /** `others`: the queues of the other devices. `open`: with its rows, else one line. */
-  show(queue: DeviceQueue, others: readonly DeviceQueue[], open: boolean): void {
+  /** `others`: the queues of the other devices. `open`: with its rows, else one line. `clock`: where it is known. */
+  show(queue: DeviceQueue, others: readonly DeviceQueue[], open: boolean, clock: LaneClock | null): void {
+    this.clock = clock;
     const { store } = this.stage;
     const { replay, state } = store;
     const { now, header, list } = this.parts;
     const rests = queue.running < 0;
-    this.says.textContent = `${grouped(queue.ran)} of ${grouped(queue.all)} ran · ${grouped(queue.count)} ready`;
+    this.says.textContent = this.says.title = this.share(queue);
     this.name.setAttribute("aria-expanded", String(open));
     this.step.disabled = rests && !queue.count;
     now.hidden = rests || !open;
     this.still.hidden = !rests || !open;
-    list.element.hidden = !open;
+    list.element.hidden = !open || (rests && !queue.count);
     if (!rests) showRunning(now, store, queue.running);
     this.still.replaceChildren(...this.restWords(queue));
     const held = heldUp(replay, state.t, queue, others);
-    this.parts.say(!open ? "" : rests ? held : held || replay.reason(state.t));
+    this.parts.say(!open ? "" : rests ? held : held || replay.reason(state.t, queue.count + 1));
     const rows = open ? shownRows(queue, others, MOST_EACH) : [];
     header.hidden = !rows.length;
     list.show(rows, queue.count - rows.length);
@@ -176,12 +185,24 @@ export class OneOfSeveral {
 
   /** What a device without a running task is at. */
   private restWords(queue: DeviceQueue): HTMLElement[] {
-    const { replay, graph } = this.stage.store;
+    const { replay, graph, state } = this.stage.store;
     const line = (text: string) => el("span", { class: "r2" }, text);
     const title = (text: string) => el("span", { class: "r1" }, text);
+    const worksOn = this.clock && deviceBusy(replay, queue.device, state.t, this.clock.times);
+    if (worksOn) return [title(`runs ${replay.nth(worksOn.task)}, ${graph.titles[worksOn.task]}`), line(`for ${nanoseconds(worksOn.left)} more`)];
     if (queue.next < 0) return [title("has run all of its tasks")];
     const next = `${replay.nth(queue.next)}, ${graph.titles[queue.next]}`;
-    return queue.count ? [title("its turn comes"), line(`with the ${next}`)] : [title("stands still"), line(`until ${next}`)];
+    if (queue.count) return [title("its turn comes"), line(`with the ${next}`)];
+    const start = this.clock?.times.start;
+    const left = start ? start[replay.place[queue.next]] - start[state.t] : 0;
+    return [title("stands still"), line(`until ${next}${left > 0 ? `, in ${nanoseconds(left)}` : ""}`)];
+  }
+
+  /** How much of the time it is at work; how far it is, where no time is known. */
+  private share({ ran, all, count }: DeviceQueue): string {
+    const { clock } = this;
+    if (!clock) return `${grouped(ran)} of ${grouped(all)} ran · ${grouped(count)} ready`;
+    return `busy ${Math.round(100 * clock.busy)} % of ${nanoseconds(clock.times.total)}`;
   }
 
   /** Runs its next task; where that cannot be, shows the moment at which it has run. */
