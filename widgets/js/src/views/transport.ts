@@ -5,7 +5,7 @@ import { hasMoved, type Store } from "../store.ts";
 import type { MakeView } from "../view.ts";
 import { icon, type IconName } from "./icons.ts";
 import { makeStops } from "./stops.ts";
-import { count, grouped } from "../text.ts";
+import { count, grouped, nth } from "../text.ts";
 
 /** A live run shorter than this does not turn the play button into a stop button, milliseconds. */
 const SETTLE = 150;
@@ -102,7 +102,7 @@ function quiet(button: HTMLElement, nothing: boolean): void {
   button.setAttribute("aria-disabled", String(nothing));
 }
 
-/** `task 58 of 144`. */
+/** `58th of 144`. */
 export const makePosition: MakeView = ({ store }, parent) => {
   const view = el("div", { class: "pos" });
   parent.append(view);
@@ -115,7 +115,7 @@ export const makePosition: MakeView = ({ store }, parent) => {
       const isUnreal = store.isSimulated || store.isAhead;
       if (t >= length && isUnreal) view.replaceChildren(el("b", {}, total), ` tasks ${store.unreal}`);
       else if (t >= length) view.replaceChildren(el("b", {}, total), length === 1 ? " task, finished" : " tasks, finished");
-      else view.replaceChildren("task ", el("b", {}, grouped(t + 1)), ` of ${total}`);
+      else view.replaceChildren(el("b", {}, nth(t + 1)), ` of ${total}`);
     },
     dispose: () => view.remove(),
   };
