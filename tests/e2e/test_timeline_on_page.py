@@ -337,6 +337,8 @@ def test_from_900_pixels_on_the_deck_is_one_screen(
     assert box(deck, ".graph")["height"] >= 190 and box(deck, ".time")["height"] >= 230
     bar = box(deck, ".bar")
     assert bar["height"] <= 46, "one row"
+    assert deck.evaluate("deck => { const { scrollWidth, clientWidth } = deck.querySelector('.policies .tabs');"
+                         " return scrollWidth <= clientWidth; }"), "no policy is cut"  # fmt: skip
 
 
 def test_below_900_pixels_the_timeline_stays_in_view(page: Page, played: Played) -> None:

@@ -1,5 +1,6 @@
 /** The ruler below all rows, and what moves over them: the playhead with its number, the pointer's line, breakpoints. */
 
+import type { Axis } from "../model/axis.ts";
 import { BAR, PHASES } from "../model/bands.ts";
 import { NEVER } from "../model/replay.ts";
 import type { Store } from "../store.ts";
@@ -41,10 +42,8 @@ export function drawRuler(context: CanvasRenderingContext2D, { axis, bands, colo
   const left = Math.max(axis.left, Math.min(axis.right - width, axis.x(t) - width / 2));
   context.font = smallType(400);
   context.fillStyle = colours.ink3;
-  for (const tick of axis.ticks()) {
-    const half = context.measureText(tick.text).width / 2;
-    const x = Math.max(axis.left + half, Math.min(axis.right - half, tick.x));
-    if (x + half + SPACE < left || x - half - SPACE > left + width) context.fillText(tick.text, x, middle);
+  for (const { x, half, text: tick } of ticksOf(axis, context)) {
+    if (x + half + SPACE < left || x - half - SPACE > left + width) context.fillText(tick, x, middle);
   }
   if (forward && axis.forward) {
     const said = count(forward, "allocation");
@@ -61,6 +60,21 @@ export function drawRuler(context: CanvasRenderingContext2D, { axis, bands, colo
   context.font = smallType(600);
   context.fillStyle = colours["accent-ink"];
   context.fillText(text, left + width / 2, middle);
+}
+
+const placed = new WeakMap<Axis, { x: number; half: number; text: string }[]>();
+
+/** The ticks of an axis, none of which sticks out, with half of each one's width: measured once, drawn at each frame. */
+function ticksOf(axis: Axis, context: CanvasRenderingContext2D): { x: number; half: number; text: string }[] {
+  let found = placed.get(axis);
+  if (!found) {
+    found = axis.ticks().map(({ x, text }) => {
+      const half = context.measureText(text).width / 2;
+      return { x: Math.max(axis.left + half, Math.min(axis.right - half, x)), half, text };
+    });
+    placed.set(axis, found);
+  }
+  return found;
 }
 
 /** The bars of the task that runs, or is looked at. */

@@ -71,9 +71,10 @@ export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
   const highest = [shown.peak.bytes, ...curves.map(({ peak }) => peak), forward ? forwardPeak(forward) : 0];
   const most = Math.max(...highest, ...(stack.ownScale ? [] : others.map(({ levels }) => levels.peak.bytes)));
   const y = (level: number) => heightOf(bands, most, level);
+  const ratio = devicePixelRatio;
   const columnOf = (time: number) => {
     const x = axis.x(time);
-    return x < axis.left ? -1 : Math.round(Math.min(x, axis.right + 1) * devicePixelRatio);
+    return x < axis.left ? -1 : Math.round(Math.min(x, axis.right + 1) * ratio);
   };
   const plot = new Plot(axis, y);
   const parts = [shown.steps(columnOf)];

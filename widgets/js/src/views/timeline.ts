@@ -75,6 +75,13 @@ export const makeTimeline: MakeView = (stage, parent) => {
     store.go(Number(slider.value));
   });
   const unbind = bindTimeline(element, slider, stage, () => picture);
+  // To ask at each frame would have the browser lay out the page each time.
+  const size = { width: 0, height: 0 };
+  const resize = new ResizeObserver(() => {
+    Object.assign(size, { width: element.clientWidth, height: element.clientHeight });
+    stage.redraw(view);
+  });
+  resize.observe(element);
 
   const clock = () => {
     const { replay, state, document } = store;
@@ -114,7 +121,7 @@ export const makeTimeline: MakeView = (stage, parent) => {
       return hasMoved(changed) || DRAWN_AFTER.some((name) => changed.has(name));
     },
     draw() {
-      const wanted = subjectOf(stage, element, clock().times, areOpen);
+      const wanted = subjectOf(stage, size, clock().times, areOpen);
       if (!wanted.width || !wanted.height) return false;
       if (!isSame(subject, wanted)) {
         rebuild(wanted);
@@ -124,6 +131,7 @@ export const makeTimeline: MakeView = (stage, parent) => {
       return false;
     },
     dispose() {
+      resize.disconnect();
       unbind();
       element.remove();
     },
@@ -139,7 +147,12 @@ function positionWords(store: Store): string {
   return `${stands}, ${whatAndWhere(graph, running)}`;
 }
 
-function subjectOf({ store, colours }: Stage, element: HTMLElement, times: Times | null, areOpen: boolean | null): Subject {
+function subjectOf(
+  { store, colours }: Stage,
+  size: { width: number; height: number },
+  times: Times | null,
+  areOpen: boolean | null,
+): Subject {
   const { axis, zoom, ownScale } = store.state;
   return {
     replay: store.replay,
@@ -150,8 +163,7 @@ function subjectOf({ store, colours }: Stage, element: HTMLElement, times: Times
     ownScale,
     areOpen,
     colours,
-    width: element.clientWidth,
-    height: element.clientHeight,
+    ...size,
     ratio: devicePixelRatio,
   };
 }

@@ -19,8 +19,8 @@ const PADDING = 12;
 const BESIDE = 9;
 /** The sentence has so much room at least. */
 const LEAST_SENTENCE = 260;
-/** Width of a right gutter that has no room for spaces. */
-const NARROW = 80;
+/** Width of a right gutter that has room for whole numbers. */
+const ROOMY = 100;
 
 const measured = document.createElement("canvas").getContext("2d")!;
 
@@ -214,8 +214,7 @@ function phaseOf({ name, elapsed_ns, left, right }: PlacedPhase, from: number, t
 }
 
 function lifeOf({ row, bars }: LifetimeBars, levels: MemoryLevels, left: number, right: number): HTMLElement {
-  const times = right < NARROW ? "×" : " × ";
-  const many = row.count > 1 ? `${grouped(row.count)}${times}${size(row.nbytes)}` : size(row.nbytes);
+  const many = row.count > 1 ? manyOf(row.count, right) + size(row.nbytes) : size(row.nbytes);
   const lives = row.storages.map((storage) => levels.life(storage));
   const born = Math.min(...lives.map((life) => life.born));
   const freed = lives.map((life) => life.freed);
@@ -232,6 +231,12 @@ function lifeOf({ row, bars }: LifetimeBars, levels: MemoryLevels, left: number,
   item.style.setProperty("--left", `${left}px`);
   item.style.setProperty("--right", `${right}px`);
   return item;
+}
+
+/** `12 × `, `1,500 × `; where there is less room `12×` and `1.5k×`. */
+function manyOf(count: number, room: number): string {
+  if (room >= ROOMY) return `${grouped(count)} × `;
+  return count < 1000 ? `${count}×` : `${+(count / 1000).toFixed(1)}k×`;
 }
 
 function sentence(text: string): string {
