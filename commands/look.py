@@ -43,8 +43,8 @@ def add_graph(commands: Commands) -> None:
     graph.add_argument(
         "--fold",
         type=_fold,
-        default="repeats",
-        help="modules to draw closed: repeats, none, a depth, or paths with commas between (repeats)",
+        default="fit",
+        help="what to fold: fit, repeats, none, a depth, or paths with commas between (fit)",
     )
     graph.add_argument(
         "--groups",
@@ -75,7 +75,7 @@ def add_view(commands: Commands) -> None:
 
 
 def _fold(text: str) -> Fold:
-    if text == "repeats" or text == "none":
+    if text == "fit" or text == "repeats" or text == "none":
         return text
     return int(text) if text.isdecimal() else text.split(",")
 

@@ -206,7 +206,7 @@ class Groups(ShownAsFindings):
             for number, group in enumerate(self.of_direction(direction))
         ]
 
-    def to_svg(self, direction: Direction = "backward", *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> str:
+    def to_svg(self, direction: Direction = "backward", *, fold: Fold = "fit", theme: GraphTheme = "auto") -> str:
         """The graph with the groups of one direction outlined in it. See `Graph.save_svg` for `fold` and `theme`.
 
         Raises:
@@ -221,7 +221,7 @@ class Groups(ShownAsFindings):
         path: str | Path,
         direction: Direction = "backward",
         *,
-        fold: Fold = "repeats",
+        fold: Fold = "fit",
         theme: GraphTheme = "auto",
     ) -> Path:
         """Writes `to_svg()` to a file."""

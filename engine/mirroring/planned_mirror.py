@@ -195,12 +195,12 @@ class PlannedMirror(MirrorPlan):
     def _repr_html_(self) -> str:
         return text_of("findings as HTML", self.cells if self.left_alone is None else [[]], self.sentences, RIGHT)
 
-    def to_svg(self, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> str:
+    def to_svg(self, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> str:
         """The graph with signs at tasks whose saved tensors are let go of, that make them again first, and that newly
         keep others for that. See `Graph.save_svg` for `fold` and `theme`."""
         return text_of("graph as SVG", self.plain.graph, fold=fold, theme=theme, signs=mirror_signs(self, self.order))
 
-    def save_svg(self, path: str | Path, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> Path:
+    def save_svg(self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> Path:
         """Writes `to_svg()` to a file."""
         path = Path(path)
         path.write_text(self.to_svg(fold=fold, theme=theme), encoding="utf-8")

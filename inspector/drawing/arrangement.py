@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-RANK_GAP = 14
+RANK_GAP = 6  # rows are 26 apart: 20 of a task, and this
 ITEM_GAP = 14
 WIRE_GAP = 9
 GUTTER = 20  # between columns

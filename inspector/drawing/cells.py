@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
 
-from ..graph.graph import Task
+from ..graph.graph import Graph, Task
 from ..graph.kinds import short_name
 from .arrangement import Arrangement, Extent, Point
 from .fold import FoldedCalls
@@ -18,14 +18,21 @@ PILL_LINE = 19
 CHIP = 12
 CHIP_PITCH = 17
 DOT = 8
-BESIDE = 8  # between a task and its pills
+BESIDE = 8  # between a task and its pills, and between two of them
+LONGEST_SIDE = 230  # pills that are longer together take several lines
+SPINE = 11  # from the left edge of a task to its glyph, and to the wires that come and go there
 MOST_PILLS = 8
 LONGEST_LINE = 64  # a longer row of chips becomes a grid
 PAD = 10
 HEADER = 26
-CARD_HEIGHT = 42
-CARDS_BEHIND = 6
+CARDS_BEHIND = 6  # pixels by which they stand out
 WIDEST_LABEL = 190
+WIDEST_FOLDED = 230
+CHEVRON = 13  # which the deck draws before the title of an open box
+BEFORE_LAYERS = 12
+MOST_BUTTONS, BUTTON, BUTTON_PITCH = 6, 28, 32  # so many equal layers are told by numbers on buttons, pixels
+MOST_CELLS, CELL, CELL_PITCH = 23, 7, 9  # so many by cells; more are one strip
+STRIP_WIDTH = 96
 NEARLY_STRAIGHT = 60
 
 
@@ -97,13 +104,17 @@ class ChipRow:
 
 @dataclass(frozen=True, slots=True)
 class PlacedBox:
-    """A module, open or closed. `title` and `subtitle` are shortened to fit. `depth` counts the boxes around it."""
+    """A module, open or closed. `title` and `subtitle` are shortened to fit. `depth` counts the boxes around it.
+
+    `layers_at` is where, from its left edge, the buttons of the equal layers begin that it is drawn for, 0 without.
+    """
 
     group: FoldedCalls
     rect: Rect
     title: str
     subtitle: str
     depth: int
+    layers_at: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,47 +164,60 @@ class Side:
 
 
 class TaskCell:
-    """A task, with pills and stubs at its left and right."""
+    """A task on its spine, with pills and stubs at its right."""
 
-    def __init__(self, task: Task, caption: str, left: Sequence[Side], right: Sequence[Side]) -> None:
+    def __init__(self, task: Task, caption: str, sides: Sequence[Side]) -> None:
         self.task = task.id
         self.label = shorten(short_name(task.name), WIDEST_LABEL)
         self.caption = shorten(caption, 110) if caption else ""
         captioned = text_width(self.caption) + 7 if caption else 0
         self.width = max(44, 2 * ceil((text_width(self.label) + captioned + 28) / 2))
-        self.left, self.right = left, right
-        half = self.width / 2
-        height = max(TASK_HEIGHT, PILL_LINE * (max(len(left), len(right), 1) - 1) + TASK_HEIGHT)
-        self.extent = Extent(half + _room(left), half + _room(right), height, TASK_HEIGHT)
+        self.sides = sides
+        self.extent = _extent_beside(self.width, sides)
 
     def port(self, task: int | None) -> float:
         return 0
 
     def place(self, x: float, y: float, canvas: Canvas) -> None:
-        half = self.width / 2
-        canvas.tasks.append(PlacedTask(self.task, Rect(x - half, y, self.width, TASK_HEIGHT), self.label, self.caption))
-        if self.left:
-            _place_sides(self.task, self.left, x - half, y, -1, canvas)
-        if self.right:
-            _place_sides(self.task, self.right, x + half, y, 1, canvas)
+        rect = Rect(x - SPINE, y, self.width, TASK_HEIGHT)
+        canvas.tasks.append(PlacedTask(self.task, rect, self.label, self.caption))
+        _place_sides(self.task, self.sides, rect, canvas)
 
 
-def _room(sides: Sequence[Side]) -> float:
-    return max((side.width for side in sides), default=-BESIDE) + BESIDE
+def _extent_beside(width: float, sides: Sequence[Side]) -> Extent:
+    """Of something of that width on its spine, with pills and stubs at its right."""
+    lines = _lines(sides)
+    room = max((sum(side.width + BESIDE for side in line) for line in lines), default=0)
+    return Extent(SPINE, width - SPINE + room, PILL_LINE * (max(len(lines), 1) - 1) + TASK_HEIGHT, TASK_HEIGHT)
 
 
-def _place_sides(task: int, sides: Sequence[Side], edge: float, y: float, sign: int, canvas: Canvas) -> None:
-    """Stacks pills and stubs beside a task or card whose edge is there; those below the first hang on a rail."""
-    middle = y + TASK_HEIGHT / 2
-    for line, side in enumerate(sides):
-        near = edge + sign * BESIDE
-        center = middle + line * PILL_LINE
-        rect = Rect(near if sign > 0 else near - side.width, center - PILL_HEIGHT / 2, side.width, PILL_HEIGHT)
-        points: tuple[Point, ...] = ((edge, middle), (near, middle))
-        if line:
-            rail = edge + sign * BESIDE / 2
-            points = ((edge, middle), (rail, middle), (rail, center), (near, center))
-        _place_side(task, side, rect, points, canvas)
+def _lines(sides: Sequence[Side]) -> list[list[Side]]:
+    lines: list[list[Side]] = []
+    length = inf
+    for side in sides:
+        length += side.width + BESIDE
+        if length > LONGEST_SIDE:
+            lines.append([])
+            length = side.width + BESIDE
+        lines[-1].append(side)
+    return lines
+
+
+def _place_sides(task: int, sides: Sequence[Side], beside: Rect, canvas: Canvas) -> None:
+    """Lines of pills and stubs at the right of a task or a folded box; those below the first hang on a rail."""
+    edge, middle = beside.right, beside.y + TASK_HEIGHT / 2
+    rail = edge + BESIDE / 2
+    for number, line in enumerate(_lines(sides)):
+        center = middle + number * PILL_LINE
+        before: tuple[Point, ...] = ((edge, middle),)
+        if number:
+            before = ((edge, middle), (rail, middle), (rail, center))
+        x = edge + BESIDE
+        for side in line:
+            rect = Rect(x, center - PILL_HEIGHT / 2, side.width, PILL_HEIGHT)
+            _place_side(task, side, rect, (*before, (x, center)), canvas)
+            before = ((rect.right, center),)
+            x = rect.right + BESIDE
 
 
 def _place_side(task: int, side: Side, rect: Rect, points: tuple[Point, ...], canvas: Canvas) -> None:
@@ -292,31 +316,47 @@ def _to_dot(x: float, y: float, dot: Rect) -> tuple[Point, ...]:
     return ((x, y), (dot.x, y)) if center == y else ((x, y), (x + 1.5, y), (x + 1.5, center), (dot.x, center))
 
 
-class CardCell:
-    """A closed box: name, class and the number of tasks, before two more cards."""
+class FoldedCell:
+    """A closed box as one row: name and class on its spine, with stubs at its right."""
 
-    def __init__(self, group: FoldedCalls, depth: int, left: Sequence[Side], right: Sequence[Side]) -> None:
-        self.group, self.depth = group, depth
-        self.left, self.right = left, right
-        self.title, self.subtitle, label = _fitted_label(group, 260)
-        self.width = max(132, 2 * ceil((label + 40) / 2))
-        half = self.width / 2
-        height = max(CARD_HEIGHT + CARDS_BEHIND, PILL_LINE * (max(len(left), len(right), 1) - 1) + TASK_HEIGHT)
-        behind = CARDS_BEHIND
-        self.extent = Extent(half + _room(left), half + max(behind, _room(right)), height, CARD_HEIGHT)
+    def __init__(self, graph: Graph, group: FoldedCalls, depth: int, sides: Sequence[Side]) -> None:
+        self.group, self.depth, self.sides = group, depth, sides
+        self.title, self.subtitle, widest = _fitted_label(group, WIDEST_FOLDED)
+        if group.is_views:  # while one of them runs the deck, whose layout is the same, names it
+            names = {short_name(graph.tasks[task].name) for task in group.items if isinstance(task, int)}
+            running = (f"{shorten(name, WIDEST_FOLDED)} ⋯ {len(group.items)}" for name in names)
+            widest = max(widest, *(text_width(text, bold=True) for text in running))
+        self.width = max(44, ceil(widest) + 30)
+        behind = CARDS_BEHIND if group.times > 1 else 0
+        beside = _extent_beside(self.width, sides)
+        self.extent = Extent(
+            beside.left, max(beside.right, self.width - SPINE + behind), beside.height + behind, TASK_HEIGHT
+        )
 
     def port(self, task: int | None) -> float:
         return 0
 
     def place(self, x: float, y: float, canvas: Canvas) -> None:
-        half = self.width / 2
-        rect = Rect(x - half, y, self.width, CARD_HEIGHT)
+        rect = Rect(x - SPINE, y, self.width, TASK_HEIGHT)
         canvas.boxes.append(PlacedBox(self.group, rect, self.title, self.subtitle, self.depth))
-        task = next(self.group.tasks())
-        if self.left:
-            _place_sides(task, self.left, x - half, y, -1, canvas)
-        if self.right:
-            _place_sides(task, self.right, x + half, y, 1, canvas)
+        _place_sides(next(self.group.tasks()), self.sides, rect, canvas)
+
+
+def _open_label(group: FoldedCalls, width: float) -> tuple[str, str, float]:
+    """Of equal layers the title of the one that is drawn, with room for that of any."""
+    if group.times == 1:
+        return _fitted_label(group, width)
+    labels = [_fitted_label(replace(group, title=title), width) for title in dict.fromkeys(group.members)]
+    shown = _fitted_label(replace(group, title=group.members[-1]), width)
+    return shown[0], shown[1], max(label for _, _, label in labels)
+
+
+def layers_width(count: int) -> float:
+    """How wide the buttons of so many equal layers are together."""
+    if count > MOST_CELLS:
+        return STRIP_WIDTH
+    width, pitch = (CELL, CELL_PITCH) if count > MOST_BUTTONS else (BUTTON, BUTTON_PITCH)
+    return (count - 1) * pitch + width
 
 
 def _fitted_label(group: FoldedCalls, width: float) -> tuple[str, str, float]:
@@ -337,8 +377,12 @@ class BoxCell:
         self, group: FoldedCalls, depth: int, cells: Sequence[Cell], inside: Arrangement, weights: Sequence[int]
     ) -> None:
         self.group, self.depth, self.cells, self.inside = group, depth, cells, inside
-        self.title, self.subtitle, label = _fitted_label(group, max(320, inside.width))
-        self.width = ceil(max(inside.width + 2 * PAD, label + 2 * PAD + 4))
+        self.title, self.subtitle, label = _open_label(group, max(320, inside.width))
+        headed = label + PAD + CHEVRON
+        self.layers_at = ceil(headed + BEFORE_LAYERS) if group.times > 1 else 0
+        if self.layers_at:
+            headed = self.layers_at + layers_width(group.times)
+        self.width = ceil(max(inside.width + 2 * PAD, headed + PAD))
         self.height = HEADER + inside.height + PAD
         self.margin = (self.width - inside.width) / 2
         self.entry_x = {wire: points[0][0] + self.margin for wire, points in inside.entries.items()}
@@ -359,7 +403,14 @@ class BoxCell:
     def place(self, x: float, y: float, canvas: Canvas) -> None:
         left = x - self.axis
         canvas.boxes.append(
-            PlacedBox(self.group, Rect(left, y, self.width, self.height), self.title, self.subtitle, self.depth)
+            PlacedBox(
+                self.group,
+                Rect(left, y, self.width, self.height),
+                self.title,
+                self.subtitle,
+                self.depth,
+                self.layers_at,
+            )
         )
         canvas.pending.append(UnplacedBox(self.inside, self.cells, left + self.margin, y + HEADER, y, y + self.height))
 
@@ -373,7 +424,7 @@ def _main_port(ports: dict[int, float], weights: Sequence[int], otherwise: float
     return equal[len(equal) // 2]
 
 
-Cell = TaskCell | RowCell | CardCell | BoxCell
+Cell = TaskCell | RowCell | FoldedCell | BoxCell
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from ..graph.kinds import Kind
 from ..graph.ranks import ranks_of
 from ..graph.repeats import Edges, RepeatedPart, find_shapes, first_task, fold_runs, tasks_of
 from ..graph.words import counted
+from .views import fold_views
 
 ROW_LENGTH = 16  # so many like siblings are drawn as a row of chips
 MOST_SHOWN = 60  # a repeated block with more tasks is drawn closed
@@ -29,7 +30,8 @@ class FoldedCalls:
 
     `items` are the groups and task ids drawn in it, oldest first; of a closed group the ids of its tasks. `times` is
     how many equal runs of siblings it stands for, of which `items` is one; `repeat` numbers the groups for which that
-    is more than one. `size` counts the tasks of one of them, its parameters' included.
+    is more than one. `size` counts the tasks of one of them, its parameters' included. `is_views` marks a chain of
+    views, which is in no module of its own; `members` are the titles of equal runs, the first created first.
     """
 
     path: str
@@ -40,6 +42,8 @@ class FoldedCalls:
     closed: bool = False
     times: int = 1
     repeat: int | None = None
+    is_views: bool = False
+    members: tuple[str, ...] = ()
 
     def tasks(self) -> Iterator[int]:
         """The ids of all tasks drawn in the group or in groups below it."""
@@ -70,8 +74,9 @@ def fold_graph(graph: Graph, fold: Fold = "repeats") -> Folded:
 
     Args:
         graph: with or without module calls.
-        fold: "repeats" folds runs of equal siblings, "none" opens everything, a number closes the modules from that
-            depth on (0: the outermost), a collection of module paths closes those.
+        fold: "fit" folds runs of equal siblings and chains of views, and leaves it to `first_view` what is closed;
+            "repeats" folds runs of equal siblings, "none" opens everything, a number closes the modules from that depth
+            on (0: the outermost), a collection of module paths closes those.
 
     Raises:
         ValueError: an unknown word, a negative depth, or the path of no module of the graph.
@@ -108,9 +113,9 @@ def is_pill(graph: Graph, task: int) -> bool:
 
 def _check(graph: Graph, fold: Fold) -> None:
     if isinstance(fold, str):
-        if fold not in ("repeats", "none"):
+        if fold not in ("fit", "repeats", "none"):
             raise ValueError(
-                f'unknown fold {fold!r}: expected "repeats", "none", a depth, '
+                f'unknown fold {fold!r}: expected "fit", "repeats", "none", a depth, '
                 f"or a collection of module paths such as [{fold!r}]"
             )
     elif isinstance(fold, int):
@@ -126,6 +131,7 @@ class _Folding:
     def __init__(self, graph: Graph, fold: Fold) -> None:
         self._graph = graph
         self._fold = fold
+        self._folds_repeats = isinstance(fold, str) and fold != "none"
         self._pills = bytearray(len(graph.tasks))
         self._uses: list[list[tuple[int, int]]] = [[] for _ in graph.tasks]  # task -> (output, parameter's task)
         self._edges: Edges = []
@@ -138,7 +144,7 @@ class _Folding:
     def run(self) -> Folded:
         self._split_off_parameters()
         parts = _parts(self._graph, self._pills)
-        if self._fold == "repeats":
+        if self._folds_repeats:
             self._shapes = find_shapes(self._graph, parts, self._edges, self._uses)
         top = RepeatedPart("", "", -1)
         top.children = _top_children(self._graph, self._pills, parts)
@@ -165,17 +171,20 @@ class _Folding:
     def _settle(self, box: RepeatedPart, edges: Edges) -> list[tuple[RepeatedPart, Edges]]:
         """Decides what is drawn in one box. Gives the open parts in it, each with the edges inside of it."""
         children, ranks = self._without_circles(box.children, edges)
-        if not isinstance(self._fold, int) and self._fold in ("repeats", "none"):
+        if isinstance(self._fold, str):
             merged = _merge_parallel_calls(children, ranks)
             if len(merged) < len(children):
                 children, _ = self._without_circles(merged, edges)
         many = len(children) > MOST_LOOSE
-        if self._fold == "repeats" and (many or any(isinstance(child, RepeatedPart) for child in children)):
-            shapes = [self._shapes[child] if isinstance(child, int) else child.shape for child in children]
+        if self._folds_repeats and (many or any(isinstance(child, RepeatedPart) for child in children)):
+            shapes = [self._shape(child, place) for place, child in enumerate(children)]
             folded = fold_runs(children, shapes, self._edges_between(children, edges), loose=many)
             if len(folded) < len(children):
                 children, _ = self._without_circles(folded, edges)
-        box.children = children = [_unwrapped(child) for child in children]
+        children = [_unwrapped(child) for child in children]
+        if self._fold == "fit" and not box.is_views:
+            children = self._with_views_folded(children, edges)
+        box.children = children
         inner = self._inner_edges(children, edges)
         opened = []
         for index, child in enumerate(children):
@@ -188,6 +197,11 @@ class _Folding:
             child.closed = self._is_closed(child)
             opened.append((child, [] if child.closed else inner[index]))
         return opened
+
+    def _shape(self, child: RepeatedPart | int, place: int) -> int:
+        """What was merged of parallel calls is like nothing else."""
+        shape = self._shapes[child] if isinstance(child, int) else child.shape
+        return shape if shape >= 0 else -1 - place
 
     def _without_circles(
         self, children: list[RepeatedPart | int], edges: Edges
@@ -213,6 +227,14 @@ class _Folding:
                 ),
                 key=first_task,
             )
+
+    def _with_views_folded(self, children: list[RepeatedPart | int], edges: Edges) -> list[RepeatedPart | int]:
+        place = self._place
+        links = [(place[task], place[child]) for task, child, _ in edges if place[task] != place[child]]
+        folded = fold_views(self._graph, children, links)
+        if len(folded) < len(children):
+            folded, _ = self._without_circles(folded, edges)
+        return folded
 
     def _inner_edges(self, children: Sequence[RepeatedPart | int], edges: Edges) -> dict[int, Edges]:
         inner: dict[int, Edges] = defaultdict(list)
@@ -276,7 +298,7 @@ class _Folding:
     def _is_closed(self, part: RepeatedPart) -> bool:
         fold = self._fold
         if isinstance(fold, str):
-            return bool(part.members) and len(part.tasks) > MOST_SHOWN
+            return fold == "repeats" and bool(part.members) and len(part.tasks) > MOST_SHOWN
         return part.depth >= fold if isinstance(fold, int) else part.path in fold
 
     def _let_parameters_stand_in(self) -> None:
@@ -311,6 +333,8 @@ class _Folding:
             closed=part.closed,
             times=len(part.members) or 1,
             repeat=part.repeat,
+            is_views=part.is_views,
+            members=tuple(_member_title(part, member) for member in part.members),
         )
 
 
@@ -384,25 +408,31 @@ def _merge_parallel_calls(children: list[RepeatedPart | int], ranks: list[int]) 
 
 def _labels(part: RepeatedPart) -> tuple[str, str]:
     """Title and subtitle of a box: the name below the box around it, and the class or what a repeat is made of."""
+    if part.is_views:
+        return f"⋯ {counted(len(part.children), 'view')}", ""
     if not part.members:
         title = _name_below(part.above, part.path) or part.class_name
         calls = f", {part.calls} calls" if part.calls > 1 else ""
         return title, (part.class_name if title != part.class_name else "") + calls
     if part.class_name and not any(isinstance(child, RepeatedPart) for child in part.members[-1]):
-        return part.class_name, f"{counted(len(part.members[-1]), 'task')} ×{len(part.members):,}{_shown(part)}"
-    firsts, lasts = ([child for child in part.members[at] if isinstance(child, RepeatedPart)] for at in (0, -1))
-    names = [_name_below(part.above, child.path) or child.class_name for child in (*firsts, *lasts)]
-    half = len(firsts)
-    title = ", ".join(dict.fromkeys(names[:half])) if names[:half] == names[half:] else f"{names[0]} – {names[-1]}"
+        return part.class_name, f"{counted(len(part.members[-1]), 'task')} ×{len(part.members):,}"
+    first, last = (_member_title(part, part.members[at]) for at in (0, -1))
+    title = last if first == last else f"{first} – {last}"
+    lasts = [child for child in part.members[-1] if isinstance(child, RepeatedPart)]
     one = ", ".join(dict.fromkeys(child.class_name for child in lasts))
     loose = len(part.members[-1]) - len(lasts)
     if loose:
         one = f"({one} + {counted(loose, 'task')})"
-    return title, f"{one} ×{len(part.members)}{_shown(part)}"
+    return title, f"{one} ×{len(part.members)}"
 
 
-def _shown(part: RepeatedPart) -> str:
-    return "" if part.closed else ", one shown"
+def _member_title(part: RepeatedPart, member: Sequence[RepeatedPart | int]) -> str:
+    """`cell`; `cell, head`; `layers.0 – layers.5`."""
+    parts = (child for child in member if isinstance(child, RepeatedPart))
+    names = list(dict.fromkeys(_name_below(part.above, child.path) or child.class_name for child in parts))
+    if not names:
+        return part.class_name
+    return f"{names[0]} – {names[-1]}" if len(names) > 3 else ", ".join(names)
 
 
 def _name_below(above: str, path: str) -> str:

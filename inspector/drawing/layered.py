@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import sqrt
 
 from .arrangement import GUTTER, ITEM_GAP, RANK_GAP, Arrangement, Extent, Link, Port
@@ -21,7 +21,8 @@ from .packing import pack
 from .routes import draw
 
 WIDEST_RANK = 1500
-LEAST_COLUMN = 480  # a lower column is not cut
+WIDEST_SHAPE = 6  # no picture is made so many times as wide as it is high to keep its columns low
+HALVINGS = 12  # in which the height of balanced columns is found
 
 
 def arrange(
@@ -30,7 +31,7 @@ def arrange(
     links: Sequence[Link],
     entries: Sequence[Port],
     exits: Sequence[Port],
-    aspect: float,
+    tall: float,
 ) -> Arrangement:
     """Lays out the items of one box.
 
@@ -38,10 +39,10 @@ def arrange(
         extents: of each item, in pixels.
         ranks: of each item; every link goes to a higher rank.
         links, entries, exits: the wires within the box, and those that come into it and leave it.
-        aspect: the width to height that cutting into columns aims at.
+        tall: columns are cut to be no taller.
     """
     ranks = _without_wide_ranks(extents, ranks)
-    cuts = _cuts(extents, ranks, links, aspect)
+    cuts = _cuts(extents, ranks, links, tall)
     net = Net(extents, ranks, cuts)
     net.thread(links, entries, exits)
     net.sort()
@@ -69,8 +70,8 @@ def _without_wide_ranks(extents: Sequence[Extent], ranks: Sequence[int]) -> list
     return narrow
 
 
-def _cuts(extents: Sequence[Extent], ranks: Sequence[int], links: Sequence[Link], aspect: float) -> list[int]:
-    """The first rank of each column, and the number of ranks."""
+def _cuts(extents: Sequence[Extent], ranks: Sequence[int], links: Sequence[Link], tall: float) -> list[int]:
+    """The first rank of each column, and the number of ranks: as few columns as are no taller than they may be."""
     count = max(ranks) + 1
     heights = [0.0] * count
     widths = [-float(ITEM_GAP)] * count
@@ -78,34 +79,28 @@ def _cuts(extents: Sequence[Extent], ranks: Sequence[int], links: Sequence[Link]
         heights[rank] = max(heights[rank], extent.height + RANK_GAP)
         widths[rank] += extent.left + extent.right + ITEM_GAP
     ends = [0.0, *accumulate(heights)]
-    if ends[-1] <= LEAST_COLUMN:
+    if ends[-1] <= tall + RANK_GAP:
         return [0, count]
     crossing = [0] * (count + 1)
     for link in links:
         crossing[ranks[link.source] + 1] += 1
         crossing[ranks[link.target] + 1] -= 1
-    crossing = list(accumulate(crossing))
     typical = sorted(widths)[int(0.8 * (count - 1))] + GUTTER
-    guess = round(sqrt(aspect * ends[-1] / typical))
-    best = [0, count]
-    least = ends[-1]
-    for columns in sorted({2, guess - 1, guess, guess + 1, guess + 2}):
-        if 2 <= columns <= ends[-1] / LEAST_COLUMN * 2:
-            cuts = _balanced_cuts(ends, crossing, columns)
-            spans = list(pairwise(cuts))
-            width = sum(max(widths[first:end]) + GUTTER for first, end in spans)
-            height = max(ends[end] - ends[first] for first, end in spans)
-            score = max(width / aspect, height) + 5 * sum(crossing[cut] - 1 for cut in cuts[1:-1])
-            if score < least:
-                best, least = cuts, score
-    return best
+    most = max(tall, sqrt(ends[-1] * typical / WIDEST_SHAPE)) + RANK_GAP
+    return _balanced_cuts(ends, list(accumulate(crossing)), most)
 
 
-def _balanced_cuts(ends: list[float], crossing: list[int], columns: int) -> list[int]:
-    """Cuts into so many columns at most, none much higher than it has to be."""
-    height = ends[-1] / columns
-    while len(cuts := _fill(ends, crossing, height)) > columns + 1:
-        height *= 1.06
+def _balanced_cuts(ends: list[float], crossing: list[int], most: float) -> list[int]:
+    """As many columns as it takes where none is taller than `most`, and none much taller than it has to be."""
+    cuts = _fill(ends, crossing, most)
+    low, high = ends[-1] / (len(cuts) - 1), most
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        lower = _fill(ends, crossing, middle)
+        if len(lower) > len(cuts):
+            low = middle
+        else:
+            cuts, high = lower, middle
     return cuts
 
 
@@ -113,9 +108,9 @@ def _fill(ends: list[float], crossing: list[int], height: float) -> list[int]:
     """Cuts where the fewest wires cross, each column at most so high unless one rank is higher."""
     cuts = [0]
     last = len(ends) - 1
-    while ends[last] - ends[cuts[-1]] > height * 1.04:
+    while ends[last] - ends[cuts[-1]] > height:
         start = cuts[-1]
-        full = max(start + 1, bisect_right(ends, ends[start] + height * 1.04) - 1)
+        full = max(start + 1, bisect_right(ends, ends[start] + height) - 1)
         early = min(full, max(start + 1, bisect_left(ends, ends[start] + height * 0.8)))
         cuts.append(min(range(full, early - 1, -1), key=crossing.__getitem__))
     return cuts if cuts[-1] == last else [*cuts, last]

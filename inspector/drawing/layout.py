@@ -19,12 +19,14 @@ from ..graph.kinds import short_name
 from ..graph.ranks import ranks_of
 from .arrangement import Arrangement, Link, Point, Port
 from .cells import (
+    HEADER,
     MOST_PILLS,
+    PAD,
     BoxCell,
     Canvas,
-    CardCell,
     Cell,
     ChipRow,
+    FoldedCell,
     Pill,
     PlacedBox,
     PlacedTask,
@@ -36,14 +38,14 @@ from .cells import (
     TaskCell,
     UnplacedBox,
 )
-from .fold import fold_graph, refuse_too_many
+from .fold import Folded, fold_graph, refuse_too_many
 from .layered import arrange
 from .wiring import Contents, Use, Wiring
 
 __all__ = ["ChipRow", "Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire", "Rect", "Stub", "layout"]
 
-PICTURE_ASPECT = 1.6  # width to height
-BOX_ASPECT = 1.2
+TALL = 640.0  # the columns of the picture are cut to be no taller, where nothing else is asked for
+LEAST_TALL = 160.0  # those of a box are lower, but no lower than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +69,19 @@ class Layout:
 
 def layout(graph: Graph, fold: Fold = "repeats") -> Layout:
     """Lays out a graph. `fold` says what is drawn closed, see `Graph.save_svg`."""
+    return lay_out(graph, fold_graph(graph, fold))
+
+
+def lay_out(graph: Graph, folded: Folded, tall: float = TALL) -> Layout:
+    """Lays out a folded graph in columns that are no taller than `tall` where they needn't be."""
     with collector_paused():
-        return _layout(graph, fold)
+        return _lay_out(graph, folded, tall)
 
 
-def _layout(graph: Graph, fold: Fold) -> Layout:
-    folded = fold_graph(graph, fold)
+def _lay_out(graph: Graph, folded: Folded, tall: float) -> Layout:
     refuse_too_many(graph, folded)
     wiring = Wiring(graph, folded)
-    top, cells = _Assembly(wiring).lay_out()
+    top, cells = _Assembly(wiring, tall).lay_out()
     canvas = Canvas()
     canvas.pending.append(UnplacedBox(top, cells, 0, 0, 0, top.height))
     while canvas.pending:
@@ -127,8 +133,9 @@ def _chained(pieces: Sequence[Sequence[Point]]) -> list[Point]:
 class _Assembly:
     """Makes the cells of every box, the innermost first, and lays them out."""
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: Wiring, tall: float) -> None:
         self.wiring = wiring
+        self.tall = tall
         self.graph = wiring.graph
         self.owner = self._owners()
         self.marks = self._marks()
@@ -143,14 +150,14 @@ class _Assembly:
             assert contents.group is not None
             item = wiring.box_item(number)
             if contents.group.closed:
-                left, right = _balanced([], self.marks.get(item, []))
-                self.cells[item] = CardCell(contents.group, contents.depth - 1, left, right)
+                sides = self.marks.get(item, [])
+                self.cells[item] = FoldedCell(self.graph, contents.group, contents.depth - 1, sides)
             else:
-                inside, cells = self._lay_out_box(contents, BOX_ASPECT)
+                inside, cells = self._lay_out_box(contents)
                 self.cells[item] = BoxCell(contents.group, contents.depth - 1, cells, inside, self.weights)
-        return self._lay_out_box(wiring.boxes[0], PICTURE_ASPECT)
+        return self._lay_out_box(wiring.boxes[0])
 
-    def _lay_out_box(self, contents: Contents, aspect: float) -> tuple[Arrangement, list[Cell]]:
+    def _lay_out_box(self, contents: Contents) -> tuple[Arrangement, list[Cell]]:
         wires, row_of, weights = self.wiring.wires, self.wiring.row_of, self.weights
         cells = [self._cell(item) for item in contents.items]
         index = {item: number for number, item in enumerate(contents.items)}
@@ -175,7 +182,8 @@ class _Assembly:
             shift = _leaving(cells[index[item]], wire, wires[wire].source)
             exits.append(Port(index[item], wire, shift, weights[wire], self._output(wire)))
         extents = [cell.extent for cell in cells]
-        return arrange(extents, contents.ranks, links, entries, exits, aspect), cells
+        tall = max(LEAST_TALL, self.tall - contents.depth * (HEADER + PAD))
+        return arrange(extents, contents.ranks, links, entries, exits, tall), cells
 
     def _cell(self, item: int) -> Cell:
         cell = self.cells.get(item)
@@ -188,12 +196,8 @@ class _Assembly:
         sides = [(use.output, self._side(use)) for use in uses]
         if len(sides) > MOST_PILLS:
             sides = _summed(sides)
-        main = min((edge.output for edge in self.graph.out_edges[item] if edge.next_task not in self.owner), default=-1)
-        left, right = _balanced(
-            [side for output, side in sides if output < main],
-            [*(side for output, side in sides if output >= main), *self.marks.get(item, ())],
-        )
-        return TaskCell(self.graph.tasks[item], caption.title if caption else "", left, right)
+        beside = [*(side for _, side in sides), *self.marks.get(item, ())]
+        return TaskCell(self.graph.tasks[item], caption.title if caption else "", beside)
 
     def _row(self, items: list[int]) -> RowCell:
         own: dict[int, list[Side]] = defaultdict(list)
@@ -286,17 +290,6 @@ def _arriving(cell: Cell, wire: int, task: int | None) -> float:
 
 def _leaving(cell: Cell, wire: int, task: int | None) -> float:
     return cell.exit_x[wire] - cell.axis if isinstance(cell, BoxCell) else cell.port(task)
-
-
-def _balanced(left: list[Side], right: list[Side]) -> tuple[list[Side], list[Side]]:
-    """Pills on both sides where there are several."""
-    if not left and len(right) > 1:
-        half = len(right) // 2
-        return right[:half], right[half:]
-    if not right and len(left) > 1:
-        half = (len(left) + 1) // 2
-        return left[:half], left[half:]
-    return left, right
 
 
 def _summed(sides: list[tuple[int, Side]]) -> list[tuple[int, Side]]:

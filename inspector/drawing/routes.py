@@ -81,7 +81,7 @@ class _Drawing:
         furthest = max(
             (abs(net.x[below] - net.x[node] - by) for node in layer for below, by in net.down[node]), default=0
         )
-        return min(48.0, max(0.0, (furthest - 110) / 9))
+        return min(48.0, max(0.0, (furthest - 40) / 9))
 
     def _set_columns_side_by_side(self) -> float:
         net = self.net

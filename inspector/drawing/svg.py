@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
-from xml.sax.saxutils import escape
 
 from ..graph.graph import Fold, Graph
 from ..graph.kinds import KIND_TITLES, Kind
 from ..graph.words import counted
 from ..shown import GraphTheme
 from .arrangement import Point
-from .cells import CARDS_BEHIND
-from .layout import ChipRow, Layout, Pill, PlacedBox, PlacedTask, PlacedWire, Rect, Stub, layout
+from .first_view import first_view
+from .layout import ChipRow, Layout, Pill, PlacedTask, PlacedWire, Rect, Stub, layout
 from .outlines import Around, Outline
 from .signs import SIGN_SHAPES, SIGN_TITLES, Sign, Signs
 from .states import State, draw_states, state_entries
+from .svg_boxes import box_label, box_shape
 from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
+from .svg_text import escaped, moved, pixels
 from .text_width import text_width
 
+ROOM = (1100.0, 700.0)  # pixels in which the first view is whole: a page, or a notebook's cell and some more
 MARGIN = 16
 TITLE_HEIGHT = 26
 LEGEND_LINE = 22
@@ -31,14 +33,12 @@ SIGN_SIDE = 12.0
 SMALL_SIGN = 0.6  # beside a chip
 MOST_OF_AN_ERROR = 120  # characters
 SOURCES_UP_TO = 2000  # in larger graphs no source line is looked up: each costs a walk through a traceback
-_NOT_XML = {code: "\ufffd" for code in (*range(0x20), 0xFFFE, 0xFFFF) if code not in (0x9, 0xA, 0xD)}
-_NOT_XML |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
 
 
 def graph_to_svg(
     graph: Graph,
     *,
-    fold: Fold = "repeats",
+    fold: Fold = "fit",
     theme: GraphTheme = "auto",
     widest: float = float("inf"),
     outlines: Sequence[Outline] = (),
@@ -64,13 +64,13 @@ def graph_to_svg(
     drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines, signs, states)
     width = drawing.width + 2 * MARGIN
     height = drawing.height + TITLE_HEIGHT + 2 * MARGIN
-    size = f"{_number(width)} {_number(height)}"
-    own_size = f' width="{_number(width)}" height="{_number(height)}"' if width <= widest else ""
+    size = f"{pixels(width)} {pixels(height)}"
+    own_size = f' width="{pixels(width)}" height="{pixels(height)}"' if width <= widest else ""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="th-{theme}" viewBox="0 0 {size}"{own_size} role="img">',
         f"<title>{escaped(title)}</title>",
         f"<style>{style_sheet(theme)}</style>",
-        f'<rect class="th-page" width="{_number(width)}" height="{_number(height)}" rx="8"/>',
+        f'<rect class="th-page" width="{pixels(width)}" height="{pixels(height)}" rx="8"/>',
         f'<text class="{"th-title th-raised" if graph.raised else "th-title"}" x="{MARGIN}" y="{MARGIN + 10}">'
         f"{escaped(title)}</text>",
         f'<g transform="translate({MARGIN} {MARGIN + TITLE_HEIGHT})">',
@@ -91,14 +91,18 @@ class Drawing:
 
 def draw_graph(
     graph: Graph,
-    fold: Fold = "repeats",
+    fold: Fold = "fit",
     least_width: float = 0.0,
     outlines: Sequence[Outline] = (),
     signs: Sequence[Sign] = (),
     states: Sequence[State] = (),
+    room: tuple[float, float] = ROOM,
 ) -> Drawing:
-    """The graph with the legend below it, which may be so wide, without a page around them."""
-    placed = layout(graph, fold)
+    """The graph with the legend below it, which may be so wide, without a page around them.
+
+    `room` is the width and height that `fold="fit"` fits the graph into.
+    """
+    placed = first_view(graph, *room) if fold == "fit" else layout(graph, fold)
     around = Around(outlines, placed.shown_by)
     marks = Signs(signs, placed.shown_by)
     width = max(placed.width, least_width)
@@ -106,10 +110,10 @@ def draw_graph(
     entries += _legend_entries(graph, placed)
     legend, legend_height = _legend(entries, width)
     elements = [
-        *(_box(box) for box in placed.boxes),
+        *(box_shape(box) for box in placed.boxes),
         *_wires(placed.wires),
         '<g class="th-head">',
-        *(_box_label(box) for box in placed.boxes),
+        *(box_label(box) for box in placed.boxes),
         *(_row_label(row) for row in placed.rows),
         "</g>",
         *_outlines(around, placed.tasks),
@@ -119,20 +123,11 @@ def draw_graph(
         *draw_states(states, graph, placed),
         *_tags(around, placed),
         *_signs(marks, placed),
-        f'<g transform="translate(0 {_number(placed.height + 16)})">',
+        f'<g transform="translate(0 {pixels(placed.height + 16)})">',
         *legend,
         "</g>",
     ]
     return Drawing(width, placed.height + legend_height, elements)
-
-
-def escaped(text: str) -> str:
-    """Anything as text of an SVG: escaped, and without what XML can't hold."""
-    return escape(text.translate(_NOT_XML), {'"': "&quot;"})
-
-
-def _number(value: float) -> str:
-    return f"{round(value, 1):g}" if value < 100_000 else str(round(value, 1))
 
 
 def _title(graph: Graph) -> str:
@@ -144,39 +139,9 @@ def _title(graph: Graph) -> str:
     return " · ".join([start, *counts])
 
 
-def _box(box: PlacedBox) -> str:
-    """The box without its label, which is drawn above the wires."""
-    rect = box.rect
-    size = f'width="{_number(rect.width)}" height="{_number(rect.height)}" rx="8"'
-    behind = ""
-    if box.group.closed or box.group.times > 1:
-        behind = "".join(
-            f'<rect class="th-behind" x="{shift}" y="{shift}" {size}/>' for shift in (CARDS_BEHIND, CARDS_BEHIND // 2)
-        )
-        behind += f'<rect class="th-front" {size}/>'
-    kind = "th-box th-card" if box.group.closed else "th-box"
-    place = f'data-module="{escaped(box.group.path)}" transform="{_at(rect.x, rect.y)}"'
-    return f'<g class="{kind}" {place}>{behind}<rect {size}/></g>'
-
-
-def _box_label(box: PlacedBox) -> str:
-    group = box.group
-    subtitle = f'<tspan class="th-soft" dx="6">{escaped(box.subtitle)}</tspan>' if box.subtitle else ""
-    full = f"{group.path or group.title} ({group.subtitle})" if group.subtitle else group.path or group.title
-    tasks = counted(group.size, "task") + (" each" if group.times > 1 else "")
-    count = f'<text class="th-soft" x="12" y="33">{tasks}</text>' if group.closed else ""
-    x = 12 if group.closed else 10
-    return (
-        f'<g transform="{_at(box.rect.x, box.rect.y)}"><title>{escaped(full)}, {tasks}</title>'
-        f'<text x="{x}" y="{17 if group.closed else 15}"><tspan class="th-name">{escaped(box.title)}</tspan>'
-        f"{subtitle}</text>"
-        f"{count}</g>"
-    )
-
-
 def _row_label(row: ChipRow) -> str:
     return (
-        f'<text class="th-name" text-anchor="end" x="{_number(row.rect.right)}" y="{_number(row.rect.y + 10)}">'
+        f'<text class="th-name" text-anchor="end" x="{pixels(row.rect.right)}" y="{pixels(row.rect.y + 10)}">'
         f"{escaped(row.label)}</text>"
     )
 
@@ -186,9 +151,9 @@ def _tasks(graph: Graph, placed: Sequence[PlacedTask]) -> Iterator[str]:
     for each in placed:
         task = graph.tasks[each.task]
         rect = each.rect
-        width = _number(rect.width)
+        width = pixels(rect.width)
         head = (
-            f'<g class="th-task th-{task.kind}" data-task="{task.id}" transform="{_at(rect.x, rect.y)}">'
+            f'<g class="th-task th-{task.kind}" data-task="{task.id}" transform="{moved(rect.x, rect.y)}">'
             f"<title>{_tooltip(graph, task.id, with_source)}</title>"
         )
         if each.chip:
@@ -196,9 +161,9 @@ def _tasks(graph: Graph, placed: Sequence[PlacedTask]) -> Iterator[str]:
             continue
         caption = f'<tspan class="th-soft" dx="7">{escaped(each.caption)}</tspan>' if each.caption else ""
         yield (
-            f'{head}<rect width="{width}" height="{_number(rect.height)}" rx="5"/>'
+            f'{head}<rect width="{width}" height="{pixels(rect.height)}" rx="5"/>'
             f'<g transform="translate(11 10)">{GLYPHS[task.kind]}</g>'
-            f'<text class="th-mid" x="{_number((rect.width + 12) / 2)}" y="14">{escaped(each.label)}{caption}</text>'
+            f'<text class="th-mid" x="{pixels((rect.width + 12) / 2)}" y="14">{escaped(each.label)}{caption}</text>'
             "</g>"
         )
 
@@ -208,10 +173,10 @@ def _outlines(around: Around, placed: Sequence[PlacedTask]) -> Iterator[str]:
         for place, number in enumerate(around.of(each.task)):
             gap = OUTLINE_GAP + place * NEXT_OUTLINE
             rect = each.rect
-            size = f'width="{_number(rect.width + 2 * gap)}" height="{_number(rect.height + 2 * gap)}"'
+            size = f'width="{pixels(rect.width + 2 * gap)}" height="{pixels(rect.height + 2 * gap)}"'
             yield (
-                f'<g class="th-outline {around.kind(number)}" transform="{_at(rect.x - gap, rect.y - gap)}">'
-                f'<rect {size} rx="{_number((3 if each.chip else 5) + gap)}"/></g>'
+                f'<g class="th-outline {around.kind(number)}" transform="{moved(rect.x - gap, rect.y - gap)}">'
+                f'<rect {size} rx="{pixels((3 if each.chip else 5) + gap)}"/></g>'
             )
 
 
@@ -245,10 +210,10 @@ def _tag(around: Around, number: int, x: float, y: float) -> str:
     outline = around.outlines[number]
     width = _tag_width(outline)
     return (
-        f'<g class="th-tag {around.kind(number)}" transform="{_at(x, y - TAG_HEIGHT / 2)}">'
+        f'<g class="th-tag {around.kind(number)}" transform="{moved(x, y - TAG_HEIGHT / 2)}">'
         f"<title>{escaped(outline.title)}</title>"
-        f'<rect width="{_number(width)}" height="{TAG_HEIGHT}" rx="3"/>'
-        f'<text class="th-mid" x="{_number(width / 2)}" y="9.2">{escaped(outline.name)}</text></g>'
+        f'<rect width="{pixels(width)}" height="{TAG_HEIGHT}" rx="3"/>'
+        f'<text class="th-mid" x="{pixels(width / 2)}" y="9.2">{escaped(outline.name)}</text></g>'
     )
 
 
@@ -276,19 +241,19 @@ def _sign(kinds: Sequence[str], title: str, right: float, y: float, scale: float
     """Some in a row, its end and its middle."""
     step = SIGN_SIDE + 2
     shapes = "".join(
-        f'<g transform="{_at(step * place, 0)}">{SIGN_SHAPES[kind]}</g>' for place, kind in enumerate(kinds)
+        f'<g transform="{moved(step * place, 0)}">{SIGN_SHAPES[kind]}</g>' for place, kind in enumerate(kinds)
     )
     x = right - scale * (step * len(kinds) - 2)
     scaled = "" if scale == 1 else f" scale({scale:g})"
     return (
-        f'<g class="th-sign" data-signs="{" ".join(kinds)}" transform="{_at(x, y - scale * SIGN_SIDE / 2)}{scaled}">'
+        f'<g class="th-sign" data-signs="{" ".join(kinds)}" transform="{moved(x, y - scale * SIGN_SIDE / 2)}{scaled}">'
         f"<title>{escaped(title)}</title>{shapes}</g>"
     )
 
 
 def _sign_entries(signs: Signs) -> Iterator[tuple[str, float, str]]:
     for kind in signs.kinds:
-        sample = f'<g class="th-sign" transform="{_at(0, 2)}">{SIGN_SHAPES[kind]}</g>'
+        sample = f'<g class="th-sign" transform="{moved(0, 2)}">{SIGN_SHAPES[kind]}</g>'
         yield sample, SIGN_SIDE, SIGN_TITLES[kind]
 
 
@@ -296,14 +261,14 @@ def _pill(graph: Graph, pill: Pill) -> str:
     rect = pill.rect
     names = "\n".join(_tooltip(graph, task, False) for task in pill.tasks)
     head = (
-        f'<g class="th-pill" data-task="{pill.tasks[0]}" transform="{_at(rect.x, rect.y)}"><title>{names}</title>'
-        f'<rect width="{_number(rect.width)}" height="{_number(rect.height)}" rx="{_number(rect.height / 2)}"/>'
+        f'<g class="th-pill" data-task="{pill.tasks[0]}" transform="{moved(rect.x, rect.y)}"><title>{names}</title>'
+        f'<rect width="{pixels(rect.width)}" height="{pixels(rect.height)}" rx="{pixels(rect.height / 2)}"/>'
     )
     if pill.dot:
         return f"{head}</g>"
     return (
         f'{head}<g transform="translate(10 8)">{GLYPHS[Kind.ACCUMULATE_GRAD]}</g>'
-        f'<text class="th-mid" x="{_number((rect.width + 10) / 2)}" y="12">{escaped(pill.label)}</text></g>'
+        f'<text class="th-mid" x="{pixels((rect.width + 10) / 2)}" y="12">{escaped(pill.label)}</text></g>'
     )
 
 
@@ -312,11 +277,11 @@ def _stub(graph: Graph, stub: Stub) -> str:
     what = {"parameter": "further use of", "to": "also goes to", "from": "also comes from"}[stub.kind]
     others = ", ".join(_name(graph, other) for other in stub.others[:6]) + (", …" if len(stub.others) > 6 else "")
     return (
-        f'<g class="th-stub" data-stub="{stub.kind}" transform="{_at(rect.x, rect.y)}">'
+        f'<g class="th-stub" data-stub="{stub.kind}" transform="{moved(rect.x, rect.y)}">'
         f"<title>{what} {escaped(others)}</title>"
-        f'<rect width="{_number(rect.width)}" height="{_number(rect.height)}" rx="{_number(rect.height / 2)}"/>'
+        f'<rect width="{pixels(rect.width)}" height="{pixels(rect.height)}" rx="{pixels(rect.height / 2)}"/>'
         f'<g transform="translate(11 8)">{STUB_GLYPHS[stub.kind]}</g>'
-        f'<text class="th-mid" x="{_number((rect.width + 13) / 2)}" y="12">{escaped(stub.label)}</text></g>'
+        f'<text class="th-mid" x="{pixels((rect.width + 13) / 2)}" y="12">{escaped(stub.label)}</text></g>'
     )
 
 
@@ -343,10 +308,6 @@ def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
     return escaped("\n".join(lines))
 
 
-def _at(x: float, y: float) -> str:
-    return f"translate({_number(x)} {_number(y)})"
-
-
 def _wires(wires: Sequence[PlacedWire]) -> Iterator[str]:
     yield '<g class="th-wires">'
     for wire in wires:
@@ -358,17 +319,17 @@ def _wires(wires: Sequence[PlacedWire]) -> Iterator[str]:
 
 def path_data(points: Sequence[Point]) -> str:
     """The corners as an SVG path: right angles rounded, sideways steps between ranks as S-curves."""
-    data = [f"M{_number(points[0][0])} {_number(points[0][1])}"]
+    data = [f"M{pixels(points[0][0])} {pixels(points[0][1])}"]
     last = len(points) - 1
     for number in range(1, last + 1):
         (x, y), (to_x, to_y) = points[number - 1], points[number]
         if x != to_x and y != to_y:
-            middle = _number((y + to_y) / 2)
-            data.append(f"C{_number(x)} {middle} {_number(to_x)} {middle} {_number(to_x)} {_number(to_y)}")
+            middle = pixels((y + to_y) / 2)
+            data.append(f"C{pixels(x)} {middle} {pixels(to_x)} {middle} {pixels(to_x)} {pixels(to_y)}")
         elif number < last and _is_corner(points[number - 1], points[number], points[number + 1]):
             data.append(_rounded(points[number - 1], points[number], points[number + 1]))
         else:
-            data.append(f"L{_number(to_x)} {_number(to_y)}")
+            data.append(f"L{pixels(to_x)} {pixels(to_y)}")
     return "".join(data)
 
 
@@ -381,7 +342,7 @@ def _rounded(before: Point, corner: Point, after: Point) -> str:
     radius = min(CORNER, _distance(before, corner) / 2, _distance(corner, after) / 2)
     into_x, into_y = _toward(corner, before, radius)
     from_x, from_y = _toward(corner, after, radius)
-    return f"L{_number(into_x)} {_number(into_y)}Q{_number(x)} {_number(y)} {_number(from_x)} {_number(from_y)}"
+    return f"L{pixels(into_x)} {pixels(into_y)}Q{pixels(x)} {pixels(y)} {pixels(from_x)} {pixels(from_y)}"
 
 
 def _distance(one: Point, other: Point) -> float:
@@ -413,11 +374,27 @@ def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]
             sample = '<g class="th-stub"><rect width="26" height="16" rx="8"/>'
             glyph = f'<g transform="translate(13 8)">{STUB_GLYPHS[kind_of_stub]}</g></g>'
             entries.append((sample + glyph, 26.0, name))
+    closed = [box.group for box in placed.boxes if box.group.closed]
+    if views := sum(group.is_views for group in closed):
+        entries.append(
+            ('<g class="th-head"><text class="th-soft" y="12">⋯</text></g>', 12.0, _folded("chain", views, "of views"))
+        )
+    if modules := len(closed) - views:
+        sample = '<g class="th-box th-card"><rect width="26" height="16" rx="4"/></g>'
+        entries.append((sample, 26.0, _folded("module", modules, "folded")))
+    if any(box.group.times > 1 for box in placed.boxes):
+        sample = '<g class="th-box"><rect class="th-behind" x="3" y="3" width="23" height="13" rx="4"/>'
+        sample += '<rect class="th-front" width="23" height="13" rx="4"/></g>'
+        entries.append((sample, 26.0, "equal layers, drawn once"))
     if any(wire.kind == "between" for wire in placed.wires):
         entries.append(
-            ('<g class="th-wires"><path class="th-between" d="M0 8H26"/></g>', 26.0, "from one repeat to the next")
+            ('<g class="th-wires"><path class="th-between" d="M0 8H26"/></g>', 26.0, "from one layer to the next")
         )
     return entries
+
+
+def _folded(noun: str, count: int, after: str) -> str:
+    return f"{counted(count, noun)} {after}"
 
 
 def _leaf_title(graph: Graph) -> str:
@@ -433,7 +410,7 @@ def _legend(entries: Sequence[tuple[str, float, str]], width: float) -> tuple[li
         needed = sample_width + 7 + text_width(text) + 18
         if x and x + needed - 18 > width:
             x, y = 0.0, y + LEGEND_LINE
-        label = f'<text class="th-soft" x="{_number(sample_width + 7)}" y="12">{escaped(text)}</text>'
-        elements.append(f'<g transform="{_at(x, y)}">{sample}{label}</g>')
+        label = f'<text class="th-soft" x="{pixels(sample_width + 7)}" y="12">{escaped(text)}</text>'
+        elements.append(f'<g transform="{moved(x, y)}">{sample}{label}</g>')
         x += needed
     return elements, y + LEGEND_LINE + 16 if entries else 0

@@ -71,6 +71,9 @@ text{font-variant-numeric:tabular-nums}
 .th-box .th-behind{fill:$sunk;fill-opacity:1;stroke:$line2}
 .th-box .th-front{fill:$bg;fill-opacity:1;stroke:$line2}
 .th-card rect{fill:$panel;stroke:$line2}
+.th-quiet rect{fill:none;stroke:none}
+.th-layer{fill:$panel;stroke:$line2}
+.th-shown{stroke:$ink2;stroke-width:1.6}
 .th-head text{paint-order:stroke;stroke:$halo;stroke-width:3px;stroke-linejoin:round}
 .th-head .th-name{font-weight:600}
 .th-soft{fill:$ink3}

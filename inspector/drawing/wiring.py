@@ -58,7 +58,7 @@ class Wiring:
         boxes: number 0 is the whole picture.
         wires: by number.
         anchor: for each task the item that shows it, a task or a closed box; of an AccumulateGrad its own id.
-        caption: names of modules that consist of one task, by that task.
+        caption: names of modules that consist of one task without parameters, by that task.
         rows: the tasks of each row of chips.
         uses: per drawn task its parameters, by output.
         apart: numbers of the wires that are not drawn but marked at both ends.
@@ -111,7 +111,7 @@ class Wiring:
                 if isinstance(item, int):
                     contents.items.append(item)
                     self._holder[item] = box
-                elif item.times == 1 and len(item.items) == 1 and isinstance(item.items[0], int):
+                elif item.size == 1 and item.times == 1 and len(item.items) == 1 and isinstance(item.items[0], int):
                     contents.items.append(item.items[0])
                     self._holder[item.items[0]] = box
                     self.caption[item.items[0]] = item

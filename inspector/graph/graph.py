@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .source import Source
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor | GradientEdge]
-Fold = Literal["repeats", "none"] | int | Collection[str]
+Fold = Literal["fit", "repeats", "none"] | int | Collection[str]
 ParameterNames = torch.nn.Module | Mapping[str, Tensor]
 
 _CPU = torch.device("cpu")
@@ -263,17 +263,20 @@ class Graph:
         """The graph as versioned JSON; see `inspector/drawing/to_json.py` for the fields."""
         return text_of("graph as JSON", self)
 
-    def to_svg(self, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> str:
+    def to_svg(self, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> str:
         """The graph as one self-contained SVG. See `save_svg`."""
         return text_of("graph as SVG", self, fold=fold, theme=theme)
 
-    def save_svg(self, path: str | Path, *, fold: Fold = "repeats", theme: GraphTheme = "auto") -> Path:
+    def save_svg(self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> Path:
         """Draws the graph with tapehead's own layout.
 
-        `fold` says which modules are drawn closed: "repeats" folds a run of equal blocks into one box ("×12"), "none"
-        opens everything, a number closes the modules from that depth on (0: the outermost), and a collection of module
-        paths closes those. Of more than 4,000 siblings, "repeats" folds runs of equal tasks, too, which are in no
-        module: the box says how many. `theme` is "light", "dark" or "auto", which follows the reader's preference.
+        `fold` says what is drawn as one row or box. "fit" folds until all of the graph is seen on a page: first chains
+        of views ("⋯ 7 views"), then modules that hold no other ("fc Linear"), then others from the innermost outwards;
+        equal blocks in a row are drawn once ("×12"). The legend says what is folded. "repeats" draws equal blocks once
+        and opens the rest, "none" opens everything, a number closes the modules from that depth on (0: the outermost),
+        and a collection of module paths closes those. Of more than 4,000 siblings, "fit" and "repeats" fold runs of
+        equal tasks, too, which are in no module: the box says how many. `theme` is "light", "dark" or "auto", which
+        follows the reader's preference.
 
         Raises:
             ValueError: an unknown fold or theme; or more than 200,000 tasks would be drawn one by one.

@@ -25,6 +25,7 @@ class RepeatedPart:
         "class_name",
         "closed",
         "depth",
+        "is_views",
         "members",
         "path",
         "repeat",
@@ -39,6 +40,7 @@ class RepeatedPart:
         self.members: list[list[RepeatedPart | int]] = []
         self.above = ""  # the path of the box around it
         self.calls = 1
+        self.is_views = False  # a chain of views, in no module of their own
         self.closed = False
         self.repeat: int | None = None
         self.shape = -1  # parts of the same shape have the same modules, tasks and inner edges

@@ -169,15 +169,42 @@ def test_at_every_place_the_page_agrees_with_a_session_in_python(
 
 
 def test_modules_fold_by_keyboard_and_by_click(gpt: ShownDeck) -> None:
-    block = gpt.box("h.1")
+    block = gpt.box("h.2")
     gpt.activate(block)
     expect(block).to_have_attribute("aria-expanded", "false")
     gpt.activate(block)
     expect(block).to_have_attribute("aria-expanded", "true")
     gpt.root.page.wait_for_timeout(400)  # the animation: what is clicked must stand still
-    x, y = place_of(gpt, "h.1")
+    x, y = place_of(gpt, "h.2")
     gpt.root.locator(".graph canvas").first.click(position={"x": x, "y": y})
     expect(block).to_have_attribute("aria-expanded", "false")
+
+
+def test_equal_layers_are_drawn_once_and_show_the_one_that_runs(gpt: ShownDeck, saved: Saved) -> None:
+    layers = gpt.mirror.locator("[data-path^='h.']").first
+    expect(layers).to_have_attribute("data-path", "h.2")
+    expect(gpt.mirror.locator("[data-path^='h.'][aria-expanded]").filter(has_text="×3")).to_have_count(1)
+    for t in (len(saved.order) // 2, len(saved.order) - 40):
+        gpt.scrub(t)
+        running = saved.order[t]
+        module = saved.graph.module(saved.graph.tasks[running]) or ""
+        if module.startswith("h."):
+            expect(layers).to_have_attribute("data-path", ".".join(module.split(".")[:2]))
+    pinned = gpt.mirror.get_by_role("button", name=re.compile(r"^show h\.1"))
+    gpt.activate(pinned)
+    expect(layers).to_have_attribute("data-path", "h.1")
+    gpt.key("ArrowRight")
+    expect(layers).not_to_have_attribute("data-path", "h.1")
+
+
+def test_all_is_folded_unfolded_and_as_at_first_by_key_and_by_button(gpt: ShownDeck) -> None:
+    first = gpt.boxes.count()
+    gpt.key("Shift+BracketLeft")
+    expect(gpt.mirror.locator("[aria-expanded='true']")).to_have_count(0)
+    gpt.root.get_by_role("button", name="unfold all").click()
+    expect(gpt.mirror.locator("[aria-expanded='false']")).to_have_count(0)
+    gpt.key("f")
+    expect(gpt.boxes).to_have_count(first)
 
 
 def test_the_list_of_what_is_in_view_is_one_tab_stop_in_which_arrows_move(gpt: ShownDeck) -> None:
@@ -195,14 +222,14 @@ def test_the_list_of_what_is_in_view_is_one_tab_stop_in_which_arrows_move(gpt: S
     page.keyboard.press("Home")
     page.keyboard.press("Shift+ArrowRight")
     gpt.expect(t=5)  # nothing has stepped
-    gpt.box("h.1").focus()
+    gpt.box("h.2").focus()
     ring = gpt.root.locator(".graph .focused")
     expect(ring).to_be_visible()
     page.keyboard.press("Tab")
     expect(gpt.mirror.locator("button:focus")).to_have_count(0)
     expect(ring).to_be_hidden()
     page.keyboard.press("Shift+Tab")
-    expect(focused).to_have_attribute("data-path", "h.1")
+    expect(focused).to_have_attribute("data-path", "h.2")
     page.keyboard.press("Enter")
     expect(focused).to_have_attribute("aria-expanded", "false")
     page.keyboard.press("Escape")

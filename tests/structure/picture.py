@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from math import inf
 
 from tapehead.inspector.drawing.arrangement import Extent, Link
 from tapehead.inspector.drawing.layered import arrange
@@ -49,7 +50,7 @@ def draw(imports: Imports) -> str:
     extents = [Extent(half, half, _HEIGHT, _HEIGHT) for half in halves]
     arrows = [(names.index(name), names.index(other)) for name in names for other in rooms[name]]
     links = [Link(source, target, wire) for wire, (source, target) in enumerate(arrows)]
-    plan = arrange(extents, [4 * rank_of[name] for name in names], links, [], [], aspect=0.1)
+    plan = arrange(extents, [9 * rank_of[name] for name in names], links, [], [], tall=inf)
     parts = [_HEAD.format(width=round(plan.width + 2 * _MARGIN), height=round(plan.height + 2 * _MARGIN))]
     for points in plan.links.values():
         way = " L".join(f"{x + _MARGIN:.1f},{y + _MARGIN:.1f}" for x, y in points)

@@ -16,10 +16,11 @@ from ...engine.memory.timeline import Timeline
 from ...engine.words.estimates import told_first
 from ...engine.words.phrases import counted
 from ...engine.words.sizes import size_text
-from ...inspector.drawing.svg import Drawing, draw_graph, escaped
+from ...inspector.drawing.svg import Drawing, draw_graph
 from ...inspector.drawing.svg_style import style_sheet
+from ...inspector.drawing.svg_text import escaped
 from ...inspector.drawing.text_width import shorten, text_width
-from ...inspector.graph.graph import Fold, Graph
+from ...inspector.graph.graph import Graph
 from ..pages.png import bundle_of
 from ..pages.theme import DARK, FONT, LIGHT, variables
 from . import still_memory
@@ -31,7 +32,7 @@ _INSIDE = _WIDTH - 2 * _MARGIN
 _HEADER = 52.0
 _FOOTER = 34.0
 
-_FOLDS: tuple[Fold, ...] = ("repeats", 1, 0)  # each with fewer tasks in view
+_ROOM = (_INSIDE / 0.9, 560.0)  # pixels at full scale, in which the graph is folded until it fits
 _LEAST_SCALE = 0.72  # text of 11 pixels has then 8
 _MOST_HEIGHT = 1000.0  # of the graph at full scale: about a screen
 _MOST_BYTES = 200_000
@@ -218,12 +219,9 @@ def _fitting(graph: Graph) -> Drawing | None:
     """The graph with as much of it unfolded as can be read, None where even the outermost modules are too many."""
     if len(graph) > _MOST_DRAWN:
         return None
-    for fold in _FOLDS:
-        drawing = draw_graph(graph, fold)
-        small = drawing.width * _LEAST_SCALE <= _INSIDE and drawing.height <= _MOST_HEIGHT
-        if small and sum(map(len, drawing.elements)) <= _MOST_BYTES:
-            return drawing
-    return None
+    drawing = draw_graph(graph, room=_ROOM)
+    small = drawing.width * _LEAST_SCALE <= _INSIDE and drawing.height <= _MOST_HEIGHT
+    return drawing if small and sum(map(len, drawing.elements)) <= _MOST_BYTES else None
 
 
 def _memory_part(moment: Moment) -> tuple[Sequence[str], float]:

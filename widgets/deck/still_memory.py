@@ -8,7 +8,7 @@ from itertools import pairwise
 from ...engine.memory.timeline import Timeline
 from ...engine.words.phrases import nth
 from ...engine.words.sizes import size_text
-from ...inspector.drawing.svg import escaped
+from ...inspector.drawing.svg_text import escaped
 from ...inspector.drawing.text_width import shorten, text_width
 from ..pages.theme import CATEGORY_COLOURS
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import unescape
 from typing import Any
 
-from ...inspector.drawing.svg import escaped
+from ...inspector.drawing.svg_text import escaped
 from .drawing import Drawing
 
 Box = tuple[float, float, float, float]

@@ -13,7 +13,7 @@ from html import unescape
 from itertools import pairwise
 from typing import Any
 
-from ...inspector.drawing.svg import escaped
+from ...inspector.drawing.svg_text import escaped
 from ...inspector.drawing.text_width import shorten, text_width
 from .drawing import Drawing
 from .figure_axes import Axis, axes_of, drawn_axes

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tapehead as th
+from tapehead.inspector.drawing.cells import SPINE
 from tapehead.inspector.drawing.layout import Layout, PlacedWire, Rect, layout
 from tapehead.inspector.graph.graph import Edge, Fold, Graph, ModuleCall, Root, Task
 from tapehead.inspector.graph.kinds import Kind
@@ -275,8 +276,8 @@ def test_a_residual_sum_does_not_bend_the_main_path() -> None:
         loss = Block()(x).sum()
     placed = layout(th.graph(loss))
     names = {task.task: task.label for task in placed.tasks}
-    middles = {names[task.task]: task.rect.x + task.rect.width / 2 for task in placed.tasks if task.label != "T"}
-    assert len(set(middles.values())) == 1, middles
+    spines = {names[task.task]: task.rect.x for task in placed.tasks if task.label != "T"}
+    assert len(set(spines.values())) == 1, spines
 
 
 def test_parameters_are_pills_beside_their_task_and_stubs_at_further_uses() -> None:
@@ -317,7 +318,7 @@ def test_the_fan_over_a_row_of_chips_is_symmetric() -> None:
     [box] = placed.boxes
     [stack] = [task.rect for task in placed.tasks if task.label == "Stack"]
     chips = [task.rect.x for task in placed.tasks if task.chip]
-    assert abs(stack.x + stack.width / 2 - (min(chips) + max(chips)) / 2) < 20 and box.rect.width < 1200
+    assert abs(stack.x + SPINE - (min(chips) + max(chips)) / 2) < 20 and box.rect.width < 1200
 
 
 def test_fifty_uses_of_one_linear_are_two_rows_that_share_two_pills() -> None:

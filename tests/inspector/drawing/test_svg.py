@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 import tapehead as th
+from tapehead.inspector.drawing.first_view import first_view
 from tapehead.inspector.drawing.layout import layout
-from tapehead.inspector.drawing.svg import graph_to_svg, path_data
+from tapehead.inspector.drawing.svg import ROOM, graph_to_svg, path_data
 from tapehead.inspector.drawing.text_width import shorten, text_width
 from tapehead.inspector.graph.graph import ModuleCall
 from tapehead.inspector.graph.kinds import KIND_TITLES, Kind
@@ -30,7 +31,7 @@ def test_every_drawn_task_is_in_the_svg_with_its_number_and_a_tooltip() -> None:
     graph = captured("gpt2")
     root = ElementTree.fromstring(graph_to_svg(graph))
     drawn = {int(each.get("data-task", -1)) for each in root.iter() if each.get("data-task")}
-    placed = layout(graph)
+    placed = first_view(graph, *ROOM)
     assert drawn == {task.task for task in placed.tasks} | {pill.tasks[0] for pill in placed.pills}
     relu = next(task for task in placed.tasks if graph.tasks[task.task].name == "GeluBackward0")
     group = next(each for each in root.iter() if each.get("data-task") == str(relu.task))
@@ -51,7 +52,7 @@ def test_size_title_and_one_line_per_wire() -> None:
     assert root.get("viewBox") == f"0 0 {width} {height}"
     assert root.findtext(f"{SVG}title") == "backward of NllLossBackward0 · 339 tasks · 161 parameters"
     [wires] = [each for each in by_class(root, "th-wires") if len(each) > 1]
-    assert len(wires) == sum(bool(wire.points) for wire in layout(graph).wires)
+    assert len(wires) == sum(bool(wire.points) for wire in first_view(graph, *ROOM).wires)
 
 
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])

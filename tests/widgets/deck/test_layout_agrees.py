@@ -1,4 +1,4 @@
-"""The deck's layout with all boxes open is that of the SVG with `fold="none"`: one is a port of the other."""
+"""The deck's layout with all boxes open is that of the SVG with nothing closed: one is a port of the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torch import nn
 
 import tapehead as th
 from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.drawing.layout import Layout, Rect, layout
+from tapehead.inspector.drawing.fold import fold_graph
+from tapehead.inspector.drawing.layout import Layout, Rect, lay_out
 from tapehead.inspector.drawing.text_width import text_width
 from tapehead.inspector.graph.graph import Graph
 from tapehead.widgets.deck.document import Document
@@ -93,7 +94,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_tasks_boxes_pills_and_wires_are_where_the_svg_has_them(name: str, in_node: InNode) -> None:
     graph = GRAPHS[name]()
-    expected = layout(graph, "none")
+    expected = lay_out(graph, fold_graph(graph, "fit"))
     found = in_node("layout_of", Document(graph, "model", "direct").packed())
     assert abs(found["width"] - expected.width) < TOLERANCE
     assert abs(found["height"] - expected.height) < TOLERANCE

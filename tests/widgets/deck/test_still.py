@@ -76,12 +76,11 @@ def test_it_says_what_runs_how_far_and_what_each_policy_needs(linear50: th.Graph
 def test_without_memory_there_is_the_graph_alone(linear50: th.Graph) -> None:
     svg = drawn(linear50)
     assert "Memory" not in "".join(words(svg))
-    tasks = {each.get("data-task") for each in ElementTree.fromstring(svg).iter(f"{SVG}g")} - {None}
-    assert len(tasks) == len(linear50)
+    assert any("Linear" in text for text in words(svg)), "fifty calls of one module, as a row"
 
 
-# Four networks called eight times; fifty steps, and two hundred operations, without a module to fold.
-TOO_LARGE = ("cyclegan", "rnn", "elementwise")
+# Four networks called eight times, and fifty steps without a module to fold.
+TOO_LARGE = ("cyclegan", "rnn")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_where_the_graph_is_too_large_the_deck_is_named_instead(name: str) -> No
 def test_a_graph_that_cannot_be_read_so_small_is_folded_deeper(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of("gpt2")
     usual = ElementTree.fromstring(drawn(graph))
-    monkeypatch.setattr(still_module, "_MOST_HEIGHT", 600.0)
+    monkeypatch.setattr(still_module, "_ROOM", (800.0, 240.0))
     smaller = ElementTree.fromstring(drawn(graph))
     tasks = [sum("data-task" in each.attrib for each in root.iter(f"{SVG}g")) for root in (usual, smaller)]
     assert 0 < tasks[1] < tasks[0]

@@ -59,6 +59,8 @@ export interface State {
   isFull: boolean;
   /** The boxes that are open, see layout/tree.ts. */
   open: ReadonlySet<number>;
+  /** The equal layers that were asked for, by the box that is drawn for them. */
+  layers: ReadonlyMap<number, number>;
   /** "follow": the camera keeps the running task in view; "fit": all in view; "free": the reader has moved it. */
   camera: "follow" | "fit" | "free";
   /** The groups that are outlined. */
@@ -192,6 +194,7 @@ export class Store {
       zoom: WHOLE,
       isFull: false,
       open: new Set(),
+      layers: new Map(),
       camera: "follow",
       groups: "off",
       group: null,
@@ -472,6 +475,14 @@ export class Store {
     if (!this.outlines) this.link?.ask({ kind: "groups" });
     const groups = direction ?? (this.state.groups === "off" ? (this.outlines?.directions[0] ?? "backward") : "off");
     this.update({ groups, group: null, hoveredGroup: null });
+  }
+
+  /** Has equal layers show this one, or no longer. */
+  pinLayer(box: number, layer: number): void {
+    const layers = new Map(this.state.layers);
+    if (layers.get(box) === layer) layers.delete(box);
+    else layers.set(box, layer);
+    this.update({ layers });
   }
 
   /** Picks out one group, or no longer. */

@@ -6,7 +6,7 @@ import { fileName, svgPicture, wholeOf } from "../src/graph/picture.ts";
 import { escaped, SvgPen } from "../src/graph/svg_pen.ts";
 import { pathData } from "../src/graph/wire_path.ts";
 import type { Colours } from "../src/view.ts";
-import { smallScene } from "./small_scene.ts";
+import { CARD, smallScene } from "./small_scene.ts";
 
 const measure = (spans: readonly Span[]) => spans.reduce((sum, { text, size }) => sum + text.length * size * 0.2, 0);
 
@@ -67,15 +67,17 @@ test("each state has its own fill and outline in the picture", () => {
   assert.match(pictureAt(2, false), /fill="accent-soft" stroke="accent"/); // Relu is ready
 });
 
-test("a closed box says how many of its tasks have run", () => {
-  assert.ok(textsOf(pictureAt(1, true)).includes("3 tasks"));
-  assert.ok(textsOf(pictureAt(2, true)).includes("1 of 3 tasks done"));
-  assert.ok(textsOf(pictureAt(4, true)).includes("3 tasks, all done"));
+test("the line in a closed box is as long as the share of its tasks that have run", () => {
+  const whole = CARD.width - 29;
+  const hasLine = (t: number, share: number) => pictureAt(t, true).includes(`width="${whole * share}" height="2"`);
+  assert.ok(hasLine(1, 1) && !hasLine(1, 1 / 3));
+  assert.ok(hasLine(2, 1 / 3));
+  assert.ok(!hasLine(4, 1 / 3));
 });
 
 test("a closed box names the task in it that runs", () => {
-  assert.ok(textsOf(pictureAt(1, true)).includes("Mm"));
-  assert.ok(!textsOf(pictureAt(0, true)).includes("Mm"));
+  assert.ok(textsOf(pictureAt(1, true)).includes("encoderMm"));
+  assert.ok(textsOf(pictureAt(0, true)).includes("encoderLinear"));
 });
 
 test("a half of a sector is an arc that is not the long way round", () => {

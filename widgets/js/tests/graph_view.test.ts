@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { BoxCounts } from "../src/graph/box_counts.ts";
 import { areaOf, fitView, followView, kept, reveal, scaledAbout } from "../src/graph/camera.ts";
 import { damageBetween } from "../src/graph/damage.ts";
-import { cardSays } from "../src/graph/draw_box.ts";
+import { cardSays } from "../src/graph/draw_folded.ts";
 import { wireState } from "../src/graph/draw_wires.ts";
 import { FactFinder, opacityOf, shareOf, stateOf } from "../src/graph/facts.ts";
 import { Grid } from "../src/graph/grid.ts";

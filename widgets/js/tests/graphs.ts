@@ -107,6 +107,14 @@ export function unrolled(calls: number, tasks: number): Sketch {
   };
 }
 
+/** The same, no two calls of which are alike in a row. */
+export function irregular(calls: number, tasks: number): Sketch {
+  const random = randomNumbers(7);
+  const sketch = unrolled(calls, tasks);
+  const kinds = ["Addmm", "Sigmoid", "Tanh", "Mul"];
+  return { ...sketch, names: sketch.names.map((name) => (name[0] === "C" ? name : `${kinds[random(4)]}Backward0`)) };
+}
+
 /** Numbers below `limit`, the same ones for the same seed (mulberry32). */
 export function randomNumbers(seed: number): (limit: number) => number {
   let state = seed;

@@ -4,10 +4,14 @@ import type { Arrangement, Contained } from "../src/layout/arrangement.ts";
 import { layOut, LayoutCache } from "../src/layout/layout.ts";
 import type { Layout } from "../src/layout/placed.ts";
 import { shorten, shortenMiddle, textWidth } from "../src/layout/text_width.ts";
-import { makeTree, opened, openAtFirst, type Tree } from "../src/layout/tree.ts";
+import { firstView, READABLE } from "../src/layout/first_view.ts";
+import { makeTree, opened, type Tree } from "../src/layout/tree.ts";
 import { NONE } from "../src/model/document.ts";
 import { checkEdges, checkGeometry, checkTasks } from "./geometry.ts";
-import { chain, graphOf, randomNumbers, randomSketch, type Sketch, unrolled } from "./graphs.ts";
+import { chain, graphOf, irregular, randomNumbers, randomSketch, type Sketch, unrolled } from "./graphs.ts";
+
+/** About what a deck gives its graph, pixels. */
+const ROOM = { width: 1000, height: 560 };
 
 function check(tree: Tree, open: ReadonlySet<number>, cache?: LayoutCache): Layout {
   const layout = layOut(tree, open, cache);
@@ -80,7 +84,7 @@ test("boxes of which nothing has changed are not arranged again", () => {
       return arrangement;
     }
   }
-  const tree = makeTree(graphOf(unrolled(10, 6)));
+  const tree = makeTree(graphOf(irregular(10, 6)));
   const cache = new WatchedCache();
   const open = everyBox(tree);
   layOut(tree, open, cache);
@@ -154,7 +158,7 @@ function wiresAcross(tree: Tree, layout: Layout, id: number): string {
 
 test("fifty calls that don't depend on each other are two rows of chips in one box", () => {
   const tree = makeTree(graphOf(linear(50)));
-  const layout = check(tree, openAtFirst(tree, 200));
+  const layout = check(tree, firstView(tree, ROOM).open);
   assert.deepEqual(
     layout.rows.map(({ label }) => label),
     ["Addmm ×50", "T ×50"],
@@ -183,20 +187,30 @@ test("a graph without modules opens as runs of tasks, and what is open stays bou
   assert.deepEqual(tree.top.children.length, 10);
   assert.deepEqual(tree.boxes[1].title, "tasks #0 to #9999");
   assert.equal(tree.boxes[1].size, 10_000);
-  const open = openAtFirst(tree, 200);
+  const open = firstView(tree, ROOM).open;
   const layout = layOut(tree, open);
   assert(layout.tasks.length + layout.boxes.filter((box) => box.closed).length <= 200);
-  assert(
-    layout.tasks.some(({ task }) => task === 99_999),
-    "the backward's first task is seen",
-  );
   const followed = layOut(tree, opened(tree, open, 54_321));
   assert(followed.tasks.some(({ task }) => task === 54_321));
   assert(followed.tasks.length <= 220);
 });
 
-test("a cell that is called again and again is cut between its calls", () => {
+test("equal calls of a cell are drawn once, whatever their number", () => {
   const tree = makeTree(graphOf(unrolled(1500, 4)));
+  const [only] = tree.top.children;
+  assert(typeof only !== "number");
+  assert.deepEqual([tree.top.children.length, only.subtitle, only.size], [1, "(LSTMCell + 1 task) ×1500", 7500]);
+  assert.equal(only.layers?.count, 1500);
+  const { open, tall } = firstView(tree, ROOM);
+  const layout = layOut(tree, open, new LayoutCache(), tall);
+  assert.deepEqual(layout.tasks.map(({ label }) => label), ["Cat", "Addmm", "Addmm", "Addmm", "Addmm"]);
+  const between = layout.wires.filter(({ kind }) => kind === "between");
+  assert.equal(between.length, 2, "out of the layer, and into it");
+  for (const { edges } of between) assert.equal(edges.length, 1499);
+});
+
+test("calls of a cell that differ are cut between them", () => {
+  const tree = makeTree(graphOf(irregular(1500, 4)));
   const runs = tree.top.children.map((child) => (typeof child === "number" ? "" : `${child.title}, ${child.subtitle}`));
   assert.deepEqual(runs.slice(0, 2), ["cell ×50, calls 0 to 49", "cell ×50, calls 50 to 99"]);
   assert.equal(runs.length, 30);
@@ -206,7 +220,7 @@ test("a cell that is called again and again is cut between its calls", () => {
     first.children.slice(0, 3).map((child) => (typeof child === "number" ? child : child.title)),
     ["cell", 4, "cell"],
   );
-  check(tree, opened(tree, openAtFirst(tree, 200), 0));
+  check(tree, opened(tree, firstView(tree, ROOM).open, 0));
 });
 
 test("runs never depend on each other in a circle, although modules are not convex", () => {
@@ -237,7 +251,7 @@ test("runs never depend on each other in a circle, although modules are not conv
     const tree = makeTree(graphOf(many));
     checkTree(tree);
     for (const box of tree.boxes) assert(box.things <= 120, `${box.title} shows ${box.things} things`);
-    check(tree, openAtFirst(tree, 200));
+    check(tree, firstView(tree, ROOM).open);
     layOut(tree, everyBox(tree));
   }
 });
@@ -271,18 +285,35 @@ test("of modules in a circle both are dissolved, those above and below are not",
   check(tree, everyBox(tree));
 });
 
-test("small graphs open fully, large ones nearest to the roots first", () => {
-  const small = makeTree(graphOf(unrolled(12, 6)));
-  assert.deepEqual(openAtFirst(small, 200), new Set(small.boxes.slice(1).map(({ id }) => id)));
-  const large = makeTree(graphOf(unrolled(50, 10)));
-  const open = openAtFirst(large, 200);
-  assert(open.size > 5 && open.size < 15);
-  const last = large.boxes[large.boxOf[50 * 11 - 2]];
-  assert(open.has(last.id), "the last call is the first of a backward");
+test("small graphs open fully, of large ones as much as lets all of it be read", () => {
+  const small = makeTree(graphOf(irregular(4, 6)));
+  assert.equal(firstView(small, ROOM).open.size, small.boxes.length - 1);
+  for (const calls of [20, 60, 400]) {
+    const large = makeTree(graphOf(irregular(calls, 10)));
+    const { open, tall } = firstView(large, ROOM);
+    assert(open.size < large.boxes.length - 1);
+    const { width, height } = layOut(large, open, new LayoutCache(), tall);
+    assert(Math.max(width / ROOM.width, height / ROOM.height) <= 1 / READABLE, `${calls}: ${width} × ${height}`);
+  }
+});
+
+test("views that follow each other are one quiet row, those that something else needs are not", () => {
+  const names = ["Expand", "View", "Clone", "Mul", "Transpose", "View", "Add"].map((name) => `${name}Backward0`);
+  const { edges } = chain(names.length);
+  const tree = makeTree(graphOf({ names, edges }));
+  const views = tree.boxes.filter(({ kind }) => kind === "views");
+  assert.deepEqual(views.map(({ title, children }) => [title, children]), [
+    ["⋯ 3 views", [0, 1, 2]],
+    ["⋯ 2 views", [4, 5]],
+  ]);
+  const shut = check(tree, new Set());
+  assert.deepEqual(shut.boxes.map(({ closed, rect }) => [closed, rect.height]), [[true, 20], [true, 20]]);
+  const used = makeTree(graphOf({ names, edges: [...edges, [6, 1]] }));
+  assert.deepEqual(used.boxes.filter(({ kind }) => kind === "views").map(({ children }) => children), [[0, 1], [4, 5]]);
 });
 
 test("opened() shows a task, and leaves open what is", () => {
-  const tree = makeTree(graphOf(unrolled(1500, 4)));
+  const tree = makeTree(graphOf(irregular(1500, 4)));
   const open = opened(tree, new Set([3]), 5000);
   assert(open.has(3));
   assert(layOut(tree, open).tasks.some(({ task }) => task === 5000));
@@ -301,7 +332,7 @@ test("a leaf that is itself the root is a task, and a parameter without users is
   const tree = makeTree(
     graphOf({ names: ["AccumulateGrad", "MulBackward0"], edges: [], parameters: ["x.weight", ""] }),
   );
-  const layout = check(tree, openAtFirst(tree, 200));
+  const layout = check(tree, firstView(tree, ROOM).open);
   assert.deepEqual(layout.tasks.map(({ label }) => label).sort(), ["Mul", "weight"]);
 });
 
@@ -314,7 +345,8 @@ test("more parameters of one task than there is room for are one pill, closed bo
     calls: [{ path: "inner", className: "Inner", parent: NONE }],
     callOf: [0, NONE],
   };
-  const layout = check(makeTree(graphOf(sketch)), new Set());
+  const tree = makeTree(graphOf(sketch));
+  const layout = check(tree, everyBox(tree));
   assert.deepEqual(
     layout.pills.map(({ label, tasks }) => [label, tasks.length]),
     [["12 parameters", leaves]],
@@ -352,7 +384,7 @@ test("calls nested without end and modules around nothing else are no recursion"
   }));
   const tree = makeTree(graphOf({ ...chain(depth), calls, callOf: calls.map((_, level) => level) }));
   assert(Math.max(...tree.boxes.map((box) => box.depth)) < 110);
-  layOut(tree, openAtFirst(tree, 200));
+  layOut(tree, firstView(tree, ROOM).open);
 });
 
 test("edges that lead in a circle are refused with a sentence", () => {

@@ -15,15 +15,24 @@ export const CARD: Rect = { x: 20, y: 50, width: 140, height: 48 };
 
 export function smallScene(closed: boolean, module = "encoder"): { store: Store; scene: Scene } {
   const store = new Store(smallDocument(module), null);
-  const box = { id: 1, path: module, title: module, subtitle: "Linear", children: [0, 1], size: 3, depth: 0 } as Partial<Box>;
-  const top = { id: 0, parent: null, children: [box, 2], size: 4 } as Box;
-  const tree = { top, boxes: [top, { ...box, parent: top }], boxOf: Int32Array.of(1, 1, 0, 1) } as Partial<Tree>;
+  const box = { kind: "module", layers: null, id: 1, path: module, title: module, subtitle: "Linear", children: [0, 1], size: 3, depth: 0 } as Partial<Box>;
+  const top = { kind: "module", layers: null, id: 0, parent: null, children: [box, 2], size: 4 } as Box;
+  const tree: Partial<Tree> = {
+    top,
+    boxes: [top, { ...box, parent: top } as Box],
+    boxOf: Int32Array.of(1, 1, 0, 1),
+    standIn: Int32Array.of(0, 1, 2, 3),
+    layersOf: new Map(),
+    pills: Uint8Array.of(0, 0, 0, 1),
+    owner: Int32Array.of(-1, -1, -1, 1),
+    owned: new Map([[1, [3]]]),
+  };
   return { store, scene: new Scene(store.graph, tree as Tree, layout(tree.boxes?.[1] as Box, closed)) };
 }
 
 function layout(box: Box, closed: boolean): Layout {
   const task = (number: number, rect: Rect, label: string) => ({ task: number, rect, label, caption: "", chip: false });
-  const placed = { box, title: box.title, subtitle: box.subtitle, depth: 0 };
+  const placed = { box, title: box.title, subtitle: box.subtitle, depth: 0, layersAt: 0 };
   const sum = task(2, SUM, "Sum");
   if (closed) {
     const wire = { kind: "gradient" as const, edges: [2], from: 2, to: ~box.id, points: [70, 20, 70, 50] };

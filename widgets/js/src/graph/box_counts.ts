@@ -1,6 +1,10 @@
 /** How many tasks of each closed box have run or are ready, at any position, by two binary searches. */
 
 import { NEVER, type Replay, type ShownState } from "../model/replay.ts";
+import type { Layers } from "../layout/layers.ts";
+import { layersAround } from "../layout/tree.ts";
+import { countBelow } from "./count_below.ts";
+import { inChosen } from "./layer_choice.ts";
 import type { Scene } from "./scene.ts";
 
 export interface BoxCount {
@@ -16,30 +20,53 @@ export interface BoxCount {
   state: ShownState;
 }
 
+/** Sorted: the places of tasks, and the positions from which they are ready. */
+interface Courses {
+  places: Int32Array;
+  readyAts: Int32Array;
+}
+
 export class BoxCounts {
-  /** By closed box, sorted: the places of its tasks, and the positions from which they are ready. */
-  private readonly places: Int32Array[];
-  private readonly readyAts: Int32Array[];
+  /** By closed box its tasks in the drawn ones of the equal layers around it, and the innermost of those. */
+  private readonly members: Int32Array[];
+  private readonly around: (Layers | null)[];
+  /** By closed box and the layers that are shown around it. */
+  private readonly known = new Map<string, Courses>();
 
   constructor(
-    scene: Scene,
+    private readonly scene: Scene,
     readonly replay: Replay,
   ) {
-    const members = membersOf(scene);
-    const sorted = (tasks: Int32Array, of: Int32Array) =>
-      tasks.map((task) => of[task]).filter((at) => at !== NEVER).sort();
-    this.places = members.map((tasks) => sorted(tasks, replay.place));
-    this.readyAts = members.map((tasks) => sorted(tasks, replay.readyAt));
+    this.around = scene.layout.boxes.map(({ box }) => layersAround(box.parent));
+    this.members = membersOf(scene, this.around);
+  }
+
+  private courses(card: number): Courses {
+    const { choice, tree } = this.scene;
+    let key = `${card}`;
+    for (let each = this.around[card]; each; each = each.around) key += ` ${choice.get(each.id)}`;
+    let found = this.known.get(key);
+    if (found) return found;
+    const tasks: number[] = [];
+    const isCounted = (task: number) => this.scene.cardOf[task] === card;
+    for (const member of this.members[card]) {
+      const task = inChosen(member, this.around[card], choice);
+      tasks.push(task);
+      for (const parameter of tree.owned.get(task) ?? []) if (isCounted(parameter)) tasks.push(parameter);
+    }
+    const sorted = (of: Int32Array) => Int32Array.from(tasks, (task) => of[task]).filter((at) => at !== NEVER).sort();
+    this.known.set(key, (found = { places: sorted(this.replay.place), readyAts: sorted(this.replay.readyAt) }));
+    return found;
   }
 
   /** At position `t`, when `ran` tasks have really run. `card` is an index in the layout's boxes. */
   at(card: number, t: number, ran: number): BoxCount {
-    const places = this.places[card];
+    const { places, readyAts } = this.courses(card);
     const passed = countBelow(places, t);
     const done = Math.min(passed, countBelow(places, ran));
     const planned = passed - done;
     const running = places[passed] === t ? this.replay.running(t) : -1;
-    const ready = countBelow(this.readyAts[card], t + 1) - passed - (running >= 0 ? 1 : 0);
+    const ready = countBelow(readyAts, t + 1) - passed - (running >= 0 ? 1 : 0);
     const size = places.length;
     const state = stateOfAll({ size, done, planned, ready, running });
     return { size, done, planned, ready, running, state };
@@ -49,25 +76,16 @@ export class BoxCounts {
 function stateOfAll({ size, done, planned, ready, running }: Omit<BoxCount, "state">): ShownState {
   if (running >= 0) return "running";
   if (size > 0 && done + planned === size) return planned ? "planned" : "done";
-  return done + planned + ready > 0 ? "ready" : "waiting";
+  return ready > 0 ? "ready" : "waiting";
 }
 
-function membersOf(scene: Scene): Int32Array[] {
-  const found: number[][] = scene.layout.boxes.map(() => []);
-  scene.cardOf.forEach((card, task) => {
-    if (card >= 0) found[card].push(task);
+/** By closed box its tasks without parameters that others have, those of layers that are not drawn left out. */
+function membersOf({ layout, cardOf, tree }: Scene, around: readonly (Layers | null)[]): Int32Array[] {
+  const found: number[][] = layout.boxes.map(() => []);
+  cardOf.forEach((card, task) => {
+    if (card < 0 || (tree.pills[task] && tree.owner[task] >= 0)) return;
+    for (let each = around[card]; each; each = each.around) if (each.layerOf(task) !== each.drawn) return;
+    found[card].push(task);
   });
   return found.map((tasks) => Int32Array.from(tasks));
-}
-
-/** How many of the sorted values are less than `limit`. */
-export function countBelow(sorted: Int32Array, limit: number): number {
-  let low = 0;
-  let high = sorted.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (sorted[middle] < limit) low = middle + 1;
-    else high = middle;
-  }
-  return low;
 }

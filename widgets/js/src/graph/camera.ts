@@ -30,6 +30,11 @@ const FIRST = { x: 0.42, y: 0.45 };
 /** Of the screen's width: a box of which no more is missing at first is moved into view. */
 const LITTLE = 0.3;
 
+/** What a panel of this size has for the picture. */
+export function roomIn({ width, height }: Size): Size {
+  return { width: width - 2 * MARGIN.x, height: height - 2 * MARGIN.y };
+}
+
 /** What of the picture is seen. */
 export function areaOf(view: CameraView, size: Size): Rect {
   return { x: -view.x / view.k, y: -view.y / view.k, width: size.width / view.k, height: size.height / view.k };

@@ -57,6 +57,8 @@ function wiresOf({ scene }: Facts, tasks: Iterable<number>): Rect[] {
 function sameButTimeAndPointer(before: Facts, after: Facts): boolean {
   return (
     before.scene === after.scene &&
+    before.version === after.version &&
+    before.layers === after.layers &&
     before.replay === after.replay &&
     before.unreal === after.unreal &&
     before.matches === after.matches &&

@@ -2,7 +2,9 @@
 
 import type { Rect } from "../layout/placed.ts";
 import type { Colours } from "../view.ts";
-import { areNamesFar, drawCard, drawHeader, drawOpenBox, drawRowLabel } from "./draw_box.ts";
+import { areNamesFar, drawHeader, drawOpenBox, drawRowLabel } from "./draw_box.ts";
+import { drawLayers } from "./draw_layers.ts";
+import { drawFolded } from "./draw_folded.ts";
 import { drawFar, drawSpot, isFar, paintOf } from "./draw_spot.ts";
 import { drawWires } from "./draw_wires.ts";
 import { drawCardMarks, drawMarks } from "./draw_marks.ts";
@@ -35,15 +37,18 @@ export function drawScene(pen: Pen, colours: Colours, facts: Facts, shot: Shot):
   const { boxes } = scene.layout;
   const boxRects = boxes.map(({ rect }, index) => motion?.box(index, share) ?? rect);
   const seenBoxes = boxes.map((_, index) => index).filter((index) => touch(boxRects[index], area));
-  for (const index of seenBoxes) if (!boxes[index].closed) drawOpenBox(pen, colours, boxRects[index]);
+  for (const index of seenBoxes) if (!boxes[index].closed) drawOpenBox(pen, colours, boxes[index], boxRects[index]);
   drawWires(pen, colours, facts, { area, scale, shown: share, bytes: shot.bytes });
   for (const index of seenBoxes) {
     if (boxes[index].closed) {
-      drawCard(pen, colours, facts, index, boxRects[index], scale);
+      drawFolded(pen, colours, facts, index, boxRects[index], scale);
       drawFoundCard(pen, colours, facts, index, boxRects[index], scale);
       drawCardGroups(pen, colours, facts, index, boxRects[index], scale);
       drawCardMarks(pen, colours, facts, index, boxRects[index], scale);
-    } else if (!areNamesFar(scale)) drawHeader(pen, colours, boxes[index], boxRects[index], scale);
+    } else if (!areNamesFar(scale)) {
+      drawHeader(pen, colours, facts, boxes[index], boxRects[index], scale);
+      drawLayers(pen, colours, facts, boxes[index], boxRects[index], scale);
+    }
   }
   scene.layout.rows.forEach((row, index) => {
     if (touch(grown(row.rect, OVERHANG), area)) drawRowLabel(pen, colours, facts, index, scale);
@@ -51,7 +56,7 @@ export function drawScene(pen: Pen, colours: Colours, facts: Facts, shot: Shot):
   drawSpots(pen, colours, facts, shot, area);
   if (areNamesFar(scale)) {
     for (const index of seenBoxes) {
-      if (!boxes[index].closed) drawHeader(pen, colours, boxes[index], boxRects[index], scale);
+      if (!boxes[index].closed) drawHeader(pen, colours, facts, boxes[index], boxRects[index], scale);
     }
     drawRunning(pen, colours, facts, shot); // no name may hide it
   }

@@ -70,7 +70,7 @@ function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Re
   }
 }
 
-function label(colours: Colours, spot: Spot, state: ShownState): Span[] {
+export function labelInk(colours: Colours, state: ShownState): string {
   const inks = {
     waiting: colours.ink2,
     ready: colours.ink,
@@ -78,8 +78,12 @@ function label(colours: Colours, spot: Spot, state: ShownState): Span[] {
     done: colours["done-ink"],
     planned: colours.ink2,
   };
+  return inks[state];
+}
+
+function label(colours: Colours, spot: Spot, state: ShownState): Span[] {
   const weight = state === "ready" || state === "running" ? 500 : 400;
-  const spans: Span[] = [{ text: spot.label, fill: inks[state], size: LABEL, weight }];
+  const spans: Span[] = [{ text: spot.label, fill: labelInk(colours, state), size: LABEL, weight }];
   if (spot.caption) {
     const fill = state === "running" ? colours["accent-ink"] : colours.ink3;
     spans.push({ text: spot.caption, fill, size: LABEL, weight: 400, gap: 7 });
@@ -156,7 +160,7 @@ export function drawFar(
 
 const FAR_ORDER: readonly ShownState[] = ["waiting", "planned", "done", "ready", "running"];
 
-function farPaint(colours: Colours, state: ShownState, scale: number): Paint {
+export function farPaint(colours: Colours, state: ShownState, scale: number): Paint {
   const pixel = Math.max(1, 0.9 / scale);
   if (state === "waiting" && scale < HOLLOW_FROM) return { fill: colours.line2 };
   if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: pixel };

@@ -1,6 +1,7 @@
 /** What the drawing must know of the state, at one moment. */
 
 import type { PlacedBox } from "../layout/placed.ts";
+import type { Box } from "../layout/tree.ts";
 import { type Mark, mirrorMarks, type Marks as MirrorMarks } from "../model/mirroring.ts";
 import type { Replay, ShownState } from "../model/replay.ts";
 import type { Marks } from "../model/stops.ts";
@@ -9,6 +10,7 @@ import type { Store } from "../store.ts";
 import { type BoxCount, BoxCounts } from "./box_counts.ts";
 import { LAST_NUMBERED } from "./glyphs.ts";
 import { Grouping } from "./grouping.ts";
+import { type Course, LayerChoice } from "./layer_choice.ts";
 import { cardsOf, matchesOf, type Reach, reachedFrom, reachOf, wiresOf } from "./reach.ts";
 import type { Scene, Spot } from "./scene.ts";
 
@@ -21,6 +23,8 @@ const REACHED_IN_SEARCH = 0.65;
 
 export interface Facts {
   scene: Scene;
+  /** Which of equal layers are shown, by the scene's count. */
+  version: number;
   replay: Replay;
   t: number;
   /** How many tasks have really run: less than `t` where a plan is looked at. */
@@ -50,10 +54,17 @@ export interface Facts {
   cardMarks: ReadonlyMap<number, Mark[]>;
   /** The groups that are outlined; null where none are. */
   grouping: Grouping | null;
+  /** The layers that were asked for, by box. */
+  layers: ReadonlyMap<number, number>;
+  /** When the equal layers of a box run. */
+  courseOf(box: Box): Course | null;
 }
 
 /** Gathers the facts; what only changes with the layout, the search or the selection is kept from before. */
 export class FactFinder {
+  private version = -1;
+  private markedFor: Replay | null = null;
+  private choice: LayerChoice | null = null;
   private reach: Reach | null = null;
   private wireReach: Uint8Array | null = null;
   private cardReach: Uint8Array | null = null;
@@ -71,30 +82,46 @@ export class FactFinder {
   at(scene: Scene): Facts {
     const { replay, state, ran, unreal } = this.store;
     const { t, selected, hoveredTask, marks: breakpoints, matches } = state;
+    this.choose(scene);
     this.refresh(scene);
+    const ringed = selected ?? replay.running(t);
     const queuePlaces = new Map(replay.queue(t, LAST_NUMBERED).map((task, place) => [task, place + 1]));
     return {
-      scene, replay, t, ran, unreal, queuePlaces, breakpoints, matches,
+      scene, version: scene.version, replay, t, ran, unreal, queuePlaces, breakpoints, matches,
       fades: matches !== null && state.searching,
       cardBreakpoints: this.cardBreakpoints,
       marks: mirrorMarks(replay),
       cardMarks: this.cardMarks,
       counts: this.counts as BoxCounts,
-      ringed: selected ?? replay.running(t),
+      ringed: ringed >= 0 && scene.shows(ringed) ? ringed : -1,
       hovered: hoveredTask,
       cardMatches: this.cardMatches,
       reach: this.reach,
       wireReach: this.wireReach,
       cardReach: this.cardReach,
       grouping: this.groupingIn(scene),
+      layers: state.layers,
+      courseOf: (box) => this.courseOf(scene, box),
     };
+  }
+
+  private choose(scene: Scene): void {
+    const { replay, state: { t, selected, layers } } = this.store;
+    const { tree } = scene;
+    if (!tree.layersOf.size) return;
+    if (this.choice?.replay !== replay || this.choice.tree !== tree) this.choice = new LayerChoice(tree, replay);
+    scene.show(this.choice.at(t, selected, layers));
+  }
+
+  private courseOf(scene: Scene, box: Box): Course | null {
+    return this.choice && box.layers && this.choice.course(box.layers, scene.choice);
   }
 
   private groupingIn(scene: Scene): Grouping | null {
     const { outlines, litGroup: lit, state: { groups } } = this.store;
     const was = this.grouping;
     if (groups === "off" || !outlines) this.grouping = null;
-    else if (!was || was.scene !== scene || was.outlines !== outlines || was.direction !== groups || was.lit !== lit) {
+    else if (!was || was.scene !== scene || was.version !== scene.version || was.outlines !== outlines || was.direction !== groups || was.lit !== lit) {
       this.grouping = new Grouping(scene, outlines, groups, lit);
     }
     return this.grouping;
@@ -102,11 +129,12 @@ export class FactFinder {
 
   private refresh(scene: Scene): void {
     const { replay, state, graph } = this.store;
-    const moved = scene !== this.scene;
+    const moved = scene !== this.scene || scene.version !== this.version;
     const task = reachedFrom(state);
-    if (moved || this.counts?.replay !== replay) {
-      this.counts = new BoxCounts(scene, replay);
+    if (scene !== this.scene || this.counts?.replay !== replay) this.counts = new BoxCounts(scene, replay);
+    if (moved || this.markedFor !== replay) {
       this.cardMarks = cardsMarked(mirrorMarks(replay), scene);
+      this.markedFor = replay;
     }
     if (moved || state.matches !== this.matches) {
       this.cardMatches = state.matches && matchesOf(state.matches, scene);
@@ -119,6 +147,7 @@ export class FactFinder {
     if (moved || state.marks !== this.marks) this.cardBreakpoints = cardsWith(state.marks, scene);
     this.marks = state.marks;
     this.scene = scene;
+    this.version = scene.version;
     this.matches = state.matches;
   }
 }

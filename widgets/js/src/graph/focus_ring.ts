@@ -2,6 +2,7 @@
 
 import type { Rect } from "../layout/placed.ts";
 import { el } from "../dom.ts";
+import { layerRect } from "./draw_layers.ts";
 import type { CameraView } from "./camera.ts";
 import type { Entry } from "./mirror.ts";
 import type { Motion } from "./motion.ts";
@@ -26,6 +27,10 @@ function rectOf(entry: Entry, scene: Scene, motion: Motion | null, share: number
   if ("spot" in entry) {
     const index = scene.spotOf[entry.spot.task];
     return index < 0 ? null : (motion?.spot(index, share) ?? scene.spots[index].rect);
+  }
+  if ("layer" in entry) {
+    const index = scene.boxes.get(entry.layersOf.box.id);
+    return index === undefined ? null : layerRect(scene.layout.boxes[index], entry.layer);
   }
   const index = scene.boxes.get(entry.box.box.id);
   return index === undefined ? null : (motion?.box(index, share) ?? scene.layout.boxes[index].rect);

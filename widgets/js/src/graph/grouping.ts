@@ -5,6 +5,7 @@ import type { Outline, Outlines } from "../model/outlines.ts";
 import type { Scene } from "./scene.ts";
 
 export class Grouping {
+  readonly version: number;
   /** By spot, and by closed box as its index in the layout's boxes, those around it or around tasks in it. */
   readonly spots = new Map<number, Outline[]>();
   readonly cards = new Map<number, Outline[]>();
@@ -18,6 +19,7 @@ export class Grouping {
     /** Picked out: alone it is drawn in full, the others are faint. */
     readonly lit: Outline | null,
   ) {
+    this.version = scene.version;
     const groups = outlines.of(direction).filter(({ name }) => name);
     for (const outline of lit && !lit.name ? [...groups, lit] : groups) this.add(outline);
   }
@@ -26,6 +28,7 @@ export class Grouping {
     const { scene, spots, cards } = this;
     const rows = new Map<number, number>();
     for (const task of outline.tasks) {
+      if (scene.version && !scene.shows(task)) continue;
       const spot = scene.spotOf[task];
       const card = scene.cardOf[task];
       if (spot >= 0) push(spots, spot, outline);

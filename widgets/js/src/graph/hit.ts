@@ -2,16 +2,21 @@
 
 import type { PlacedBox } from "../layout/placed.ts";
 import { HEADER_HEIGHT } from "./draw_box.ts";
+import { layerAt } from "./draw_layers.ts";
 import { inside } from "./grid.ts";
 import type { Scene, Spot, Wire } from "./scene.ts";
 
-export type Hit = { spot: Spot } | { box: PlacedBox } | null;
+export type Hit = { spot: Spot } | { box: PlacedBox } | { layersOf: PlacedBox; layer: number } | null;
 
 /** A pointer this far off still hits a task, pixels of the screen. */
 const SLACK = 2;
 
 /** The task, pill or stub at a point of the picture, else the closed box, or the header of an open one. */
 export function hitAt(scene: Scene, x: number, y: number, scale: number): Hit {
+  for (const placed of scene.layout.boxes) {
+    const layer = layerAt(placed, x, y);
+    if (layer >= 0) return { layersOf: placed, layer };
+  }
   const slack = SLACK / scale;
   const near = { x: x - slack, y: y - slack, width: 2 * slack, height: 2 * slack };
   const [first] = scene.grid.search(near).sort((one, other) => away(scene, one, x, y) - away(scene, other, x, y));

@@ -116,9 +116,9 @@ export class Minimap {
 
   /** Draws boxes and states into the bitmap where they have changed. */
   private refresh(colours: Colours, facts: Facts, ratio: number, now: number): boolean {
-    const { scene, replay, matches, fades, reach, grouping, ran, t } = facts;
+    const { scene, version, replay, matches, fades, reach, grouping, ran, t } = facts;
     const { width, height } = this.size;
-    const wanted = [scene, replay, matches, fades, reach, grouping, colours, ratio, width, height, ran, t];
+    const wanted = [scene, version, replay, matches, fades, reach, grouping, colours, ratio, width, height, ran, t];
     const changed = wanted.map((each, index) => each !== this.drawnFor[index]);
     if (!changed.some(Boolean)) return false;
     const onlyTime = !changed.slice(0, -2).some(Boolean);

@@ -4,12 +4,15 @@
  */
 
 import type { PlacedBox, Rect } from "../layout/placed.ts";
+import { MOST_CELLS } from "../layout/layers.ts";
 import type { Box } from "../layout/tree.ts";
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
+import { pathOf, titleOf } from "./draw_box.ts";
 import { countOf, type Facts, stateOf } from "./facts.ts";
 import { grown, touch } from "./grid.ts";
-import { nameOfBox, nameOfSpot } from "./says.ts";
+import { layerRect } from "./draw_layers.ts";
+import { nameOfBox, nameOfSpot, tipOfLayer } from "./says.ts";
 import type { Scene, Spot } from "./scene.ts";
 
 const MOST = 300;
@@ -27,6 +30,8 @@ const MOVES: Record<string, number> = {
 export interface MirrorActions {
   select(task: number): void;
   toggle(box: PlacedBox): void;
+  /** Has equal layers show this one, or no longer. */
+  pin(box: PlacedBox, layer: number): void;
   /** The reader has come to this by the keyboard: what it stands for must be seen. */
   focus(task: number | null, rect: Rect): void;
   /** The focus has gone elsewhere. */
@@ -35,7 +40,7 @@ export interface MirrorActions {
   leave(): void;
 }
 
-export type Entry = { key: string } & ({ spot: Spot } | { box: PlacedBox });
+export type Entry = { key: string } & ({ spot: Spot } | { box: PlacedBox } | { layersOf: PlacedBox; layer: number });
 
 interface Item {
   entry: Entry;
@@ -75,7 +80,7 @@ export class Mirror {
     this.area = area;
     const { counts, t, ran, breakpoints, cardMatches, grouping } = facts; // counts are those of a scene and a replay
     const groups = grouping?.direction;
-    const wanted = [counts, t, ran, breakpoints, cardMatches, groups, this.store.state.selected, x, y, width, height];
+    const wanted = [counts, facts.version, t, ran, breakpoints, cardMatches, groups, this.store.state.selected, x, y, width, height];
     if (wanted.every((each, index) => each === this.shownFor[index])) return false;
     const least = Math.max(PACES[pace], now - this.movedAt < PAUSE ? PACES.moving : 0);
     if (now - this.updatedAt < least) return true;
@@ -131,10 +136,15 @@ export class Mirror {
       set(button, "data-state", stateOf(facts, spot));
       set(button, "aria-pressed", String(this.store.state.selected === spot.task));
       setText(button, nameOfSpot(this.store, facts, spot));
+    } else if ("layer" in entry) {
+      const { layersOf, layer } = entry;
+      set(button, "data-layer", String(layer));
+      set(button, "aria-pressed", String(facts.layers.get(layersOf.box.id) === layer));
+      setText(button, tipOfLayer(facts, layersOf, layer).replace("\n", ", "));
     } else {
       const { box } = entry;
       set(button, "data-box", String(box.box.id));
-      set(button, "data-path", box.box.path || box.box.title);
+      set(button, "data-path", pathOf(facts, box) || titleOf(facts, box));
       set(button, "aria-expanded", String(!box.closed));
       if (box.closed) {
         const index = facts.scene.boxes.get(box.box.id) as number;
@@ -152,6 +162,7 @@ export class Mirror {
   private act(target: EventTarget | null): void {
     const entry = this.itemOf(target)?.entry;
     if (entry && "spot" in entry) this.actions.select(entry.spot.task);
+    else if (entry && "layer" in entry) this.actions.pin(entry.layersOf, entry.layer);
     else if (entry) this.actions.toggle(entry.box);
   }
 
@@ -161,6 +172,7 @@ export class Mirror {
     this.stopAt(item);
     const { entry } = item;
     if ("spot" in entry) this.actions.focus(entry.spot.task, entry.spot.rect);
+    else if ("layer" in entry) this.actions.focus(null, layerRect(entry.layersOf, entry.layer));
     else this.actions.focus(null, entry.box.rect);
   }
 
@@ -179,26 +191,44 @@ export class Mirror {
 }
 
 function isIn(scene: Scene, entry: Entry): boolean {
-  return "spot" in entry ? scene.spotOf[entry.spot.task] >= 0 : scene.boxes.has(entry.box.box.id);
+  return "spot" in entry ? scene.spotOf[entry.spot.task] >= 0 : scene.boxes.has(boxOf(entry).box.id);
+}
+
+function boxOf(entry: Exclude<Entry, { spot: Spot }>): PlacedBox {
+  return "layer" in entry ? entry.layersOf : entry.box;
+}
+
+/** The layers of a box that have a button: all, or where there is but a strip those beside the one that is shown. */
+function layersOf({ scene }: Facts, { box, closed }: PlacedBox): number[] {
+  const { layers } = box;
+  if (!layers || closed) return [];
+  const all = Array.from({ length: layers.count }, (_, layer) => layers.count - 1 - layer);
+  const shown = scene.choice.get(box.id) ?? layers.drawn;
+  return layers.count > MOST_CELLS ? all.filter((layer) => Math.abs(layer - shown) <= 1) : all;
 }
 
 /** The key of the box that has closed around it. */
 function heirOf(scene: Scene, entry: Entry): string {
-  let box = "spot" in entry ? (scene.cardAround(entry.spot.task)?.box ?? null) : entry.box.box.parent;
+  let box = "spot" in entry ? (scene.cardAround(entry.spot.task)?.box ?? null) : boxOf(entry).box.parent;
   while (box && !scene.boxes.has(box.id)) box = box.parent;
   return box ? `box ${box.id}` : "";
 }
 
 /** The newest first, as the backward goes; a box before what is in it, a pill after its user. */
-function entriesIn({ scene }: Facts, area: Rect): Entry[] {
+function entriesIn(facts: Facts, area: Rect): Entry[] {
+  const { scene } = facts;
   const boxes = scene.layout.boxes.filter(({ rect }) => touch(rect, area)).slice(0, MOST);
   const spots = scene.grid.search(area).map((index) => scene.spots[index]);
   const shown = spots.filter(({ kind }) => kind !== "stub").slice(0, MOST - boxes.length);
   const entries: { entry: Entry; age: number }[] = [
-    ...boxes.map((box) => ({
-      entry: { key: `box ${box.box.id}`, box },
-      age: newestIn(box.box, scene.graph.leaf) + 0.9 - box.depth / 1000,
-    })),
+    ...boxes.flatMap((box) => {
+      const age = newestIn(box.box, scene.graph.leaf) + 0.9 - box.depth / 1000;
+      const buttons = layersOf(facts, box).map((layer, place) => ({
+        entry: { key: `layer ${box.box.id} ${layer}`, layersOf: box, layer },
+        age: age - (place + 1) * 1e-6,
+      }));
+      return [{ entry: { key: `box ${box.box.id}`, box }, age }, ...buttons];
+    }),
     ...shown.map((spot) => ({
       entry: { key: `task ${spot.task}`, spot },
       age: spot.user - (spot.kind === "pill" ? 0.05 : 0),

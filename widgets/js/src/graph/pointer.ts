@@ -6,7 +6,7 @@ import type { Facts } from "./facts.ts";
 import { type Hit, hitAt, wiresNear } from "./hit.ts";
 import type { Painter } from "./painter.ts";
 import type { Pilot } from "./pilot.ts";
-import { tipOfBox, tipOfSpot, tipOfWire } from "./says.ts";
+import { tipOfBox, tipOfLayer, tipOfSpot, tipOfWire } from "./says.ts";
 
 /** The hint how to zoom stays so long, milliseconds. */
 const HINT = 1600;
@@ -52,6 +52,7 @@ export function bindPointer(on: PointerOn, signal: AbortSignal): void {
     stage.tip(null);
     if (!hit) store.update({ selected: null });
     else if ("spot" in hit) store.select(hit.spot.task);
+    else if ("layer" in hit) store.pinLayer(hit.layersOf.box.id, hit.layer);
     else on.toggle(hit.box);
   }, { signal });
   canvas.addEventListener("dblclick", (event) => {
@@ -65,6 +66,7 @@ export function bindPointer(on: PointerOn, signal: AbortSignal): void {
 
 function saidOf({ stage, facts, painter, pilot }: PointerOn, hit: Hit, event: MouseEvent): string | null {
   if (hit && "spot" in hit) return tipOfSpot(stage.store, facts(), hit.spot);
+  if (hit && "layer" in hit) return tipOfLayer(facts(), hit.layersOf, hit.layer);
   if (hit) return tipOfBox(facts(), hit.box);
   const { x, y, k } = pilot.view;
   const at = { x: (event.offsetX - x) / k, y: (event.offsetY - y) / k };

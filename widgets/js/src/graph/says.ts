@@ -5,8 +5,10 @@ import { markSays } from "../model/mirroring.ts";
 import type { Outline } from "../model/outlines.ts";
 import type { Unreal } from "../model/when.ts";
 import type { Store } from "../store.ts";
-import { count, size } from "../text.ts";
-import { cardSays } from "./draw_box.ts";
+import { count, grouped, size } from "../text.ts";
+import { pathOf, titleOf } from "./draw_box.ts";
+import { layerState } from "./draw_layers.ts";
+import { cardSays } from "./draw_folded.ts";
 import { type WireState, wireState } from "./draw_wires.ts";
 import { type Facts, shareOf, stateOf } from "./facts.ts";
 import type { Spot, Wire } from "./scene.ts";
@@ -40,13 +42,27 @@ export function tipOfSpot(store: Store, facts: Facts, spot: Spot): string {
 
 export function tipOfBox(facts: Facts, placed: PlacedBox): string {
   const { box, closed } = placed;
-  const name = cut(box.path || box.title);
+  const name = cut(pathOf(facts, placed) || titleOf(facts, placed));
   const kind = box.subtitle ? ` (${cut(box.subtitle)})` : "";
   const index = facts.scene.boxes.get(box.id) as number;
   const said = closed ? cardSays(facts, index) : count(box.size, "task");
   const marks = markSays(facts.cardMarks.get(index) ?? []);
   return [`${closed ? "unfold" : "fold"} ${name}${kind}`, said, ...marks].join("\n");
 }
+
+/** `blocks.2 of 4 equal layers, runs`. */
+export function tipOfLayer(facts: Facts, { box }: PlacedBox, layer: number): string {
+  const { layers } = box;
+  const course = facts.courseOf(box);
+  if (!layers || !course) return "";
+  const state = layerState(course, layer, facts.t, facts.replay.running(facts.t));
+  const isPinned = facts.layers.get(box.id) === layer;
+  const which = layers.titles[layer] === layers.titles[layer && layer - 1] || layers.count === 1 ? `, ${grouped(layer)}` : "";
+  const said = `${cut(layers.titles[layer])}${which}: ${LAYER_STATES[state]}`;
+  return `${isPinned ? "let go of" : "show"} ${said}\none of ${count(layers.count, "equal layer")}`;
+}
+
+const LAYER_STATES = { waiting: "waits", begun: "has begun", running: "runs", done: "done" } as const;
 
 const WIRES: Record<WireState, string> = {
   "not yet": "not computed yet",
@@ -108,7 +124,7 @@ function groupsOf({ grouping }: Facts, task: number): Outline[] {
 
 export function nameOfBox(facts: Facts, placed: PlacedBox): string {
   const { box, closed } = placed;
-  const name = [cut(box.path || box.title), cut(box.subtitle)].filter(Boolean).join(", ");
+  const name = [cut(pathOf(facts, placed) || titleOf(facts, placed)), cut(box.subtitle)].filter(Boolean).join(", ");
   const index = facts.scene.boxes.get(box.id) as number;
   return `${name}, ${closed ? cardSays(facts, index) : count(box.size, "task")}`;
 }

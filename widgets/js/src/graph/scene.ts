@@ -3,7 +3,9 @@
 import type { Layout, PlacedBox, PlacedStub, PlacedWire, Rect } from "../layout/placed.ts";
 import type { Tree } from "../layout/tree.ts";
 import type { DeckGraph } from "../model/graph.ts";
+import { Changing } from "./changing.ts";
 import { Grid } from "./grid.ts";
+import { type Choice, layersOfTask } from "./layer_choice.ts";
 import { WireIndex } from "./wire_index.ts";
 import { Outline, pathData } from "./wire_path.ts";
 
@@ -42,6 +44,10 @@ export class Scene {
   readonly spots: readonly Spot[];
   readonly wires: readonly Wire[];
   readonly grid: Grid;
+  /** Counts up when equal layers show others than before: spots and wires stand for other tasks and edges then. */
+  version = 0;
+  /** What the equal layers show. */
+  choice: Choice = new Map();
   /** By task the spot that is it, or -1. */
   readonly spotOf: Int32Array;
   /** By task the closed box that holds it, as an index in `layout.boxes`, or -1. */
@@ -54,18 +60,23 @@ export class Scene {
   readonly rowRooms: readonly number[];
   /** By a box's id its index in `layout.boxes`. */
   readonly boxes = new Map<number, number>();
+  /** What stands for another task when equal layers show others. */
+  private readonly changing: Changing;
   /** Made when it is first asked. */
   private wireIndex: WireIndex | null = null;
 
   constructor(
     readonly graph: DeckGraph,
-    tree: Tree,
+    readonly tree: Tree,
     readonly layout: Layout,
   ) {
     this.spots = spotsOf(layout);
     this.spotOf = new Int32Array(graph.count).fill(NOWHERE);
     this.spots.forEach((spot, index) => {
       if (spot.kind !== "stub") for (const task of spot.tasks) this.spotOf[task] = index;
+    });
+    tree.standIn.forEach((drawn, task) => {
+      this.spotOf[task] = this.spotOf[drawn];
     });
     layout.boxes.forEach((placed, index) => this.boxes.set(placed.box.id, index));
     this.cardOf = cardsOfTasks(tree, layout, this.spotOf);
@@ -83,11 +94,31 @@ export class Scene {
       const around = this.boxesAround(right, rect.y).at(-1);
       return right - (around ? around.rect.x + BESIDE_ROW : 0);
     });
+    this.changing = new Changing(this);
     this.grid = new Grid(
       this.spots.map((spot) => spot.rect),
       layout.width,
       layout.height,
     );
+  }
+
+  /** Has equal layers show these. */
+  show(choice: Choice): void {
+    const isSame = [...choice].every(([id, layer]) => this.choice.get(id) === layer);
+    this.choice = choice;
+    if (isSame) return;
+    this.version++;
+    this.changing.show(choice);
+  }
+
+  /** Whether a task, or the closed box that it is in, is seen: not so in a layer that another is shown for. */
+  shows(task: number): boolean {
+    for (const [id, layer] of layersOfTask(this.tree, task)) {
+      const index = this.boxes.get(id);
+      if (index === undefined || this.layout.boxes[index].closed) return true;
+      if (this.choice.get(id) !== layer) return false;
+    }
+    return true;
   }
 
   /** The wires that come this near to a point. */

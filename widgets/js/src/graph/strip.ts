@@ -11,6 +11,9 @@ import type { Reach } from "./reach.ts";
 
 export interface StripActions {
   zoom(factor: number): void;
+  /** Closes all boxes, or opens all. */
+  fold(all: boolean): void;
+
   save(kind: "svg" | "png", what: "seen" | "whole"): void;
 }
 
@@ -36,11 +39,13 @@ export class Strip {
     this.follow = button("follow", "Follow the running task (G)", icon("follow"), () =>
       store.update({ camera: "follow" }),
     );
-    this.fit = button("fit", "Fit the whole graph (F)", icon("fit"), () => store.update({ camera: "fit" }));
+    this.fit = button("fit", "As at first: folded until it fits (F)", icon("fit"), () => store.update({ camera: "fit" }));
+    const shut = button("fold all", "Fold all (⇧[)", icon("fold"), () => actions.fold(true));
+    const open = button("unfold all", "Unfold all (⇧])", icon("unfold"), () => actions.fold(false));
     const out = button("zoom out", "Zoom out", sign("M4 8h8"), () => actions.zoom(1 / ZOOM_STEP));
     const closer = button("zoom in", "Zoom in", sign("M4 8h8M8 4v8"), () => actions.zoom(ZOOM_STEP));
     this.groups = button("groups", "", icon("groups"), () => store.canGroup && store.showGroups());
-    const tools = el("div", { class: "tools" }, this.groups, out, closer, this.follow, this.fit, exportMenu(actions));
+    const tools = el("div", { class: "tools" }, this.groups, out, closer, this.follow, shut, open, this.fit, exportMenu(actions));
     this.element = el("div", { class: "key" }, ...legend(this.planned), this.signs, this.reach, tools);
   }
 

@@ -1,6 +1,7 @@
 /** What the layout of one box takes and gives: extents of its items, wires between them; positions and points. */
 
-export const RANK_GAP = 14;
+/** Rows are 26 apart: 20 of a task, and this. */
+export const RANK_GAP = 6;
 export const ITEM_GAP = 14;
 export const WIRE_GAP = 9;
 /** Between columns. */
@@ -38,14 +39,14 @@ export interface Port {
   output: number;
 }
 
-/** What one box holds: `ranks` are of the items, every link goes to a higher rank. `aspect` is the shape to aim at. */
+/** What one box holds: `ranks` are of the items, every link goes to a higher rank. Columns are cut to be no taller than `tall`. */
 export interface Contained {
   extents: Extent[];
   ranks: number[];
   links: Link[];
   entries: Port[];
   exits: Port[];
-  aspect: number;
+  tall: number;
 }
 
 /**

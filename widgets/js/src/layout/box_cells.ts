@@ -2,40 +2,40 @@
 
 import type { Extent } from "./arrangement.ts";
 import type { Canvas, Cell, Inside } from "./cells.ts";
-import { heightBeside, placeSides, roomBeside, type Side } from "./sides.ts";
+import { layersWidth } from "./layers.ts";
+import { heightBeside, placeSides, roomBeside, type Side, SPINE, TASK_HEIGHT } from "./sides.ts";
 import { shorten, textWidth } from "./text_width.ts";
-import type { Box } from "./tree.ts";
+import type { Box, Tree } from "./tree.ts";
 
 /** Around what is in an open box. */
-const PAD = 10;
+export const PAD = 10;
 /** The height of an open box's title. */
-const HEADER = 26;
-const CARD_HEIGHT = 42;
-/** How far the cards behind a closed box stand out. */
+export const HEADER = 26;
+const WIDEST_LABEL = 230;
+/** The cards behind equal layers stand out so far. */
 const CARDS_BEHIND = 6;
-const WIDEST_CARD_LABEL = 260;
+/** Before the title of an open box, and between that and the buttons of layers. */
+const CHEVRON = 13;
+const BEFORE_LAYERS = 12;
 const NEARLY_STRAIGHT = 60;
 
-/** A closed box: name, class and the number of tasks, before two more cards. */
-export class CardCell implements Cell {
+/** A closed box as one row: name and class on its spine, with stubs at its right. */
+export class FoldedCell implements Cell {
   readonly extent: Extent;
   private readonly label: FittedLabel;
   private readonly width: number;
 
   constructor(
+    tree: Tree,
     private readonly box: Box,
-    private readonly left: readonly Side[],
-    private readonly right: readonly Side[],
+    private readonly sides: readonly Side[],
   ) {
-    this.label = fittedLabel(box, WIDEST_CARD_LABEL);
-    this.width = Math.max(140, 2 * Math.ceil((this.label.width + 56) / 2));
-    const half = this.width / 2;
-    this.extent = {
-      left: half + roomBeside(left),
-      right: half + Math.max(CARDS_BEHIND, roomBeside(right)),
-      height: Math.max(CARD_HEIGHT + CARDS_BEHIND, heightBeside(left, right)),
-      foot: CARD_HEIGHT,
-    };
+    this.label = fittedLabel(box, WIDEST_LABEL);
+    const widest = Math.max(this.label.width, box.kind === "views" ? widestView(tree, box) : 0);
+    this.width = Math.max(44, Math.ceil(widest) + 30);
+    const behind = box.layers ? CARDS_BEHIND : 0;
+    const right = this.width - SPINE + Math.max(behind, roomBeside(sides));
+    this.extent = { left: SPINE, right, height: heightBeside(sides) + behind, foot: TASK_HEIGHT };
   }
 
   arrives(): number {
@@ -48,12 +48,24 @@ export class CardCell implements Cell {
 
   place(x: number, y: number, canvas: Canvas): void {
     const { box, width } = this;
-    const rect = { x: x - width / 2, y, width, height: CARD_HEIGHT };
+    const rect = { x: x - SPINE, y, width, height: TASK_HEIGHT };
     const { title, subtitle } = this.label;
-    canvas.boxes.push({ box, rect, title, subtitle, depth: box.depth, closed: true });
-    placeSides(~box.id, this.left, rect, -1, canvas);
-    placeSides(~box.id, this.right, rect, 1, canvas);
+    canvas.boxes.push({ box, rect, title, subtitle, depth: box.depth, closed: true, layersAt: 0 });
+    placeSides(~box.id, this.sides, rect, canvas);
   }
+}
+
+/** How wide a row of views is while one of them runs, which it then names. */
+function widestView({ graph }: Tree, { children }: Box): number {
+  const views = children.filter((child) => typeof child === "number");
+  return views.reduce((widest, task) => {
+    return Math.max(widest, textWidth(runningView(graph.titles[task], views.length), 11, true));
+  }, 0);
+}
+
+/** "Clone ⋯ 7". */
+export function runningView(name: string, count: number): string {
+  return `${shorten(name, WIDEST_LABEL)} ⋯ ${count}`;
 }
 
 interface FittedLabel {
@@ -62,8 +74,17 @@ interface FittedLabel {
   width: number;
 }
 
+/** Of equal layers the title of the one that is drawn, with room for that of any. */
+function openLabel(box: Box, width: number): FittedLabel {
+  const { layers, subtitle } = box;
+  if (!layers) return fittedLabel(box, width);
+  const labels = [...new Set(layers.titles)].map((title) => fittedLabel({ ...box, title, subtitle }, width));
+  const shown = fittedLabel({ ...box, title: layers.titles[layers.drawn], subtitle }, width);
+  return { ...shown, width: labels.reduce((most, label) => Math.max(most, label.width), 0) };
+}
+
 /** Of title and subtitle the title is shortened last; numbers of calls are never cut. */
-function fittedLabel(box: Box, width: number): FittedLabel {
+function fittedLabel(box: Pick<Box, "title" | "subtitle" | "path">, width: number): FittedLabel {
   let title = shorten(box.title, width, 11, true);
   const left = width - textWidth(title, 11, true) - 6;
   let subtitle = left > 24 ? shorten(box.subtitle, left) : "";
@@ -78,6 +99,7 @@ function fittedLabel(box: Box, width: number): FittedLabel {
 export class BoxCell implements Cell {
   readonly extent: Extent;
   private readonly label: FittedLabel;
+  private readonly layersAt: number;
   private readonly width: number;
   private readonly height: number;
   private readonly margin: number;
@@ -93,8 +115,11 @@ export class BoxCell implements Cell {
     weights: readonly number[],
   ) {
     const { arrangement } = inside;
-    this.label = fittedLabel(box, Math.max(320, arrangement.width));
-    this.width = Math.ceil(Math.max(arrangement.width + 2 * PAD, this.label.width + 2 * PAD + 4));
+    this.label = openLabel(box, Math.max(320, arrangement.width));
+    const titled = this.label.width + PAD + CHEVRON;
+    this.layersAt = box.layers ? Math.ceil(titled + BEFORE_LAYERS) : 0;
+    const headed = box.layers ? this.layersAt + layersWidth(box.layers.count) : titled;
+    this.width = Math.ceil(Math.max(arrangement.width + 2 * PAD, headed + PAD));
     this.height = HEADER + arrangement.height + PAD;
     this.margin = (this.width - arrangement.width) / 2;
     inside.entries.forEach((wire, place) => this.entryX.set(wire, arrangement.entries[place][0] + this.margin));
@@ -103,7 +128,9 @@ export class BoxCell implements Cell {
       this.exitX.set(wire, points[points.length - 2] + this.margin);
     });
     this.axis = this.axisFor(weights);
-    this.extent = { left: this.axis, right: this.width - this.axis, height: this.height, foot: this.height };
+    const behind = box.layers ? CARDS_BEHIND : 0;
+    const right = this.width - this.axis + behind;
+    this.extent = { left: this.axis, right, height: this.height + behind, foot: this.height };
   }
 
   /** Where the heaviest wire comes in or leaves, or else the middle: where wires of both sides are straightest. */
@@ -124,10 +151,11 @@ export class BoxCell implements Cell {
   }
 
   place(x: number, y: number, canvas: Canvas): void {
-    const { box, width, height, inside } = this;
+    const { box, width, height, inside, layersAt } = this;
     const left = x - this.axis;
     const { title, subtitle } = this.label;
-    canvas.boxes.push({ box, rect: { x: left, y, width, height }, title, subtitle, depth: box.depth, closed: false });
+    const rect = { x: left, y, width, height };
+    canvas.boxes.push({ box, rect, title, subtitle, depth: box.depth, closed: false, layersAt });
     canvas.pending.push({ inside, x: left + this.margin, y: y + HEADER, top: y, bottom: y + height });
   }
 }

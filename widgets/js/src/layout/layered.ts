@@ -15,12 +15,14 @@ import { pack } from "./packing.ts";
 import { draw } from "./routes.ts";
 
 const WIDEST_RANK = 1500;
-/** A lower column is not cut. */
-const LEAST_COLUMN = 480;
+/** No picture is made so many times as wide as it is high to keep its columns low. */
+const WIDEST_SHAPE = 6;
+/** So often the height of balanced columns is halved in. */
+const HALVINGS = 12;
 
-export function arrange({ extents, ranks: given, links, entries, exits, aspect }: Contained): Arrangement {
+export function arrange({ extents, ranks: given, links, entries, exits, tall }: Contained): Arrangement {
   const ranks = withoutWideRanks(extents, given);
-  const net = new Net(extents, ranks, cutsOf(extents, ranks, links, aspect));
+  const net = new Net(extents, ranks, cutsOf(extents, ranks, links, tall));
   net.thread(links, entries, exits);
   net.sort();
   pack(net);
@@ -49,13 +51,8 @@ function withoutWideRanks(extents: readonly Extent[], ranks: readonly number[]):
   return narrow;
 }
 
-/** The first rank of each column, and the number of ranks. */
-function cutsOf(
-  extents: readonly Extent[],
-  ranks: readonly number[],
-  links: readonly Link[],
-  aspect: number,
-): number[] {
+/** The first rank of each column, and the number of ranks: as few columns as are no taller than they may be. */
+function cutsOf(extents: readonly Extent[], ranks: readonly number[], links: readonly Link[], tall: number): number[] {
   const count = highest(ranks) + 1;
   const heights: number[] = new Array(count).fill(0);
   const widths: number[] = new Array(count).fill(-ITEM_GAP);
@@ -66,57 +63,37 @@ function cutsOf(
   });
   const ends = runningSums([0, ...heights]);
   const whole = ends[count];
-  if (whole <= LEAST_COLUMN) return [0, count];
+  if (whole <= tall + RANK_GAP) return [0, count];
   const changes: number[] = new Array(count + 1).fill(0);
   for (const { source, target } of links) {
     changes[ranks[source] + 1]++;
     changes[ranks[target] + 1]--;
   }
-  const crossing = runningSums(changes);
   const typical = widths.toSorted((a, b) => a - b)[Math.floor(0.8 * (count - 1))] + GUTTER;
-  const guess = Math.round(Math.sqrt((aspect * whole) / typical));
-  let best = [0, count];
-  let least = whole;
-  for (const columns of new Set([2, guess - 1, guess, guess + 1, guess + 2].sort((a, b) => a - b))) {
-    if (columns < 2 || columns > (whole / LEAST_COLUMN) * 2) continue;
-    const cuts = balancedCuts(ends, crossing, columns);
-    const score = scoreOf(cuts, ends, widths, crossing, aspect);
-    if (score < least) [best, least] = [cuts, score];
-  }
-  return best;
+  const most = Math.max(tall, Math.sqrt((whole * typical) / WIDEST_SHAPE)) + RANK_GAP;
+  return balancedCuts(ends, runningSums(changes), most);
 }
 
-/** How large a picture such cuts make, and how many wires they cut. */
-function scoreOf(cuts: number[], ends: number[], widths: number[], crossing: number[], aspect: number): number {
-  let width = 0;
-  let height = 0;
-  let cut = 0;
-  for (let column = 0; column + 1 < cuts.length; column++) {
-    const [first, end] = [cuts[column], cuts[column + 1]];
-    width += widths.slice(first, end).reduce((most, each) => Math.max(most, each)) + GUTTER;
-    height = Math.max(height, ends[end] - ends[first]);
-    if (column) cut += crossing[first] - 1;
+/** As many columns as it takes where none is taller than `most`, and none much taller than it has to be. */
+function balancedCuts(ends: readonly number[], crossing: readonly number[], most: number): number[] {
+  let cuts = fill(ends, crossing, most);
+  let [low, high] = [ends[ends.length - 1] / (cuts.length - 1), most];
+  for (let left = HALVINGS; left; left--) {
+    const middle = (low + high) / 2;
+    const lower = fill(ends, crossing, middle);
+    if (lower.length > cuts.length) low = middle;
+    else [cuts, high] = [lower, middle];
   }
-  return Math.max(width / aspect, height) + 5 * cut;
-}
-
-/** Cuts into so many columns at most, none much higher than it has to be. */
-function balancedCuts(ends: number[], crossing: number[], columns: number): number[] {
-  let height = ends[ends.length - 1] / columns;
-  for (;;) {
-    const cuts = fill(ends, crossing, height);
-    if (cuts.length <= columns + 1) return cuts;
-    height *= 1.06;
-  }
+  return cuts;
 }
 
 /** Cuts where the fewest wires cross, each column at most so high unless one rank is higher. */
-function fill(ends: number[], crossing: number[], height: number): number[] {
+function fill(ends: readonly number[], crossing: readonly number[], height: number): number[] {
   const cuts = [0];
   const last = ends.length - 1;
   let start = 0;
-  while (ends[last] - ends[start] > height * 1.04) {
-    const full = Math.max(start + 1, firstAbove(ends, ends[start] + height * 1.04) - 1);
+  while (ends[last] - ends[start] > height) {
+    const full = Math.max(start + 1, firstAbove(ends, ends[start] + height) - 1);
     const early = Math.min(full, Math.max(start + 1, firstFrom(ends, ends[start] + height * 0.8)));
     let cut = full;
     for (let at = full - 1; at >= early; at--) if (crossing[at] < crossing[cut]) cut = at;
@@ -128,7 +105,7 @@ function fill(ends: number[], crossing: number[], height: number): number[] {
 }
 
 /** The first place of a sorted list that holds more than `value`. */
-function firstAbove(sorted: number[], value: number): number {
+function firstAbove(sorted: readonly number[], value: number): number {
   let [low, high] = [0, sorted.length];
   while (low < high) {
     const middle = (low + high) >> 1;
@@ -139,7 +116,7 @@ function firstAbove(sorted: number[], value: number): number {
 }
 
 /** The first place of a sorted list that holds `value` or more. */
-function firstFrom(sorted: number[], value: number): number {
+function firstFrom(sorted: readonly number[], value: number): number {
   let [low, high] = [0, sorted.length];
   while (low < high) {
     const middle = (low + high) >> 1;

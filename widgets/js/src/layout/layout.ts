@@ -6,7 +6,7 @@
  */
 
 import type { Arrangement, Contained } from "./arrangement.ts";
-import { BoxCell, CardCell } from "./box_cells.ts";
+import { BoxCell, FoldedCell, HEADER, PAD } from "./box_cells.ts";
 import { type Canvas, type Cell, type Inside, placeInside } from "./cells.ts";
 import { arrange } from "./layered.ts";
 import type { Layout, PlacedWire } from "./placed.ts";
@@ -17,9 +17,10 @@ import { shorten, shortenMiddle } from "./text_width.ts";
 import { isInModule, type Tree } from "./tree.ts";
 import { type Contents, type Item, type Use, Wiring } from "./wiring.ts";
 
-/** Width to height. */
-const PICTURE_ASPECT = 1.6;
-const BOX_ASPECT = 1.2;
+/** The columns of the picture are cut to be no taller, where nothing else is asked for. */
+export const TALL = 640;
+/** Those of a box are lower, but no lower than this. */
+const LEAST_TALL = 160;
 const MOST_PILLS = 8;
 const WIDEST_SIDE = 320;
 
@@ -36,10 +37,10 @@ export class LayoutCache {
   }
 }
 
-/** Lays out what is seen when these boxes are open. */
-export function layOut(tree: Tree, open: ReadonlySet<number>, cache = new LayoutCache()): Layout {
+/** Lays out what is seen when these boxes are open, in columns that are no taller than `tall` where they needn't be. */
+export function layOut(tree: Tree, open: ReadonlySet<number>, cache = new LayoutCache(), tall = TALL): Layout {
   const wiring = new Wiring(tree, open);
-  const inside = new Assembly(tree, wiring, cache).top();
+  const inside = new Assembly(tree, wiring, cache, tall).top();
   const canvas: Canvas = {
     boxes: [],
     tasks: [],
@@ -64,11 +65,11 @@ export function layOut(tree: Tree, open: ReadonlySet<number>, cache = new Layout
 /** The wires between cells, from their pieces: out of boxes, across, into boxes. */
 function joined(wiring: Wiring, { exits, links, entries }: Canvas): PlacedWire[] {
   const wires: PlacedWire[] = [];
-  wiring.wires.forEach(({ from, to, edges }, wire) => {
+  wiring.wires.forEach(({ from, to, edges, between }, wire) => {
     const across = links.get(wire);
-    if (!across) return;
-    const points = chained([...(exits.get(wire) ?? []).reverse(), across, ...(entries.get(wire) ?? [])]);
-    wires.push({ kind: "gradient", edges, from, to, points });
+    if (!across && !between) return;
+    const points = chained([...(exits.get(wire) ?? []).reverse(), across ?? [], ...(entries.get(wire) ?? [])]);
+    if (points.length) wires.push({ kind: between ? "between" : "gradient", edges, from, to, points });
   });
   return wires;
 }
@@ -105,6 +106,7 @@ class Assembly {
     private readonly tree: Tree,
     private readonly wiring: Wiring,
     private readonly cache: LayoutCache,
+    private readonly tall: number,
   ) {
     const { next } = tree.graph.document.edges;
     this.weights = wiring.wires.map(({ edges }) =>
@@ -116,19 +118,20 @@ class Assembly {
   top(): Inside {
     const [whole, ...others] = this.wiring.contents.values();
     for (const contents of others.reverse()) {
-      const inside = this.layOutBox(contents, BOX_ASPECT);
+      const inside = this.layOutBox(contents);
       this.cells.set(contents.box.id, new BoxCell(contents.box, inside, this.weights));
     }
-    return this.layOutBox(whole, PICTURE_ASPECT);
+    return this.layOutBox(whole);
   }
 
-  private layOutBox(contents: Contents, aspect: number): Inside {
+  private layOutBox(contents: Contents): Inside {
     const { wires } = this.wiring;
     const { index, entries, exits } = contents;
     const cells = contents.slots.map((slot) => (typeof slot === "number" ? this.cell(slot) : this.row(slot)));
     const place = (item: Item) => index.get(item) as number;
     const weight = (wire: number) => this.weights[wire];
     const links = this.linksOf(contents, cells);
+    const around = contents.box.depth * (HEADER + PAD);
     const contained: Contained = {
       extents: cells.map((cell) => cell.extent),
       ranks: contents.ranks,
@@ -141,7 +144,7 @@ class Assembly {
         const shift = cells[place(item)].leaves(wire, wires[wire].from);
         return { item: place(item), shift, weight: weight(wire), output: this.output(wire) };
       }),
-      aspect,
+      tall: Math.max(LEAST_TALL, this.tall - around),
     };
     return {
       cells,
@@ -183,7 +186,7 @@ class Assembly {
   private cell(item: Item): Cell {
     if (item >= 0) return this.taskCell(item);
     const open = this.cells.get(~item);
-    return open ?? new CardCell(this.tree.boxes[~item], ...balanced([], this.marks.get(item) ?? []));
+    return open ?? new FoldedCell(this.tree, this.tree.boxes[~item], this.marks.get(item) ?? []);
   }
 
   private taskCell(task: number): TaskCell {
@@ -191,24 +194,8 @@ class Assembly {
     const uses = this.wiring.uses.get(task) ?? [];
     let sides = uses.map((use) => ({ output: use.output, side: this.side(use) }));
     if (sides.length > MOST_PILLS) sides = summed(sides);
-    const main = this.mainOutput(task);
-    const left = sides.filter(({ output }) => output < main).map(({ side }) => side);
-    const right = sides.filter(({ output }) => output >= main).map(({ side }) => side);
-    const beside = balanced(left, [...right, ...(this.marks.get(task) ?? [])]);
-    return new TaskCell(task, graph.titles[task], captions.get(task) ?? "", ...beside);
-  }
-
-  /** The first output that leads to another task than a parameter's: -1 without one. */
-  private mainOutput(task: number): number {
-    const { graph, pills } = this.tree;
-    const { starts, values } = graph.outEdges;
-    const { output, next } = graph.document.edges;
-    let main = Infinity;
-    for (let at = starts[task]; at < starts[task + 1]; at++) {
-      const edge = values[at];
-      if (!pills[next[edge]]) main = Math.min(main, output[edge]);
-    }
-    return main === Infinity ? -1 : main;
+    const beside = [...sides.map(({ side }) => side), ...(this.marks.get(task) ?? [])];
+    return new TaskCell(task, graph.titles[task], captions.get(task) ?? "", beside);
   }
 
   private row(tasks: readonly number[]): RowCell {
@@ -307,19 +294,6 @@ class Assembly {
   }
 }
 
-/** Pills on both sides where there are several. */
-function balanced(left: Side[], right: Side[]): [left: Side[], right: Side[]] {
-  if (!left.length && right.length > 1) {
-    const half = right.length >> 1;
-    return [right.slice(0, half), right.slice(half)];
-  }
-  if (!right.length && left.length > 1) {
-    const half = (left.length + 1) >> 1;
-    return [left.slice(0, half), left.slice(half)];
-  }
-  return [left, right];
-}
-
 /** Very many parameters of one task as one pill (and one stub for those that are drawn elsewhere). */
 function summed(sides: readonly { output: number; side: Side }[]): { output: number; side: Side }[] {
   return (["pill", "parameter"] as const).flatMap((kind) => {
@@ -334,7 +308,7 @@ function summed(sides: readonly { output: number; side: Side }[]): { output: num
 
 function isSame(one: Contained, other: Contained): boolean {
   return (
-    one.aspect === other.aspect &&
+    one.tall === other.tall &&
     one.ranks.length === other.ranks.length &&
     one.ranks.every((rank, item) => rank === other.ranks[item]) &&
     areSame(one.extents, other.extents) &&

@@ -24,6 +24,12 @@ export class Part {
   labels: readonly [title: string, subtitle: string] | null = null;
   /** The path of the box around it. */
   above = "";
+  /** Whether it is a chain of views, in no module of their own. */
+  isViews = false;
+  /** Equal runs of siblings that it is drawn for, the first created first; empty where it is none. */
+  members: Child[][] = [];
+  /** The same number for parts of the same shape; negative for what is like nothing else. */
+  shape = -1;
 
   constructor(
     readonly path: string,
@@ -60,8 +66,16 @@ export function firstTask(child: Child): number {
   return typeof child === "number" ? child : child.first;
 }
 
-/** What no module call holds, oldest first. The model's own call is left out where it is the only outermost one. */
-export function topChildren(graph: DeckGraph, pills: Uint8Array): Child[] {
+/** What no module call holds, oldest first; all calls, with the one around each, and by task the one that it is in. */
+export interface TopChildren {
+  children: Child[];
+  parts: readonly Part[];
+  around: Int32Array;
+  partOf: Int32Array;
+}
+
+/** The model's own call is left out where it is the only outermost one. */
+export function topChildren(graph: DeckGraph, pills: Uint8Array): TopChildren {
   const { call: callOf } = graph.document.tasks;
   const { path, class: className, parent, index } = graph.document.calls;
   const parts = Array.from(path, (text, call) => new Part(graph.text(text), graph.text(className[call]), index[call]));
@@ -86,9 +100,11 @@ export function topChildren(graph: DeckGraph, pills: Uint8Array): Child[] {
     else parts[around[call]].children.push(part);
   }
   gatherTasks(roots, graph.count);
+  const partOf = Int32Array.from(callOf, (call) => (call === NONE ? NONE : shownAs[call]));
   const [only] = roots;
   const children = roots.length === 1 && only.path === "" ? only.children : roots;
-  return [...loose, ...children].sort((a, b) => firstTask(a) - firstTask(b));
+  const sorted = [...loose, ...children].sort((a, b) => firstTask(a) - firstTask(b));
+  return { children: sorted, parts, around, partOf };
 }
 
 /** By call the call around it, and the call in whose box it is drawn: itself, if it is not too deep. */

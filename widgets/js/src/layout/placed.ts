@@ -59,15 +59,18 @@ export interface PlacedBox {
   /** As `box.depth`: 1 for the outermost. */
   depth: number;
   closed: boolean;
+  /** Where the buttons of the equal layers begin that it is drawn for, from its left edge; 0 where it has none. */
+  layersAt: number;
 }
 
 /**
  * One line for some edges. `from` and `to` are what it joins: a task, or a closed box as `~box.id`; `points` are the
  * corners x, y, x, y, ... A step that is neither upright nor level is drawn as an S-curve that leaves and arrives
- * upright: straight it would cut corners. Without points it is too small to be drawn. "parameter": to a pill or stub.
+ * upright: straight it would cut corners. Without points it is too small to be drawn. "parameter": to a pill or stub;
+ * "between": from `from` to the next of equal layers, or from that to `to`.
  */
 export interface PlacedWire {
-  kind: "gradient" | "parameter";
+  kind: "gradient" | "parameter" | "between";
   edges: number[];
   from: number;
   to: number;

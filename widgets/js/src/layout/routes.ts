@@ -112,7 +112,7 @@ class Drawing {
     for (const node of layer) {
       for (const below of down[node]) furthest = Math.max(furthest, Math.abs(x[below.node] - x[node] - below.shift));
     }
-    return Math.min(48, Math.max(0, (furthest - 110) / 9));
+    return Math.min(48, Math.max(0, (furthest - 40) / 9));
   }
 
   private setColumnsSideBySide(): number {

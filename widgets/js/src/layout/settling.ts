@@ -4,7 +4,9 @@ import { DocumentError } from "../model/check_document.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import { type Child, firstTask, Part } from "./parts.ts";
 import { type Links, lowerSources, ranksOf } from "./ranks.ts";
+import { foldRuns, type Joined } from "./repeats.ts";
 import { MOST_THINGS, cutIntoRuns } from "./runs.ts";
+import { foldViews } from "./views.ts";
 
 /** So many like siblings are drawn as a row of chips. */
 export const ROW_LENGTH = 16;
@@ -30,7 +32,12 @@ export class Settling {
   /** The index of the child that holds a task, in the box at work. */
   private readonly place: Int32Array;
 
-  constructor(private readonly graph: DeckGraph) {
+  /** `shapes` tell by task which are alike. */
+  constructor(
+    private readonly graph: DeckGraph,
+    private readonly pills: Uint8Array,
+    private readonly shapes: Int32Array,
+  ) {
     this.place = new Int32Array(graph.count);
   }
 
@@ -42,9 +49,19 @@ export class Settling {
       const merged = mergeParallelCalls(children, ranks);
       if (merged.length < children.length) ({ children, ranks, links } = this.withoutCircles(merged, edges));
     }
+    if (children.some((child) => typeof child !== "number")) {
+      const folded = foldRuns(children, this.shapes, this.joined(children, edges));
+      if (folded.length < children.length) ({ children, ranks, links } = this.withoutCircles(folded, edges));
+    }
     const scope = box.path || box.above;
     const alone = new Map<number, Part>();
-    children = children.map((child) => unwrapped(child, scope, alone));
+    children = children.map((child) => this.unwrapped(child, scope, alone));
+    const quiet = box.isViews ? children : foldViews(children, links, this.graph, alone);
+    if (quiet.length < children.length) {
+      children = quiet;
+      links = this.linksBetween(children, edges);
+      ({ ranks } = ranksOf(children.length, links));
+    }
     lowerSources(ranks, links);
     let things = this.countThings(children, ranks);
     if (things > MOST_THINGS) {
@@ -55,6 +72,24 @@ export class Settling {
       things = children.length;
     }
     return { children, ranks, things, alone, parts: this.withInnerEdges(children, edges) };
+  }
+
+  /** A part with one task and no parameter is drawn as that task, with the name of the innermost module around it. */
+  private unwrapped(child: Child, scope: string, alone: Map<number, Part>): Child {
+    if (typeof child === "number") return child;
+    let part = child;
+    while (part.tasks.length === 1 && typeof part.children[0] !== "number") part = part.children[0];
+    part.above = scope;
+    for (const each of part.members.flat()) if (typeof each !== "number") each.above = scope;
+    if (part.tasks.length > 1 || this.hasParameter(part.first)) return part;
+    alone.set(part.first, part);
+    return part.first;
+  }
+
+  private hasParameter(task: number): boolean {
+    const { starts, values } = this.graph.outEdges;
+    const edges = values.subarray(starts[task], starts[task + 1]);
+    return edges.some((edge) => this.pills[this.graph.document.edges.next[edge]] === 1);
   }
 
   /** Parts on a circle are dissolved: a module need not be convex in the graph. */
@@ -68,7 +103,7 @@ export class Settling {
       const upwards = ranksOf(children.length, { sources: links.targets, targets: links.sources });
       for (const found of [order, upwards.order]) for (const index of found) onCircle[index] = 0;
       const pieces = children.flatMap((child, index) =>
-        typeof child === "number" || !onCircle[index] ? [child] : child.children,
+        typeof child === "number" || !onCircle[index] ? [child] : piecesOf(child),
       );
       if (pieces.length === children.length && pieces.every((piece, index) => piece === children[index])) {
         throw new DocumentError("This deck's data is damaged: its edges lead in a circle.");
@@ -93,6 +128,24 @@ export class Settling {
       targets.push(target);
     }
     return { sources, targets };
+  }
+
+  /** The edges of each child to its siblings, gathered when they are first asked for. */
+  private joined(children: readonly Child[], edges: Int32Array): Joined {
+    let found: [number, string][][] | null = null;
+    const { place } = this;
+    const { task, next, output, input } = this.graph.document.edges;
+    const gather = () => {
+      const all: [number, string][][] = children.map(() => []);
+      for (const edge of edges) {
+        const [source, target] = [place[task[edge]], place[next[edge]]];
+        if (source === target) continue;
+        const [from, to] = [task[edge] - firstTask(children[source]), next[edge] - firstTask(children[target])];
+        all[source].push([target, `${from} ${output[edge]} ${to} ${input[edge]}`]);
+      }
+      return all;
+    };
+    return (child) => (found ??= gather())[child];
   }
 
   private withInnerEdges(children: readonly Child[], edges: Int32Array): { part: Part; edges: Int32Array }[] {
@@ -126,15 +179,9 @@ export class Settling {
   }
 }
 
-/** A part with one task is drawn as that task, with the name of the innermost module around it. */
-function unwrapped(child: Child, scope: string, alone: Map<number, Part>): Child {
-  if (typeof child === "number") return child;
-  let part = child;
-  while (part.tasks.length === 1 && typeof part.children[0] !== "number") part = part.children[0];
-  part.above = scope;
-  if (part.tasks.length > 1) return part;
-  alone.set(part.first, part);
-  return part.first;
+/** What a part falls into that can't be drawn as one box. */
+function piecesOf(part: Part): Child[] {
+  return part.members.length ? part.members.flat() : part.children;
 }
 
 /** Many calls of one module that don't depend on each other become one part, so that their tasks can form rows. */

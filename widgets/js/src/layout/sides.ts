@@ -1,4 +1,4 @@
-/** Pills and stubs: what is placed beside a task, a card or a row, and the wires to them. */
+/** Pills and stubs: what is placed at the right of a task, a folded box or a row of chips, and the wires to them. */
 
 import type { Canvas } from "./cells.ts";
 import type { PlacedWire, Rect } from "./placed.ts";
@@ -6,9 +6,13 @@ import { textWidth } from "./text_width.ts";
 
 export const PILL_HEIGHT = 16;
 const PILL_LINE = 19;
-/** Between a task and its pills. */
+/** Between a task and its pills, and between two of them. */
 const BESIDE = 8;
+/** Those that are longer together take several lines. */
+const LONGEST_LINE = 230;
 export const TASK_HEIGHT = 20;
+/** From the left edge of a task to its glyph, and to the wires that come and go there. */
+export const SPINE = 11;
 
 /** A pill or stub to be placed beside its user. `edges` are those that its wire stands for. */
 export interface Side {
@@ -24,27 +28,46 @@ export function sideWidth(side: Side): number {
   return Math.ceil(textWidth(side.label)) + (side.kind === "pill" ? 20 : 24) + 8;
 }
 
-export function heightBeside(left: readonly Side[], right: readonly Side[]): number {
-  return PILL_LINE * (Math.max(left.length, right.length, 1) - 1) + TASK_HEIGHT;
+function linesOf(sides: readonly Side[]): Side[][] {
+  const lines: Side[][] = [];
+  let length = Infinity;
+  for (const side of sides) {
+    const width = sideWidth(side) + BESIDE;
+    length += width;
+    if (length > LONGEST_LINE) {
+      lines.push([]);
+      length = width;
+    }
+    lines[lines.length - 1].push(side);
+  }
+  return lines;
+}
+
+export function heightBeside(sides: readonly Side[]): number {
+  return PILL_LINE * (Math.max(linesOf(sides).length, 1) - 1) + TASK_HEIGHT;
 }
 
 export function roomBeside(sides: readonly Side[]): number {
-  return sides.reduce((most, side) => Math.max(most, sideWidth(side) + BESIDE), 0);
+  const lengths = linesOf(sides).map((line) => line.reduce((length, side) => length + sideWidth(side) + BESIDE, 0));
+  return lengths.reduce((most, length) => Math.max(most, length), 0);
 }
 
-/** Stacks pills and stubs beside a task or card; those below the first hang on a rail. */
-export function placeSides(end: number, sides: readonly Side[], beside: Rect, sign: -1 | 1, canvas: Canvas): void {
-  const edge = sign > 0 ? beside.x + beside.width : beside.x;
+/** Lines of pills and stubs at the right of a task or a folded box; those below the first hang on a rail. */
+export function placeSides(end: number, sides: readonly Side[], beside: Rect, canvas: Canvas): void {
+  const edge = beside.x + beside.width;
   const middle = beside.y + TASK_HEIGHT / 2;
-  const near = edge + sign * BESIDE;
-  const rail = edge + (sign * BESIDE) / 2;
-  sides.forEach((side, line) => {
-    const center = middle + line * PILL_LINE;
-    const width = sideWidth(side);
-    const x = sign > 0 ? near : near - width;
-    placeSide(end, side, { x, y: center - PILL_HEIGHT / 2, width, height: PILL_HEIGHT }, canvas, false);
-    const points = line ? [edge, middle, rail, middle, rail, center, near, center] : [edge, middle, near, middle];
-    canvas.wires.push(wireTo(side, side.edges, end, points));
+  const rail = edge + BESIDE / 2;
+  linesOf(sides).forEach((line, number) => {
+    const center = middle + number * PILL_LINE;
+    let from = number ? [edge, middle, rail, middle, rail, center] : [edge, middle];
+    let x = edge + BESIDE;
+    for (const side of line) {
+      const width = sideWidth(side);
+      placeSide(end, side, { x, y: center - PILL_HEIGHT / 2, width, height: PILL_HEIGHT }, canvas, false);
+      canvas.wires.push(wireTo(side, side.edges, end, [...from, x, center]));
+      from = [x + width, center];
+      x += width + BESIDE;
+    }
   });
 }
 

@@ -2,13 +2,13 @@
 
 import type { Extent } from "./arrangement.ts";
 import type { Canvas, Cell } from "./cells.ts";
-import { heightBeside, placeSides, roomBeside, type Side, TASK_HEIGHT } from "./sides.ts";
+import { heightBeside, placeSides, roomBeside, type Side, SPINE, TASK_HEIGHT } from "./sides.ts";
 import { shorten, textWidth } from "./text_width.ts";
 
 export const WIDEST_LABEL = 190;
 const WIDEST_CAPTION = 110;
 
-/** A task, with pills and stubs at its left and right. */
+/** A task on its spine, with pills and stubs at its right. */
 export class TaskCell implements Cell {
   readonly extent: Extent;
   private readonly label: string;
@@ -19,16 +19,14 @@ export class TaskCell implements Cell {
     private readonly task: number,
     title: string,
     caption: string,
-    private readonly left: readonly Side[],
-    private readonly right: readonly Side[],
+    private readonly sides: readonly Side[],
   ) {
     this.label = shorten(title, WIDEST_LABEL);
     this.caption = shorten(caption, WIDEST_CAPTION);
     const captioned = this.caption ? textWidth(this.caption) + 7 : 0;
     this.width = Math.max(44, 2 * Math.ceil((textWidth(this.label) + captioned + 28) / 2));
-    const half = this.width / 2;
-    const height = Math.max(TASK_HEIGHT, heightBeside(left, right));
-    this.extent = { left: half + roomBeside(left), right: half + roomBeside(right), height, foot: TASK_HEIGHT };
+    const right = this.width - SPINE + roomBeside(sides);
+    this.extent = { left: SPINE, right, height: heightBeside(sides), foot: TASK_HEIGHT };
   }
 
   arrives(): number {
@@ -41,9 +39,8 @@ export class TaskCell implements Cell {
 
   place(x: number, y: number, canvas: Canvas): void {
     const { task, label, caption, width } = this;
-    const rect = { x: x - width / 2, y, width, height: TASK_HEIGHT };
+    const rect = { x: x - SPINE, y, width, height: TASK_HEIGHT };
     canvas.tasks.push({ task, rect, label, caption, chip: false });
-    placeSides(task, this.left, rect, -1, canvas);
-    placeSides(task, this.right, rect, 1, canvas);
+    placeSides(task, this.sides, rect, canvas);
   }
 }

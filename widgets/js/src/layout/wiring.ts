@@ -1,7 +1,8 @@
 /** What is directly in each open box that is seen, and which wires cross whose edges. */
 
+import { NONE } from "../model/document.ts";
 import { ROW_LENGTH } from "./settling.ts";
-import type { Box, Tree } from "./tree.ts";
+import { type Box, parameterAt, type Tree } from "./tree.ts";
 
 /** A wire over more ranks is long. */
 const LONG = 3;
@@ -13,11 +14,12 @@ const MOST_THROUGH = 10_000;
 /** What a box shows: a task, or a box as `~box.id`. Wires end at tasks and closed boxes. */
 export type Item = number;
 
-/** Edges drawn as one line. */
+/** Edges drawn as one line; `between` equal layers it leads from one item out of their box, or into it to one. */
 export interface Wire {
   from: Item;
   to: Item;
   edges: number[];
+  between: "out" | "in" | null;
 }
 
 /** An open box. `links`, `entries` and `exits` name the items in it that a wire (by number) joins, or comes to. */
@@ -76,6 +78,7 @@ export class Wiring {
     const crossings = this.wires.map((wire) => this.crossing(wire));
     this.apart = this.findApart(crossings);
     this.lift(crossings);
+    this.leadRound();
     for (const contents of this.contents.values()) this.formRows(contents);
   }
 
@@ -98,27 +101,29 @@ export class Wiring {
 
   /** What shows a task: itself, or the closed box that it is in. */
   shown(task: number): Item {
-    return this.closed[this.tree.boxOf[task]] || task;
+    return this.closed[this.tree.boxOf[task]] || this.tree.standIn[task];
   }
 
   /** Makes one wire of all edges between the same two things, and collects the uses of parameters. */
   private join(): void {
-    const { graph, boxes, pills } = this.tree;
+    const { graph, boxes, pills, between, standIn } = this.tree;
     const { task, output, next } = graph.document.edges;
     const numbers = new Map<number, number>();
     for (let edge = 0; edge < task.length; edge++) {
       const from = this.shown(task[edge]);
       if (pills[next[edge]]) {
-        if (from >= 0) this.use(from, next[edge], output[edge], edge);
+        const isDrawn = standIn[task[edge]] === task[edge];
+        const parameter = isDrawn ? next[edge] : parameterAt(this.tree, from, output[edge]);
+        if (from >= 0 && parameter !== NONE) this.use(from, parameter, output[edge], edge);
         continue;
       }
       const to = this.shown(next[edge]);
-      if (from === to) continue;
+      if (from === to || between[edge]) continue;
       const key = (from + boxes.length) * (graph.count + boxes.length) + to + boxes.length;
       const wire = numbers.get(key);
       if (wire === undefined) {
         numbers.set(key, this.wires.length);
-        this.wires.push({ from, to, edges: [edge] });
+        this.wires.push({ from, to, edges: [edge], between: null });
       } else this.wires[wire].edges.push(edge);
     }
   }
@@ -197,6 +202,36 @@ export class Wiring {
       for (const { item, box: left } of this.waysOut(from, box)) this.contents.get(left.id)?.exits.push({ item, wire });
       for (const { item, box: met } of this.waysOut(to, box)) this.contents.get(met.id)?.entries.push({ item, wire });
     });
+  }
+
+  /** Edges from one of equal layers to the next go out at the bottom of their box, and come in at its top. */
+  private leadRound(): void {
+    const { tree, wires } = this;
+    const { task, next } = tree.graph.document.edges;
+    const leaving = new Map<string, { box: Box; item: Item; edges: number[] }>();
+    const coming: typeof leaving = new Map();
+    tree.between.forEach((id, edge) => {
+      const box = tree.boxes[id];
+      if (!id || this.closed[id]) return;
+      for (const [found, end] of [[leaving, task[edge]], [coming, next[edge]]] as const) {
+        const item = this.shown(end);
+        const key = `${box.id} ${item}`;
+        const known = found.get(key);
+        if (known) known.edges.push(edge);
+        else found.set(key, { box, item, edges: [edge] });
+      }
+    });
+    for (const [between, found] of [["out", leaving], ["in", coming]] as const) {
+      for (const { box, item, edges } of found.values()) {
+        const ways = [...this.waysOut(item, box.parent as Box)];
+        const side = between === "out" ? "exits" : "entries";
+        const end = between === "out" ? "from" : "to";
+        const outermost = this.contents.get(ways[ways.length - 1].box.id);
+        if (outermost?.[side].some(({ wire }) => wires[wire][end] === item)) continue; // one from outside is drawn here
+        for (const way of ways) this.contents.get(way.box.id)?.[side].push({ item: way.item, wire: wires.length });
+        wires.push({ from: item, to: item, edges, between });
+      }
+    }
   }
 
   /** The boxes around an item from the innermost to below `outside`, each with what the wire comes from in it. */

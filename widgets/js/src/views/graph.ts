@@ -1,14 +1,15 @@
 /** The graph panel: the picture of the backward, and the camera over it. */
 
 import { el } from "../dom.ts";
-import { layOut, LayoutCache } from "../layout/layout.ts";
+import { firstView } from "../layout/first_view.ts";
+import { layOut, LayoutCache, TALL } from "../layout/layout.ts";
 import type { PlacedBox } from "../layout/placed.ts";
-import { makeTree, openAtFirst, opened, type Tree } from "../layout/tree.ts";
+import { makeTree, type Tree } from "../layout/tree.ts";
 import type { Changed, Store } from "../store.ts";
 import { count } from "../text.ts";
 import type { MakeView, Stage, View } from "../view.ts";
 import {
-  areaOf, type CameraView, centred, fitView, followView, kept, reveal, sameView, scaledAbout, type Size,
+  areaOf, type CameraView, centred, fitView, followView, kept, reveal, roomIn, sameView, scaledAbout, type Size,
 } from "../graph/camera.ts";
 import { Crumbs } from "../graph/crumbs.ts";
 import { around } from "../graph/damage.ts";
@@ -27,11 +28,10 @@ import { reachedFrom } from "../graph/reach.ts";
 import { Scene } from "../graph/scene.ts";
 import { Strip } from "../graph/strip.ts";
 import { makeGroups } from "./groups.ts";
+import { foldAll } from "./keyboard.ts";
 import { makeStopped } from "./stopped.ts";
 import styles from "./graph.css";
 
-/** A large graph opens folded to about so many things. */
-const SEEN_AT_FIRST = 200;
 /** What is seen of the picture around a group that is brought into view, pixels. */
 const AROUND_GROUP = 60;
 /** The longest time that one frame of a glide makes up for, milliseconds. */
@@ -44,7 +44,7 @@ function treeOf(store: Store): Tree {
   let tree = trees.get(store);
   if (!tree) {
     trees.set(store, (tree = makeTree(store.graph)));
-    store.update({ open: openAtFirst(tree, SEEN_AT_FIRST) });
+    store.update({ open: new Set() });
   }
   return tree;
 }
@@ -71,6 +71,10 @@ class GraphView implements View {
   private readonly ending = new AbortController();
   private readonly observer: ResizeObserver;
   private size: Size = { width: 0, height: 0 };
+  /** How tall the columns of the picture are to be. */
+  private tall = TALL;
+  /** What the panel itself has opened: as long as nobody opens or closes anything, it follows the panel's size. */
+  private fitted: ReadonlySet<number>;
   /** It has been seen: hidden and shown again, it is where it was. */
   private begun = false;
   private scene: Scene;
@@ -86,6 +90,7 @@ class GraphView implements View {
     const { store } = stage;
     this.store = store;
     this.tree = stage.tree = treeOf(store);
+    this.fitted = store.state.open;
     this.scene = this.layOut();
     this.finder = new FactFinder(store);
     this.bytes = edgeBytes(store.graph);
@@ -95,6 +100,7 @@ class GraphView implements View {
     this.mirror = new Mirror(store, {
       select: (task) => store.select(task),
       toggle: (box) => this.toggle(box),
+      pin: ({ box }, layer) => store.pinLayer(box.id, layer),
       focus: (task, rect) => {
         store.update({ hoveredTask: task });
         this.move(reveal(this.aimedAt, this.size, rect));
@@ -107,6 +113,7 @@ class GraphView implements View {
     });
     this.strip = new Strip(store, {
       zoom: (factor) => this.zoom(factor),
+      fold: (all) => foldAll(this.stage, all),
       save: (kind, what) => void this.save(kind, what),
     });
     const keys = /Mac/.test(navigator.platform) ? "⌘" : "Ctrl";
@@ -129,13 +136,11 @@ class GraphView implements View {
   }
 
   update(changed: Changed): boolean {
-    const { selected, matches } = this.store.state;
     this.stopped.update(changed);
     this.groups.update(changed);
+    if (changed.has("t") && this.store.state.layers.size) this.store.update({ layers: new Map() });
     if (changed.has("open")) this.relayout();
-    if (changed.has("selected") && selected !== null && matches?.[selected] && this.scene.cardAround(selected)) {
-      this.store.update({ open: opened(this.tree, this.store.state.open, selected) });
-    }
+    if (changed.has("camera") && this.store.state.camera === "fit" && this.size.width) this.openAsFirst();
     if (changed.has("camera") || changed.has("t") || changed.has("tab")) this.aim();
     else if (changed.has("selected")) this.aimAtSelected();
     if (changed.has("group")) this.aimAtGroup();
@@ -176,7 +181,7 @@ class GraphView implements View {
   }
 
   private layOut(): Scene {
-    return new Scene(this.store.graph, this.tree, layOut(this.tree, this.store.state.open, this.cache));
+    return new Scene(this.store.graph, this.tree, layOut(this.tree, this.store.state.open, this.cache, this.tall));
   }
 
   /** Lays out anew; what was clicked stays where it is on the screen. */
@@ -187,9 +192,10 @@ class GraphView implements View {
     if (!this.size.width) return;
     this.pilot.allow(fitView(this.scene.layout, this.size).k);
     const from = this.pilot.view;
+    const isFirst = this.store.state.open === this.fitted;
     const anchor = anchorOf(before, this.scene, this.store.shown);
-    const to = anchor ? kept(this.aimedAt, anchor.from, anchor.to) : fitView(this.scene.layout, this.size);
-    if (this.store.state.camera === "fit") this.store.update({ camera: "free" });
+    const to = anchor && !isFirst ? kept(this.aimedAt, anchor.from, anchor.to) : fitView(this.scene.layout, this.size);
+    if (this.store.state.camera === "fit" && !isFirst) this.store.update({ camera: "free" });
     this.motion = this.afterMotion = null;
     if (this.stage.still) this.pilot.jump(to);
     else this.motion = new Motion(before, this.scene, performance.now(), { from, to });
@@ -215,10 +221,20 @@ class GraphView implements View {
     const first = !this.begun;
     this.begun = true;
     this.pilot.resize(width, height);
+    if (this.store.state.open === this.fitted) this.openAsFirst();
     this.pilot.allow(fitView(this.scene.layout, this.size).k);
     this.aim(!isLower || first, first);
     if (first) this.describe();
     this.stage.redraw(this);
+  }
+
+  /** Opens what is to be seen at first in a panel of this size. */
+  private openAsFirst(): void {
+    const { open, tall } = firstView(this.tree, roomIn(this.size));
+    if (tall === this.tall && isSame(open, this.store.state.open)) return;
+    this.tall = tall;
+    this.fitted = open;
+    this.store.update({ open });
   }
 
   /** Moves the camera to where its mode wants it. */
@@ -334,6 +350,10 @@ class GraphView implements View {
     };
     query.addEventListener("change", changed, { once: true, signal: this.ending.signal });
   }
+}
+
+function isSame(one: ReadonlySet<number>, other: ReadonlySet<number>): boolean {
+  return one.size === other.size && [...one].every((id) => other.has(id));
 }
 
 /** What keeps its place when the layout changes: the outermost box that opened or closed, or else the shown task. */

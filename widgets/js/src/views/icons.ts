@@ -23,6 +23,8 @@ const ICONS = {
   },
   moon: { lines: "M13 9.6A5.4 5.4 0 0 1 6.4 3a5.4 5.4 0 1 0 6.6 6.6z", fills: "" },
   follow_page: { lines: "M13.5 8a5.5 5.5 0 1 1-11 0 5.5 5.5 0 0 1 11 0z", fills: "M8 2.5a5.5 5.5 0 0 1 0 11z" },
+  fold: { lines: "M3 8h10M8 1.8v3.6M6 3.6 8 5.6l2-2M8 14.2v-3.6M6 12.4l2-2 2 2", fills: "" },
+  unfold: { lines: "M3 8h10M8 5.6V2M6 3.8 8 1.8l2 2M8 10.4V14M6 12.2l2 2 2-2", fills: "" },
   fit: { lines: "M2.8 6V2.8H6M10 2.8h3.2V6M13.2 10v3.2H10M6 13.2H2.8V10", fills: "" },
   full: { lines: "M9.5 2.5h4v4M6.5 13.5h-4v-4M13.2 2.8 9.5 6.5M2.8 13.2l3.7-3.7", fills: "" },
   unfull: { lines: "M13.5 6.5h-4v-4M2.5 9.5h4v4M9.8 6.2l3.7-3.7M6.2 9.8l-3.7 3.7", fills: "" },

@@ -44,8 +44,10 @@ const ACTIONS: Record<string, Action> = {
   "=": (stage) => zoomTimeline(stage, ZOOM),
   "-": (stage) => zoomTimeline(stage, 1 / ZOOM),
   "0": ({ store }) => store.update({ zoom: WHOLE }),
-  "[": (stage) => fold(stage, false),
-  "]": (stage) => fold(stage, true),
+  "[": (stage, shift) => (shift ? foldAll(stage, true) : fold(stage, false)),
+  "]": (stage, shift) => (shift ? foldAll(stage, false) : fold(stage, true)),
+  "{": (stage) => foldAll(stage, true),
+  "}": (stage) => foldAll(stage, false),
   "/": ({ root }) => goToSearch(root),
   "?": (stage) => toggleHelp(stage),
   Escape: ({ store }) => {
@@ -132,6 +134,11 @@ function fold({ store, tree, root, tip }: Stage, unfold: boolean): void {
   if (unfold) open.add(box.id);
   else open.delete(box.id);
   store.update({ open });
+}
+
+/** Closes all boxes of the graph, or opens all. */
+export function foldAll({ store, tree }: Stage, shut: boolean): void {
+  if (tree) store.update({ open: shut ? new Set() : new Set(tree.boxes.keys()) });
 }
 
 /** A tip over the graph that goes again. */

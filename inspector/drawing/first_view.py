@@ -1,0 +1,131 @@
+"""The picture that is whole: as much folded as it takes to see all of a graph at once.
+
+What says least is folded first: chains of views, then modules that hold no other, then modules from the innermost
+outwards. widgets/js/src/layout/first_view.ts does the same for the size of the deck's panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..graph.graph import Graph
+from .fold import Folded, FoldedCalls, fold_graph
+from .layout import Layout, lay_out
+
+LEAST_AREA = 26 * 52  # a thing takes so many square pixels at least: of more than there is room for no layout is tried
+LEAVES = 2  # the place among the levels of that in which modules that hold no other are rows: all of them, or none
+MOST_TRIED = 12  # so many boxes that were folded together are tried one by one
+
+
+def first_view(graph: Graph, width: float, height: float) -> Layout:
+    """Lays out a graph with so much folded that it fits, or with all modules as rows where even that does not."""
+    tree = _Tree(fold_graph(graph, "fit"))
+    levels = tree.levels()
+    for level, opened in enumerate(levels):
+        placed = _fitted(graph, tree, opened, width, height)
+        if placed is not None:
+            return _opened(graph, tree, opened, levels[level - 1], placed, width, height) if level > LEAVES else placed
+    return lay_out(graph, tree.with_open(levels[-1]), height)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    group: FoldedCalls
+    parent: int  # -1 outside of all
+    depth: int
+    holds_modules: bool
+
+
+class _Tree:
+    """The groups of a folded graph by number, the outermost first."""
+
+    def __init__(self, folded: Folded) -> None:
+        self.folded = folded
+        self.boxes: list[_Box] = []
+        self.inside: list[list[int]] = []  # by box the numbers of those in it
+        self._add(folded.items, -1)
+        for number, box in enumerate(self.boxes):  # grows while it runs
+            self.inside.append(self._add(box.group.items, number))
+
+    def _add(self, items: tuple[FoldedCalls | int, ...], parent: int) -> list[int]:
+        depth = 1 if parent < 0 else self.boxes[parent].depth + 1
+        first = len(self.boxes)
+        for item in items:
+            if isinstance(item, FoldedCalls) and not _is_single(item):
+                holds = any(
+                    isinstance(each, FoldedCalls) and not each.is_views and not _is_single(each) for each in item.items
+                )
+                self.boxes.append(_Box(item, parent, depth, holds))
+        return list(range(first, len(self.boxes)))
+
+    def levels(self) -> list[frozenset[int]]:
+        """What is open: all, all but views, modules that hold others, the same without those of each depth."""
+        boxes = dict(enumerate(self.boxes))
+        quiet = {number for number, box in boxes.items() if box.group.is_views}
+        branching = {number: box.depth for number, box in boxes.items() if box.holds_modules}
+        levels = [frozenset(boxes), frozenset(boxes.keys() - quiet), frozenset(branching)]
+        for depth in range(max(branching.values(), default=0), 0, -1):
+            levels.append(frozenset(number for number, at in branching.items() if at < depth))
+        return levels
+
+    def is_seen(self, number: int, opened: frozenset[int]) -> bool:
+        """Whether a box and all around it are open."""
+        while number >= 0 and number in opened:
+            number = self.boxes[number].parent
+        return number < 0
+
+    def things(self, opened: frozenset[int]) -> int:
+        """How many rows there are with these boxes open."""
+        seen = (box.group for number, box in enumerate(self.boxes) if self.is_seen(number, opened))
+        return len(self.folded.items) + sum(len(group.items) - 1 for group in seen)
+
+    def with_open(self, opened: frozenset[int]) -> Folded:
+        """The same graph with these boxes open, and all others closed."""
+        made: dict[int, FoldedCalls] = {}
+        for number in range(len(self.boxes) - 1, -1, -1):
+            group = self.boxes[number].group
+            if number not in opened:
+                made[number] = replace(group, items=tuple(group.tasks()), closed=True)
+                continue
+            inner = iter(self.inside[number])
+            made[number] = replace(group, items=_with(group.items, inner, made))
+        outer = (number for number, box in enumerate(self.boxes) if box.parent < 0)
+        return replace(self.folded, items=_with(self.folded.items, outer, made))
+
+
+def _with(
+    items: tuple[FoldedCalls | int, ...], numbers: Iterator[int], made: dict[int, FoldedCalls]
+) -> tuple[FoldedCalls | int, ...]:
+    return tuple(item if isinstance(item, int) or _is_single(item) else made[next(numbers)] for item in items)
+
+
+def _is_single(group: FoldedCalls) -> bool:
+    """Whether it is drawn as the task that it consists of."""
+    return group.size == 1 and group.times == 1
+
+
+def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, height: float) -> Layout | None:
+    """The layout with these boxes open; None where it is too large."""
+    if tree.things(opened) * LEAST_AREA > width * height:
+        return None
+    placed = lay_out(graph, tree.with_open(opened), height)
+    return placed if placed.width <= width and placed.height <= height else None
+
+
+def _opened(
+    graph: Graph,
+    tree: _Tree,
+    opened: frozenset[int],
+    before: frozenset[int],
+    placed: Layout,
+    width: float,
+    height: float,
+) -> Layout:
+    """Some of the boxes that were folded last are open again, where there is still room for them."""
+    folded = [number for number in sorted(before - opened) if tree.is_seen(number, opened | {number})]
+    for number in sorted(folded, key=lambda number: -len(tree.boxes[number].group.items))[:MOST_TRIED]:
+        larger = _fitted(graph, tree, opened | {number}, width, height)
+        if larger is not None:
+            opened, placed = opened | {number}, larger
+    return placed

@@ -1,0 +1,103 @@
+/** The buttons of equal layers, in the order in which they run: numbers, cells where there are more, or one strip. */
+
+import { BUTTON, CELL, type Layers, MOST_BUTTONS, MOST_CELLS, STRIP_WIDTH } from "../layout/layers.ts";
+import type { PlacedBox, Rect } from "../layout/placed.ts";
+import type { Colours } from "../view.ts";
+import { LABEL, SMALLEST_TEXT } from "./draw_spot.ts";
+import type { Facts } from "./facts.ts";
+import { grown } from "./grid.ts";
+import type { Course } from "./layer_choice.ts";
+import type { Paint, Pen, Span } from "./pen.ts";
+
+/** The middle of a header, from the top of its box. */
+const MIDDLE = 13;
+
+export type LayerState = "waiting" | "begun" | "running" | "done";
+
+/** Where the button of a layer is; of a strip its part of that. The layers that were created last run first. */
+export function layerRect({ box, rect, layersAt }: PlacedBox, layer: number): Rect {
+  const count = box.layers?.count ?? 1;
+  const place = count - 1 - layer;
+  const left = rect.x + layersAt;
+  if (count > MOST_CELLS) {
+    const width = STRIP_WIDTH / count;
+    return { x: left + place * width, y: rect.y + MIDDLE - CELL.height / 2, width, height: CELL.height };
+  }
+  const { width, pitch, height } = count > MOST_BUTTONS ? CELL : BUTTON;
+  return { x: left + place * pitch, y: rect.y + MIDDLE - height / 2, width, height };
+}
+
+/** The layer whose button is at a point; -1 where none is. */
+export function layerAt(placed: PlacedBox, x: number, y: number): number {
+  const { layers } = placed.box;
+  if (!layers || placed.closed || !placed.layersAt) return -1;
+  const [first, last] = [layerRect(placed, layers.count - 1), layerRect(placed, 0)];
+  if (y < first.y - 2 || y > first.y + first.height + 2 || x < first.x || x >= last.x + last.width) return -1;
+  const share = (x - first.x) / (last.x + last.width - first.x);
+  return layers.count - 1 - Math.min(layers.count - 1, Math.floor(share * layers.count));
+}
+
+export function layerState({ first, last, layers, places }: Course, layer: number, t: number, running: number): LayerState {
+  if (last[layer] < t) return "done";
+  if (running >= 0 && first[layer] <= t && layers[indexOf(places, t)] === layer) return "running";
+  return first[layer] < t ? "begun" : "waiting";
+}
+
+function indexOf(places: Int32Array, t: number): number {
+  let [low, high] = [0, places.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (places[middle] < t) low = middle + 1;
+    else high = middle;
+  }
+  return places[low] === t ? low : -1;
+}
+
+export function drawLayers(pen: Pen, colours: Colours, facts: Facts, placed: PlacedBox, rect: Rect, scale: number): void {
+  const { layers } = placed.box;
+  const course = facts.courseOf(placed.box);
+  if (!layers || !course || LABEL * scale < SMALLEST_TEXT) return;
+  const at = { ...placed, rect };
+  const running = facts.replay.running(facts.t);
+  const state = (layer: number) => layerState(course, layer, facts.t, running);
+  if (layers.count > MOST_CELLS) drawStrip(pen, colours, at, layers, state);
+  else {
+    for (let layer = 0; layer < layers.count; layer++) {
+      const button = layerRect(at, layer);
+      if (layers.count > MOST_BUTTONS) pen.rounded(button, 2, paintOf(colours, state(layer)));
+      else drawButton(pen, colours, button, layers.numbers[layer], state(layer));
+    }
+  }
+  const shown = layerRect(at, facts.scene.choice.get(placed.box.id) ?? layers.drawn);
+  const isPinned = facts.layers.has(placed.box.id);
+  const ring = layers.count > MOST_CELLS ? { ...shown, x: shown.x - 1, width: Math.max(3, shown.width + 2) } : shown;
+  pen.rounded(grown(ring, 1.8), 4, { stroke: colours.ink, width: isPinned ? 2.2 : 1.2 });
+}
+
+function drawButton(pen: Pen, colours: Colours, rect: Rect, number: string, state: LayerState): void {
+  pen.rounded(rect, 4, paintOf(colours, state));
+  const sign = state === "done" ? "✓" : state === "running" ? "▶" : "";
+  const fill = state === "done" ? colours["done-ink"] : state === "running" ? colours["accent-ink"] : colours.ink2;
+  const text: Span = { text: `${sign}${number}`, fill, size: 10, weight: 500 };
+  pen.text(rect.x + rect.width / 2, rect.y + rect.height / 2, [text], "middle");
+}
+
+function paintOf(colours: Colours, state: LayerState): Paint {
+  if (state === "done") return { fill: colours["done-ink"] === colours.done ? colours.line2 : colours.done };
+  if (state === "running") return { fill: colours.accent };
+  return { fill: state === "begun" ? colours["accent-soft"] : colours.panel, stroke: colours.line2, width: 1 };
+}
+
+/** Pixel by pixel: of many layers no single one is seen. */
+function drawStrip(pen: Pen, colours: Colours, placed: PlacedBox, layers: Layers, state: (layer: number) => LayerState): void {
+  const whole = { ...layerRect(placed, layers.count - 1), width: STRIP_WIDTH };
+  pen.rounded(whole, 2, { fill: colours.panel, stroke: colours.line2, width: 1 });
+  const byState: Record<LayerState, Rect[]> = { waiting: [], begun: [], running: [], done: [] };
+  for (let x = 0; x < STRIP_WIDTH; x++) {
+    const layer = layers.count - 1 - Math.floor(((x + 0.5) / STRIP_WIDTH) * layers.count);
+    byState[state(layer)].push({ x: whole.x + x, y: whole.y, width: 1, height: whole.height });
+  }
+  pen.rects(byState.done, 0, { fill: colours.ink3 });
+  pen.rects(byState.begun, 0, { fill: colours["accent-soft"] });
+  pen.rects(byState.running, 0, { fill: colours.accent });
+}

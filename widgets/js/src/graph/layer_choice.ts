@@ -1,0 +1,96 @@
+/** Which of equal layers the graph shows at a moment: the one that runs, or has run last, unless another is asked for. */
+
+import type { Layers } from "../layout/layers.ts";
+import type { Tree } from "../layout/tree.ts";
+import { NEVER, type Replay } from "../model/replay.ts";
+import { countBelow } from "./count_below.ts";
+
+/** By the id of the box that is drawn for equal layers, the one that it shows. */
+export type Choice = ReadonlyMap<number, number>;
+
+/** When the tasks of equal layers run: sorted places with the layer of each; by layer the first and the last place. */
+export interface Course {
+  places: Int32Array;
+  layers: Int32Array;
+  first: Int32Array;
+  last: Int32Array;
+}
+
+export class LayerChoice {
+  private readonly courses = new Map<string, Course>();
+  private readonly all: readonly Layers[];
+
+  constructor(
+    readonly tree: Tree,
+    readonly replay: Replay,
+  ) {
+    this.all = tree.boxes.flatMap(({ layers }) => layers ?? []);
+  }
+
+  /** `pins` are what was asked for; a selected task's layers are shown, too. */
+  at(t: number, selected: number | null, pins: Choice): Choice {
+    const wanted = selected === null ? null : layersOfTask(this.tree, selected);
+    const choice = new Map<number, number>();
+    for (const layers of this.all) {
+      const { id } = layers;
+      choice.set(id, pins.get(id) ?? wanted?.get(id) ?? layerAt(this.course(layers, choice), t));
+    }
+    return choice;
+  }
+
+  /** Of the layers in the ones chosen around them. */
+  course(layers: Layers, choice: Choice): Course {
+    let key = `${layers.id}`;
+    for (let each = layers.around; each; each = each.around) key += ` ${choice.get(each.id)}`;
+    let course = this.courses.get(key);
+    if (!course) this.courses.set(key, (course = courseOf(this.tree, this.replay, layers, choice)));
+    return course;
+  }
+}
+
+function layerAt({ places, layers }: Course, t: number): number {
+  return places.length ? layers[Math.max(0, countBelow(places, t + 1) - 1)] : 0;
+}
+
+function courseOf(tree: Tree, { place }: Replay, layers: Layers, choice: Choice): Course {
+  const found: { at: number; layer: number }[] = [];
+  const first = new Int32Array(layers.count).fill(NEVER);
+  const last = new Int32Array(layers.count).fill(-1);
+  layers.members.forEach((tasks, layer) => {
+    for (const task of tasks) {
+      const shown = inChosen(task, layers.around, choice);
+      for (const each of [shown, ...(tree.owned.get(shown) ?? [])]) {
+        const at = place[each];
+        if (at === NEVER) continue;
+        found.push({ at, layer });
+        first[layer] = first[layer] === NEVER ? at : Math.min(first[layer], at);
+        last[layer] = Math.max(last[layer], at);
+      }
+    }
+  });
+  found.sort((a, b) => a.at - b.at);
+  return {
+    places: Int32Array.from(found, ({ at }) => at),
+    layers: Int32Array.from(found, ({ layer }) => layer),
+    first,
+    last,
+  };
+}
+
+/** The task of the chosen layers that stands where a task of the drawn ones does; `layers` are the innermost around. */
+export function inChosen(task: number, layers: Layers | null, choice: Choice): number {
+  for (let each = layers; each; each = each.around) task = each.at(task, choice.get(each.id) ?? each.drawn);
+  return task;
+}
+
+/** By box the layer that a task is in. */
+export function layersOfTask({ layersOf, standIn, pills, owner }: Tree, task: number): Map<number, number> {
+  const found = new Map<number, number>();
+  let each = pills[task] ? owner[task] : task;
+  for (let depth = 0; ; depth++) {
+    const layers = layersOf.get(each)?.[depth];
+    if (!layers) return found;
+    found.set(layers.id, layers.layerOf(each));
+    each = standIn[each] === each ? each : layers.at(each, layers.drawn);
+  }
+}

@@ -1,0 +1,158 @@
+/** Equal blocks: module calls of the same shape, and runs of them among siblings. As in inspector/graph/repeats.py. */
+
+import { NONE } from "../model/document.ts";
+import type { DeckGraph } from "../model/graph.ts";
+import { type Child, firstTask, Part } from "./parts.ts";
+
+/** To draw a run once must hide so many tasks to be worth a frame. */
+const LEAST_HIDDEN = 8;
+const LONGEST_PERIOD = 32;
+
+/** By child its edges to siblings: the sibling's place, and what tells the ends in both apart. */
+export type Joined = (child: number) => readonly (readonly [target: number, ends: string])[];
+
+/** By text a number: the same for the same text. */
+class Numbers {
+  private readonly known = new Map<string, number>();
+
+  of(text: string): number {
+    let number = this.known.get(text);
+    if (number === undefined) this.known.set(text, (number = this.known.size));
+    return number;
+  }
+}
+
+/**
+ * Gives equal numbers to parts of equal shape, and returns such numbers for the tasks. Shape is class, tasks, shapes of
+ * gradients, inner edges and the outputs that lead to parameters. `callOf` has by task the part that it is directly in.
+ */
+export function findShapes(
+  graph: DeckGraph,
+  pills: Uint8Array,
+  parts: readonly Part[],
+  around: Int32Array,
+  callOf: Int32Array,
+): Int32Array {
+  const { tasks, edges } = graph.document;
+  const numbers = new Numbers();
+  const outputs: string[] = new Array(graph.count).fill("");
+  const depths = new Int32Array(parts.length);
+  around.forEach((above, part) => {
+    depths[part] = above === NONE ? 0 : depths[above] + 1;
+  });
+  const inner: string[] = new Array(parts.length).fill("");
+  edges.task.forEach((task, edge) => {
+    const next = edges.next[edge];
+    if (pills[next]) outputs[task] += `${edges.output[edge]},`;
+    else {
+      const call = commonCall(callOf[task], callOf[next], around, depths);
+      if (call === NONE) return;
+      const { first } = parts[call];
+      inner[call] += `${task - first} ${edges.output[edge]} ${next - first} ${edges.input[edge]},`;
+    }
+  });
+  const shapes = Int32Array.from(outputs, (used, task) => numbers.of(`${tasks.name[task]} ${tasks.takes[task]} ${used}`));
+  for (let call = parts.length - 1; call >= 0; call--) {
+    const part = parts[call];
+    if (!part.children.length) continue;
+    const content = part.children.map((child) => {
+      return `${firstTask(child) - part.first} ${typeof child === "number" ? shapes[child] : child.shape}`;
+    });
+    part.shape = numbers.of(`${part.className}|${content}|${inner[call]}`);
+  }
+  return shapes;
+}
+
+/** The innermost call that both are in. */
+function commonCall(one: number, other: number, around: Int32Array, depths: Int32Array): number {
+  while (one !== other && one !== NONE && other !== NONE) {
+    const [depth, otherDepth] = [depths[one], depths[other]];
+    if (depth >= otherDepth) one = around[one];
+    if (otherDepth >= depth) other = around[other];
+  }
+  return one === other ? one : NONE;
+}
+
+/** Makes one part of each run of equal siblings, of a period of one or more with at least one module in it. */
+export function foldRuns(children: readonly Child[], shapes: Int32Array, joined: Joined): Child[] {
+  const shape = children.map((child, place) => {
+    const known = typeof child === "number" ? shapes[child] : child.shape;
+    return known < 0 ? -1 - place : known;
+  });
+  const partFrom = new Int32Array(children.length);
+  let next = children.length;
+  for (let place = children.length - 1; place >= 0; place--) {
+    if (typeof children[place] !== "number") next = place;
+    partFrom[place] = next;
+  }
+  const run = { children, shape, joined };
+  const folded: Child[] = [];
+  for (let start = 0; start < children.length; ) {
+    const [period, times] = longestRun(run, start, partFrom[start]);
+    if (times === 1) folded.push(children[start++]);
+    else {
+      const members = Array.from({ length: times }, (_, member) => {
+        return children.slice(start + member * period, start + (member + 1) * period);
+      });
+      folded.push(runOf(members));
+      start += period * times;
+    }
+  }
+  return folded;
+}
+
+interface Run {
+  children: readonly Child[];
+  shape: readonly number[];
+  joined: Joined;
+}
+
+/** The period and the number of members of the longest run that begins at `start`; [1, 1] where none is worth it. */
+function longestRun(run: Run, start: number, part: number): [period: number, times: number] {
+  const { children, shape } = run;
+  let best: [number, number] = [1, 1];
+  const most = Math.min(LONGEST_PERIOD, Math.floor((children.length - start) / 2));
+  for (let period = part - start + 1; period <= most; period++) {
+    if (shape[start + period] !== shape[start]) continue;
+    let times = 1;
+    while (areEqual(run, start, start + period * times, period)) times++;
+    let tasks = 0;
+    for (const child of children.slice(start, start + period)) tasks += typeof child === "number" ? 1 : child.tasks.length;
+    if ((times - 1) * tasks >= LEAST_HIDDEN && period * times > best[0] * best[1]) best = [period, times];
+  }
+  return best;
+}
+
+/** Whether the siblings from `one` and from `other` on have the same shapes, and the same edges inside. */
+function areEqual({ children, shape, joined }: Run, one: number, other: number, period: number): boolean {
+  if (other + period > children.length) return false;
+  for (let place = 0; place < period; place++) if (shape[one + place] !== shape[other + place]) return false;
+  if (period === 1) return true;
+  const firstOf = (place: number) => firstTask(children[place]);
+  const inner = (place: number, start: number) =>
+    joined(place)
+      .filter(([target]) => target >= start && target < start + period)
+      .map(([target, ends]) => `${target - start} ${ends}`)
+      .join();
+  for (let place = 0; place < period; place++) {
+    if (firstOf(one + place) - firstOf(one) !== firstOf(other + place) - firstOf(other)) return false;
+    if (inner(one + place, one) !== inner(other + place, other)) return false;
+  }
+  return true;
+}
+
+/** The last created one, which a backward meets first, is drawn. */
+function runOf(members: Child[][]): Part {
+  const shown = members[members.length - 1];
+  const parts = shown.filter((child) => typeof child !== "number");
+  const [{ path, className, index }] = parts;
+  const above = shown.length > 1 ? path.slice(0, Math.max(0, path.lastIndexOf("."))) : path;
+  const part = new Part(above, className, index);
+  part.members = members;
+  part.setTasks(Int32Array.from(members.flatMap((member) => tasksOf(member))));
+  return part;
+}
+
+export function tasksOf(children: readonly Child[]): number[] {
+  return children.flatMap((child) => (typeof child === "number" ? [child] : [...child.tasks]));
+}
