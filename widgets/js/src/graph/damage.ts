@@ -1,5 +1,7 @@
 /** What of the picture a step or the pointer changes: that is drawn anew, not 20,000 tasks. */
 
+import { HEADER } from "../layout/box_cells.ts";
+import { layersWidth } from "../layout/layers.ts";
 import type { Rect } from "../layout/placed.ts";
 import { wiresAt } from "./draw_wires.ts";
 import type { Facts } from "./facts.ts";
@@ -29,6 +31,7 @@ export function damageBetween(before: Facts, after: Facts, scale: number): Rect 
     for (const { hovered } of [before, after]) if (hovered !== null) wired.add(hovered);
   }
   const rects = [...rectsOf(after, changed), ...rectsOf(after, wired), ...wiresOf(after, wired)];
+  if (before.t !== after.t || before.ran !== after.ran) rects.push(...buttonsOf(after));
   return rects.length ? grown(around(rects), OVERHANG * Math.max(1, 1 / scale)) : "none";
 }
 
@@ -48,6 +51,14 @@ function rectsOf(facts: Facts, tasks: Iterable<number>): Rect[] {
     if (row >= 0) rects.push(rowLabel(facts, row));
   }
   return rects;
+}
+
+/** The buttons of equal layers say which of them runs, and which are done. */
+function buttonsOf({ scene }: Facts): Rect[] {
+  return scene.layout.boxes.flatMap(({ box, rect, closed, layersAt }) => {
+    if (!box.layers || closed) return [];
+    return [{ x: rect.x + layersAt, y: rect.y, width: layersWidth(box.layers.count), height: HEADER }];
+  });
 }
 
 function wiresOf({ scene }: Facts, tasks: Iterable<number>): Rect[] {
