@@ -1,4 +1,4 @@
-"""The deck: its document, the live session behind it, its words.
+"""The deck: its document, its words, and in `live` the session behind it.
 
 May import: inspector, engine, pages.
 """

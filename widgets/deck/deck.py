@@ -33,9 +33,9 @@ from ...engine.trace.trace import Trace
 from ...inspector.graph.graph import Graph, Task
 from .display import forget
 from .document import Json, packed, title_of
-from .hearing import command_of, stop_change_of
-from .live import Live
-from .news import News
+from .live.hearing import command_of, stop_change_of
+from .live.live import Live
+from .live.news import News
 from .page import save_page
 from .picture import save_picture
 from .played import Played
@@ -103,7 +103,7 @@ class Deck(Played):
     ) -> None:
         found = title or title_of(session.graph)
         self._live = Live(session, policy, found, retain_graph, create_graph, self._take, mirroring)
-        self._told = self._live.news()
+        self._told = self._live.report.news()
         self._forgotten: set[int] = set()
         self._checks: Json = {}
         self._replayed: Json = {}
@@ -118,18 +118,18 @@ class Deck(Played):
     def __repr__(self) -> str:
         return (
             f"<Deck of {self.graph.tasks[self.graph.roots[0].task].name} under {self.policy}, "
-            f"{self.engine} engine: {self.position} of {len(self._live.plan)} tasks have run, {self.status}>"
+            f"{self.engine} engine: {self.position} of {len(self._live.plan.order)} tasks have run, {self.status}>"
         )
 
     @property
     def graph(self) -> Graph:
         """The graph that is run; without its nodes once the deck is closed, or has failed."""
-        return self._live.graph
+        return self._live.at.graph
 
     @property
     def engine(self) -> str:
         """`direct` or `native`."""
-        return self._live.engine
+        return self._live.at.engine
 
     @property
     def order(self) -> list[int]:
@@ -139,7 +139,7 @@ class Deck(Played):
     @property
     def planned(self) -> list[int]:
         """The ids of all tasks in the order in which they ran and are going to."""
-        return list(self._live.plan)
+        return list(self._live.plan.order)
 
     @property
     def current(self) -> Task | None:
@@ -183,7 +183,7 @@ class Deck(Played):
     @property
     def stopped(self) -> Stop | None:
         """Why the last run ended before its end: a breakpoint, a watchpoint, or somebody called `stop`."""
-        return self._live.stopped
+        return self._live.at.stopped
 
     @property
     def branches(self) -> BranchesView:
@@ -193,7 +193,7 @@ class Deck(Played):
     @property
     def history(self) -> History | None:
         """What going back costs, in bytes, and how far it can go; None where no task can be taken back."""
-        return self._live.history
+        return self._live.at.history
 
     def break_at(self, where: Where, *, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
         """Makes what runs stop before a task, also while it runs; see `Verbs.break_at` for what `where` may be.
@@ -232,7 +232,7 @@ class Deck(Played):
         """
         if device is not None and task is not None:
             raise ValueError("step() runs either a task or a device's next one: give one of the two")
-        return self._ask(lambda: self._live.step(count, None if task is None else _task(task), device))
+        return self._ask(lambda: self._live.running.step(count, None if task is None else _task(task), device))
 
     def run(self) -> Run:
         """Runs to the next breakpoint, to what a watchpoint finds, or to the end. Returns what has run so far.
@@ -242,7 +242,7 @@ class Deck(Played):
         """
 
         def run() -> Run:
-            self._live.run()
+            self._live.running.run()
             return self._live.session.result()
 
         return self._ask(run)
@@ -253,7 +253,7 @@ class Deck(Played):
         Raises:
             ValueError: it has run, or is not going to.
         """
-        self._ask(lambda: self._live.run_to(_task(task)))
+        self._ask(lambda: self._live.running.run_to(_task(task)))
         return self.current
 
     def step_over(self) -> Task | None:
@@ -263,12 +263,12 @@ class Deck(Played):
         Raises:
             RuntimeError: no task is left, or the session is over. And what a task raises.
         """
-        self._ask(self._live.step_over)
+        self._ask(self._live.running.step_over)
         return self.current
 
     def step_out(self) -> Task | None:
         """The same for the call around it: at the top to the end."""
-        self._ask(lambda: self._live.step_over(out=1))
+        self._ask(lambda: self._live.running.step_over(out=1))
         return self.current
 
     def stop(self) -> None:
@@ -284,7 +284,7 @@ class Deck(Played):
             ValueError: fewer tasks have run than that, or history does not reach so far.
             RuntimeError: the session is over.
         """
-        return self._moved(lambda: self._live.jump(lambda session: session.back(count)))
+        return self._moved(lambda: self._live.running.jump(lambda session: session.back(count)))
 
     def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
         """Goes to where a task is the current one, back or on; or to where a branch was left. Returns the current task.
@@ -296,7 +296,7 @@ class Deck(Played):
         """
         if (task is None) == (branch is None):
             raise ValueError("goto takes either a task or branch=, the number of a branch")
-        return self._moved(lambda: self._live.goto(None if task is None else _task(task), branch))
+        return self._moved(lambda: self._live.running.goto(None if task is None else _task(task), branch))
 
     def compare_branches(self) -> BranchComparison:
         """What the branches made differently: their orders, their gradients, and the memory they would take.
@@ -339,14 +339,14 @@ class Deck(Played):
         Raises:
             NotImplementedError: it is a session of PyTorch's engine, which doesn't keep them.
         """
-        self._ask(lambda: self._live.restore(task))
+        self._ask(lambda: self._live.edits.restore(task))
 
     def check(self, task: AnyTask | None = None) -> Check:
         """Compares a task's backward with finite differences of its forward operation; see `Check`.
 
         The forward's inputs must be there: `th.capture(keep_inputs=True)` keeps them.
         """
-        return self._ask(lambda: self._live.check(task))
+        return self._ask(lambda: self._live.edits.check(task))
 
     def switch(self, policy: AnyPolicy) -> None:
         """Lets another policy pick from here on: a name, a `Policy` or a callable.
@@ -372,7 +372,7 @@ class Deck(Played):
         Raises:
             ValueError: the memory was not predicted, see `predict_memory`; or a policy decides as the backward runs.
         """
-        return self._look(lambda: self._live.compare(policies))
+        return self._look(lambda: self._live.plan.compare(policies))
 
     def save_html(self, path: str | Path) -> Path:
         """Writes the deck as it is now as one page that plays without a kernel or a network."""
@@ -421,10 +421,10 @@ class Deck(Played):
         return self._live.document.packed()
 
     def moment(self) -> Moment:
-        return Moment(self.policy, self.position, len(self._live.plan), self._live.timelines())
+        return Moment(self.policy, self.position, len(self._live.plan.order), self._live.plan.timelines())
 
     def _edit(self, change: Callable[[Stepper | NativeSession], object], task: AnyTask | None) -> None:
-        self._ask(lambda: self._live.edit(lambda: change(self._live.session), task))
+        self._ask(lambda: self._live.edits.edit(lambda: change(self._live.session), task))
 
     def _moved(self, command: Callable[[], object]) -> Task | None:
         self._ask(command)
@@ -542,7 +542,7 @@ class Deck(Played):
         if name != self._live.session.policy:
             if (over := self._live.session.over) is not None:
                 raise session_over(over)
-            self._live.find(name)
+            self._live.plan.find(name)
         return name
 
     @traitlets.observe("policy")

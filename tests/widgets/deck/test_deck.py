@@ -344,7 +344,7 @@ def test_closing_from_a_hook_and_while_a_task_runs(page: Page) -> None:
                 go_on.wait(5)
 
             loss.grad_fn.register_prehook(hook)
-            ended = deck._live.driver.do(deck._live.run)
+            ended = deck._live.driver.do(deck._live.running.run)
             assert begun.wait(5)
             threading.Timer(0.05, go_on.set).start()
             deck.close()
@@ -365,7 +365,7 @@ def test_what_waits_when_a_deck_is_closed_is_told_so(page: Page) -> None:
             deck.step()
         said.append(str(raised.value))
 
-    first = deck._live.driver.do(deck._live.run)
+    first = deck._live.driver.do(deck._live.running.run)
     assert begun.wait(5)
     waiting = threading.Thread(target=ask)
     waiting.start()

@@ -530,7 +530,7 @@ def test_edits_of_the_page_change_the_gradients_and_what_it_shows(page: Page, en
     [
         ({"kind": "break", "where": "dwon"}, "the nearest names are down"),
         ({"kind": "break", "where": "  "}, "break where?"),
-        ({"kind": "break", "where": "#999"}, "it has tasks 0 to"),
+        ({"kind": "break", "where": "#999"}, "this graph has tasks 0 to"),
         ({"kind": "break", "where": "<img src=x onerror=alert(1)>"}, "<img src=x onerror=alert(1)>"),
         ({"kind": "watch", "condition": "nana"}, "nan"),
         ({"kind": "watch", "condition": ""}, "watch for what?"),

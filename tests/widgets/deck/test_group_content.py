@@ -6,10 +6,10 @@ import pytest
 
 import tapehead as th
 from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck import foresight
 from tapehead.widgets.deck.deck import Deck
 from tapehead.widgets.deck.document import Document
 from tapehead.widgets.deck.group_content import group_content
+from tapehead.widgets.deck.live import foresight
 from tapehead.widgets.deck.run_document import run_document
 
 from ..models import deck_on
@@ -97,7 +97,7 @@ def test_where_they_cannot_be_told_the_page_hears_why(page: Page, monkeypatch: p
     monkeypatch.setattr(foresight, "_MOST_UNASKED", 0)
     deck = ensemble_deck()
     page.open(deck)
-    monkeypatch.setattr("tapehead.widgets.deck.live.group_content", fails)
+    monkeypatch.setattr("tapehead.widgets.deck.live.live.group_content", fails)
     page.send(kind="groups")
     settle(deck)
     assert "no factors here" in page.last["trouble"]
@@ -135,7 +135,7 @@ def test_what_could_not_run_as_one_is_said_with_the_reason(page: Page) -> None:
     deck.run()
     content = page.document["groups"]
     by_itself = [each for each in content["refused"] if each["direction"] == "ran"]
-    assert len(by_itself) == 4 and "a history takes back task" in by_itself[0]["why"]
+    assert len(by_itself) == 4 and "a history takes back AddmmBackward0 alone" in by_itself[0]["why"]
     assert content["said"]["ran"] == "Nothing ran as one."
 
 

@@ -12,9 +12,9 @@ import tapehead as th
 from tapehead.engine.orders.simulate import simulate
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck import foresight
 from tapehead.widgets.deck.deck import Deck
 from tapehead.widgets.deck.document import packed
+from tapehead.widgets.deck.live import foresight
 
 from ..models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
 from ..page_side import Page, listening, settle, unpacked

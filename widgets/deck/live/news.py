@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...engine.stops.stopped import Stop
-from ...engine.tasks.history import History
-from .document import Json
+from ....engine.stops.stopped import Stop
+from ....engine.tasks.history import History
+from ..document import Json
 
 Status = Literal["stopped", "running", "finished", "failed", "closed"]
 

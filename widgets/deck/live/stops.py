@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from ...engine.sessions.native_session import NativeSession
-from ...engine.sessions.stepper import Stepper
-from ...engine.stops.stops import Entry
-from .document import Json
+from ....engine.sessions.native_session import NativeSession
+from ....engine.sessions.stepper import Stepper
+from ....engine.stops.stops import Entry
+from ..document import Json
 
 
 class LiveStops:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...engine.sessions.branches import Branch
-from ...engine.sessions.native_session import NativeSession
-from ...engine.sessions.stepper import Stepper
-from .document import Json
+from ....engine.sessions.branches import Branch
+from ....engine.sessions.native_session import NativeSession
+from ....engine.sessions.stepper import Stepper
+from ..document import Json
 from .foresight import Foresight
 
 _Key = tuple[int, tuple[int, ...]]

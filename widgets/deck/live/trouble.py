@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 
-from ...inspector.graph.source import PACKAGE, Source, innermost_user_line
+from ....inspector.graph.source import PACKAGE, Source, innermost_user_line
 
 _OURS = tuple(f"{PACKAGE / name}{os.sep}" for name in ("engine", "widgets"))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...engine.queue.policy import Choice, Policy, names_in_turn, policy_name
-from ...engine.words.phrases import nth
-from .document import Json
+from ....engine.queue.policy import Choice, Policy, names_in_turn, policy_name
+from ....engine.words.phrases import nth
+from ..document import Json
 
 Term = tuple[int, Policy | Choice]
 """How many tasks had run when a policy began to pick, and the policy."""

@@ -12,7 +12,7 @@ from threading import Lock, Thread, current_thread
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from ...inspector.torch_internals.modes import ThreadState
+from ....inspector.torch_internals.modes import ThreadState
 
 T = TypeVar("T")
 

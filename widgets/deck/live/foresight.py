@@ -6,19 +6,19 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ...engine.memory.accumulation import PYTORCHS, Accumulation
-from ...engine.memory.footprint import Footprints
-from ...engine.memory.timeline import Timeline
-from ...engine.orders.schedule import schedule
-from ...engine.orders.simulate import simulate
-from ...engine.prediction.dry_run import dry_run
-from ...engine.queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
-from ...engine.sessions.branch_comparison import BranchComparison
-from ...engine.sessions.native_session import NativeSession
-from ...engine.sessions.stepper import Stepper
-from .document import Json, schedule_content
-from .mirror_content import MirrorContent
-from .prediction import Prediction
+from ....engine.memory.accumulation import PYTORCHS, Accumulation
+from ....engine.memory.footprint import Footprints
+from ....engine.memory.timeline import Timeline
+from ....engine.orders.schedule import schedule
+from ....engine.orders.simulate import simulate
+from ....engine.prediction.dry_run import dry_run
+from ....engine.queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
+from ....engine.sessions.branch_comparison import BranchComparison
+from ....engine.sessions.native_session import NativeSession
+from ....engine.sessions.stepper import Stepper
+from ..document import Json, schedule_content
+from ..mirror_content import MirrorContent
+from ..prediction import Prediction
 from .trouble import in_words, why
 
 _MOST_UNASKED = 5_000  # tasks: to ask more of them what they allocate takes more than about half a second

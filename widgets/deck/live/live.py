@@ -1,0 +1,174 @@
+"""A session as a deck needs it: it runs in the driver's thread, keeps the plan, and tells what has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from ....engine.mirroring.saves import ReplayClock
+from ....engine.orders.policies import find_policy
+from ....engine.queue.policy import AnyPolicy
+from ....engine.sessions.branch_comparison import BranchComparison
+from ....engine.sessions.native_session import NativeSession
+from ....engine.sessions.stepper import Stepper
+from ....inspector.graph.collector import collector_paused
+from ..document import Document
+from ..group_content import group_content
+from ..mirror_content import MirrorContent
+from .branches import LiveBranches
+from .driver import Driver
+from .edits import LiveEdits
+from .foresight import Foresight
+from .news import News
+from .plan import LivePlan
+from .report import LiveReport
+from .running import LiveRunning
+from .standing import LiveStanding
+from .stops import LiveStops
+from .trouble import in_trouble
+
+if TYPE_CHECKING:
+    from ....engine.mirroring.plan import MirrorPlan
+
+T = TypeVar("T")
+
+
+class Live:
+    """A session with all that a deck knows of it. All but `stop` and `close` belong in the driver's thread.
+
+    Args:
+        session: of either engine, nothing run yet.
+        policy: its policy.
+        title: what is run.
+        retain_graph, create_graph: as given to the backward.
+        tell: is called with `News`, in the driver's thread.
+        mirroring: the plan by which the forward was mirrored.
+
+    Attributes:
+        driver: what runs commands, one after the other.
+        at: where the session stands.
+        stops: its breakpoints and watchpoints.
+        foresight: what is known of the memory ahead.
+        branches: the ways in which it went.
+        plan: the order of all tasks, and which policy picks.
+        report: what it has to tell.
+        running: runs tasks and takes them back.
+        edits: changes what waits.
+        document: the page's data.
+    """
+
+    def __init__(
+        self,
+        session: Stepper | NativeSession,
+        policy: AnyPolicy,
+        title: str,
+        retain_graph: bool,
+        create_graph: bool,
+        tell: Callable[[News], None],
+        mirroring: MirrorPlan | None = None,
+    ) -> None:
+        self.session = session
+        self.driver = Driver()
+        self.at = at = LiveStanding(session)
+        first = find_policy(policy)
+        self.stops = LiveStops(session)
+        with collector_paused():
+            mirrored = MirrorContent(session.graph, mirroring, not (retain_graph or create_graph))
+            clock = ReplayClock(session.graph)
+        self.foresight = Foresight(session, retain_graph, create_graph, mirrored)
+        self.branches = LiveBranches(session, self.foresight)
+        with collector_paused():
+            self.plan = plan = LivePlan(at, self.foresight, self.branches, first)
+            self.document = Document(session.graph, title, at.engine, mirrored)
+            self.document.content["keeps_graph"] = retain_graph
+            self.document.content["queues"] = session.queues
+            self.document.content["schedules"] = [plan.own_schedule(), *(plan.others() if self.is_small else ())]
+            if self.is_small:  # before a task runs: then its factors are gone
+                with suppress(Exception):  # who asks for them is told why there are none
+                    self.document.content["groups"] = group_content(session.graph)
+        self.report = LiveReport(at, plan, self.branches, self.document, clock, tell)
+        self.running = LiveRunning(at, self.driver, plan, self.report)
+        self.edits = LiveEdits(at, self.report)
+
+    @property
+    def is_small(self) -> bool:
+        return self.foresight.is_small
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether this is the thread that runs the session, or its hooks: to wait there for a command never ends."""
+        session = self.session
+        return self.driver.is_current_thread or (isinstance(session, NativeSession) and session.runs_in_this_thread)
+
+    def foresee(self) -> None:
+        """Tells the other policies' schedules, which for a large graph take a while."""
+        self.report.tell(self.report.news(others=self.plan.others()))
+
+    def predict(self) -> None:
+        """Asks each task once what it would allocate. Does nothing where that is known.
+
+        Raises:
+            ValueError: that can't be, since a task has run, or since the backward gets a graph of its own.
+        """
+        if self.foresight.is_known:
+            return
+        try:
+            self.foresight.ask_tasks()
+        finally:
+            self.foresight.forget()
+            self.branches.forget()
+            self.report.tell(self.report.planned_anew())
+
+    def find_groups(self) -> None:
+        """Tells which products could run as one, where that was not looked for yet: large graphs take a while."""
+        if self.document.content["groups"] is None:
+            self.report.tell(replace(self.report.news(), groups=group_content(self.session.graph)))
+
+    def switch(self, policy: AnyPolicy) -> None:
+        """From here on this policy picks."""
+        if self.plan.switch(policy):
+            self.report.tell(self.report.planned_anew())
+
+    def compare_branches(self) -> BranchComparison:
+        """How the branches differ."""
+        return self.foresight.compare_branches(self.at.direct("goes one way, so there are no branches to compare"))
+
+    def change_stops(self, change: Callable[[], T]) -> T:
+        """Changes breakpoints or watchpoints, and tells of it."""
+        try:
+            return change()
+        finally:
+            self.report.tell(self.report.news())
+
+    def attempt(self, command: Callable[[], object]) -> None:
+        """Runs a command where nobody waits for what it raises: it is told."""
+        try:
+            command()
+        except Exception as error:
+            if self.at.status != "failed":
+                self.report.tell(replace(self.report.news(), trouble=in_trouble(error)))
+
+    def stop(self) -> None:
+        """Makes what is under way end before the next task. May be called from anywhere."""
+        self.driver.stop()
+
+    def close(self, then: Callable[[], object]) -> Future[None]:
+        """Ends the session after the task under way, lets the graph's nodes go, and then calls `then`.
+
+        May be called from anywhere. What waits to begin does not begin any more.
+        """
+        return self.driver.finish(lambda: self._end(then))
+
+    def _end(self, then: Callable[[], object]) -> None:
+        self.session.close()
+        self.foresight.let_go()
+        self.branches.forget()
+        self.at.let_tensors_go()
+        self.at.status = "closed"
+        try:
+            self.report.tell(self.report.news())
+        finally:
+            then()
