@@ -12,6 +12,7 @@ from threading import local
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from ...inspector.capturing.alike import forget_graphs
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.latest import Latest
 from ...inspector.torch_internals.nodes import input_metadata, leaf_of
@@ -169,7 +170,8 @@ _thread = _Thread()
 
 
 def forget_plans() -> None:
-    """From here on all is planned anew."""
+    """From here on each graph is read and planned anew."""
+    forget_graphs()
     forget_kept()
     forget_orders()
     _plans.clear()

@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.latest import Latest, LongKey
 from ...inspector.torch_internals.hooks import hooks_registered
-from ...inspector.torch_internals.nodes import have_grad, input_metadata
+from ...inspector.torch_internals.nodes import have_grad, input_metadata, types_of
 from ...inspector.torch_internals.sequence_numbers import UNNUMBERED
 from ..queue.policy import Policy
 
@@ -48,11 +48,13 @@ class KeptOrder:
             name, note: of the run.
         """
         own = places == list(range(len(nodes)))
-        return KeptOrder(None if own else places, name, note, list(map(_takes, nodes)), _edges_of(nodes))
+        takes: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # equal ones are one object
+        metas = [takes.setdefault(meta, meta) for meta in map(_takes, nodes)]
+        return KeptOrder(None if own else places, name, note, metas, _edges_of(nodes))
 
     def suits(self, nodes: Sequence[Node]) -> bool:
         """Whether the gradients of some of the nodes are those of the graph it was planned for, other nodes each time;
-        the edges of all at the second, the fourth, the eighth use..."""
+        the edges of all the first, the second, the fourth, the eighth time..."""
         self._uses += 1
         step = max(len(nodes) // _LOOKED_AT, 1)
         some = slice(self._uses % step, None, step)
@@ -74,7 +76,7 @@ def seen(policy: Policy, keep_graph: bool, nodes: Sequence[Node], numbers: Seque
         numbers: their sequence numbers.
     """
     first = next((number for number in numbers if number < UNNUMBERED), 0)
-    facts: list[Hashable] = [policy.name, keep_graph, tuple(map(type, nodes))]
+    facts: list[Hashable] = [policy.name, keep_graph, types_of(nodes)]
     facts.append(tuple([first - number if number < UNNUMBERED else -1 for number in numbers]))
     if policy.plan is not None:  # then gradients that are there already decide, too
         facts.append(have_grad([node for node, number in zip(nodes, numbers, strict=True) if number == UNNUMBERED]))

@@ -11,8 +11,8 @@ from heapq import heappop, heappush
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
+from ...inspector.capturing.walk import DEEP, free_one_by_one, root_edges
 from ...inspector.capturing.walk import graph as graph_of
-from ...inspector.capturing.walk import root_edges
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Facts
 from ...inspector.graph.graph import Graph
@@ -92,7 +92,7 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
     if current_number(roots[0][0]) == UNNUMBERED:  # a leaf
         return None
     reading, elapsed_ns = ExitStack(), 0
-    start = _Start(policy, call.keep_graph, reading.close)
+    start = _Start(policy, call.keep_graph, roots[0][0], reading.close)
     try:
         with reading, _one_queue():
             reading.enter_context(collector_paused())  # torch is about to make an object of each node
@@ -146,12 +146,14 @@ class _Start:
     Args:
         policy: whose order is wanted.
         keep_graph: whether what nodes saved is kept.
+        root: the root.
         done: called at its end.
     """
 
-    def __init__(self, policy: Policy, keep_graph: bool, done: Callable[[], None]) -> None:
+    def __init__(self, policy: Policy, keep_graph: bool, root: Node, done: Callable[[], None]) -> None:
         self._policy = policy
         self._keep_graph = keep_graph
+        self._root = root
         self._done = done
         self.key: Hashable | None = None
         self.ordered: Sequence[Node] = ()
@@ -163,6 +165,8 @@ class _Start:
     def begin(self, nodes: list[Node]) -> None:
         """`nodes`: all of them, in the engine's own order."""
         try:
+            if len(nodes) >= DEEP:
+                free_one_by_one(self._root, [node for node in nodes if node is not self._root])
             self._find(nodes)
         finally:
             self._done()

@@ -18,7 +18,7 @@ from ..graph.drafts import TaskDraft, as_tasks
 from ..graph.facts import Facts
 from ..graph.graph import Graph
 from ..graph.latest import Latest, LongKey
-from ..torch_internals.nodes import input_metadata_of_each, leaf_of
+from ..torch_internals.nodes import input_metadata_of_each, leaf_of, types_of
 from ..torch_internals.ranks import flat_names, has_flat_parameters, sharded_parameters
 from ..torch_internals.sequence_numbers import UNNUMBERED, numbers_of
 
@@ -87,16 +87,15 @@ class Sight:
 
     def keep(self, graph: Graph) -> None:
         """It has been read: this is the graph."""
-        if len(graph) <= _MOST_NODES:
-            places = {node: place for place, node in enumerate(self._nodes)}
-            vars(graph)["like"] = like = replace(graph, nodes=())
-            _known.put(self._looks, _Known(like, [places[node] for node in graph.nodes]))
+        places = {node: place for place, node in enumerate(self._nodes)}
+        vars(graph)["like"] = like = replace(graph, nodes=())
+        _known.put(self._looks, _Known(like, [places[node] for node in graph.nodes]))
 
 
 def sight_of(found: Found, roots: Sequence[tuple[Node, int]]) -> Sight | None:
     """How the graph of these nodes looks; None where more than its looks decides what is read of it: what a capture has
-    seen, what a shard is called; and where shapes have symbols, which can't be compared."""
-    if Facts.alive() or sharded_parameters():
+    seen, what a shard is called; where shapes have symbols, which can't be compared; and of one too large to keep."""
+    if len(found) > _MOST_NODES or Facts.alive() or sharded_parameters():
         return None
     if has_flat_parameters() and any(flat_names(leaf_of(node)) for node in found if not found[node] and _is_leaf(node)):
         return None
@@ -112,9 +111,8 @@ def forget_graphs() -> None:
 
 
 def _kinds(nodes: Sequence[Node]) -> tuple[object, ...]:
-    types = tuple(map(type, nodes))
-    apart = {kind for kind in set(types) if kind.__name__ == _NAMED_APART}
-    return types, tuple([node.name() for node in nodes if type(node) in apart]) if apart else ()
+    apart = {kind for kind in set(map(type, nodes)) if kind.__name__ == _NAMED_APART}
+    return types_of(nodes), tuple([node.name() for node in nodes if type(node) in apart]) if apart else ()
 
 
 def _is_leaf(node: Node) -> bool:

@@ -21,7 +21,8 @@ from ..torch_internals.sequence_numbers import number_of, numbers_of
 from .alike import Found, sight_of
 from .sharded_names import through_sharding
 
-_DEEP = 10_000  # tasks
+DEEP = 10_000
+"""From so many nodes on they are freed one by one, see `free_one_by_one`."""
 _KEPT = "tapehead: nodes below"  # a key in a root's metadata
 
 
@@ -53,8 +54,10 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
             graph = _build(found, roots, names, None if sight is None else sight.metas)
             if sight is not None:
                 sight.keep(graph)
-        if len(graph) >= _DEEP:
-            _free_one_by_one(roots)
+        if len(graph) >= DEEP:
+            for root in dict.fromkeys(node for node, _ in roots):
+                below = [node for node in _walk([root]) if node is not root]
+                free_one_by_one(root, sorted(below, key=number_of, reverse=True))
         return graph
 
 
@@ -203,15 +206,17 @@ def _build(
     )
 
 
-def _free_one_by_one(roots: list[tuple[Node, int]]) -> None:
-    """Lets each root hold all nodes below it, which then die one by one, newest first, when it does.
+def free_one_by_one(root: Node, below: Sequence[Node]) -> None:
+    """Lets a root hold these nodes below it, which then die one by one, the first first, when it does.
 
     torch frees nodes that Python has seen by recursion (THPCppFunction_dealloc), and overflows the stack at some 50,000
     in a row. A node lets go of its edges before its metadata, and a tuple frees its items from the last to the first.
+
+    Args:
+        root: the root.
+        below: each before those that it leads to.
     """
-    for root in dict.fromkeys(node for node, _ in roots):
-        below = [node for node in _walk([root]) if node is not root]
-        notes_on(root)[_KEPT] = tuple(sorted(below, key=number_of))
+    notes_on(root)[_KEPT] = tuple(reversed(below))
 
 
 class _Calls:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -30,6 +31,14 @@ def input_metadata_of_each(nodes: Iterable[Node]) -> list[tuple[InputMetadata, .
         )
         for node in nodes
     ]
+
+
+def types_of(nodes: Iterable[Node]) -> tuple[Hashable, ...]:
+    """The type of each node, to be kept: a custom Function's is referred to weakly. It may be made anew in each forward
+    and have tensors in its closures."""
+    types = tuple(map(type, nodes))
+    of_functions = {kind: ref(kind) for kind in set(types) if issubclass(kind, BackwardCFunction)}
+    return tuple([of_functions.get(kind, kind) for kind in types]) if of_functions else types
 
 
 def notes_on(node: Node) -> dict[str, Any]:

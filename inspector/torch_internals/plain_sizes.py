@@ -25,19 +25,25 @@ class _Importing:
         self._lock = Lock()
         self._threads: Counter[int] = Counter()
         self._before = builtins.__import__
+        self._in_chain = False  # somebody's calls this one, for good
 
     def begin(self, thread: int) -> None:
         with self._lock:
-            if not self._threads and builtins.__import__ != self.answer:
+            if not self._threads and not self._in_chain:
                 self._before, builtins.__import__ = builtins.__import__, self.answer
             self._threads[thread] += 1
 
     def end(self, thread: int) -> None:
+        """What has begun, if an interrupt let it."""
         with self._lock:
             self._threads[thread] -= 1
             self._threads += Counter()  # without the threads that are through
-            if not self._threads and builtins.__import__ == self.answer:  # else somebody's, who may call this one
+            if self._threads or self._in_chain:
+                return
+            if builtins.__import__ == self.answer:
                 builtins.__import__ = self._before
+            elif builtins.__import__ != self._before:
+                self._in_chain = True
 
     def answer(
         self,
@@ -47,7 +53,7 @@ class _Importing:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        known = _KNOWN.get(name)
+        known = _KNOWN.get(name) if fromlist or "." not in name else None  # `import a.b` gives a
         # A module that is loaded meanwhile keeps what it gets: it has its own names, a function's body none here.
         if known is not None and locals is None and get_ident() in self._threads and name not in sys.modules:
             asks = str(globals and globals.get("__name__"))
@@ -68,8 +74,8 @@ def plain_sizes() -> Iterator[None]:
         yield
         return
     thread = get_ident()
-    _importing.begin(thread)
-    try:
+    try:  # an interrupt may come as soon as it has begun
+        _importing.begin(thread)
         yield
     finally:
         _importing.end(thread)

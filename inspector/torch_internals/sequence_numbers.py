@@ -206,7 +206,7 @@ def set_number(node: Node, number: int) -> None:
 
 def make_numbers(count: int) -> None:
     """Uses up so many sequence numbers of this thread."""
-    with unobserved(), torch.enable_grad():
+    with unobserved(), torch.inference_mode(False), torch.enable_grad():
         leaf = torch.zeros((), requires_grad=True, device="cpu")
         for _ in range(count):
             leaf.view(())
@@ -240,7 +240,7 @@ def sort_queue_again(waiting: int) -> None:
     this one stand above all others: as they are put in, they push those down to the ends of the branches, where none is
     above another any more; and as they are taken out, each is sorted in by its number.
     """
-    with unobserved():
+    with unobserved(), torch.inference_mode(False):
         leaves = [torch.zeros((), requires_grad=True) for _ in range((waiting + 1) * waiting.bit_length() + 2)]
         edges = [get_gradient_edge(leaf) for leaf in leaves]
         run_engine(edges, [torch.ones(())] * len(leaves), False, False, accumulate=True)

@@ -108,6 +108,41 @@ assert builtins.__import__ is before and seen == [symbolic_shapes.ShapeEnv]
 assert mine.Symbol("a") == symbolic_shapes.sympy.Symbol("a") and symbolic_shapes.sympy is mine
 """
 
+IMPORTS_WRAPPED_MEANWHILE = """
+import builtins
+from tapehead.inspector.torch_internals.plain_sizes import plain_sizes
+
+def wrap():
+    beneath = builtins.__import__
+    builtins.__import__ = lambda *args, **kwargs: beneath(*args, **kwargs)
+    return beneath
+
+wrap()
+before = builtins.__import__
+with plain_sizes():
+    beneath = wrap()
+wrapped = builtins.__import__
+for _ in range(2):
+    with plain_sizes():
+        import colorsys
+    assert builtins.__import__ is wrapped
+builtins.__import__ = beneath
+with plain_sizes():
+    import fractions
+import wave
+"""
+
+IMPORTS_OF_WHOLE_PATHS = """
+import sys
+import torch
+from tapehead.inspector.torch_internals.plain_sizes import plain_sizes
+
+names = {"__name__": "torch.something"}
+exec("def first():\\n    import torch.utils._sympy.functions\\n    return torch", names)
+with plain_sizes():
+    assert names["first"]() is torch
+"""
+
 
 def alone(script: str) -> str:
     root = Path(__file__).parents[2]
@@ -134,3 +169,11 @@ def test_a_first_deck_with_its_prediction_loads_neither_compiler_nor_symbols_nor
 
 def test_imports_of_others_and_of_other_threads_get_the_modules_themselves() -> None:
     alone(IMPORTS_ARE_AS_EVER)
+
+
+def test_imports_that_somebody_wraps_meanwhile_stay_wrapped_and_still_import() -> None:
+    alone(IMPORTS_WRAPPED_MEANWHILE)
+
+
+def test_an_import_without_a_list_of_names_gives_the_package() -> None:
+    alone(IMPORTS_OF_WHOLE_PATHS)

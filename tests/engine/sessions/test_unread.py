@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -23,6 +25,7 @@ from tapehead.engine.orders import kept_orders
 from tapehead.engine.orders.auto import forget_plans
 from tapehead.engine.sessions import unread
 from tapehead.inspector.graph import facts
+from tapehead.inspector.torch_internals.nodes import notes_on
 
 from ..backward_programs import random_program
 
@@ -120,6 +123,50 @@ def test_what_was_saved_is_freed_as_ever(policy: str) -> None:
     del run
     gc.collect()
     assert [each() for each in watched] == [None, None]
+
+
+def test_a_function_whose_class_is_made_in_each_forward_is_not_kept() -> None:
+    def forward() -> tuple[Tensor, ref[Tensor]]:
+        scale = torch.ones(3)
+
+        class Scale(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                return x * scale
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Tensor) -> Tensor:
+                return gradient * scale
+
+        return Scale.apply(torch.ones(3, requires_grad=True)).exp().sum(), ref(scale)  # type: ignore[no-untyped-call]
+
+    scales = []
+    for _ in range(3):
+        loss, scale = forward()
+        th.backward(loss, policy="bfs")
+        scales.append(scale)
+    del loss
+    gc.collect()
+    assert len(kept_orders._orders) == 3 and [scale() for scale in scales] == [None] * 3
+
+
+@pytest.mark.parametrize("policy", ["heap", "bfs", "lpmf", "random"])
+def test_in_inference_mode_gradients_are_those_of_pytorch(policy: str) -> None:
+    model, make_loss = branches()
+
+    def gradients(backward: Callable[[Tensor], object]) -> list[Tensor]:
+        model.zero_grad()
+        loss = make_loss()
+        with torch.inference_mode():
+            backward(loss)
+            return [each.grad.clone() for each in model.parameters() if each.grad is not None]
+
+    expected = gradients(Tensor.backward)
+    for _ in range(2):
+        found = gradients(partial(th.backward, policy=policy))
+        assert len(found) == len(expected)
+        for mine, torchs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, torchs)
 
 
 @pytest.mark.parametrize("policy", STATIC)
@@ -345,6 +392,46 @@ def test_threads_that_share_leaves_take_turns_or_read() -> None:
         torch.testing.assert_close(each.grad, 40 * gradient)
     after = [node._sequence_nr() for node in th.graph(make_loss()).nodes if node.name().endswith("AccumulateGrad")]
     assert after == numbers == [2**64 - 1] * len(numbers)
+
+
+def test_a_deep_graph_whose_order_is_kept_dies_node_by_node(monkeypatch: pytest.MonkeyPatch, reads: list[int]) -> None:
+    """torch frees nodes that Python has seen by recursion, and overflows the stack; see `free_one_by_one`."""
+    monkeypatch.setattr(unread, "DEEP", 10)
+    _, make_loss = branches()
+    for _ in range(2):
+        loss = make_loss()
+        th.backward(loss, policy="bfs")
+    assert len(reads) == 1 and loss.grad_fn is not None
+    (dying,) = (each[::-1] for each in notes_on(loss.grad_fn).values())
+    assert {loss.grad_fn, *dying} == set(th.graph(loss).nodes)
+    places = {node: place for place, node in enumerate(dying)}
+    assert all(places[node] < places[child] for node in dying for child, _ in node.next_functions if child is not None)
+
+
+@pytest.mark.slow
+def test_the_second_of_two_deep_graphs_dies_without_a_stack_overflow() -> None:
+    program = """
+import torch
+import tapehead as th
+for _ in range(2):
+    x = weight = torch.ones(2, requires_grad=True)
+    for _ in range(60_000):
+        x = x + weight
+    loss = x.sum()
+    with th.policy("bfs"):
+        loss.backward()
+    del x, loss
+"""
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
+
+
+def test_gradients_that_look_alike_are_kept_once() -> None:
+    _, make_loss = branches()
+    th.backward(make_loss(), policy="bfs")
+    (order,) = kept_orders._orders._found.values()
+    assert len(set(map(id, order._metas))) == len(set(order._metas)) < len(order) / 4
 
 
 def test_what_is_kept_is_bounded() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
-from weakref import WeakSet
+from typing import Any
+from weakref import WeakSet, ref
 
 import pytest
 import torch
@@ -170,3 +172,34 @@ def test_numbers_are_the_nodes_own_while_they_are_pinned() -> None:
     th.backward(loss, policy="bfs", retain_graph=True)
     handle.remove()
     assert seen[0].tasks == expected.tasks and seen[0].nodes == expected.nodes
+
+
+def test_a_function_whose_class_is_made_in_each_forward_is_not_kept() -> None:
+    def forward() -> ref[Tensor]:
+        scale = torch.ones(3)
+
+        class Scale(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                return x * scale
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Tensor) -> Tensor:
+                return gradient * scale
+
+        assert len(th.graph(Scale.apply(torch.ones(3, requires_grad=True)).sum())) == 3  # type: ignore[no-untyped-call]
+        return ref(scale)
+
+    scales = [forward() for _ in range(3)]
+    gc.collect()
+    assert [scale() for scale in scales] == [None] * 3
+
+
+def test_a_graph_too_large_to_be_kept_is_not_compared(monkeypatch: pytest.MonkeyPatch, reads: list[int]) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr(alike, "_MOST_NODES", 2)
+    monkeypatch.setattr(alike, "Sight", lambda found, roots: looks.append(found))
+    weight = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        th.graph(weight.exp().sum())
+    assert reads == [3, 3] and not looks
