@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from ...inspector.graph.latest import Latest
+from ...inspector.graph.latest import Latest, LongKey
 from .problem import Problem
 
 _plans: Latest[tuple[int, ...]] = Latest()
@@ -22,22 +22,6 @@ def forget_kept() -> None:
     _plans.clear()
 
 
-class _Hashed:
-    """A value with its hash at hand: that of a graph of 10,000 tasks takes 20 ms, and a look-up asks several times."""
-
-    __slots__ = ("_hash", "_value")
-
-    def __init__(self, value: Hashable) -> None:
-        self._value = value
-        self._hash = hash(value)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hashed) and self._hash == other._hash and self._value == other._value
-
-
 def fingerprint(problem: Problem) -> Hashable:
     """What decides on a plan, but for the sizes of what was saved, which mostly follow from it.
 
@@ -45,7 +29,7 @@ def fingerprint(problem: Problem) -> Hashable:
     tasks run, which leaves have a .grad already, and whether the graph is kept.
     """
     graph = problem.graph
-    found = (
+    return LongKey(
         tuple([(task.name, task.inputs) for task in graph.tasks]),
         graph.edges,
         graph.roots,
@@ -53,4 +37,3 @@ def fingerprint(problem: Problem) -> Hashable:
         tuple([leaf.grad is None for leaf in graph.leaves.values()]) if graph.nodes else None,
         problem.keep_graph,
     )
-    return _Hashed(found)
