@@ -13,7 +13,7 @@ export interface Model {
   on(event: string, listener: (...given: never[]) => void): void;
 }
 
-/** As widgets/deck/deck.py sends it; the news themselves are in a buffer. */
+/** As widgets/deck/live/telling.py sends it; the news themselves are in a buffer. */
 interface Message {
   kind: "heard" | "news" | "back";
   count?: number;

@@ -3,7 +3,7 @@
 import type { DeckGraph } from "./graph.ts";
 import { NEVER, type Replay } from "./replay.ts";
 
-/** As widgets/deck/deck.py tells it. */
+/** As widgets/deck/live/stops.py tells it. */
 export interface StopPoint {
   number: number;
   kind: "break" | "watch";

@@ -1,0 +1,158 @@
+"""What a deck shares with its page, with observers and with other widgets: traits, and messages of the page."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+import traitlets
+
+from ...engine.queue.policy import AnyPolicy
+from ...engine.sessions.native_session import NativeSession
+from ...engine.sessions.session_base import session_over
+from ...engine.sessions.stepper import Stepper
+from ...inspector.graph.graph import Graph, Task
+from .document import title_of
+from .live.asking import Asking
+from .live.hearing import command_of, stop_change_of
+from .live.live import Live
+from .live.news import News
+from .live.telling import Telling
+from .played import Played
+from .still import Moment
+
+if TYPE_CHECKING:
+    from ...engine.mirroring.plan import MirrorPlan
+
+
+class DeckTraits(Played):
+    """A live session, how it stands in traits, and what its page asks for.
+
+    Args:
+        session, policy, title, retain_graph, create_graph, mirroring: see `Deck`, which says what the traits are, too.
+    """
+
+    position = traitlets.Int(read_only=True).tag(sync=True)
+    current_task = traitlets.Int(None, allow_none=True, read_only=True).tag(sync=True)
+    status = traitlets.Unicode(read_only=True).tag(sync=True)
+    policy = traitlets.Unicode().tag(sync=True)
+    why_stopped = traitlets.Unicode(read_only=True).tag(sync=True)
+    _stops = traitlets.List(traitlets.Dict()).tag(sync=True)
+
+    def __init__(
+        self,
+        session: Stepper | NativeSession,
+        *,
+        policy: AnyPolicy = "heap",
+        title: str = "",
+        retain_graph: bool = False,
+        create_graph: bool = False,
+        mirroring: MirrorPlan | None = None,
+    ) -> None:
+        found = title or title_of(session.graph)
+        self._live = Live(session, policy, found, retain_graph, create_graph, self._take, mirroring)
+        self._asking = Asking(self._live)
+        told = self._live.report.news()
+        self._telling = Telling(self._live.document, told, lambda content, buffers: self.send(content, buffers))
+        super().__init__(session.graph, found, _is_live=True, policy=session.policy)
+        self.set_trait("current_task", told.current)
+        self.set_trait("status", told.status)
+        if not self._live.is_small:
+            self._live.driver.do(self._live.foresee)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that is run; without its nodes once the deck is closed, or has failed."""
+        return self._live.at.graph
+
+    @property
+    def current(self) -> Task | None:
+        """The task that `step()` would run now; None when all have run."""
+        return None if self.current_task is None else self.graph.tasks[self.current_task]
+
+    def packed(self) -> bytes:
+        return self._live.document.packed()
+
+    def moment(self) -> Moment:
+        return Moment(self.policy, self.position, len(self._live.plan.order), self._live.plan.timelines())
+
+    def _take(self, news: News) -> None:
+        """What the live session has to tell, to the page and to the traits.
+
+        What an observer of the user's raises, is raised when all traits are set.
+        """
+        self._telling.take(news)
+        raised: list[Exception] = []
+        # Not under hold_sync, which would hold back, and may lose, what another thread sets meanwhile.
+        # Each value as it is then: an observer of one before it may have changed it.
+        for name, value in (
+            ("position", lambda: news.position),
+            ("current_task", lambda: news.current),
+            ("status", lambda: news.status),
+            ("policy", lambda: self._live.session.policy),
+            ("why_stopped", lambda: "" if news.stopped is None else news.stopped["text"]),
+            ("_stops", lambda: self._live.stops.rows),
+            ("breakpoints", self._breakpoints_now),
+        ):
+            try:
+                self.set_trait(name, value())
+            except Exception as error:
+                raised.append(error)
+        self._still.update(self.moment(), repr(self))
+        if raised:
+            raise raised[0]
+
+    @traitlets.validate("policy")
+    def _check_policy(self, proposal: Any) -> str:
+        name = str(proposal["value"])
+        if name != self._live.session.policy:
+            if (over := self._live.session.over) is not None:
+                raise session_over(over)
+            self._live.plan.find(name)
+        return name
+
+    @traitlets.observe("policy")
+    def _switch(self, change: Any) -> None:
+        told = self._live.driver.is_current_thread and change["new"] == self._live.session.policy
+        if not told and self.comm is not None:
+            self._asking.later(partial(self._live.switch, change["new"]))
+
+    def _breakpoints_now(self) -> list[int]:
+        """Those of the session; as the trait has them already, in whatever order, if it has."""
+        found, known = self._live.stops.breakpoints, self.breakpoints
+        return known if set(known) == set(found) else found
+
+    @traitlets.validate("breakpoints")
+    def _check_breakpoints(self, proposal: Any) -> list[int]:
+        found: list[int] = proposal["value"]
+        count = len(self.graph)
+        for task_id in found:
+            if not 0 <= task_id < count:
+                raise ValueError(f"there is no task {task_id}; this graph has tasks 0 to {count - 1}")
+        return found
+
+    @traitlets.observe("breakpoints")
+    def _set_breakpoints(self, change: Any) -> None:
+        live, new, old = self._live, set(change["new"]), set(change["old"])
+        if self.comm is not None and new != set(live.stops.breakpoints):
+            live.stops.ask([each for each in change["new"] if each not in old], old - new)
+            self._asking.soon(live.stops.take)
+
+    def _hear(self, widget: ipywidgets.Widget, message: Any, buffers: object) -> None:
+        """A message of the page. Only queues what it asks for: this may run in any thread."""
+        match message:
+            case {"kind": "hello", "revision": int(revision)}:
+                self._telling.greet(revision)
+                return
+            case {"kind": "stop"}:
+                self._live.stop()
+                return
+        if (command := command_of(message, self._live)) is not None:
+            self._asking.later(command)
+        elif (change := stop_change_of(message, self._live)) is not None:
+            self._asking.soon(change)
+        else:
+            super()._hear(widget, message, buffers)
+            return
+        self.send({"kind": "heard"})
