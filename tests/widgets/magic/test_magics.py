@@ -230,7 +230,7 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
     ran = fresh.run("%tapehead run")
     fresh.run("handle.remove()")
     assert ran.name == "KeyError" and "in hook(gradient)" in ran.traceback
-    assert "raised in task" in ran.traceback and "tapehead/" not in ran.traceback
+    assert "raised in AccumulateGrad (10th)" in ran.traceback and "tapehead/" not in ran.traceback
 
 
 @pytest.mark.parametrize(
