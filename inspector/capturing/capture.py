@@ -19,9 +19,9 @@ from ..arguments import a_kind, expect_callable, expect_truth
 from ..graph.facts import CallRecord, Facts, Operation
 from ..graph.kept_inputs import KeptInputs, keep_inputs
 from ..graph.marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, note_hook, tensors_of, unmarked_nodes
+from ..graph.source import users_place
 from ..torch_internals.applied_functions import AroundApply, around_function_apply, is_generated
 from ..torch_internals.compiled import watching_functions
-from ..torch_internals.frames import capture_traceback
 from ..torch_internals.module_calls import watching_modules
 from ..torch_internals.sequence_numbers import sequence_nr
 from ..torch_internals.tensors import base_of
@@ -91,7 +91,7 @@ class capture:
         assert self._recording is not None
         calls, _ = self._recording
         now = sequence_nr()
-        return Operation(calls.facts, function, now, now, calls.current, capture_traceback())
+        return Operation(calls.facts, function, now, now, calls.current, users_place())
 
     def renew(self) -> None:
         """Begins a new record: module calls are counted, and outermost modules named, as from here on.
@@ -223,9 +223,7 @@ class _OperationWatcher(TorchFunctionMode):
             self._made_no_node(function, result, args, kwargs or {}, start)
             return result
         calls = self._calls
-        operation = Operation(
-            calls.facts, function, start, end, calls.current, capture_traceback(), kept and kept.close()
-        )
+        operation = Operation(calls.facts, function, start, end, calls.current, users_place(), kept and kept.close())
         mark_result(result, operation)
         newest = calls.last_result
         calls.last_result = ref(result) if isinstance(result, Tensor) else None
@@ -242,7 +240,7 @@ class _OperationWatcher(TorchFunctionMode):
         hooks = getattr(function, "__name__", None) in HOOKING and bool(args) and isinstance(args[0], Tensor)
         observed = self._observer is not None and (result is None or next(tensors_of(result), None) is not None)
         if hooks or observed:
-            operation = Operation(self._calls.facts, function, now, now, self._calls.current, capture_traceback())
+            operation = Operation(self._calls.facts, function, now, now, self._calls.current, users_place())
             if hooks:
                 note_hook(args[0], args[1] if len(args) > 1 else kwargs.get("hook"), operation)
             if self._observer is not None and observed:
@@ -261,7 +259,7 @@ def _around_apply(calls: _CallWatcher, observer: Observer | None, keep: bool) ->
         end = sequence_nr()
         if end != start:
             inputs = kept and kept.close()
-            operation = Operation(calls.facts, function, start, end, calls.current, capture_traceback(), inputs)
+            operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs)
             mark_result(result, operation)
             calls.note_result(result)
             if observer is not None:

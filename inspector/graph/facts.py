@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 from weakref import WeakSet, ref
 
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 
-from ..torch_internals.frames import Traceback, frames_of
 from ..torch_internals.sequence_numbers import sequence_nr
 from ..torch_internals.tensors import storage_of
 from .kept_inputs import KeptInputs, writes_first_argument
-from .source import Source, first_user_line
+from .source import Place, Source, source_at
 
 _alive: WeakSet[Facts] = WeakSet()
 
@@ -45,15 +44,15 @@ class CallRecord:
 class Operation:
     """One call of a torch function in the forward; of a custom Function, or of a whole module where no more is seen.
 
-    It made the nodes whose sequence numbers lie in [start, end) of its thread. Of its traceback nothing is resolved
-    until `source` is asked for.
+    It made the nodes whose sequence numbers lie in [start, end) of its thread. The line it was
+    called from is looked up when `source` is asked for.
 
     Attributes:
         function: what was called; a class for a custom Function or a module.
         inputs: what it was called with, where the capture kept that.
     """
 
-    __slots__ = ("_source", "_traceback", "call", "created_ns", "end", "facts", "function", "inputs", "start")
+    __slots__ = ("_place", "_source", "call", "created_ns", "end", "facts", "function", "inputs", "start")
 
     def __init__(
         self,
@@ -62,17 +61,17 @@ class Operation:
         start: int,
         end: int,
         call: CallRecord | None,
-        traceback: Traceback | None,
+        place: Place | None,
         inputs: KeptInputs | None = None,
     ) -> None:
         self.facts = facts
         self.start = start
         self.end = end
-        self.created_ns = time.perf_counter_ns()
+        self.created_ns = perf_counter_ns()
         self.call = call
         self.function = function
         self.inputs = inputs
-        self._traceback = traceback
+        self._place = place
         self._source: Source | None = None
 
     def __repr__(self) -> str:
@@ -93,7 +92,7 @@ class Operation:
     @property
     def source(self) -> Source | None:
         """The user's line that called it."""
-        if self._traceback is not None:
+        if self._place is not None:
             resolve_sources([self])
         return self._source
 
@@ -106,11 +105,15 @@ def _function_name(function: Callable[..., Any]) -> str:
 
 def resolve_sources(operations: Iterable[Operation]) -> None:
     """Finds the lines of many operations at once, which is faster than one by one."""
-    asked = {id(each): (each, found) for each in operations if (found := each._traceback) is not None}
-    tracebacks = [traceback for _, traceback in asked.values()]
-    for (operation, _), frames in zip(asked.values(), frames_of(tracebacks), strict=True):
-        operation._source = first_user_line(frames)
-        operation._traceback = None
+    known: dict[tuple[int, int], tuple[Place, Source | None]] = {}  # code is compared by all that is in it
+    for operation in operations:
+        if (place := operation._place) is not None:
+            code, instruction = place
+            key = id(code), instruction
+            if key not in known:
+                known[key] = place, source_at(place)
+            operation._source = known[key][1]
+            operation._place = None
 
 
 class Facts:
@@ -125,7 +128,10 @@ class Facts:
         _alive.add(self)
         self.thread = get_ident()
         self.first = sequence_nr()
-        self._leaves: dict[int, tuple[ref[Tensor], int, str]] = {}  # by id(): the parameter, its outermost module, name
+        # Parameters by id(), in columns: a tuple for each would be one more object for the garbage collector.
+        self._leaves: dict[int, ref[Tensor]] = {}
+        self._leaf_roots: dict[int, int] = {}  # their outermost modules
+        self._leaf_names: dict[int, str] = {}
         self._root_classes: list[tuple[str, bool]] = []  # of each outermost module, and whether it has parameters
         self._unnamed_root: int | None = None
 
@@ -143,35 +149,35 @@ class Facts:
         Paths below an `unnamed` one never start with its class.
         """
         root = len(self._root_classes)
-        paths = {}
-        before = len(self._leaves)
-        for path, part in module.named_modules():
-            if "_orig_mod" in path:  # what torch.compile wraps one in
-                path = ".".join(each for each in path.split(".") if each != "_orig_mod")
-            paths[part] = path
+        paths = _paths_below(module)
+        leaves, names = self._leaves, self._leaf_names
+        before = len(leaves)
+        for part, path in paths.items():
             for name, parameter in part._parameters.items():
-                if parameter is not None:
-                    name = f"{path}.{name}" if path else name
-                    self._leaves.setdefault(id(parameter), (ref(parameter), root, name))
-        self._root_classes.append((type(module).__name__, len(self._leaves) > before))
+                if parameter is not None and (key := id(parameter)) not in leaves:
+                    leaves[key] = ref(parameter)
+                    names[key] = f"{path}.{name}" if path else name
+                    self._leaf_roots[key] = root
+        self._root_classes.append((type(module).__name__, len(leaves) > before))
         if unnamed:
             self._unnamed_root = root
         return root, paths
 
     def leaf_name(self, leaf: Tensor) -> str | None:
         """The name of a parameter of one of the modules seen."""
-        found = self._leaves.get(id(leaf))
-        if found is None or found[0]() is not leaf:
+        key = id(leaf)
+        found = self._leaves.get(key)
+        if found is None or found() is not leaf:
             return None
-        return self.full_path(found[1], found[2])
+        return self.full_path(self._leaf_roots[key], self._leaf_names[key])
 
     def name_below(self, view: Tensor) -> str | None:
         """The name of a parameter of which this is a view."""
         storage = storage_of(view)
-        for reference, root, name in self._leaves.values() if storage is not None else ():
+        for key, reference in self._leaves.items() if storage is not None else ():
             leaf = reference()
             if leaf is not None and storage_of(leaf) == storage:
-                return self.full_path(root, name)
+                return self.full_path(self._leaf_roots[key], self._leaf_names[key])
         return None
 
     def full_path(self, root: int, path: str) -> str:
@@ -186,6 +192,22 @@ class Facts:
             return ""
         twins = [index for index, (name, _) in enumerate(self._root_classes) if name == class_name]
         return class_name if len(twins) == 1 else f"{class_name}#{twins.index(root) + 1}"
+
+
+def _paths_below(module: nn.Module) -> dict[nn.Module, str]:
+    """What `named_modules()` gives, without its generator for each level above each module."""
+    paths: dict[nn.Module, str] = {}
+    waiting = [("", module)]
+    while waiting:
+        path, part = waiting.pop()
+        if part in paths:
+            continue
+        paths[part] = path
+        prefix = f"{path}." if path else ""
+        for name, below in reversed(part._modules.items()):
+            if below is not None:
+                waiting.append((path if name == "_orig_mod" else prefix + name, below))  # what torch.compile wraps in
+    return paths
 
 
 @dataclass(frozen=True, slots=True, eq=False)

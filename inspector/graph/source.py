@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Protocol
 
 import torch
@@ -71,3 +73,42 @@ def first_user_line(frames: Iterable[Frame]) -> Source | None:
 def is_library(filename: str) -> bool:
     """Whether a frame's file belongs to torch or to what calls the user's operations, and so is not the user's line."""
     return filename.startswith(_LIBRARY_FOLDERS)
+
+
+Place = tuple[CodeType, int]
+"""Where code is running: it, and the offset of its instruction. A frame would keep all of its variables alive."""
+
+
+_MOST_FILES = 10_000  # each cell of a notebook is one more
+_in_library: dict[str, bool] = {}  # by file, since to look it up is much of what a capture costs
+
+
+def users_place() -> Place | None:
+    """The innermost place outside torch that the caller was called from; its line is found by `source_at`."""
+    frame = sys._getframe(1)
+    while True:
+        code = frame.f_code
+        try:
+            if not _in_library[code.co_filename]:
+                return code, frame.f_lasti
+        except KeyError:
+            _note_file(code.co_filename)
+            continue
+        if (back := frame.f_back) is None:
+            return None
+        frame = back
+
+
+def _note_file(filename: str) -> None:
+    if len(_in_library) >= _MOST_FILES:
+        _in_library.clear()
+    _in_library[filename] = is_library(filename)
+
+
+def source_at(place: Place) -> Source | None:
+    """The line of a place; None where its code has none."""
+    code, instruction = place
+    for start, end, line in code.co_lines():
+        if start <= instruction < end:
+            return None if line is None else Source(code.co_filename, line, code.co_name)
+    return None

@@ -28,7 +28,6 @@ from tapehead.inspector.torch_internals.allocators import _log_level, start_allo
 from tapehead.inspector.torch_internals.applied_functions import around_function_apply
 from tapehead.inspector.torch_internals.compiled import compiled_autograd_is_on
 from tapehead.inspector.torch_internals.engine import redirect_backward, torch_backward
-from tapehead.inspector.torch_internals.frames import capture_traceback, traceback_frames
 from tapehead.inspector.torch_internals.hooks import node_hooks
 from tapehead.inspector.torch_internals.modes import (
     close_hooks,
@@ -91,11 +90,6 @@ def test_a_version_counts_what_writes_in_place_and_inference_tensors_have_none()
     assert version_of(tensor.add_(1)) == before + 1
     with torch.inference_mode():
         assert version_of(torch.ones(2).add_(1)) == -1
-
-
-def test_a_traceback_ends_in_its_caller() -> None:
-    frames = traceback_frames(capture_traceback())
-    assert "test_a_traceback_ends_in_its_caller" in [frame.name for frame in frames]
 
 
 def test_metadata_of_a_node_stays_with_it() -> None:
@@ -380,18 +374,6 @@ def test_compiled_autograd_is_noticed() -> None:
     assert not compiled_autograd_is_on()
     with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
         assert compiled_autograd_is_on()
-
-
-def test_lines_of_a_traceback_are_found_without_loading_inductor() -> None:
-    script = (
-        "import sys\n"
-        "from tapehead.inspector.torch_internals.frames import capture_traceback, traceback_frames\n"
-        "assert traceback_frames(capture_traceback())\n"
-        "assert 'torch._inductor' not in sys.modules\n"
-        "import torch._inductor.codecache\n"
-        "assert traceback_frames(capture_traceback())\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_redirect_gets_each_backward_until_it_ends_and_torch_backward_goes_past_it() -> None:

@@ -1,0 +1,205 @@
+"""The user's line of a call, against what `traceback` says of the same stack."""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+from tapehead.inspector.graph.facts import Operation, resolve_sources
+from tapehead.inspector.graph.source import Place, Source, innermost_user_line, source_at, users_place
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (
+            self.inner(x).exp()  # a call over several lines
+            * 2
+        )
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class Own(Tensor):
+    """A subclass, whose own __torch_function__ stands between the operation and its caller."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def decorated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    @functools.wraps(function)
+    def wrapper(x: Tensor) -> Tensor:
+        return function(x).cos()
+
+    return wrapper
+
+
+def modules(x: Tensor) -> Tensor:
+    return Scaled()(x)
+
+
+def hooked(x: Tensor) -> Tensor:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_pre_hook(lambda module, args: (args[0].tanh(),))
+    layer.register_forward_hook(lambda module, args, result: result.sin())
+    return layer(x)
+
+
+def generator(x: Tensor) -> Tensor:
+    def steps() -> Iterator[Tensor]:
+        y = x
+        for _ in range(3):
+            y = y.sin()
+            yield y
+
+    *_, last = steps()
+    return sum((each.exp() for each in steps()), last)
+
+
+@decorated
+@torch.enable_grad()
+def decorators(x: Tensor) -> Tensor:
+    return functools.partial(torch.mul, x)(x)
+
+
+def comprehension(x: Tensor) -> Tensor:
+    return torch.stack([(lambda y: y * 2)(each) for each in x.unbind()]).sum(0) + max([x, x], key=lambda y: y.sum())
+
+
+def recomputed(x: Tensor) -> Tensor:
+    return checkpoint(lambda y: y.exp().sin(), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def custom_function(x: Tensor) -> Tensor:
+    y = Doubled.apply(x)
+    y.register_hook(lambda gradient: gradient * 3)
+    return y  # type: ignore[no-any-return]
+
+
+def long_function(x: Tensor) -> Tensor:
+    scope: dict[str, Any] = {}
+    lines = ["def f(x):", *("    x = x.sin()" for _ in range(300)), "    return x"]
+    exec(compile("\n".join(lines), "ipykernel_7/1234.py", "exec"), scope)
+    return scope["f"](x)  # type: ignore[no-any-return]
+
+
+def subclass(x: Tensor) -> Tensor:
+    return (x.as_subclass(Own) * 2).exp()  # type: ignore[type-var]
+
+
+def patched_forward(x: Tensor) -> Tensor:
+    layer = nn.Linear(4, 4)
+    layer.forward = lambda y: nn.Linear.forward(layer, y) + 1  # type: ignore[method-assign]
+    return nn.Sequential(layer)(x)
+
+
+def transforms(x: Tensor) -> Tensor:
+    return torch.func.functional_call(Scaled(), {}, (x,)) + torch.vmap(lambda row: row.sin())(x)
+
+
+SHAPES = [
+    *(modules, hooked, generator, decorators, comprehension, recomputed, custom_function, long_function, subclass),
+    *(patched_forward, transforms),
+]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Source | None, Source | None]]:
+    """By operation of a capture the line that it notes, and the one that `traceback` tells there and then."""
+    told = []
+
+    def keep(place: Place | None) -> Place | None:
+        by_traceback = innermost_user_line(traceback.extract_stack(sys._getframe(1)))
+        told.append((None if place is None else source_at(place), by_traceback))
+        return place
+
+    names = {"keep": keep, "users_place": users_place}
+    note = eval(compile("lambda: keep(users_place())", "<frozen note>", "eval"), names)  # such a frame is no user's
+    monkeypatch.setattr("tapehead.inspector.capturing.capture.users_place", note)
+    return told
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+def test_the_line_is_the_one_that_traceback_finds(
+    shape: Callable[[Tensor], Tensor], told: list[tuple[Source | None, Source | None]]
+) -> None:
+    with th.capture():
+        loss = shape(torch.randn(4, 4, requires_grad=True)).sum()
+        loss.backward()  # what a checkpoint recomputes is called from the engine
+    assert len(told) > 1
+    for noted, expected in told:
+        assert noted == expected and noted is not None
+
+
+def test_the_line_in_another_thread_is_the_one_that_traceback_finds(
+    told: list[tuple[Source | None, Source | None]],
+) -> None:
+    def run() -> None:
+        with th.capture():
+            modules(torch.randn(4, 4)).sum()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert told and all(noted == expected and noted is not None for noted, expected in told)
+
+
+def test_where_there_is_no_users_code_there_is_no_line() -> None:
+    places: list[Place | None] = []
+    names = {"found": places.append, "users_place": users_place}
+    call = eval(compile("lambda: found(users_place())", "<frozen call>", "eval"), names)
+    _thread.start_new_thread(call, ())  # where no frame is below it
+    while not places:
+        time.sleep(0.001)
+    assert places == [None]
+
+
+def test_a_noted_line_keeps_nothing_of_its_function_alive() -> None:
+    def forward(x: Tensor) -> tuple[Tensor, weakref.ref[Tensor]]:
+        local = torch.zeros(3)
+        return x.exp(), weakref.ref(local)
+
+    with th.capture():
+        y, local = forward(torch.ones(3, requires_grad=True))
+    assert local() is None
+    operation = th.graph(y).tasks[0].operation
+    assert isinstance(operation, Operation) and operation.source is not None and operation.source.function == "forward"
+
+
+def test_lines_of_many_operations_are_those_of_each() -> None:
+    losses = []
+    for _ in range(2):
+        with th.capture():
+            losses.append(modules(torch.ones(4, 4)).sum())
+    together, alone = (
+        [task.operation for task in th.graph(loss).tasks if isinstance(task.operation, Operation)] for loss in losses
+    )
+    resolve_sources([*together, *together])
+    assert [each.source for each in together] == [each.source for each in alone]
+    assert len({each.source for each in alone}) > 1
