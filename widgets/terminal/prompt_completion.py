@@ -98,7 +98,7 @@ def _words(command: str, session: Debugged, stops: Iterable[Numbered], word: str
 
 
 def _places(session: Debugged, word: str) -> Iterable[str]:
-    if word[:1].isdecimal():
+    if re.fullmatch(r"\d[\d,]*[a-z]*", word):  # "0.weight" is a name
         return map(nth, range(1, len(run_of(session)) + 1))
     prefix, colon, _ = word.partition(":")
     graph = session.graph

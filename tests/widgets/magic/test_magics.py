@@ -492,7 +492,7 @@ def test_completion_offers_what_fits(fresh: Kernel) -> None:
     fresh.run("%%tapehead --names model loss\nloss = model(x).sum()")
     assert fresh.completes("%tapehead break 0.w") == ["0.weight"]
     assert "norm>" in fresh.completes("%tapehead watch no")
-    fresh.run("%tapehead break 0")
+    fresh.run("%tapehead break 1st")
     assert "1" in fresh.completes("%tapehead disable ")
     assert fresh.completes("%%tapehead --keep") == ["--keep-inputs"]
 

@@ -512,7 +512,7 @@ def test_at_a_terminal_tab_completes_and_ctrl_c_stops(tmp_path: Path) -> None:
         "print('grad', model[0].weight.grad is not None)\n"
     )
     terminal = Terminal("-m", "tapehead", "debug", str(script))
-    assert "\x1b[1m> task" in terminal.read_to(PROMPT)
+    assert "\x1b[1m> SumBackward0 (1st" in terminal.read_to(PROMPT)
     terminal.type("whe\t2nd\n")
     assert "where 2nd" in terminal.read_to(PROMPT).splitlines()[0]
     terminal.type("break Accu\t\n")
