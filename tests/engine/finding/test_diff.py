@@ -208,7 +208,7 @@ def test_a_sum_of_many_small_values_that_bfloat16_loses_is_where_the_difference_
     task = jump.task.tasks[0]
     assert task.parameter == "middle.scale" and task.source is not None
     assert task.source.short == line_of("drift = drift + self.scale")
-    assert "the sum of 600 gradients that comes to task " in " ".join(difference.sentences)
+    assert "the sum of 600 gradients that comes to " in " ".join(difference.sentences)
     assert difference.leaves[0].tasks[0].parameter == "middle.scale"
     assert difference.cells[1][0] == "middle.scale"
     true = (second.graph.leaves[jump.task.tasks[1].id].grad, first.graph.leaves[task.id].grad)
@@ -279,7 +279,7 @@ def test_of_two_commits_saved_traces_the_line_that_changed_is_named(commit: Call
     assert jump.share == pytest.approx(1 / 3) and jump.apart.by == "norm"
     for task, run in zip(jump.task.tasks, (before, after), strict=True):
         assert task.source is not None and task.source.short == "model.py:12" and run.graph.module(task) == "3"
-    assert any("In what flows on, the difference grows most here: what task " in each for each in difference.sentences)
+    assert any("In what flows on, the difference grows most here: what " in each for each in difference.sentences)
 
 
 def test_of_two_commits_what_one_has_more_is_listed_and_passed_over(commit: Callable[[str, str], Path]) -> None:

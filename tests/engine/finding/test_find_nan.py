@@ -380,7 +380,7 @@ def test_a_bad_gradient_that_is_discarded_is_not_blamed_for_one_that_is_not(engi
         report = th.find_nan(make_loss, engine=engine)
         assert report.where == "backward" and report.operation == "ReciprocalBackward0", repr(report)
         assert any(
-            each.startswith("Also task ") and "SqrtBackward0" in each and "which got into no leaf's gradient" in each
+            each.startswith("Also ") and "SqrtBackward0" in each and "which got into no leaf's gradient" in each
             for each in report.sentences
         )
     report = th.find_nan(discarded, engine=engine)
