@@ -17,7 +17,7 @@ from ..memory.timeline import Timeline
 from ..mirroring.plan import MirrorPlan
 from ..trace.peak import PeakReport, peak_report
 from ..words.estimates import estimate_sentence
-from ..words.phrases import counted, joined, task_name
+from ..words.phrases import counted, joined, nth, task_name
 from ..words.sizes import size_text
 from ..words.tables import ShownAsTable, row_called
 
@@ -148,14 +148,21 @@ class Comparison(ShownAsTable):
             if ids[0] != ids[1]:
                 tasks = [None if task is None else self.graph.tasks[task] for task in ids]
                 does = [
-                    f"{policy} has ended" if task is None else f"{policy} runs {self.graph.describe(task)}"
-                    for policy, task in zip((first, second), tasks, strict=True)
+                    self._does(first, tasks[0], second, orders[1]),
+                    self._does(second, tasks[1], first, orders[0]),
                 ]
                 same = {0: "from the start", 1: "after the first task, which is the same"}
                 until = same.get(place, f"after {place:,} tasks, which are the same")
-                sentence = f"{first} and {second} part {until}: {does[0]}, {does[1]}."
+                sentence = f"{first} and {second} part {until}: {does[0]}; {does[1]}."
                 return Divergence(place, tasks[0], tasks[1], sentence)
         return None
+
+    def _does(self, policy: str, task: Task | None, other: str, others: Sequence[int]) -> str:
+        """What a policy does where two part, and when the other one does it: by name alone they may be alike."""
+        if task is None:
+            return f"{policy} has ended"
+        later = f", which {other} runs {nth(others.index(task.id) + 1)}" if task.id in others else ""
+        return f"{policy} runs {self.graph.describe(task)}{later}"
 
     @property
     def sentences(self) -> tuple[str, ...]:

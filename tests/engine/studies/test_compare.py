@@ -21,6 +21,7 @@ from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.programs.profile import profile
 from tapehead.engine.studies.compare import compare
 from tapehead.engine.studies.comparison import Comparison
+from tapehead.engine.words.phrases import nth
 from tapehead.engine.words.sizes import size_text
 from tapehead.engine.workloads.workloads import workload
 
@@ -90,7 +91,9 @@ def test_the_words_say_who_needs_how_much_and_where_the_orders_part(linear50: Co
     assert parted.first is linear50.graph.tasks[orders[0][parted.place]]
     assert parted.second is linear50.graph.tasks[orders[1][parted.place]]
     assert parted.first != parted.second
-    assert second.startswith(f"bfs and dfs part after {parted.place} tasks, which are the same: bfs runs task ")
+    start = f"bfs and dfs part after {parted.place} tasks, which are the same: bfs runs AddmmBackward0 (linear, "
+    assert second.startswith(start)
+    assert f", which dfs runs {nth(orders[1].index(parted.first.id) + 1)}; dfs runs " in second
     assert "under heap" in str(linear50.peak("bfs")) or "under dfs" in str(linear50.peak("bfs"))
 
 
