@@ -145,7 +145,7 @@ def kernel_run(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     results: Sequence[Tensor],
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int | None = None,
 ) -> KernelRun | str | None:
     """What the operator's kernel does with tensors like these; None: nothing besides; or why that is not known.
 
@@ -156,7 +156,7 @@ def kernel_run(
     Args:
         args, kwargs: what it is called with; the tensors may be fake.
         results: the fake tensors that it returns.
-        most_bytes: of arguments and results; more are too large.
+        most_bytes: of arguments and results; more are too large. None: `MOST_BYTES`.
     """
     name = name_of(operator)
     if operator.is_view or operator.namespace == "prim" or name in PASSIVE:
@@ -249,9 +249,9 @@ def _tensors_in(values: object) -> list[Tensor]:
     return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
 
 
-def fits_alone(tensors: Sequence[Tensor], most_bytes: int = MOST_BYTES) -> bool:
+def fits_alone(tensors: Sequence[Tensor], most_bytes: int | None = None) -> bool:
     """Whether there is memory for all that an operator takes and gives, to run it alone."""
-    return sum(map(_nbytes, tensors)) <= min(most_bytes, _free_bytes() // 2)
+    return sum(map(_nbytes, tensors)) <= min(MOST_BYTES if most_bytes is None else most_bytes, _free_bytes() // 2)
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -99,6 +99,8 @@ def facts(timeline: Timeline) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(timeline)} - {
         "graph",
         "event_ns",
+        "task_ns",
+        "forward_ns",
         "makers",
         "changes",
         "blocks",
