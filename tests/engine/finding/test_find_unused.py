@@ -436,7 +436,8 @@ def test_gradients_that_cancel_and_a_hook_that_makes_zeros_are_told_from_tasks_t
         doubled.register_hook(torch.zeros_like)
         return doubled
 
-    assert unused_of(Heads(hooked))["second.weight"].story.startswith("a hook made zeros of what comes to MulBackward0 ")
+    story = unused_of(Heads(hooked))["second.weight"].story
+    assert story.startswith("a hook made zeros of what comes to MulBackward0 ")
 
 
 class Given(nn.Module):

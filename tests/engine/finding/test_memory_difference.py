@@ -46,7 +46,8 @@ def test_with_checkpoints_and_without_the_gradients_are_equal_and_memory_is_what
     gap = [sum(group.nbytes for group in groups) for groups in memory.only]
     assert gap[0] - gap[1] == memory.peaks[0] - memory.peaks[1], "what is alive at both is as large in both"
     said = " ".join(difference.sentences)
-    assert "The peak of memory is " in said and " in plain, in TanhBackward0 (blocks.2.1, " in said and "saved activation" in said
+    assert "The peak of memory is " in said and " in plain, in TanhBackward0 (blocks.2.1, " in said
+    assert "saved activation" in said
     assert "before the first task" in difference._repr_html_() and "before the first task" in repr(difference)
 
 
