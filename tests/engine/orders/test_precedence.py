@@ -3,6 +3,7 @@ from __future__ import annotations
 import doctest
 import graphlib
 import random
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -19,6 +20,7 @@ from tapehead.engine.orders import precedence
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
 from tapehead.engine.queue.pending import dependencies
+from tapehead.inspector.graph.words import nth
 
 from ..backward_programs import random_program
 from .chunked import State, chunked_loss
@@ -203,8 +205,13 @@ def test_modules_parameters_and_kinds_of_node_are_named_as_for_breakpoints() -> 
     assert (check.order.index(first.first), check.order.index(first.then)) == first.places
     assert check.graph.module(first.then) == "right"
     assert check.graph.module(first.first) == "left"
-    assert 'Constraint 1 ("left" before "right"): task' in str(check)
-    assert "test_precedence.py:" in str(check)
+    line = r"test_precedence\.py:\d+"
+    assert re.search(
+        rf'^Constraint 1 \("left" before "right"\): AddmmBackward0 \(right, {line}\) runs '
+        rf"{nth(first.places[1] + 1)} of {len(check.order)}, before AddmmBackward0 \(left, {line}\), which runs {nth(first.places[0] + 1)}\.$",
+        str(check),
+        re.MULTILINE,
+    )
     assert 'th.constrained("heap", constraints) keeps them' in str(check)
     run = th.backward(loss, policy=check.remedy or "heap")
     assert th.check_order(run, [("left", "right"), ("left.weight", "right.weight")])
@@ -216,7 +223,9 @@ def test_a_constraint_against_the_graph_is_refused_with_the_path_that_it_contrad
     with pytest.raises(ValueError, match="can't be met") as raised:
         th.backward(loss, policy=th.constrained("heap", [("right", "left"), ("Tanh", "left")]))
     said = str(raised.value)
-    assert said.startswith('constraint 2 ("Tanh" before "left") can\'t be met: task')
+    assert said.startswith(
+        'constraint 2 ("Tanh" before "left") can\'t be met: AddmmBackward0 (left, test_precedence.py:'
+    )
     path = said.partition("since the gradient goes ")[2].split(" → ")
     assert "AddmmBackward0 (left, test_precedence.py:" in path[0]
     assert "TanhBackward0 (test_precedence.py:" in path[-1]
