@@ -91,8 +91,10 @@ class _Tree:
         self._kept.append(member.of_output(self.output))
         self._versions.append((version_of(member.gradient), version_of(member.others[self.output])))
 
-    def total(self, graph: Graph) -> tuple[Tensor, Batch | None]:
+    def total(self, graph: Graph, order: Sequence[int]) -> tuple[Tensor, Batch | None]:
         """The sum of what was left behind, which is let go; and how it was made, if it is of several.
+
+        `order` is that in which tasks have run.
 
         Raises:
             RuntimeError: a factor or a gradient was modified in place since its task ran.
@@ -102,9 +104,10 @@ class _Tree:
             now = version_of(each.gradient), version_of(each.others[output])
             if now != versions:
                 what = "the gradient" if now[0] != versions[0] else f'"{each.product.other(output).slot}"'
+                task = graph.in_order(order).describe(each.product.task)
                 raise RuntimeError(
-                    f"{what} of {graph.describe(each.product.task)} was modified in place after its task ran, and "
-                    "before its product was made with others: run this backward without batch="
+                    f"{what} of {task} was modified in place after its task ran, and before its product was made with "
+                    "others: run this backward without batch="
                 )
         tasks, held = tuple(each.product.task for each in kept), self._held_bytes
         tally, begun_ns = Tally(), perf_counter_ns()
@@ -343,7 +346,7 @@ class GroupRunner:
                 if task_id != last:
                     runner.memory.end(task_id, ())
         try:
-            found = self._outputs(task_ids, gradients)
+            found = self._outputs(loop, task_ids, gradients)
             if recorder is not None:
                 recorder.end_together(task_ids, found)
             for task_id, outputs in zip(task_ids, found, strict=True):
@@ -361,7 +364,9 @@ class GroupRunner:
             loop.fail(error, self._at)
             raise
 
-    def _outputs(self, task_ids: Sequence[int], gradients: Sequence[list[Tensor | None]]) -> list[Outputs]:
+    def _outputs(
+        self, loop: GroupLoop, task_ids: Sequence[int], gradients: Sequence[list[Tensor | None]]
+    ) -> list[Outputs]:
         """What these tasks give. Their buffers are empty afterwards, and their nodes freed."""
         stack = self._stacks.get(task_ids[0])
         members = []
@@ -379,7 +384,7 @@ class GroupRunner:
                 found = self._stacked(stack, members)
             for member, outputs in zip(members, found, strict=True):
                 self._at = member.product.task
-                self._complete(member, outputs)
+                self._complete(loop, member, outputs)
         if self._runner.frees:
             for task_id in task_ids:
                 free_saved(saved_variables(self._graph.nodes[task_id]))
@@ -397,7 +402,7 @@ class GroupRunner:
             del self._stacks[task_id]
         return found
 
-    def _complete(self, member: Operands, outputs: Outputs) -> None:
+    def _complete(self, loop: GroupLoop, member: Operands, outputs: Outputs) -> None:
         """The outputs that the stack did not make: those of trees, and the others one by one."""
         product = member.product
         trees = self._trees.pop(product.task, {})
@@ -410,10 +415,10 @@ class GroupRunner:
         for output, tree in trees.items():
             tree.add(member)
             if not tree.left:
-                outputs[output] = self._total(tree)
+                outputs[output] = self._total(loop, tree)
 
-    def _total(self, tree: _Tree) -> Tensor:
-        found, batch = tree.total(self._graph)
+    def _total(self, loop: GroupLoop, tree: _Tree) -> Tensor:
+        found, batch = tree.total(self._graph, loop.order)
         if batch is not None:
             self._batches.append(batch)
         return found
@@ -444,7 +449,7 @@ class GroupRunner:
         ran = next(task_id for task_id in tree.group.tasks if task_id not in tree.left)
         gradient: Tensor | None
         with without_torch_function():
-            gradient = self._total(tree)
+            gradient = self._total(loop, tree)
         for task_id in tree.paths[ran]:
             (gradient,) = call_node(self._graph.nodes[task_id], [gradient])
         task_id, number = tree.group.into

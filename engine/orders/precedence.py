@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import pairwise
 from typing import TypeAlias
 
 from torch import Tensor
 
 from ...inspector.arguments import a_kind
-from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task, told_apart
 from ..queue.binary_heap import pop, push
 from ..queue.chosen_order import allowed, stages
 from ..queue.named_tasks import tasks_at
@@ -370,7 +370,7 @@ def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[in
             parts.append((steps[node - len(graph)], []))
         else:
             parts[-1][1].append(node)
-    describe = graph.describe
+    describe = partial(told_apart, graph)
     if len(parts) == 1:
         step, path = parts[0]
         first, last = describe(path[0]), describe(path[-1])
@@ -389,15 +389,16 @@ def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[in
 
 def _path_text(graph: Graph, path: Sequence[int]) -> str:
     """Why the last task of a path comes after the first."""
-    shown = list(map(graph.describe, path))
     if len(path) > _MOST_STEPS:
-        start, end = shown[: _MOST_STEPS - 2], shown[-1]
-        shown = [*start, f"{len(path) - len(start) - 1:,} more", end]
+        start = [told_apart(graph, task) for task in path[: _MOST_STEPS - 2]]
+        shown = [*start, f"{len(path) - len(start) - 1:,} more", told_apart(graph, path[-1])]
+    else:
+        shown = [told_apart(graph, task) for task in path]
     steps = " → ".join(shown)
     if all(any(edge.next_task == after for edge in graph.out_edges[task]) for task, after in pairwise(path)):
         return f"the gradient goes {steps}"
     reduces = next(task for task in path if graph.tasks[task].name == POST_BACKWARD)
     return (
-        f"the way is {steps}, and fully_shard reduces gradients in {graph.describe(reduces)}, which every order runs "
-        "after and before what PyTorch's own does"
+        f"the way is {steps}, and fully_shard reduces gradients in {told_apart(graph, reduces)}, which every order "
+        "runs after and before what PyTorch's own does"
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task, told_apart
 from ...inspector.graph.words import dtype_name
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import SavedSlot, saved_numbers, saved_slots
@@ -340,14 +340,14 @@ class _ForwardWalk:
             task = graph.tasks[self._ids[node]]
             code = code_of(task)
             yield (
-                f"the earliest bad value that can still be seen went into {graph.describe(task)} in the forward as "
+                f"the earliest bad value that can still be seen went into {told_apart(graph, task)} in the forward as "
                 f"`{given.name}`, which has {what_is_bad(given.tensor)}{f': {code}' if code else ''}"
             )
             yield self._from_outside(given)
             return
         task = graph.tasks[self._ids[first]]
         code = code_of(task)
-        described = f"{graph.describe(task)}{f': {code}' if code else ''}"
+        described = f"{told_apart(graph, task)}{f': {code}' if code else ''}"
         if task.is_leaf:
             yield f"{task.parameter or 'a leaf'} itself has {what_is_bad(value)}"
         elif first is keeper:

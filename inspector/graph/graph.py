@@ -293,6 +293,13 @@ class Graph:
         return text_of("graph as SVG", self, widest=_CELL_WIDTH) if len(self.tasks) <= _MOST_SHOWN else None
 
 
+def told_apart(graph: Graph, task: Task | int) -> str:
+    """As `describe` names the task, behind its number where another one is named alike: `#9 MulBackward0`."""
+    task, described = graph.task(task), graph.describe(task)
+    alike = (each for each in graph.tasks if each.name == task.name and each.id != task.id)
+    return f"#{task.id} {described}" if any(graph.describe(each) == described for each in alike) else described
+
+
 def module_name(path: str) -> str:
     """`blocks.3`, `module 3`: the part of a bare nn.Sequential is called by a number alone."""
     return f"module {path}" if path.isdecimal() or path == "*" else path

@@ -206,9 +206,10 @@ def test_modules_parameters_and_kinds_of_node_are_named_as_for_breakpoints() -> 
     assert check.graph.module(first.then) == "right"
     assert check.graph.module(first.first) == "left"
     line = r"test_precedence\.py:\d+"
+    left, right = (nth(place + 1) for place in first.places)
     assert re.search(
-        rf'^Constraint 1 \("left" before "right"\): AddmmBackward0 \(right, {line}\) runs '
-        rf"{nth(first.places[1] + 1)} of {len(check.order)}, before AddmmBackward0 \(left, {line}\), which runs {nth(first.places[0] + 1)}\.$",
+        rf'^Constraint 1 \("left" before "right"\): AddmmBackward0 \(right, {line}\) runs {right} of '
+        rf"{len(check.order)}, before AddmmBackward0 \(left, {line}\), which runs {left}\.$",
         str(check),
         re.MULTILINE,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import math
+import re
 import warnings
 import weakref
 from collections.abc import Callable
@@ -173,6 +174,16 @@ def test_an_overflow_of_16_bits_says_how_large_the_values_were(engine: Engine) -
     (told,) = [line for line in stop.lines if "all that went in is finite" in line]
     assert "the incoming gradient up to 300" in told and "saved `mat2` up to 400" in told
     assert told.endswith("float16 holds at most 65504")
+
+
+@both
+def test_the_maker_of_a_nan_is_told_apart_from_a_task_that_is_named_alike(engine: Engine) -> None:
+    logits = torch.randn(3, 6, requires_grad=True)
+    stop = found(engine, lambda: entropy(logits) + entropy(logits), "nan")
+    said = [line for line in stop.lines if line.startswith("it was made in the forward by ")]
+    place = re.escape(line_of(entropy, "torch.log"))
+    assert len(said) == 1
+    assert re.match(rf"it was made in the forward by #\d+ LogBackward0 \({place}\): return torch", said[0])
 
 
 @both
