@@ -46,6 +46,11 @@ class ShownDeck:
         self.root.focus()
         self.root.page.keyboard.press(key)
 
+    def unfold_all(self) -> None:
+        """Each task is by itself: the first view folds what is alike, so that all is read at once."""
+        self.key("Shift+BracketRight")
+        expect(self.mirror.locator("[aria-expanded='false']")).to_have_count(0)
+
     @property
     def tabs(self) -> Locator:
         return self.root.get_by_role("tablist", name="policy").get_by_role("tab")

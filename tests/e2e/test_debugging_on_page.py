@@ -157,7 +157,7 @@ def test_tasks_at_which_a_run_may_stop_are_marked_where_they_are_listed(deck: Po
         mark = deck.root.locator(f".queue [data-task='{next_one}'] .bp")
         expect(mark).to_be_visible()
         expect(mark).to_have_class("bp" if enabled else "bp off")
-        deck.key("f")
+        deck.unfold_all()
         expect(deck.task(next_one)).to_have_text(re.compile(f"{said}$"))
     deck.stops()
     expect(mark).to_be_hidden()
@@ -214,6 +214,7 @@ def test_after_a_change_of_theme_at_rest_everything_has_its_colours(deck: PosedD
     deck.page.emulate_media(color_scheme="light")
     deck.tell(position=len(gpt.order), records=gpt.records, status="finished")
     deck.expect(t=len(gpt.order), theme="light")
+    deck.unfold_all()  # there is a map where not all is in view
     deck.page.wait_for_timeout(700)
     deck.evaluate(CHANGE_THEME)
     deck.expect(theme="dark")
@@ -305,7 +306,7 @@ def test_a_kept_branch_has_a_tab_and_can_be_gone_on_from(deck: PosedDeck, gpt: G
     tab.click()
     deck.expect(policy="branch 1")
     ran = gpt.others()[1]["order"][AT - 1]
-    deck.key("f")
+    deck.unfold_all()
     deck.settles(lambda shown: shown.state(ran), "done")
     deck.root.get_by_role("button", name="go on from this branch").click()
     assert deck.asked() == [{"kind": "branch", "number": 1}]

@@ -340,7 +340,7 @@ def test_a_hook_that_raises_is_told_on_both_sides(lab_page: Notebook) -> None:
     shown.expect(status="failed")
     expect(shown.root).to_contain_text("ValueError: <b>no such gradient</b>")
     assert (
-        "this session is over (ValueError in task"
+        "this session is over (ValueError in AccumulateGrad (blocks.1.up.weight, "
         in lab_page.run("try: deck.step()\nexcept RuntimeError as error: print(error)").text
     )
 
