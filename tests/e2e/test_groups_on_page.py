@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -67,10 +68,10 @@ def rows(shown: ShownDeck) -> Locator:
     return panel(shown).locator("[data-group]")
 
 
-def picture(shown: ShownDeck) -> str:
-    """What is seen, as SVG."""
+def picture(shown: ShownDeck, what: str = "what is seen") -> str:
+    """What is seen, or the whole graph, as SVG."""
     with shown.root.page.expect_download() as download:
-        shown.save_picture("SVG of what is seen")
+        shown.save_picture(f"SVG of {what}")
     return Path(download.value.path()).read_text(encoding="utf-8")
 
 
@@ -87,17 +88,21 @@ def hues(shown: ShownDeck) -> list[str]:
 
 def test_groups_are_outlined_when_asked_for_and_one_stands_out_that_is_pointed_at(show: Open) -> None:
     shown = show("ensemble", members=4, batch=4, width=8)
-    shown.key("f")
+    shown.unfold_all()
     shown.expect(groups="off")
-    assert not any(outlined(picture(shown), hues(shown)))
+    assert not any(outlined(picture(shown, "the whole graph"), hues(shown)))
     expect(panel(shown)).to_be_hidden()
     shown.root.get_by_role("button", name="groups", exact=True).click()
     shown.expect(groups="backward")
     expect(panel(shown)).to_contain_text("In the backward, 4 groups take 16 of 16 products")
     expect(rows(shown)).to_have_count(4)
     shown.root.page.wait_for_timeout(400)  # the graph has got lower
-    widths = outlined(picture(shown), hues(shown))
-    assert [len(each) for each in widths] == [4] * 4
+    widths = outlined(picture(shown, "the whole graph"), hues(shown))
+    assert [len(each) for each in widths] == [1] * 4  # of four equal members one is drawn
+    others = shown.mirror.get_by_role("button", name=re.compile("^show "))
+    expect(others).to_have_count(4)
+    shown.activate(others.nth(2))
+    assert [len(each) for each in outlined(picture(shown, "the whole graph"), hues(shown))] == [1] * 4
     rows(shown).nth(2).hover()
     expect(rows(shown).nth(2)).to_have_class("gp lit")
     rows(shown).nth(1).focus()
@@ -105,9 +110,9 @@ def test_groups_are_outlined_when_asked_for_and_one_stands_out_that_is_pointed_a
     shown.root.page.keyboard.press("Enter")
     expect(rows(shown).nth(1)).to_have_attribute("aria-pressed", "true")
     shown.root.page.mouse.move(1, 1)
-    picked = outlined(picture(shown), hues(shown))
+    picked = outlined(picture(shown, "the whole graph"), hues(shown))
     assert picked[1][0] > widths[1][0] * 1.5
-    assert [len(each) for each in picked] == [4] * 4
+    assert [len(each) for each in picked] == [1] * 4
     assert {width for hue in (0, 2, 3) for width in picked[hue]} == {width for each in widths for width in each}
     shown.key("m")
     shown.expect(groups="off")
@@ -149,9 +154,9 @@ def test_a_tree_is_one_group_of_chips_with_its_name_once(show: Open) -> None:
     shown = show("linear50", width=8)
     shown.key("m")
     expect(rows(shown)).to_contain_text("50 × addmm summed → one mm")
-    shown.key("f")
+    shown.unfold_all()
     shown.root.page.wait_for_timeout(400)
-    found = picture(shown)
+    found = picture(shown, "the whole graph")
     assert [len(each) for each in outlined(found, hues(shown))] == [50, 0, 0, 0]
     texts = ["".join(text.itertext()) for text in ElementTree.fromstring(found).iter(f"{SVG}text")]
     assert texts.count("A") == 1
