@@ -247,10 +247,7 @@ class _Trained:
     """A model and its optimizer on fakes, while these are open."""
 
     def __init__(self, recipe: Recipe, fakes: FakeTraining, change: Change | None) -> None:
-        made = recipe.make_model
-        model = stand_in(made) if isinstance(made, nn.Module) else made()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"make_model() returned {a_kind(model)}; expected a torch.nn.Module")
+        model = model_on_fakes(recipe)
         parameters = [each for each in model.parameters() if each.requires_grad]
         if not parameters:
             raise ValueError(
@@ -309,6 +306,20 @@ class _Trained:
         """The storages of these tensors are of this category."""
         numbers = (self._fakes.number(each) for each in values if isinstance(each, Tensor))
         self._kinds.update((number, kind) for number in numbers if number >= 0)
+
+
+def model_on_fakes(recipe: Recipe) -> nn.Module:
+    """The recipe's model, made while fakes are open, or what stands in for one that is there.
+
+    Raises:
+        TypeError: `make_model` gave none.
+        NotImplementedError: a tensor of it computes by itself.
+    """
+    made = recipe.make_model
+    model = stand_in(made) if isinstance(made, nn.Module) else made()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"make_model() returned {a_kind(model)}; expected a torch.nn.Module")
+    return model
 
 
 def stand_in(model: nn.Module) -> nn.Module:

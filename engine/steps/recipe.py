@@ -29,6 +29,7 @@ class Recipe:
         make_optimizer: makes the optimizer of these parameters.
         loss_of: the loss of a model on a batch.
         takes_size: whether `make_batch` takes the size of a batch.
+        default_size: what `make_batch` takes for it where none is said; None: nothing, or no whole number.
         size: of the batch that is meant; None: `make_batch` is called without.
     """
 
@@ -37,6 +38,7 @@ class Recipe:
     make_optimizer: MakeOptimizer
     loss_of: LossOf
     takes_size: bool
+    default_size: int | None
     size: int | None
 
     @classmethod
@@ -61,7 +63,9 @@ class Recipe:
         expect_callable(make_optimizer, 1, "make_optimizer", "a function that takes parameters and makes an optimizer")
         if loss_of is not None:
             expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
-        takes_size, has_default = _size_of(make_batch)
+        size = _size_of(make_batch)
+        takes_size = size is not None
+        default = None if size is None else size.default
         if batch_size is not None:
             if isinstance(batch_size, bool) or not isinstance(batch_size, int):
                 raise TypeError(f"batch_size is {a_kind(batch_size)}; expected a whole number")
@@ -69,7 +73,7 @@ class Recipe:
                 raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
             if not takes_size:
                 raise ValueError("batch_size is given, and make_batch() takes no size: make_batch(size) would")
-        elif takes_size and not has_default:
+        elif size is not None and default is size.empty:
             batch_size = 1
         return cls(
             make_model,  # type: ignore[arg-type]
@@ -77,6 +81,7 @@ class Recipe:
             make_optimizer,  # type: ignore[arg-type]
             loss_of or loss_by_default,  # type: ignore[arg-type]
             takes_size,
+            default if isinstance(default, int) else None,
             batch_size,
         )
 
@@ -105,17 +110,17 @@ def recipe_of(made: object) -> dict[str, object]:
     raise ValueError(f"setup() returned {a_kind(made)}; expected ({', '.join(names)}) or a dict of these")
 
 
-def _size_of(make_batch: Callable[..., Any]) -> tuple[bool, bool]:
-    """Whether it takes a size, and whether that has a default."""
+def _size_of(make_batch: Callable[..., Any]) -> inspect.Parameter | None:
+    """The parameter that is the size of a batch; None: it takes none."""
     try:
         parameters = inspect.signature(make_batch).parameters.values()
     except (TypeError, ValueError):  # written in C
-        return False, True
+        return None
     by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     missing = [each for each in by_place if each.default is each.empty]
     if len(missing) > 1 or any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):
         raise TypeError("make_batch wants more than the size of a batch; expected make_batch() or make_batch(size)")
-    return bool(by_place), not missing
+    return by_place[0] if by_place else None
 
 
 def loss_by_default(model: nn.Module, batch: Any) -> Tensor:

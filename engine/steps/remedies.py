@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from ...inspector.torch_internals.fakes import fake_mode
 from ..mirroring.plan_mirror import plan_mirror
 from ..programs.make_loss import same_random_numbers
 from ..words.sizes import percent_text, share_text, size_text
-from .fake_step import FakeStep, Workspaces, fake_step, stand_in
+from .fake_step import FakeStep, Workspaces, fake_step, model_on_fakes
 from .phases import OPTIMIZER
 from .recipe import Recipe
 
@@ -93,7 +92,7 @@ def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
 
 def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> Iterator[Found]:
     """The batch in parts, whose gradients are added up: the fewest parts that fit, else the most."""
-    size = recipe.size or _default_size(recipe)
+    size = recipe.size or recipe.default_size
     if size is None or size < 2:
         return
     parts = 2
@@ -108,14 +107,6 @@ def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> 
             )
             return
         parts *= 2
-
-
-def _default_size(recipe: Recipe) -> int | None:
-    """The size that `make_batch()` has where none is said."""
-    if not recipe.takes_size:
-        return None
-    first = next(iter(inspect.signature(recipe.make_batch).parameters.values()))
-    return first.default if isinstance(first.default, int) else None
 
 
 def _checkpointed(recipe: Recipe, learned: Sequence[Workspaces], plain_flops: int) -> Iterator[Found]:
@@ -141,9 +132,7 @@ def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
     if plain.device.type != "cpu" or not 0 < flops <= _MOST_FLOPS:
         return
     with same_random_numbers(), fake_mode(allow_non_fake_inputs=True):
-        made = recipe.make_model
-        model = stand_in(made) if isinstance(made, nn.Module) else made()
-        batch = recipe.batch()
+        model, batch = model_on_fakes(recipe), recipe.batch()
         try:
             plan = plan_mirror(lambda: recipe.loss_of(model, batch), overhead=_OVERHEAD, seconds=_SECONDS, model=model)
         except (NotImplementedError, RuntimeError, ValueError):  # of what it can't be planned, e.g. under checkpoints
