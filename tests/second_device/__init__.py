@@ -101,4 +101,5 @@ def _device_module(device: Any) -> ModuleType:
     its.update(set_rng_state=lambda state, device=None: torch.set_rng_state(state))
     its.update(get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16])
     its.update(memory_allocated=device.memory_allocated)
+    its.update(write_down=device.write_down, take_lines=device.take_lines, stream_of=device.stream_of)
     return module
