@@ -67,6 +67,14 @@ def test_a_mirror_plan_of_echos_size_is_made_without_its_memory(benchmarks: Modu
 
 
 @pytest.mark.slow
+def test_what_fits_is_measured_beside_what_a_step_took(benchmarks: ModuleType) -> None:
+    *off, largest = benchmarks.BENCHMARKS["fitting"](benchmarks.Effort(repetitions=1, tiny=True))
+    assert [row.unit for row in off] == ["%", "%"]
+    assert all(row.measured <= row.goal for row in off)
+    assert largest.goal == 10.0 and "None" not in largest.what
+
+
+@pytest.mark.slow
 def test_watching_is_measured_beside_anomaly_mode(benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     anomaly, native, *others = benchmarks.BENCHMARKS["watching"](benchmarks.Effort(repetitions=1, tiny=True))

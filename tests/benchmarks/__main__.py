@@ -13,6 +13,7 @@ import capture_cost
 import deck
 import drawing
 import echo
+import fitting
 import kernels
 import many
 import memory
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "memory": memory.rows,
     "memory_cuda": memory_cuda.rows,
     "prediction": prediction.rows,
+    "fitting": fitting.rows,
     "kernels": kernels.rows,
     "orders": orders.rows,
     "planning": planning.rows,
