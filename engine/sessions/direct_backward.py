@@ -31,6 +31,7 @@ from ..tasks.history import Edited, Ran
 from ..tasks.input_buffer import Waiting, alone
 from ..tasks.input_buffers import InputBuffers
 from ..tasks.runner import Runner
+from ..tasks.task_streams import on_stream
 from ..trace.bare_record import BareRecord
 from ..trace.batches import Batch, Fallback
 from ..trace.recorder import Recorder
@@ -88,6 +89,8 @@ class DirectBackward:
         self.batches: list[Batch] = [] if self.recorder is None else self.recorder.batches
         self.fallbacks: list[Fallback] = [] if self.recorder is None else self.recorder.fallbacks
         self.groups = group_runner(batch, runner, accumulation, self.batches, self.fallbacks)
+        if runner.streams is not None and not (self.groups is None and accumulation == PYTORCHS):
+            runner.streams.give_up()
         self._make_queue = make_queue if self.groups is None else partial(holding_queue, together=self.groups.together)
         self.queue = self._make_queue(self.graph, policy, self.order)
         self.stops = Stops(self.graph, self.needed, None if self.recorder is None else self.recorder.trace)
@@ -111,6 +114,9 @@ class DirectBackward:
             gradients = self.runner.fitted_roots()
             for position, root in enumerate(self.graph.roots):
                 self.deliver(Edge(root.task, position, root.task, root.input), gradients)
+        if self.runner.streams is not None:
+            for task_id, buffer in self.buffers.by_task.items():
+                self.runner.streams.given(task_id, buffer.shown())
 
     @property
     def current(self) -> Task | None:
@@ -206,6 +212,9 @@ class DirectBackward:
         recorder = self.recorder
         if recorder is not None and not (self.runner.records_bare and recorder.can_be_bare):
             return False
+        streams = self.runner.streams
+        if streams is not None and streams.several:
+            return False
         others = self.needed, self.past, self.runner.memory
         return all(each is None for each in others) and self.accumulation == PYTORCHS
 
@@ -277,6 +286,14 @@ class DirectBackward:
 
     def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
         """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
+        streams = self.runner.streams
+        if streams is None or not streams.several:
+            self._execute(task_id, hooks, by_hand)
+        else:
+            with on_stream(streams.of_task(task_id)):
+                self._execute(task_id, hooks, by_hand)
+
+    def _execute(self, task_id: int, hooks: bool, by_hand: bool) -> None:
         past, recorder, memory = self.past, self.recorder, self.runner.memory
         buffer = self.buffers.by_task.pop(task_id)
         self.queue.remove(task_id)
@@ -313,7 +330,13 @@ class DirectBackward:
 
     def deliver(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None = None) -> None:
         """Puts an output into the next task's buffer. The last makes it ready, also when all are undefined."""
-        if self.buffers.add(edge, outputs, entry):
+        streams = self.runner.streams
+        if streams is None or not streams.several:
+            ready = self.buffers.add(edge, outputs, entry)
+        else:
+            with on_stream(streams.hand_over(edge, outputs[edge.output])):
+                ready = self.buffers.add(edge, outputs, entry)
+        if ready:
             key = self.queue.push(edge.next_task)
             if self.recorder is not None:
                 self.recorder.arrive(edge.next_task, self.queue.label(edge.next_task), key)
@@ -330,6 +353,8 @@ class DirectBackward:
         if self.past is not None:
             self.past.history.edits.append(Edited(len(self.order), task_id, before, now, buffer.waiting()))
         buffer.put(alone(now))
+        if self.runner.streams is not None:
+            self.runner.streams.given(task_id, now)
 
     def follow(self, policy: Policy | Choice) -> None:
         """From here on this one picks."""

@@ -47,6 +47,10 @@ class Rewinder:
         backward.run_apart(lambda at: f"a history takes back {at} alone")
         if backward.past is None:
             why = f"a history was asked for {self._after_so_many()}" if backward.order else ""
+            if (streams := backward.runner.streams) is not None:
+                streams.give_up(
+                    gradient for task in backward.buffers.by_task for gradient in backward.buffers.shown(task)
+                )
             backward.past = Past(backward.runner, backward.buffers, backward.order, nbytes, why)
 
     def forget(self) -> None:

@@ -54,8 +54,9 @@ class Stepper(GoesBack):
     inside another, thousands deep, reaches Python's recursion limit. What a node keeps but hides from Python
     (CopySlices, C++ Functions of extensions, and what `saved_tensors_hooks` packed, checkpoints among them) is freed
     after its task only if no tensor or node in the process has Python hooks, and else with the node itself. Hooks
-    registered from C++ are not seen. On several CUDA streams all runs on the current one. An interrupt (Ctrl-C) ends
-    the session, as an exception of the user's does.
+    registered from C++ are not seen. Of a forward on several CUDA streams that no capture saw, all runs on the current
+    one, which waits for the device (`TaskStreams`). An interrupt (Ctrl-C) ends the session, as an exception of the
+    user's does.
 
     Args:
         tensors: the outputs where the backward starts, or a tape; or all its arguments, as a `BackwardCall`.

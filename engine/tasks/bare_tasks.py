@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -71,15 +71,22 @@ class BareTasks:
         takes: for each task what it takes, one per input number.
         keep_graph: whether the nodes keep what they saved.
         graph_task: is told of the node that runs.
+        free: lets go of what a node saved.
     """
 
     def __init__(
-        self, graph: Graph, takes: list[tuple[TensorMeta, ...]], keep_graph: bool, graph_task: GraphTask
+        self,
+        graph: Graph,
+        takes: list[tuple[TensorMeta, ...]],
+        keep_graph: bool,
+        graph_task: GraphTask,
+        free: Callable[[Sequence[Any]], None] = free_saved,
     ) -> None:
         self._graph = graph
         self._takes = takes
         self._keep_graph = keep_graph
         self._graph_task = graph_task
+        self._free = free
         leaf, plain = Kind.ACCUMULATE_GRAD, Kind.CPP
         self._leaves = [task.kind is leaf for task in graph.tasks]
         special = [task.id for task in graph.tasks if task.kind is not plain and task.kind is not leaf]
@@ -105,6 +112,7 @@ class BareTasks:
         queue, order, buffers, missing = loop.queue, loop.order, loop.buffers.by_task, loop.buffers.missing
         graph, nodes, leaves, takes_of = self._graph, self._graph.nodes, self._leaves, self._takes
         edges, frees, graph_task, record = graph.out_edges, not self._keep_graph, self._graph_task, loop.bare_record()
+        free = self._free
         asks = record is not None and not (type(queue) is KeyedQueue and record.knows_labels(queue.arrived))
         handles, told = RemovableHandle.next_id, noting.asked
         while queue:
@@ -141,7 +149,7 @@ class BareTasks:
                 if unusual or (record is not None and (record.looks_at_all or len(its) != len(outputs))):
                     _settle(unusual, outputs, takes_of, graph, task_id, record)
                 gradients.clear()
-                free_saved(saved)
+                free(saved)
                 order.append(task_id)
                 for edge in its:
                     next_task, gradient = edge.next_task, outputs[edge.output]

@@ -15,6 +15,7 @@ from ...inspector.torch_internals.engine import queue_engine_callback, real_grap
 from ...inspector.torch_internals.hooks import own
 from ...inspector.torch_internals.nodes import input_metadata
 from .hook_state import HookState
+from .task_streams import TaskStreams
 
 
 class GraphTask:
@@ -28,6 +29,7 @@ class GraphTask:
         graph: the graph whose nodes run.
         needed: the tasks that `inputs=` needs; None: all. Reentrant checkpoints don't work with it.
         keep_graph, create_graph: as the engine has them.
+        streams: those of accelerators, on which tasks run.
 
     Attributes:
         number, first_number: of the backward, once it has begun: the present one, and the one before any `reopen`.
@@ -41,6 +43,7 @@ class GraphTask:
         needed: Collection[int] | None,
         keep_graph: bool,
         create_graph: bool,
+        streams: TaskStreams | None = None,
     ) -> None:
         self.number: int | None = None
         self.first_number: int | None = None
@@ -48,6 +51,7 @@ class GraphTask:
         self.keep_graph = keep_graph
         self.create_graph = create_graph
         self.limited = needed is not None
+        self.streams = streams
         self._graph = graph
         self._needed = needed
         self._order: Callable[[], Sequence[int]] | None = None
@@ -205,6 +209,8 @@ class GraphTask:
 
         def take(outputs: tuple[Tensor | None, ...], inputs: object) -> None:
             taken.extend(outputs)
+            if self.streams is not None:
+                self.streams.after_engine(outputs)
             if not free:
                 raise _Enough
 

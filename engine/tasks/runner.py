@@ -18,6 +18,7 @@ from .history import HasGrad, Ran
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer
 from .task_hooks import OnHook
+from .task_streams import TaskStreams
 
 OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None] | None], None]
 OnEnd = Callable[[Sequence[Tensor | None]], None]
@@ -61,6 +62,7 @@ class Runner(Protocol):
             follow.
         changes: notes what tasks change besides gradients, while they may be taken back.
         records_bare: whether tasks that `run_bare` runs can be recorded.
+        streams: those of accelerators, on which tasks run; None: there are none.
     """
 
     graph: Graph
@@ -73,6 +75,7 @@ class Runner(Protocol):
     memory: TaskMemory | None = None
     changes: CodeChanges = CodeChanges()
     records_bare: bool = False
+    streams: TaskStreams | None = None
 
     @abstractmethod
     def buffer(self, task_id: int, accumulate: Accumulate) -> InputBuffer:

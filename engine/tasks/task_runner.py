@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import is_
@@ -42,6 +43,7 @@ from .refusals import refuse_surroundings, refuse_tasks
 from .roots import root_gradients
 from .runner import Measuring, OnEnd, Runner
 from .task_hooks import hook_name, run_leaf_hooks, run_post_hooks, run_pre_hooks, run_tensor_hooks
+from .task_streams import TaskStreams
 
 _MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
 
@@ -55,6 +57,7 @@ class TaskRunner(Runner):
         keep_graph: whether the nodes keep what they saved.
         create_graph: whether the backward gets a graph of its own.
         roots: by root of the graph the gradient from which the backward starts.
+        streams: those of accelerators, on which tasks run.
 
     Attributes:
         graph_task: what torch's engine has for this backward.
@@ -69,8 +72,10 @@ class TaskRunner(Runner):
         keep_graph: bool,
         create_graph: bool,
         roots: Iterable[Tensor | None],
+        streams: TaskStreams | None = None,
     ) -> None:
-        self.graph_task = GraphTask(graph, needed, keep_graph, create_graph)
+        self.streams = streams
+        self.graph_task = GraphTask(graph, needed, keep_graph, create_graph, streams)
         self.takes = all_taken(graph)
         self.records_bare = all(map(is_, self.takes, [task.inputs for task in graph.tasks]))  # no `grad_dtype`
         self.graph = self._graph = graph
@@ -98,11 +103,13 @@ class TaskRunner(Runner):
         graph = graph_of(outputs)
         needed = None if limits is None else needed_tasks(graph, limits)
         refuse_tasks(graph)
-        _wait_for_accelerators(graph)
+        streams = TaskStreams.of(graph)
         memory = None
         if measuring is not None:
+            if streams is not None:
+                streams.give_up()
             memory = measuring(graph, outputs, call.given, keep_graph, create_graph)
-        runner = cls(graph, needed, keep_graph, create_graph, root_gradients(outputs, call.grad_tensors))
+        runner = cls(graph, needed, keep_graph, create_graph, root_gradients(outputs, call.grad_tensors), streams)
         runner.memory = memory
         return runner
 
@@ -173,6 +180,8 @@ class TaskRunner(Runner):
             self.memory.end(task.id, outputs)
         if torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
             check_nan(task.name, outputs)
+        if self.streams is not None:
+            self.streams.before_release(node, gradients, saved)
         gradients.reverse()  # the first goes first
         gradients.clear()
         if self.frees:
@@ -193,12 +202,14 @@ class TaskRunner(Runner):
 
     def free(self, task: Task) -> None:
         node = self._graph.nodes[task.id]
+        saved = [] if task.is_leaf or task.kind in APPLIED else saved_variables(node)
+        if self.streams is not None:
+            self.streams.before_release(node, (), saved)
         if task.kind in APPLIED:
             free_function(node)
         elif task.kind is Kind.COPY_SLICES and not self.watch.possible():
             self._outputs_by_engine(task, node, [None] * len(task.inputs), free=True)
         elif not task.is_leaf:
-            saved = saved_variables(node)
             free_saved(saved)
             if hides_saved(node) or packed_by_user(saved):
                 self._spent.add(node)
@@ -208,10 +219,12 @@ class TaskRunner(Runner):
 
     @cached_property
     def _bare(self) -> BareTasks:
-        return BareTasks(self._graph, self.takes, self.keep_graph, self.graph_task)
+        free = free_saved if self.streams is None else self.streams.free_saved
+        return BareTasks(self._graph, self.takes, self.keep_graph, self.graph_task, free)
 
     def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
-        self.graph_task.run(body, order)
+        with nullcontext() if self.streams is None else self.streams.entered():
+            self.graph_task.run(body, order)
 
     def pass_by(self) -> None:
         """The engine looks at a root that is the only one before it finds that nothing is needed (engine.cpp,
@@ -292,10 +305,3 @@ def all_taken(graph: Graph) -> list[tuple[TensorMeta, ...]]:
         if task.kind is Kind.ACCUMULATE_GRAD and (dtype := gradient_dtype(leaf_of(graph.nodes[task.id]))) is not None:
             found[task.id] = (replace(task.inputs[0], dtype=dtype),)
     return found
-
-
-def _wait_for_accelerators(graph: Graph) -> None:
-    """Lets the forward finish on all its streams: the nodes are going to run on the current one."""
-    for device in graph.devices:
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
@@ -126,6 +127,8 @@ class _CallWatcher:
         self._module = module
         self._observer = observer
         self._thread = facts.thread
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        self._accelerator = None if accelerator is None else accelerator.type
         # Last, the sequence number before the call.
         self._running: list[tuple[nn.Module, CallRecord, tuple[int, Paths], int]] = []
         self._roots: list[tuple[int, Paths]] = []
@@ -154,6 +157,15 @@ class _CallWatcher:
     def note_result(self, result: object) -> None:
         """The newest operation gave this. It lives no longer for being noted."""
         self.last_result = ref(result) if isinstance(result, Tensor) else None
+
+    def note_stream(self, operation: Operation, result: object) -> None:
+        """Its nodes have the stream that is current as it ends: on that one their backward runs (node.h)."""
+        if self._accelerator is None:
+            return
+        for tensor in (result,) if isinstance(result, Tensor) else tensors_of(result):
+            if tensor.device.type == self._accelerator:
+                operation.stream = torch.accelerator.current_stream(tensor.device)
+                return
 
     def entered(self, module: nn.Module, args: object) -> None:
         if is_dynamo_compiling() or get_ident() != self._thread:
@@ -187,7 +199,9 @@ class _CallWatcher:
         """What came out of a module without an operation of Python's, from a scripted or compiled one."""
         nodes = unmarked_nodes(result)
         if nodes:
-            mark(nodes, Operation(self.facts, call.module_class, start, sequence_nr(), call, None))
+            operation = Operation(self.facts, call.module_class, start, sequence_nr(), call, None)
+            self.note_stream(operation, result)
+            mark(nodes, operation)
 
     def _root_of(self, module: nn.Module) -> tuple[int, Paths]:
         for known in self._roots:
@@ -225,9 +239,11 @@ class _OperationWatcher(TorchFunctionMode):
         calls = self._calls
         operation = Operation(calls.facts, function, start, end, calls.current, users_place(), kept and kept.close())
         mark_result(result, operation)
+        calls.note_stream(operation, result)
         newest = calls.last_result
         calls.last_result = ref(result) if isinstance(result, Tensor) else None
         if operation.writes_in_place and args and isinstance(args[0], Tensor):
+            calls.note_stream(operation, args[0])
             mark(nodes_of([args[0], base_of(args[0])]), operation)
         mark_foreign(args, start, newest and newest())
         if self._observer is not None:
@@ -261,6 +277,7 @@ def _around_apply(calls: _CallWatcher, observer: Observer | None, keep: bool) ->
             inputs = kept and kept.close()
             operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs)
             mark_result(result, operation)
+            calls.note_stream(operation, result)
             calls.note_result(result)
             if observer is not None:
                 observer(operation, result, ())

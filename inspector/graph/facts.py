@@ -10,6 +10,7 @@ from time import perf_counter_ns
 from typing import Any
 from weakref import WeakSet, ref
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 
@@ -50,9 +51,10 @@ class Operation:
     Attributes:
         function: what was called; a class for a custom Function or a module.
         inputs: what it was called with, where the capture kept that.
+        stream: of an accelerator, the one on which it was put: that of the nodes that it made.
     """
 
-    __slots__ = ("_place", "_source", "call", "created_ns", "end", "facts", "function", "inputs", "start")
+    __slots__ = ("_place", "_source", "call", "created_ns", "end", "facts", "function", "inputs", "start", "stream")
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class Operation:
         self.call = call
         self.function = function
         self.inputs = inputs
+        self.stream: torch.Stream | None = None
         self._place = place
         self._source: Source | None = None
 

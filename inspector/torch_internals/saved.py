@@ -175,6 +175,15 @@ def _free(saved: Sequence[Any]) -> None:
             pass
 
 
+def kept_tensors(node: Node | None, saved: Sequence[Any]) -> Iterator[Tensor]:
+    """The tensors among what a C++ node has `saved`, and those of a custom Function's node. Unpacks nothing."""
+    if isinstance(node, BackwardCFunction) and not function_is_freed(node):
+        saved = [each for each in node._raw_saved_tensors if each is not None]
+    for each in saved:
+        if each.unpack_hook is None and isinstance(each.data, Tensor):
+            yield each.data
+
+
 def packed_by_user(saved: Sequence[Any]) -> bool:
     """Whether `saved_tensors_hooks` were at work when the node saved these: checkpoint, save_on_cpu.
 

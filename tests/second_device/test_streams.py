@@ -41,10 +41,6 @@ class OnStreams(nn.Module):
             right = self.third(hidden).sigmoid()
         main.wait_stream(self.side)
         main.wait_stream(self.other)
-        left.record_stream(main)
-        right.record_stream(main)
-        hidden.record_stream(self.side)
-        hidden.record_stream(self.other)
         return (left + right).square().sum()
 
 
@@ -111,3 +107,62 @@ def test_pytorchs_engine_under_tapehead_neither_races_nor_lets_go_early(
 ) -> None:
     happens_before = HappensBefore(both(model, x, backward))
     assert not happens_before.races and not happens_before.early
+
+
+def captured(model: OnStreams, x: Tensor) -> Tensor:
+    with th.capture(model):
+        return model(x)
+
+
+def stepped_directly(loss: Tensor, **options: object) -> None:
+    with th.debug(loss, **options) as session:
+        while session.current is not None:
+            session.step()
+            assert all(
+                gradient is None or gradient.sum().isfinite() for gradient in session.waiting(session.current or 0)
+            )
+
+
+DIRECT = [
+    pytest.param(lambda loss: th.backward(loss, engine="direct"), id="heap"),
+    pytest.param(lambda loss: th.backward(loss, policy="bfs", engine="direct", trace="full"), id="bfs"),
+    pytest.param(stepped_directly, id="stepped"),
+    pytest.param(lambda loss: stepped_directly(loss, history=True), id="history"),
+    pytest.param(lambda loss: th.backward(loss, engine="direct", accumulate="list"), id="lists"),
+]
+
+
+@pytest.mark.parametrize("forward", [captured, lambda model, x: model(x)], ids=["captured", "not"])
+@pytest.mark.parametrize("backward", DIRECT)
+def test_the_direct_engine_neither_races_nor_lets_go_early(
+    model: OnStreams, x: Tensor, forward: Callable[[OnStreams, Tensor], Tensor], backward: Callable[[Tensor], object]
+) -> None:
+    model.zero_grad()
+    model(x).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    with written_down() as lines:
+        backward(forward(model, x))
+        sum(parameter.grad.sum() for parameter in model.parameters())
+    happens_before = HappensBefore(lines)
+    assert not happens_before.races and not happens_before.early
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], expected)
+
+
+@pytest.mark.parametrize("policy", ["heap", "bfs", "dfs"])
+def test_after_a_capture_each_task_runs_on_the_stream_of_its_forward(model: OnStreams, x: Tensor, policy: str) -> None:
+    with th.capture(model):
+        loss = model(x)
+    graph = th.graph(loss)
+    expected = {task.id: stream_of(graph.nodes[task.id]) for task in graph.tasks}
+    found = {}
+    for task, node in enumerate(graph.nodes):
+        node.register_prehook(lambda gradients, task=task: found.setdefault(task, now(model.device)) and None)
+    with written_down() as lines:
+        th.backward(loss, policy=policy, engine="direct")
+    assert found == expected
+    assert not any(line.what == "wait for device" for line in lines)
+
+
+def now(device: torch.device) -> tuple[int, int]:
+    return 0, torch.accelerator.current_stream(device).stream_id
