@@ -78,6 +78,12 @@ sums = [row for row in fan_out.rows if row.rule is not None]
 assert doubled.name == "list, never released" and 1.9 < fan_out.ratio(doubled.name) < 2.1
 assert cheap[-1].peak_bytes == cheap[0].peak_bytes == fan_out[IN_PLACE].peak_bytes
 assert len({row.peak_bytes for row in needless.rows if row.rule is not None}) == 1
+for each in (hips_run.timeline, torch_run.timeline):
+    assert each.before == 0 and each.forward_ns and 0 < each.forward_peak_bytes <= each.peak_bytes
+for figure in (study.figure(forward=True), study.figure(clock=True)):
+    assert len(figure.data) == len(study.rows) and figure.still()
+assert study["PyTorch"].levels.forward_peak_bytes < 1.1 * study["by hand"].levels.forward_peak_bytes
+assert today.forward_peak_bytes > 1.5 * study["PyTorch"].levels.forward_peak_bytes
 """,
     "07_batching": """
 assert [len(group) for group in groups.forward] == [len(group) for group in groups.backward] == [16] * 4

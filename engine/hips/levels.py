@@ -9,11 +9,11 @@ from types import ModuleType
 from typing import Any
 
 from ...inspector.arguments import expect_callable, expect_number
-from ..measuring.step_levels import Step, StepLevels, traced_levels
+from ..measuring.step_levels import Step, StepLevels, TracedSteps, levels_traced
 
 
 def hips_levels(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> tuple[Any, StepLevels]:
-    """Runs `autograd.grad(fun, argnum)(*args)` by autograd's own backward, and looks at the memory before each node.
+    """Runs `autograd.grad(fun, argnum)(*args)` by autograd's own backward, and looks at the memory at each node.
 
     Args:
         fun: a function on `autograd.numpy`, which gives a scalar.
@@ -33,24 +33,26 @@ def hips_levels(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> tuple[A
     if not 0 <= argnum < len(args):
         raise ValueError(f"argnum is {argnum}; expected the number of one of the {len(args)} arguments")
     find_autograd()
-    from autograd.core import VJPNode, backward_pass
+    from autograd.core import backward_pass
     from autograd.extend import vspace
     from autograd.tracer import toposort, trace
 
-    def compute(step: Step) -> Any:
+    from ...inspector.tapes.told_node import ToldNode
+
+    def compute(steps: TracedSteps) -> Any:
         def of_one(x: Any) -> Any:
             return fun(*args[:argnum], x, *args[argnum + 1 :])
 
-        value, end = trace(VJPNode.new_root(), of_one, args[argnum])
+        value, end = trace(ToldNode.new_root(steps.forward_step), of_one, args[argnum])
         if end is None:
             raise ValueError(f"the value of {getattr(fun, '__name__', fun)} does not depend on argument {argnum}")
         for node in toposort(end):
-            node.vjp = _announced(node.vjp, step)
+            node.vjp = _announced(node.vjp, steps.step)
         gradient = backward_pass(vspace(value).ones(), end)
-        step()
+        steps.step()
         return gradient
 
-    return traced_levels(compute)
+    return levels_traced(compute)
 
 
 def hips_time(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> int:

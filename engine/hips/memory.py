@@ -7,16 +7,15 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
+from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Self
-from weakref import ref
+from typing import Self
 
 from torch import Tensor
 
 from ...inspector.tapes.forward_arrays import forward_arrays
-from ...inspector.tapes.hips_nodes import arrays_in, is_sparse, owner_of
+from ...inspector.tapes.hips_nodes import arrays_in, is_sparse
 from ...inspector.tapes.hips_tape import HipsTape
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprint, Footprints, Origin, StartStorage, TaskOutput, TensorLayout
@@ -25,24 +24,26 @@ from ..memory.timeline import Category, Timeline
 from ..memory.waiting_in_lists import summed_inputs, with_names
 from ..prediction.dry_run_limits import OF_PYTHON
 from ..prediction.simulation import simulated
-from ..prediction.tape_footprints import PYTHONS_BYTES, footprint_of, one_measurement, start_storage
+from ..prediction.tape_footprints import PYTHONS_BYTES, footprint_of, start_storage
 from ..tasks.input_buffer import InputBuffer
+from .array_log import BIRTH, CHANGE, DEATH, ArrayLog, ArrayRow, Tracing
+from .taped_forward import TapedForward
 from .values import REST, value_of
-
-_BIRTH, _DEATH, _CHANGE = range(3)
 
 
 @dataclass(slots=True)
 class _Turn:
-    """One task's turn: the index of its first event, the traced bytes at its start and at their highest, its arrays.
+    """One task's turn: the index of its first row, the traced bytes at its start and at their highest, its arrays.
 
-    Of its formula alone: the events from `began` to `ended`, the bytes that it took, the layouts of what it gave, and
+    Of its formula alone: the rows from `began` to `ended`, the bytes that it took, the layouts of what it gave, and
     which of that are gradients of indices.
     """
 
     task: int
     first: int
     traced_bytes: int
+    began_ns: int
+    ended_ns: int = 0
     peak_bytes: int = 0
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
@@ -59,45 +60,36 @@ class ArrayWatch:
     A context, of which there is one at a time: tracemalloc, to which numpy reports, is at work inside; where it is
     already, it goes on, its peak set back. What a task takes at its highest beyond those
     arrays is its workspace. Of the forward those arrays count that its nodes made and something still keeps: their
-    formulas (`vjp`), or the user's code.
+    formulas (`vjp`), or the user's code; with a `TapedForward` of it all, from its first node on.
 
     Known limitations: scalars, which are objects of Python's, count nothing, nor workspace below 16 KiB, of which
     tracemalloc can't tell the interpreter's own. Other threads' memory counts as workspace. What a formula keeps
     hidden, in an object that is neither a function nor a container, is taken for held by the user.
     """
 
-    def __init__(self, tape: HipsTape) -> None:
+    def __init__(self, tape: HipsTape, forward: TapedForward | None = None) -> None:
         self._tape = tape
-        self._numbers: dict[int, int] = {}  # by id of an array that is alive
-        self._refs: list[ref[Any]] = []
-        self._nbytes: list[int] = []
-        self._born_as: list[Category] = []
-        self._events: list[tuple[int, int]] = []
+        self._forward = forward if forward is not None and forward.is_of(tape) else None
+        self._log = ArrayLog() if self._forward is None else self._forward.log
+        self._tracing = Tracing()
         self._turns: list[_Turn] = []
         self._buffers: dict[int, InputBuffer] = {}
-        self._start: list[StartStorage] = []
-        self._over = False
+        self._start: dict[int, StartStorage] = {}  # by number what is alive as the backward starts
 
     def __enter__(self) -> Self:
-        if not one_measurement.acquire(blocking=False):
-            raise RuntimeError("the memory of a tape is being measured already, in this thread or in another one")
+        self._tracing.__enter__()
         try:
             self._find_forward()
-            self._ours = not tracemalloc.is_tracing()
-            if self._ours:
-                tracemalloc.start()
-        except BaseException:  # an interrupt, or an object in a formula that can't be looked into
-            one_measurement.release()
+        except BaseException as error:  # an interrupt, or an object in a formula that can't be looked into
+            self._tracing.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._over = True
-        if self._ours:
-            tracemalloc.stop()
-        one_measurement.release()
+        self._log.over = True
+        self._tracing.__exit__(kind, error, traceback)
 
     def waits(self, task_id: int, buffer: InputBuffer) -> None:
         """This is the task's input buffer."""
@@ -107,7 +99,7 @@ class ArrayWatch:
         """The task was picked; what is in its lists is going to be summed."""
         self._look()
         traced, _ = tracemalloc.get_traced_memory()
-        self._turns.append(_Turn(task_id, len(self._events), traced))
+        self._turns.append(_Turn(task_id, len(self._log.rows), traced, perf_counter_ns()))
         tracemalloc.reset_peak()
 
     @contextmanager
@@ -125,12 +117,13 @@ class ArrayWatch:
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
         """The task runs on these."""
-        turn, found = self._turns[-1], len(self._events)
+        rows, turn = self._log.rows, self._turns[-1]
+        found = len(rows)
         turn.inputs += self._follow(gradients)
-        sums = self._events[found:]  # made before the lists were let go
-        self._events[found:] = []
-        self._events[turn.first : turn.first] = sums
-        turn.began, self._traced = len(self._events), tracemalloc.get_traced_memory()[0]
+        sums = [row._replace(ns=turn.began_ns) for row in rows[found:]]  # made before the lists were let go
+        rows[found:] = []
+        rows[turn.first : turn.first] = sums
+        turn.began, self._traced = len(rows), tracemalloc.get_traced_memory()[0]
 
     def end(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
         """It gave these; of the leaf's task the tape's gradient."""
@@ -143,28 +136,29 @@ class ArrayWatch:
         turn.indexed += [
             index for index, each in enumerate(given) if value_of(each) is REST or is_sparse(value_of(each))
         ]
-        turn.ended = len(self._events)
+        turn.ended, turn.ended_ns = len(self._log.rows), perf_counter_ns()
         if self._tape.graph.tasks[task_id].is_leaf:
             for value in arrays_in(self._tape.nodes[task_id].space, self._tape.gradient):
-                number = self._number(value, Category.GRADIENT)
+                number = self._log.number(value, Category.GRADIENT)
                 if number >= 0:
-                    self._events.append((_CHANGE, number))
+                    self._log.note(CHANGE, number)
 
     def over(self) -> None:
         """The last task's turn is over."""
         self._look()
-        self._ended = len(self._events)
+        self._ended = len(self._log.rows)
 
     def timeline(self, accumulation: Accumulation) -> Timeline:
         """The memory up to now, after `over`."""
-        bounds = [*(turn.first for turn in self._turns), self._ended]
-        rows = self._events[: bounds[0]]  # the gradient that was given
+        log, bounds = self._log, [*(turn.first for turn in self._turns), self._ended]
+        rows = [] if self._forward is None else self._forward.rows(self._first)
+        rows += log.rows[self._first : bounds[0]]  # the gradient that was given
         starts = []
         for turn, (first, end) in zip(self._turns, pairwise(bounds), strict=True):
             starts.append(len(rows))
-            rows += self._with_workspace(turn, self._events[first:end])
+            rows += log.with_workspace(log.rows[first:end], turn.peak_bytes - turn.traced_bytes, turn.began_ns)
         starts.append(len(rows))
-        rows += self._events[self._ended :]
+        rows += log.rows[self._ended :]
         timeline = self._timeline(rows, starts, accumulation)
         return timeline if accumulation == PYTORCHS else with_names(timeline)
 
@@ -177,9 +171,9 @@ class ArrayWatch:
                 tasks[turn.task] = self._footprint(turn)
         (root,) = graph.roots
         meta = graph.tasks[root.task].inputs[root.input]
-        counts = timeline.start_bytes > sum(each.nbytes for each in self._start)  # what is no array of numpy's doesn't
+        counts = self._turns[0].first > self._first  # what is no array of numpy's doesn't
         roots = (contiguous(meta.shape or (), meta.dtype.itemsize) if counts else None,)
-        start = tuple(self._start)
+        start = tuple(self._start.values())
         found = Footprints(graph, "cpu", "calibrated", tuple(tasks), start, {}, roots, True, (OF_PYTHON,))
         again = simulated(graph, timeline.order, found, accumulation=timeline.accumulation)
         if abs(again.peak_bytes - timeline.peak_bytes) <= max(PYTHONS_BYTES, timeline.peak_bytes // 100):
@@ -188,8 +182,8 @@ class ArrayWatch:
         return replace(found, limits=(OF_PYTHON, differs), unsure=(differs,))
 
     def _footprint(self, turn: _Turn) -> Footprint:
-        born = [number for kind, number in self._events[turn.began : turn.ended] if kind == _BIRTH]
-        sizes = [self._nbytes[number] for number in born]
+        born = [row.number for row in self._log.rows[turn.began : turn.ended] if row.kind == BIRTH]
+        sizes = [self._log.nbytes[number] for number in born]
         besides = turn.formula_bytes - sum(sizes)
         outputs: list[TaskOutput | None] = []
         for index, (number, layout) in enumerate(zip(turn.outputs, turn.layouts, strict=True)):
@@ -206,24 +200,27 @@ class ArrayWatch:
             outputs.append(TaskOutput(*origin, layout, keeps_base=False))
         return footprint_of(sizes, outputs, besides)
 
-    def _timeline(self, rows: Sequence[tuple[int, int]], starts: Sequence[int], accumulation: Accumulation) -> Timeline:
+    def _timeline(self, rows: Sequence[ArrayRow], starts: Sequence[int], accumulation: Accumulation) -> Timeline:
         """Storages are numbered by birth here, and changes are between the events."""
-        graph = self._tape.graph
+        graph, log = self._tape.graph, self._log
         numbers = {number: number for number in range(self._before)}
-        events, changes, grads = array("q"), [], {}
+        events, event_ns, changes, grads = array("q"), array("q"), [], {}
         places = []  # by row the index of its event
-        for kind, number in rows:
+        for kind, number, ns in rows:
             places.append(len(events))
-            if kind == _BIRTH:
+            if kind == BIRTH:
                 numbers[number] = len(numbers)
-                events.append(numbers[number])
-            elif kind == _DEATH:
-                events.append(~numbers[number])
-            else:
+            if kind == CHANGE:
                 changes.append((len(events), numbers[number], Category.GRADIENT))
                 grads[numbers[number]] = len(graph) - 1
+            else:
+                events.append(numbers[number] if kind == BIRTH else ~numbers[number])
+                event_ns.append(ns - self._began_ns)
         places.append(len(events))
         old = sorted(numbers, key=numbers.__getitem__)
+        makers = {number: each.made_by for number, each in self._start.items()}
+        if self._forward is not None:
+            makers |= self._forward.makers
         return Timeline(
             graph,
             tuple(turn.task for turn in self._turns),
@@ -231,17 +228,19 @@ class ArrayWatch:
             "measured",
             events,
             array("q", (places[start] for start in starts)),
-            array("q", (self._nbytes[number] for number in old)),
-            array("q", (self._born_as[number] for number in old)),
+            array("q", (log.nbytes[number] for number in old)),
+            array("q", (log.born_as[number] for number in old)),
             changes,
             self._before,
-            [each.made_by for each in self._start],
-            {number: each.keepers for number, each in enumerate(self._start) if each.keepers},
-            frozenset(number for number, each in enumerate(self._start) if each.held),
+            [makers[number] for number in old if number in makers],  # of the forward, all before the others
+            {numbers[number]: each.keepers for number, each in self._start.items() if each.keepers},
+            frozenset(numbers[number] for number, each in self._start.items() if each.held),
             grads,
             array("q", (numbers.get(number, -1) for turn in self._turns for number in turn.inputs)),
+            event_ns=event_ns,
             accumulation=accumulation,
             listed=[(place, numbers[number], *to) for place, number, to in self._listed(accumulation)],
+            task_ns=array("q", (ns - self._began_ns for turn in self._turns for ns in (turn.began_ns, turn.ended_ns))),
         )
 
     def _listed(self, accumulation: Accumulation) -> Iterator[tuple[int, int, tuple[int, int]]]:
@@ -256,25 +255,26 @@ class ArrayWatch:
                 if to in summed and turn.outputs[edge.output] >= 0:
                     yield place, turn.outputs[edge.output], to
 
-    def _with_workspace(self, turn: _Turn, rows: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """A task's events, and where its arrays are at their highest what it took besides."""
-        deltas = [0 if kind == _CHANGE else self._nbytes[number] * (1 - 2 * kind) for kind, number in rows]
-        levels = list(accumulate(deltas, initial=0))
-        highest = levels.index(max(levels))
-        besides = turn.peak_bytes - turn.traced_bytes - levels[highest]
-        if besides <= PYTHONS_BYTES:
-            return iter(rows)
-        number = self._new(besides, Category.WORKSPACE)
-        return iter([*rows[:highest], (_BIRTH, number), (_DEATH, number), *rows[highest:]])
-
     def _find_forward(self) -> None:
         """The arrays that nodes made in the forward and something keeps, with those that keep them."""
+        log = self._log
         for left in forward_arrays(self._tape):
             if left.owner.nbytes:
-                self._number(left.owner, Category.SAVED if left.keepers else Category.FORWARD)
-                self._start.append(start_storage(left))
-        self._before = len(self._nbytes)
-        self._events.clear()
+                category = Category.SAVED if left.keepers else Category.FORWARD
+                number = log.number(left.owner, category)
+                log.born_as[number] = category
+                self._start[number] = start_storage(left)
+        if self._forward is None:
+            self._before = len(log.nbytes)
+            log.rows.clear()
+        else:
+            self._before = 0
+            freed = {row.number for row in log.rows if row.kind == DEATH}
+            for number, maker in self._forward.makers.items():
+                if number not in freed:  # of no node of the tape: somebody else keeps it
+                    self._start.setdefault(number, StartStorage(log.nbytes[number], (), True, maker))
+        self._first = len(log.rows)
+        self._began_ns = perf_counter_ns()
 
     def _look(self) -> None:
         """Finds the sums that wait, and closes the last task's turn."""
@@ -289,26 +289,4 @@ class ArrayWatch:
         turn.peak_bytes = max(turn.peak_bytes, tracemalloc.get_traced_memory()[1])
 
     def _follow(self, tensors: Sequence[Tensor | None]) -> list[int]:
-        return [-1 if each is None else self._number(value_of(each), Category.BUFFER) for each in tensors]
-
-    def _number(self, value: Any, category: Category) -> int:
-        """The number of an array's memory; -1: it is none of numpy's own."""
-        owner = owner_of(value)
-        if owner is None or not owner.nbytes:
-            return -1
-        key = id(owner)
-        if key not in self._numbers:
-            number = self._numbers[key] = self._new(owner.nbytes, category)
-            self._events.append((_BIRTH, number))
-            self._refs.append(ref(owner, partial(self._died, key)))
-        return self._numbers[key]
-
-    def _died(self, key: int, _: ref[Any]) -> None:
-        number = self._numbers.pop(key)
-        if not self._over:
-            self._events.append((_DEATH, number))
-
-    def _new(self, nbytes: int, category: Category) -> int:
-        self._nbytes.append(nbytes)
-        self._born_as.append(category)
-        return len(self._nbytes) - 1
+        return [-1 if each is None else self._log.number(value_of(each), Category.BUFFER) for each in tensors]

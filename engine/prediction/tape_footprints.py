@@ -59,8 +59,12 @@ def tape_footprints(tape: HipsTape) -> Footprints:
 
 def start_storage(left: ForwardArray) -> StartStorage:
     """An array of the forward as what is alive before."""
-    maker = Maker(None, StoredOperation(left.made_by.name, left.made_by.source), "")
-    return StartStorage(left.owner.nbytes, left.keepers, not left.keepers, maker)
+    return StartStorage(left.owner.nbytes, left.keepers, not left.keepers, maker_of(left.made_by))
+
+
+def maker_of(node: RecordedNode) -> Maker:
+    """A node of the forward as what made an array."""
+    return Maker(None, StoredOperation(node.name, node.source), "")
 
 
 def indexed_output(meta: TensorMeta) -> TaskOutput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from torch import Tensor
 
@@ -26,6 +26,9 @@ from ..tasks.backward_call import BackwardCall
 from ..tasks.backward_inputs import Inputs
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
+
+if TYPE_CHECKING:
+    from ..hips.taped_forward import TapedForward
 
 
 def backward(
@@ -121,11 +124,12 @@ def run_tape(
     trace: Level | None,
     accumulation: Accumulation,
     batch: AnyBatch = None,
+    forward: TapedForward | None = None,
 ) -> Run:
-    """A whole backward of a tape whose memory is measured."""
+    """A whole backward of a tape whose memory is measured; where its forward was, from there on."""
     from ..hips.memory import ArrayWatch  # which needs the package autograd
 
-    with ArrayWatch(tape) as watch:
+    with ArrayWatch(tape, forward) as watch:
         stepper = partial(Stepper, call, policy=policy, trace=trace, accumulation=accumulation, batch=batch)
         with stepper(measuring=lambda *_: watch) as session:
             run = session.run()

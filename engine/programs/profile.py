@@ -9,6 +9,7 @@ from ...inspector.capturing.capture import capture
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..batching.group_runner import AnyBatch, check_batch
+from ..hips.followed import FollowedTapes
 from ..measuring.measurement import Measurement
 from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..orders.policies import find_policy
@@ -89,7 +90,7 @@ def profile(
         accumulation.check_native()
     chosen = find_policy(policy)
     with Measurement(device) as measurement:
-        with capture(model, measurement.observe):
+        with capture(model, measurement.observe), FollowedTapes() as followed:
             measurement.begin_forward()
             loss = make_loss()
             measurement.observe(None, loss)
@@ -99,7 +100,7 @@ def profile(
             if engine == "direct":
                 return run_measured(call, chosen, trace, accumulation, measurement, batch)
             return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)
-    return run_tape(call, made, chosen, trace, accumulation, batch)
+    return run_tape(call, made, chosen, trace, accumulation, batch, followed.watch)
 
 
 keep_compiler_out(profile)

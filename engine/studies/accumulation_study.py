@@ -177,9 +177,13 @@ class AccumulationStudy(ShownAsTable):
     def __repr__(self) -> str:
         return f"<AccumulationStudy of {self.title}: {len(self.rows)} rows>"
 
-    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """The level over the backward for each row, above that of the gradient by hand. Needs plotly."""
-        return drawn("accumulation as a figure", self, theme)
+    def figure(self, theme: GraphTheme = "auto", *, forward: bool = False, clock: bool = False) -> go.Figure:
+        """The level over the backward for each row, above that of the gradient by hand. Needs plotly.
+
+        forward: from the forward's first byte on.
+        clock: from there over milliseconds, not over steps. A run that is measured is slower than one that isn't.
+        """
+        return drawn("accumulation as a figure", self, theme, forward=forward, clock=clock)
 
 
 def accumulation_study(

@@ -23,7 +23,7 @@ from autograd.tracer import trace as trace_function
 from ..graph.graph import TensorMeta
 from ..graph.kinds import ARGUMENT
 from ..graph.source import Source, is_library
-from .values import LOOKING
+from .values import FOLLOWED, LOOKING
 
 __all__ = [
     "RecordedNode",
@@ -89,6 +89,8 @@ class RecordedNode(VJPNode):  # type: ignore[misc]
         self.argnums = tuple(parent_argnums)
         self.is_own = _is_own(fun)
         self.bad = sum(map(_bad, arrays_in(self.space, value))) if LOOKING.get() else 0
+        if (follower := FOLLOWED.get()) is not None:
+            follower.made(self)
 
     def initialize_root(self, value: object) -> None:
         super().initialize_root()
@@ -102,6 +104,8 @@ class RecordedNode(VJPNode):  # type: ignore[misc]
         self.argnums = ()
         self.is_own = True
         self.bad = 0
+        if (follower := FOLLOWED.get()) is not None:
+            follower.begun(self)
 
     def __repr__(self) -> str:
         return f"<node {self.number} {self.name}>"

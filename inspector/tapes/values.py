@@ -1,13 +1,26 @@
-"""Whether tapes that are recorded look at the values of their nodes."""
+"""What is to be known of tapes while they are recorded: their values, and who follows what their nodes make."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, Protocol
 
 LOOKING: ContextVar[bool] = ContextVar("looking_at_values", default=False)
 """Whether nodes that are made look for NaN and infinite values."""
+
+
+class Follower(Protocol):
+    """Is told of each trace that begins, and of each node that is made."""
+
+    def begun(self, root: Any) -> None: ...
+
+    def made(self, node: Any) -> None: ...
+
+
+FOLLOWED: ContextVar[Follower | None] = ContextVar("followed_by", default=None)
+"""Who follows the tapes that are recorded."""
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from .theme import Colours, colours_of, figure_style, hover_label
 
 _HEIGHT = 360
 _MOST_POINTS = 52  # of one curve: what one step of an RNN takes together is one of them
+_FORWARD = 25.0  # so wide is the forward beside the backward's hundred
+_BEFORE = "before the forward"
 _LOWEST = 0.2  # of the peak by hand: what is below lies on the axis
 _COLOURS = {"inplace": "accent", "out_of_place": "saved", "list": "pgrad"}
 _WORDS = {
@@ -52,23 +54,27 @@ def study_html(study: AccumulationStudy) -> str:
     return cells_html(study.cells, study.sentences, ("peak", "over by hand", "predicted", "time"), bars)
 
 
-def study_figure(study: AccumulationStudy, theme: GraphTheme = "auto") -> go.Figure:
+def study_figure(
+    study: AccumulationStudy, theme: GraphTheme = "auto", *, forward: bool = False, clock: bool = False
+) -> go.Figure:
     """See `study_drawing`."""
-    return ShownFigure(study_drawing(study, colours_of(theme)))
+    return ShownFigure(study_drawing(study, colours_of(theme), forward=forward, clock=clock))
 
 
-def study_drawing(study: AccumulationStudy, colours: Colours) -> Drawing:
+def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool = False, clock: bool = False) -> Drawing:
     """The level over the backward, from its first step to its last, of each row; the area is that by hand.
 
+    With `forward` from the forward's first byte on, over the steps of both; with `clock` over milliseconds since then.
     The levels differ by factors, so their axis is logarithmic. What is far below the peak by hand lies on its bottom.
     """
     hand = study[BY_HAND]
+    points_of = _over_time if clock else _over_steps if forward else _points
     floor = _LOWEST * hand.peak_bytes
     highest = max(row.peak_bytes for row in study.rows)
     scale = unit_of(highest)
-    traces = []
+    traces: list[Drawing] = []
     for row in study.rows:
-        points = list(_points(row))
+        points = list(points_of(row))
         traces.append(
             {
                 "type": "scatter",
@@ -82,31 +88,73 @@ def study_drawing(study: AccumulationStudy, colours: Colours) -> Drawing:
                 **({"fill": "tozeroy", "fillcolor": colours["sunk"]} if row is hand else {}),
             }
         )
-    layout = {
+    layout: Drawing = {
         "height": _HEIGHT,
         "margin": {"l": 70, "r": 12, "t": 16, "b": 46},
         **figure_style(colours),
         "hovermode": "closest",
         "hoverlabel": {"align": "left", **hover_label(colours)},
         "legend": {"font": {"color": colours["ink"]}, "tracegroupgap": 0},
-        "xaxis": _axis(colours) | {
-            "range": [0, 100], "ticksuffix": " %", "showgrid": False,
-            "title": {"text": "of the backward's steps", "standoff": 8},
-        },
+        "xaxis": _axis(colours) | {"showgrid": False},
         "yaxis": _axis(colours) | _bytes_axis(floor, highest, scale),
-    }  # fmt: skip
+    }
+    if clock:
+        layout["xaxis"] |= {"range": [0, max(trace["x"][-1] for trace in traces)], "ticksuffix": " ms"}
+        layout["xaxis"]["title"] = {"text": "since the forward's first byte", "standoff": 8}
+    else:
+        layout["xaxis"] |= {"range": [0, 100], "ticksuffix": " %"}
+        layout["xaxis"]["title"] = {"text": "of the backward's steps", "standoff": 8}
+    if forward and not clock:
+        shares = range(0, 101, 20)
+        layout["xaxis"] |= {
+            "range": [-_FORWARD, 100],
+            "ticksuffix": "",
+            "tickvals": [-_FORWARD / 2, *shares],
+            "ticktext": ["forward", *(f"{share} %" for share in shares)],
+        }
+        layout["shapes"] = [_begins(colours)]
     return {"data": traces, "layout": layout}
 
 
 def _points(row: StudiedRule) -> Iterator[tuple[float, int, str]]:
     """Percent of the backward, the level, and when that is. Of many steps, each point is the highest of several."""
     peaks = row.levels.peaks
-    together = -(-len(peaks) // _MOST_POINTS)
-    for first in range(0, len(peaks), together):
-        some = range(first, min(first + together, len(peaks)))
-        highest = max(some, key=peaks.__getitem__)
+    for first, highest in _highest(peaks):
         yield 100 * first / len(peaks), peaks[highest], f"step {highest + 1:,} of {len(peaks):,}"
     yield 100.0, row.levels.end_bytes, "at the end"
+
+
+def _over_steps(row: StudiedRule) -> Iterator[tuple[float, int, str]]:
+    """The same, and before 0 the steps of the forward."""
+    yield -_FORWARD, 0, _BEFORE
+    levels = row.levels.forward
+    for first, highest in _highest(levels):
+        yield _FORWARD * (first / len(levels) - 1), levels[highest], "in the forward"
+    yield from _points(row)
+
+
+def _over_time(row: StudiedRule) -> Iterator[tuple[float, int, str]]:
+    """Milliseconds since the forward's first byte, the level, and when that is."""
+    levels, ns = [*row.levels.forward, *row.levels.peaks], [0, *row.levels.ns]
+    steps = len(row.levels.forward)
+    yield 0.0, 0, _BEFORE
+    for first, highest in _highest(levels):
+        when = "in the forward" if highest < steps else f"step {highest - steps + 1:,} of {len(levels) - steps:,}"
+        yield ns[first] / 1e6, levels[highest], when
+    yield ns[-1] / 1e6, row.levels.end_bytes, "at the end"
+
+
+def _highest(levels: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first step of each point, and the one of its steps that is highest."""
+    together = -(-len(levels) // _MOST_POINTS)
+    for first in range(0, len(levels), together or 1):
+        yield first, max(range(first, min(first + together, len(levels))), key=levels.__getitem__)
+
+
+def _begins(colours: Colours) -> Drawing:
+    """The line where the backward begins."""
+    line = {"color": colours["line2"], "width": 1}
+    return {"type": "line", "xref": "x", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "line": line}
 
 
 def _line(row: StudiedRule, colours: Colours) -> dict[str, Any]:

@@ -91,3 +91,11 @@ def test_where_autograd_is_not_installed_it_says_what_to_install(monkeypatch: py
     for call in (lambda: hips_levels(first, 1.0, 2.0), lambda: hips_time(first, 1.0), workload("rnn").in_numpy):
         with pytest.raises(ModuleNotFoundError, match=r"HIPS autograd, which is not installed: pip install 'tapehead"):
             call()
+
+
+def test_its_forward_has_a_level_at_each_node_and_all_steps_have_a_clock() -> None:
+    x, z = matrices()
+    _, found = hips_levels(fan_out, x, z)
+    assert [round(level / x.nbytes) for level in found.forward] == [*range(1, 21), 20, 20][: len(found.forward)]
+    assert max(found.forward) == found.forward_peak_bytes
+    assert len(found.ns) == len(found.forward) + len(found.peaks) and list(found.ns) == sorted(found.ns)

@@ -125,3 +125,65 @@ def test_a_failed_measurement_ends_tracing() -> None:
     with pytest.raises(TypeError):
         th.backward(failing, memory=True)
     assert not tracemalloc.is_tracing()
+
+
+def test_a_profile_of_a_tape_begins_with_the_forwards_first_array() -> None:
+    plain = th.backward(tape(), policy="dfs", memory=True).timeline
+    timeline = th.profile(tape, "dfs").timeline
+    assert plain is not None and timeline is not None
+    assert plain.before and not plain.forward_ns and plain.forward_peak_bytes is None
+    assert timeline.before == 0 and timeline.levels[0] == 0 and timeline.forward_peak_bytes == USES * ARRAY
+    forward = timeline.levels[: timeline.starts[0] + 1]
+    assert [level // ARRAY for level in forward] == [*range(USES + 1), USES - 1, USES - 1], "each product, then the sum"
+    assert timeline.start_bytes == plain.start_bytes and timeline.end_bytes == plain.end_bytes
+    assert [peak // ARRAY for peak in timeline.task_peaks] == [peak // ARRAY for peak in plain.task_peaks]
+    assert list(timeline.event_ns) == sorted(timeline.event_ns) and len(timeline.event_ns) == len(timeline.events)
+    assert len(timeline.forward_ns) == timeline.starts[0] and timeline.forward_ns[0] == 0
+    assert len(timeline.task_ns) == 2 * len(timeline.order)
+
+
+def test_of_the_forward_it_says_what_made_what_and_what_it_took_besides() -> None:
+    def loss(x: Any) -> Any:
+        for _ in range(3):
+            x = np.sin(numpy.ones((SIZE, SIZE)) * 0.5) + x
+        return np.sum(x)
+
+    run = th.profile(lambda: th.hips_tape(loss, numpy.ones((SIZE, SIZE))), "dfs")
+    assert run.timeline is not None
+    forward = [storage for storage in run.timeline if storage.born < 0 and storage.category is not Category.BUFFER]
+    assert {storage.made_by.operation.name for storage in forward if storage.made_by.operation} == {"add"}
+    assert {storage.category for storage in forward} == {Category.FORWARD, Category.WORKSPACE}
+    assert all(storage.died == -1 for storage in forward), "a sum keeps nothing"
+
+
+def test_what_else_keeps_an_array_of_the_forward_is_told_apart() -> None:
+    kept = []
+
+    def loss(x: Any) -> Any:
+        kept.append(np.tanh(x))  # of no use for the value
+        return np.sum(x * 2)
+
+    run = th.profile(lambda: th.hips_tape(loss, numpy.ones((SIZE, SIZE))), "dfs")
+    assert run.timeline is not None and run.footprints is not None and not run.footprints.unsure
+    (held,) = [storage for storage in run.timeline if storage.died is None and storage.category is Category.FORWARD]
+    assert held.nbytes == ARRAY and [keeper.kind for keeper in held.kept_by] == ["user"]
+    assert held.made_by.operation is not None and held.made_by.operation.name == "tanh"
+
+
+def test_the_last_tape_of_a_profile_is_followed_and_another_measured_from_its_backward_on() -> None:
+    earlier = tape()
+    assert th.profile(lambda: (tape(), tape())[1]).timeline.before == 0
+    assert th.profile(lambda: (tape(), tape())[0]).timeline.before == USES - 1
+    assert th.profile(lambda: earlier).timeline.before == USES - 1
+    assert not tracemalloc.is_tracing()
+
+
+def test_a_forward_that_raises_leaves_nothing_at_work() -> None:
+    def loss(x: Any) -> Any:
+        np.dot(x, x)
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        th.profile(lambda: th.hips_tape(loss, numpy.ones((SIZE, SIZE))))
+    assert not tracemalloc.is_tracing()
+    assert th.profile(tape).timeline.before == 0

@@ -34,6 +34,10 @@ def test_a_backward_has_the_levels_of_its_timeline() -> None:
     assert found.forward_peak_bytes == same.forward_peak_bytes
     assert list(found.peaks) == [timeline.peak_bytes] and found.peak_bytes == same.peak_bytes == timeline.peak_bytes
     assert len(same.peaks) == len(timeline.order)
+    for each in (found, same):
+        assert max(each.forward) == each.forward_peak_bytes and len(each.ns) == len(each.forward) + len(each.peaks)
+        assert list(each.ns) == sorted(each.ns) and each.ns[0] == 0
+    assert list(same.forward[:-1]) == list(found.forward), "but for the gradient which backward() starts from"
 
 
 def test_of_the_fan_out_by_hand_each_matrix_is_accounted_for() -> None:

@@ -41,6 +41,20 @@ def test_the_highest_point_of_a_line_is_the_peak_however_many_steps_there_are(st
         assert highest == pytest.approx(row.peak_bytes, rel=1e-9)
 
 
+def test_with_the_forward_each_line_begins_at_its_first_byte(study: AccumulationStudy) -> None:
+    scale = 1024 ** (2 if "MiB" in study.cells[-2][1] else 1)
+    for kind in ({"forward": True}, {"clock": True}):
+        drawing = study_drawing(study, LIGHT, **kind)
+        low, high = drawing["layout"]["xaxis"]["range"]
+        for row, trace in zip(study.rows, drawing["data"], strict=True):
+            assert trace["x"][0] == low and list(trace["x"]) == sorted(trace["x"]) and trace["x"][-1] <= high
+            assert trace["y"][0] * scale == pytest.approx(0.2 * study[BY_HAND].peak_bytes), "nothing is there yet"
+            assert max(trace["y"]) * scale == pytest.approx(max(row.peak_bytes, row.levels.forward_peak_bytes))
+            assert any("in the forward" in text for text in trace["customdata"])
+        assert study_figure(study, **kind).still()
+    assert "ms" in study_drawing(study, LIGHT, clock=True)["layout"]["xaxis"]["ticksuffix"]
+
+
 def test_the_axis_is_logarithmic_and_its_ticks_are_in_one_unit(study: AccumulationStudy) -> None:
     axis = study_drawing(study, LIGHT)["layout"]["yaxis"]
     assert axis["type"] == "log" and len({text.split()[1] for text in axis["ticktext"]}) == 1
